@@ -1,0 +1,1 @@
+"""Backends: what answers the prompts."""

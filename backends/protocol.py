@@ -1,0 +1,128 @@
+"""What the runner asks of a backend: open a conversation, send a prompt, get a reply.
+
+Everything here is a plain frozen value or a protocol; nothing imports an SDK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | int | float | bool | None"
+Role = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a turn cost. Tokens are the backend's own count; `cost_usd` is None where the backend does not say."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float | None = None
+
+    def __add__(self, other: Usage) -> Usage:
+        costs = [cost for cost in (self.cost_usd, other.cost_usd) if cost is not None]
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            sum(costs) if costs else None,
+        )
+
+
+NO_USAGE = Usage()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation. `usage` is set on assistant messages where the backend reports it."""
+
+    role: Role
+    content: str
+    usage: Usage = NO_USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer to one prompt.
+
+    `text` is what the model said; `data` is the parsed value when a schema was asked for, or when a function returned
+    something other than text. `messages` lists every message of this turn in order, the prompt included; empty means
+    just the prompt and `text`. `usage` covers the whole turn. `session_id` is the conversation's id, if it has one.
+    """
+
+    text: str
+    data: JsonValue = None
+    session_id: str | None = None
+    usage: Usage = NO_USAGE
+    messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Something seen while a turn goes on: a piece of the answer's text, or a notice about what the backend does."""
+
+    kind: Literal["text", "notice"]
+    text: str
+
+
+def _ignore_output(_output: Output) -> None:
+    return None
+
+
+def _ignore_session(_session_id: str) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Everything a backend may need to open a conversation.
+
+    `session_id` names the conversation: with `resume` it exists already and is to be continued, otherwise it is new and
+    was chosen by `Backend.new_session_id` (None where the backend makes its own). `history` holds the earlier messages,
+    oldest first, for backends that keep none themselves. `idempotency_key` is stable over all attempts of a task.
+    `on_output` and `on_session` are plain calls that never block and never raise.
+    """
+
+    session_id: str | None = None
+    resume: bool = False
+    history: tuple[Message, ...] = ()
+    output_schema: Mapping[str, JsonValue] | None = None
+    idempotency_key: str = ""
+    metadata: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+    on_output: Callable[[Output], None] = _ignore_output
+    on_session: Callable[[str], None] = _ignore_session
+
+
+class Conversation(Protocol):
+    """An open conversation. One turn at a time."""
+
+    @property
+    def session_id(self) -> str | None:
+        """The conversation's id as far as it is known."""
+        ...
+
+    async def send(self, prompt: str) -> Reply:
+        """Say `prompt` and return the whole answer.
+
+        Raises BackendError, and nothing else, when there is no whole answer: a cut stream or a missing finish reason
+        is an error, never a short answer. Cancellation ends the turn at once, frees what it held at the server, and
+        leaves the conversation unusable.
+        """
+        ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Something that holds conversations. One object serves many conversations at the same time."""
+
+    def new_session_id(self) -> str | None:
+        """An id for a new conversation, stored before the first call; None if the backend makes its own
+        (it then reports it through `Opening.on_session`) or has no sessions. Cheap, no I/O.
+        """
+        ...
+
+    def open(self, opening: Opening) -> AbstractAsyncContextManager[Conversation]:
+        """Open a conversation. Leaving the context frees everything that it held, also when cancelled."""
+        ...

@@ -1,0 +1,1 @@
+"""Stores: where plait writes down what it does."""

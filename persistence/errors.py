@@ -1,0 +1,29 @@
+"""What a store may raise. Everything else that escapes from a store is a bug, and is treated like StoreError."""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """A store call failed. After a failed `write` it is unknown whether the batch was applied: writing the very same
+    batch again is always safe.
+    """
+
+
+class StoreUnusable(StoreError):  # noqa: N818 - reads as what it is
+    """The store cannot be opened: missing, empty, foreign, damaged, newer than this version, or not permitted.
+    The message names the path, the reason, and what to do. Nothing was changed.
+    """
+
+
+class Fenced(StoreError):  # noqa: N818
+    """The batch's epoch is not the run's: somebody else owns the run now. Nothing was applied, and nothing will be."""
+
+
+class Conflict(StoreError):  # noqa: N818
+    """A change does not follow from what is stored (an unknown run or task, a run that exists already, a transition
+    out of a terminal status). Nothing of the batch was applied, and trying again is useless.
+    """
+
+
+class Damaged(StoreError):  # noqa: N818
+    """A stored result or message does not fit its checksum. The message names the run and the task."""

@@ -1,0 +1,75 @@
+"""What can go wrong with a graph, a plan or a run, said so that a person can act on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class PlaitError(Exception):
+    """Base of the errors that `runner` raises. The message is for a person and says what to do next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake in a graph: the task and its field where it is, and what is wrong with it.
+
+    `task_id` is None for a mistake of the whole graph; `field` is a name of `Task`'s, or None. `index` tells apart
+    entries of a list field (`depends_on`), counted from 0; `position` tells apart two tasks of one id.
+    """
+
+    message: str
+    task_id: str | None = None
+    field: str | None = None
+    index: int | None = None
+    position: int | None = None
+
+    def __str__(self) -> str:
+        return self.message if self.task_id is None else f"task {self.task_id!r}: {self.message}"
+
+
+class DAGError(PlaitError):
+    """The tasks do not make a graph that can run. `problems` lists every mistake found, not just the first."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class PromptError(PlaitError):
+    """A prompt template cannot be parsed or rendered. `line` counts from 1 within the prompt, None if unknown."""
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        self.line = line
+        super().__init__(message)
+
+
+class RunNotFound(PlaitError):  # noqa: N818
+    """The store holds no run of this id."""
+
+
+class RunExists(PlaitError):  # noqa: N818
+    """A run of the given id is already in the store."""
+
+
+class RunOwned(PlaitError):  # noqa: N818
+    """Another live process runs this run. The message says which one and since when."""
+
+
+class RunNotResumable(PlaitError):  # noqa: N818
+    """The run has ended in a way that `resume` does not go on from, such as cancelled."""
+
+
+class BackendMissing(PlaitError):  # noqa: N818
+    """A task names a backend that the runner does not have."""
+
+
+class OwnershipLost(PlaitError):  # noqa: N818
+    """Another process took this run over while we slept; our first write was refused and we stopped."""
+
+
+class StoreRequired(PlaitError):  # noqa: N818
+    """The call needs a store and the runner has none."""

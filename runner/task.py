@@ -1,0 +1,86 @@
+"""A task and its policies: plain frozen values. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | int | float | bool | None"
+
+
+class FailureMode(StrEnum):
+    """What a task's failure does to the tasks that depend on it."""
+
+    HARD = "hard"
+    """Dependents stay blocked. The default."""
+    SOFT = "soft"
+    """Dependents run without it: its name renders as an empty text. The run still counts as failed."""
+    SKIP = "skip"
+    """As if it had completed with an empty result: the task ends as *skipped* and does not fail the run."""
+
+
+DEFAULT_RETRY_ON: frozenset[str] = frozenset(
+    {"transient", "rate_limited", "overloaded", "timeout", "crashed", "invalid_output"}
+)
+"""Error kinds (`backends.ErrorKind` values) that a second try may not meet. The rest fail the task at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """When and how often a failed attempt is tried again.
+
+    `attempts` counts all tries, the first included. Before try n+1 the runner waits a random time between 0 and
+    min(`max_delay`, `base_delay` * 2**(n-1)) seconds (exponential backoff, full jitter), or, where the server said how
+    long to wait, that long plus up to `base_delay`: a hint is never shortened. `on` holds `ErrorKind` values.
+    """
+
+    attempts: int = 3
+    base_delay: float = 1.0
+    max_delay: float = 60.0
+    on: frozenset[str] = DEFAULT_RETRY_ON
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ValueError(f"retry attempts must be at least 1, not {self.attempts}; 1 means no retry")
+        if self.base_delay < 0 or self.max_delay < 0:
+            raise ValueError(f"retry delays must be at least 0 s, not {self.base_delay} and {self.max_delay}")
+
+
+DEFAULT_RETRY = Retry()
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One subtask: a prompt for a backend, run once everything in `depends_on` is done.
+
+    `id` is 1 to 64 of letters, digits, `.`, `_`, `-`, not starting with a dot. `prompt` is a template: `{{ other }}` is
+    the result of upstream task `other` (see docs/plan-files.md). `backend` names one of the runner's backends; None is
+    its default one, or the backend of the task in `continues`. `continues` goes on with that task's conversation and
+    implies depending on it. `timeout` is seconds for one attempt, None for no limit. `output_schema` is a JSON Schema
+    that the answer has to fit. `weight` is the expected relative duration, used to start long paths first. `item` is
+    what `{{ item }}` stands for, and `aliases` gives further template names: each stands for one task's result, or for
+    the list of several; plan files fill both for `for_each`. `metadata` is carried along and shown, never used.
+    """
+
+    id: str
+    prompt: str = ""
+    depends_on: Sequence[str] = ()
+    backend: str | None = None
+    continues: str | None = None
+    failure_mode: FailureMode = FailureMode.HARD
+    retry: Retry = DEFAULT_RETRY
+    timeout: float | None = None
+    output_schema: Mapping[str, JsonValue] | None = None
+    weight: float = 1.0
+    item: JsonValue = None
+    aliases: Mapping[str, str | Sequence[str]] = field(default_factory=dict[str, "str | Sequence[str]"])
+    metadata: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+
+    @property
+    def upstream(self) -> tuple[str, ...]:
+        """What has to be done before this task: `depends_on`, and `continues` where it is not listed there."""
+        if self.continues is None or self.continues in self.depends_on:
+            return tuple(self.depends_on)
+        return (*self.depends_on, self.continues)
