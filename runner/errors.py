@@ -18,7 +18,8 @@ class Problem:
     """One mistake in a graph: the task and its field where it is, and what is wrong with it.
 
     `task_id` is None for a mistake of the whole graph; `field` is a name of `Task`'s, or None. `index` tells apart
-    entries of a list field (`depends_on`), counted from 0; `position` tells apart two tasks of one id.
+    entries of a list field (`depends_on`), counted from 0; `position` is the task's place in the list of tasks, from 0;
+    `line` is the line within a prompt, from 1.
     """
 
     message: str
@@ -26,6 +27,7 @@ class Problem:
     field: str | None = None
     index: int | None = None
     position: int | None = None
+    line: int | None = None
 
     def __str__(self) -> str:
         return self.message if self.task_id is None else f"task {self.task_id!r}: {self.message}"
