@@ -19,9 +19,11 @@ class Store(Protocol):
     async def write(self, batch: Batch) -> None:
         """Apply the whole batch or nothing, durably: when this returns, a power loss does not undo it.
 
-        Changes already applied (by sequence number) are skipped; a batch of which nothing is left is a success whatever
-        its epoch. Raises Fenced when the batch's epoch is not the run's; Conflict when a change does not follow from
-        what is stored, when there is a gap before `first_seq`, or when RunCreated meets another run of that id.
+        Changes already applied (by sequence number) are skipped, but only for the writer that wrote them: Fenced is
+        raised, also when nothing is left to apply, unless the run's epoch is the batch's plus the number of skipped
+        RunClaimed, and unless the last skipped RunClaimed carries the `owner_id` of the run's latest claim. Raises
+        Conflict when a change does not follow from what is stored, when there is a gap before `first_seq`, or when
+        RunCreated meets another run of that id (other `at`, settings or tasks' number).
         """
         ...
 

@@ -1,1 +1,83 @@
-"""plait: run a DAG of LLM subtasks in parallel, write every step down, resume after a crash."""
+"""plait: run a DAG of LLM subtasks in parallel, write every step down, resume after a crash.
+
+The public names are imported when first used, so that `plait --help` does not wait for what it does not need.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runner.clock import Clock
+    from runner.dag import DAG
+    from runner.errors import (
+        BackendMissing,
+        DAGError,
+        OwnershipLost,
+        PlaitError,
+        Problem,
+        PromptError,
+        RunExists,
+        RunNotFound,
+        RunNotResumable,
+        RunOwned,
+        StoreRequired,
+        TurnNotStored,
+    )
+    from runner.parallel import ParallelRunner
+    from runner.plan import Plan, PlanError, load_plan
+    from runner.result import Degradation, RunResult, TaskResult
+    from runner.run import Run
+    from runner.status import RunStatus, TaskStatus
+    from runner.task import FailureMode, Retry, Task
+
+__all__ = [
+    "DAG",
+    "BackendMissing",
+    "Clock",
+    "DAGError",
+    "Degradation",
+    "FailureMode",
+    "OwnershipLost",
+    "ParallelRunner",
+    "PlaitError",
+    "Plan",
+    "PlanError",
+    "Problem",
+    "PromptError",
+    "Retry",
+    "Run",
+    "RunExists",
+    "RunNotFound",
+    "RunNotResumable",
+    "RunOwned",
+    "RunResult",
+    "RunStatus",
+    "StoreRequired",
+    "Task",
+    "TaskResult",
+    "TaskStatus",
+    "TurnNotStored",
+    "load_plan",
+]
+
+_HOMES = {
+    "clock": "Clock",
+    "dag": "DAG",
+    "errors": "BackendMissing DAGError OwnershipLost PlaitError Problem PromptError RunExists RunNotFound "
+    "RunNotResumable RunOwned StoreRequired TurnNotStored",
+    "parallel": "ParallelRunner",
+    "plan": "Plan PlanError load_plan",
+    "result": "Degradation RunResult TaskResult",
+    "run": "Run",
+    "status": "RunStatus TaskStatus",
+    "task": "FailureMode Retry Task",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'runner' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"runner.{_HOME_OF[name]}"), name)

@@ -75,3 +75,11 @@ class OwnershipLost(PlaitError):  # noqa: N818
 
 class StoreRequired(PlaitError):  # noqa: N818
     """The call needs a store and the runner has none."""
+
+
+class TurnNotStored(PlaitError):  # noqa: N818
+    """A person's turn was answered, but could not be stored. `text` is the answer, so that it is not lost."""
+
+    def __init__(self, message: str, text: str) -> None:
+        self.text = text
+        super().__init__(message)

@@ -1,0 +1,250 @@
+"""`Checkpointer`: the only writer to the store.
+
+Everything that waits goes into one transaction (group commit): while the store works on one batch, the next gathers.
+A submission is plain and never waits, so no cancellation can tear it; only the waiting for it can be cancelled.
+The writer task runs in a shielded scope, outside every scope that it serves, and ends after `close` with what is left.
+
+When the store fails, what was not stored stays in memory, in order, nobody waits for the store any more, and the writer
+tries again, slower and slower. Batches carry sequence numbers, so writing one again is harmless: a write that raised
+is unknown, not failed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Protocol
+
+import anyio
+import anyio.lowlevel
+
+from persistence.errors import Conflict, Fenced, StoreError
+from persistence.protocol import Store
+from persistence.records import Batch, Change, LeaseRenewed, RunClaimed
+from runner import events
+from runner.clock import Clock, iso
+from runner.feed import Feed
+from runner.log import logger
+from runner.owner import LEASE_SECONDS
+from runner.result import Degradation
+from runner.translate import changes
+
+FIRST_RETRY_S = 0.1
+LAST_RETRY_S = 5.0
+BATCH_LIMIT = 20_000
+"""Changes in one transaction at most, so that catching up after a long outage goes in steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a run's next change goes: its epoch, to which each stored RunClaimed adds one, and its sequence number."""
+
+    epoch: int = 0
+    next_seq: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """`timeout`: seconds that one store call may take. `strict`: a store failure ends the run with StoreError."""
+
+    timeout: float = 10.0
+    strict: bool = False
+
+
+class Sink(Protocol):
+    """Where an execution hands on what happened."""
+
+    def submit(self, happened: Sequence[events.Event]) -> None:
+        """Have `happened` stored in one transaction, then told. Never waits."""
+        ...
+
+    async def commit(self, happened: Sequence[events.Event]) -> None:
+        """Submit, and return when it is durable, or when the store is known to be away. Cancellation ends the waiting
+        alone: what was submitted is stored all the same.
+        """
+        ...
+
+
+class NoStore:
+    """The sink of a run that is not written down."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    def submit(self, happened: Sequence[events.Event]) -> None:
+        """Tell it at once."""
+        for event in happened:
+            self._feed.publish(event)
+
+    async def commit(self, happened: Sequence[events.Event]) -> None:
+        """Tell it at once, and let other tasks run: backends that answer at once must not starve them."""
+        self.submit(happened)
+        await anyio.lowlevel.checkpoint()
+
+
+class Checkpointer:
+    """Writes one run's changes.
+
+    `on_fatal` is called once, by the writer, when the run has to stop because of the store: it was taken over by
+    another owner, or `strict` was asked for.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        run_id: str,
+        feed: Feed,
+        clock: Clock,
+        options: CheckpointOptions,
+    ) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._feed = feed
+        self._clock = clock
+        self._options = options
+        self._log = logger(run=run_id)
+        self._position = Position()
+        self._unstored: deque[Change] = deque()
+        """Handed to the store, or about to be, and not known to be there; the first has number `next_seq`."""
+        self._changes: list[Change] = []
+        self._events: list[events.Event] = []
+        self._settled = anyio.Event()
+        """Set when what is gathered now was dealt with; one event serves all who wait for the same batch."""
+        self._wake = anyio.Event()
+        self._closing = False
+        self._retry_at = 0.0
+        self._retry_s = FIRST_RETRY_S
+        self.degraded: list[Degradation] = []
+        self.fatal: StoreError | None = None
+        self.on_fatal: Callable[[], None] = lambda: None
+
+    def begin_at(self, position: Position) -> None:
+        """Continue a stored run: call before the first submission."""
+        self._position = position
+
+    def submit(self, happened: Sequence[events.Event], *plain: Change) -> None:
+        """See Sink. `plain` are changes that nobody is told about, such as claims; they come last."""
+        for event in happened:
+            self._changes.extend(changes(event))
+        self._changes.extend(plain)
+        self._events.extend(happened)
+        self._wake.set()
+
+    async def commit(self, happened: Sequence[events.Event], *plain: Change) -> None:
+        """See Sink."""
+        self.submit(happened, *plain)
+        await self._settled.wait()
+
+    async def write_until_closed(self) -> None:
+        """The writer. Returns after `close`, with everything stored or the loss recorded in `degraded`."""
+        with anyio.CancelScope(shield=True):
+            while True:
+                await self._gather()
+                await self._write_gathered()
+                if self._closing and not self._changes and not self._events:
+                    break
+            await self._last_try()
+
+    async def keep_lease(self) -> None:
+        """Renew the lease until cancelled."""
+        while True:
+            await self._clock.sleep(LEASE_SECONDS / 3)
+            self.submit((), LeaseRenewed(self._clock.wall() + LEASE_SECONDS))
+
+    def close(self) -> None:
+        """Have the writer finish."""
+        self._closing = True
+        self._wake.set()
+
+    @property
+    def away(self) -> bool:
+        """Whether the store is failing right now."""
+        return bool(self.degraded) and self.degraded[-1].until is None
+
+    async def _gather(self) -> None:
+        """Wait for something to do: submissions, the close, or the time to try a failing store again."""
+        if self._changes or self._events or self._closing:
+            return
+        self._wake = anyio.Event()
+        if not self.away or self.fatal:
+            await self._wake.wait()
+            return
+        with anyio.move_on_after(max(0.0, self._retry_at - self._clock.monotonic())):
+            await self._wake.wait()
+
+    async def _write_gathered(self) -> None:
+        batch_changes, batch_events, settled = self._changes, self._events, self._settled
+        self._changes, self._events, self._settled = [], [], anyio.Event()
+        self._unstored.extend(batch_changes)
+        if self._unstored and self.fatal is None and self._worth_trying():
+            await self._write_unstored()
+        for event in batch_events:
+            self._feed.publish(event)
+        settled.set()
+
+    def _worth_trying(self) -> bool:
+        return not self.away or self._clock.monotonic() >= self._retry_at
+
+    async def _write_unstored(self) -> None:
+        while self._unstored:
+            head = tuple(islice(self._unstored, BATCH_LIMIT))
+            error = await self._try_write(head)
+            if error is not None:
+                self._failed(error)
+                return
+            claims = sum(type(change) is RunClaimed for change in head)
+            self._position = Position(self._position.epoch + claims, self._position.next_seq + len(head))
+            if len(head) == len(self._unstored):
+                self._unstored.clear()
+            else:
+                for _ in head:
+                    self._unstored.popleft()
+            self._recovered(len(head))
+
+    async def _try_write(self, head: tuple[Change, ...]) -> StoreError | None:
+        batch = Batch(self._run_id, self._position.epoch, self._position.next_seq, head)
+        with anyio.move_on_after(self._options.timeout) as limit:
+            try:
+                await self._store.write(batch)
+            except StoreError as error:
+                return error
+            except Exception as error:
+                return StoreError(f"{type(error).__name__}: {error}")
+        if limit.cancelled_caught:
+            return StoreError(f"the store did not answer within {self._options.timeout:g} s")
+        return None
+
+    def _failed(self, error: StoreError) -> None:
+        if isinstance(error, Fenced) or self._options.strict or (isinstance(error, Conflict) and not self.began):
+            self.fatal = error
+            self.on_fatal()
+            return
+        self._retry_at = self._clock.monotonic() + self._retry_s
+        self._retry_s = min(LAST_RETRY_S, self._retry_s * 2)
+        if not self.away:
+            at = iso(self._clock.wall())
+            self.degraded.append(Degradation(at, None, str(error)))
+            self._log.warning("store_degraded", error=str(error), unstored=len(self._unstored))
+            self._feed.publish(events.StoreDegraded(at, str(error)))
+
+    @property
+    def began(self) -> bool:
+        """Whether anything of the run is stored, or is known to be missing there."""
+        return self._position.next_seq > 1 or bool(self.degraded)
+
+    def _recovered(self, count: int) -> None:
+        if not self.away or self._unstored:
+            return
+        at = iso(self._clock.wall())
+        self.degraded[-1] = replace(self.degraded[-1], until=at)
+        self._retry_s = FIRST_RETRY_S
+        self._log.warning("store_recovered", changes=count)
+        self._feed.publish(events.StoreRecovered(at, count))
+
+    async def _last_try(self) -> None:
+        if self._unstored and self.fatal is None:
+            await self._write_unstored()
+        if self._unstored and self.away:
+            self.degraded[-1] = replace(self.degraded[-1], lost=len(self._unstored))

@@ -1,0 +1,94 @@
+"""A person goes on with a task's conversation after the run."""
+
+from __future__ import annotations
+
+import anyio
+
+from backends.protocol import Message, Opening, Reply
+from persistence.errors import StoreError
+from persistence.protocol import Store
+from persistence.records import Batch, Change, RunReleased, SessionOpened, TurnAppended
+from runner.attempt import attempt
+from runner.checkpoint import Position
+from runner.clock import iso
+from runner.conversation import load_past
+from runner.dag import nearest
+from runner.drive import Config, require_backends
+from runner.errors import PlaitError, TurnNotStored
+from runner.owner import forget
+from runner.ownership import StoredRun, claim, refuse_owned
+from runner.task import Task
+
+_PERSON = 0
+"""The attempt number of turns that belong to no attempt: see TurnAppended."""
+
+
+async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Reply:
+    """See `ParallelRunner.continue_task`. The run is claimed meanwhile, so that two people cannot speak at once."""
+    dag, run_id = run.state.dag, run.record.run_id
+    if task_id not in dag:
+        raise PlaitError(f"run {run_id} has no task {task_id!r}{nearest(task_id, (task.id for task in dag))}")
+    task = dag[task_id]
+    name = dag.backend_of(task) or config.default
+    require_backends(config, {name}, task_id)
+    opening = await _opening(run, task)
+    refuse_owned(config, run.record)
+    owner, position = await claim(config, run.store, run.record, ())
+    turns: list[Change] = []
+    try:
+        outcome = await attempt(config.backends[name], opening, message, task.timeout)
+        if outcome.error is not None:
+            raise outcome.error
+        assert outcome.reply is not None
+        turns = _turns(iso(config.clock.wall()), task, opening, message, outcome.reply)
+        return outcome.reply
+    finally:
+        forget(owner)
+        with anyio.CancelScope(shield=True):
+            await _store(run, position, [*turns, RunReleased(iso(config.clock.wall()))], turns)
+
+
+async def _opening(run: StoredRun, task: Task) -> Opening:
+    run_id, position = run.record.run_id, run.state.dag.position(task.id)
+    past = await load_past(run.store, run_id, run.state.dag, task.id, persons=True)
+    session_id = run.tasks[position].session_id
+    if not past.messages and session_id is None:
+        status = run.state.statuses[position].value
+        raise PlaitError(f"task {task.id!r} of run {run_id} is {status} and has no conversation to go on with")
+    return Opening(
+        session_id=session_id,
+        resume=session_id is not None,
+        history=past.messages,
+        # Unlike an attempt's, a person's message is a new wish each time.
+        idempotency_key=f"{run_id}:{task.id}:{run.record.last_seq}",
+        metadata=task.metadata,
+    )
+
+
+def _turns(at: str, task: Task, opening: Opening, message: str, reply: Reply) -> list[Change]:
+    messages = reply.messages or (Message("user", message), Message("assistant", reply.text, reply.usage))
+    turns: list[Change] = [
+        TurnAppended(at, task.id, _PERSON, m.role, m.content, m.usage.input_tokens, m.usage.output_tokens)
+        for m in messages
+    ]
+    if reply.session_id is not None and reply.session_id != opening.session_id:
+        turns.append(SessionOpened(at, task.id, _PERSON, reply.session_id))
+    return turns
+
+
+async def _store(run: StoredRun, position: Position, changes: list[Change], turns: list[Change]) -> None:
+    """Write the turn and leave the run; one more try for a write of unknown outcome."""
+    batch = Batch(run.record.run_id, position.epoch, position.next_seq, tuple(changes))
+    try:
+        await _write_twice(run.store, batch)
+    except StoreError as error:
+        texts = [change.content for change in turns if isinstance(change, TurnAppended)]
+        if texts:
+            raise TurnNotStored(f"the answer came, but could not be stored: {error}", texts[-1]) from error
+
+
+async def _write_twice(store: Store, batch: Batch) -> None:
+    try:
+        await store.write(batch)
+    except StoreError:
+        await store.write(batch)

@@ -1,0 +1,154 @@
+"""From a prepared run to its result: the writer, the lease and the execution around one another.
+
+writer (shielded, ends last)
+  └─ lease renewal
+       └─ execution
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import anyio
+
+from backends.protocol import Backend
+from persistence.errors import Conflict, Fenced
+from persistence.protocol import Store
+from persistence.records import Change, Owner, RunReleased
+from runner import events
+from runner.checkpoint import Checkpointer, CheckpointOptions, NoStore, Position, Sink
+from runner.clock import Clock, iso
+from runner.dag import DAG
+from runner.errors import BackendMissing, OwnershipLost, RunExists
+from runner.execution import Execution, Surroundings
+from runner.feed import Feed
+from runner.owner import forget
+from runner.result import RunResult
+from runner.run import Control
+from runner.schedule import Schedule
+from runner.state import RunState
+from runner.status import TASK_DONE, TaskStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What a runner was made with."""
+
+    backends: Mapping[str, Backend]
+    default: str
+    store: Store | None
+    concurrency: int
+    limits: Mapping[str, int]
+    options: CheckpointOptions
+    clock: Clock
+    rng: random.Random
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run that is ready to go: where its tasks stand, and what has to be stored (`first`, `claim`) before any starts.
+
+    For a resumed run that is stored already: then `position` says where its changes go on.
+    """
+
+    run_id: str
+    state: RunState
+    names: Sequence[str]
+    owner: Owner | None = None
+    first: Sequence[events.Event] = ()
+    claim: Sequence[Change] = ()
+    position: Position = Position()  # noqa: RUF009 - frozen
+
+
+async def drive(run: Prepared, config: Config, feed: Feed, control: Control) -> RunResult:
+    """Run `run` to its end in this process. See `ParallelRunner.run` for what it raises."""
+    try:
+        if config.store is None:
+            sink = NoStore(feed)
+            sink.submit(run.first)
+            return await _execute(run, config, sink, feed, control)
+        return await _execute_stored(run, config, config.store, feed, control)
+    finally:
+        feed.close()
+        if run.owner is not None:
+            forget(run.owner)
+
+
+async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Feed, control: Control) -> RunResult:
+    checkpointer = Checkpointer(store, run.run_id, feed, config.clock, config.options)
+    checkpointer.begin_at(run.position)
+    checkpointer.on_fatal = lambda: control.end("stop")
+    result: RunResult | None = None
+    async with anyio.create_task_group() as outside:
+        outside.start_soon(checkpointer.write_until_closed)
+        try:
+            if run.claim:
+                await checkpointer.commit(run.first, *run.claim)
+            else:
+                checkpointer.submit(run.first)
+            if checkpointer.fatal is None:
+                async with anyio.create_task_group() as beside:
+                    beside.start_soon(checkpointer.keep_lease)
+                    result = await _execute(run, config, checkpointer, feed, control)
+                    beside.cancel_scope.cancel()
+        finally:
+            checkpointer.submit((), RunReleased(iso(config.clock.wall())))
+            checkpointer.close()
+    _raise_fatal(run.run_id, checkpointer)
+    assert result is not None
+    return RunResult(result.run_id, result.status, result.tasks, result.error, tuple(checkpointer.degraded))
+
+
+def _raise_fatal(run_id: str, checkpointer: Checkpointer) -> None:
+    error = checkpointer.fatal
+    if isinstance(error, Fenced):
+        raise OwnershipLost(f"run {run_id} was taken over by another process; this one stopped ({error})") from error
+    if isinstance(error, Conflict) and not checkpointer.began:
+        raise RunExists(f"the store already has a run {run_id!r}; resume it, or give another run id") from error
+    if error is not None:
+        raise error
+
+
+async def _execute(run: Prepared, config: Config, sink: Sink, feed: Feed, control: Control) -> RunResult:
+    schedule = Schedule(
+        run.state.dag,
+        run.names,
+        concurrency=config.concurrency,
+        limits=config.limits,
+        statuses=run.state.statuses,
+    )
+    around = Surroundings(run.run_id, config.backends, run.names, sink, feed, config.clock, config.rng)
+    execution = Execution(run.state, schedule, around)
+    control.attach(execution.end)
+    left: list[events.Event] = []
+    try:
+        await execution.run()
+    finally:
+        left = execution.leave()
+        sink.submit(left)
+    last = left[-1]
+    assert isinstance(last, events.RunEnded)
+    return RunResult(run.run_id, last.status, run.state.all_results(), last.error)
+
+
+def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ()) -> list[str]:
+    """Each task's backend. Raises BackendMissing unless there is one for every task that is not done."""
+    names = [dag.backend_of(task) or config.default for task in dag]
+    needed = {name: i for i, name in enumerate(names) if not statuses or statuses[i] not in TASK_DONE}
+    for name, position in needed.items():
+        if name not in config.backends:
+            require_backends(config, set(needed), dag.tasks[position].id)
+    return names
+
+
+def require_backends(config: Config, names: set[str], example: str) -> None:
+    """Raise BackendMissing, naming every one that is missing, unless all of `names` are there."""
+    missing = sorted(names - config.backends.keys())
+    if missing:
+        have = ", ".join(sorted(config.backends)) or "none"
+        raise BackendMissing(
+            f"no backend named {', '.join(map(repr, missing))} (needed by task {example!r}); this runner has: {have}. "
+            f"Give it with backend=... or backends={{name: ...}}"
+        )

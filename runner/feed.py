@@ -1,0 +1,85 @@
+"""A run's events on their way to those who read them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+
+import anyio
+
+from runner import events
+
+
+class EventReader:
+    """Reads a run's events from the moment it was made, in order, ending after the one that ends the run.
+
+    Up to `limit` events wait for a slow reader; past that, task outputs are left out and counted in an EventsDropped.
+    """
+
+    def __init__(self, limit: int = 10_000) -> None:
+        self._waiting: deque[events.Event] = deque()
+        self._limit = limit
+        self._dropped = 0
+        self._news = anyio.Event()
+        self._closed = False
+
+    def put(self, event: events.Event) -> None:
+        """Hand over one event. Never waits."""
+        if isinstance(event, events.TaskOutput) and len(self._waiting) >= self._limit:
+            self._dropped += 1
+            return
+        if self._dropped:
+            self._waiting.append(events.EventsDropped(event.at, self._dropped))
+            self._dropped = 0
+        self._waiting.append(event)
+        self._news.set()
+
+    def close(self) -> None:
+        """Nothing follows."""
+        self._closed = True
+        self._news.set()
+
+    def __aiter__(self) -> AsyncIterator[events.Event]:
+        return self
+
+    async def __anext__(self) -> events.Event:
+        while not self._waiting:
+            if self._closed:
+                raise StopAsyncIteration
+            self._news = anyio.Event()
+            await self._news.wait()
+        return self._waiting.popleft()
+
+
+class Feed:
+    """Where a run's events are published; with no reader it costs nothing."""
+
+    def __init__(self) -> None:
+        self._readers: list[EventReader] = []
+        self._ended = False
+
+    def reader(self) -> EventReader:
+        """A new reader of what comes from now on."""
+        reader = EventReader()
+        self._readers.append(reader)
+        if self._ended:
+            reader.close()
+        return reader
+
+    def publish(self, event: events.Event) -> None:
+        """Tell every reader; after the event that ends the run, nothing more is told."""
+        if not self._readers or self._ended:
+            self._ended = self._ended or isinstance(event, events.RunEnded)
+            return
+        ended = isinstance(event, events.RunEnded)
+        for reader in self._readers:
+            reader.put(event)
+            if ended:
+                reader.close()
+        self._ended = ended
+
+    def close(self) -> None:
+        """The run is over, however it ended."""
+        self._ended = True
+        for reader in self._readers:
+            reader.close()

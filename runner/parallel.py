@@ -1,0 +1,139 @@
+"""`ParallelRunner`: run a DAG, resume a run, go on with a task's conversation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
+
+from backends.function import as_backend
+from backends.protocol import Backend, Reply
+from persistence.protocol import Store
+from persistence.records import RunClaimed
+from runner import events
+from runner.checkpoint import CheckpointOptions
+from runner.clock import Clock, iso, new_run_id
+from runner.continuing import say
+from runner.dag import DAG
+from runner.drive import Config, Prepared, backend_names, drive
+from runner.feed import Feed
+from runner.owner import LEASE_SECONDS, claim_for_this_process
+from runner.ownership import needs_no_work, stored_run, take_over
+from runner.result import RunResult
+from runner.run import Control, Run
+from runner.state import RunState
+from runner.task import JsonValue
+
+DEFAULT_BACKEND = "default"
+
+_Drive: TypeAlias = Callable[[Feed, Control], Awaitable[RunResult]]
+
+
+class ParallelRunner:
+    """Runs DAGs: every task as soon as what it depends on is done and a place is free.
+
+    `backend` is the default one, `backends` further ones by name; an `async def f(prompt) -> str` counts as a backend.
+    If only one is given by name, it is the default too. `concurrency` is how many tasks run at once in all, `limits`
+    how many on one backend. `store` may be None: then nothing is written down and nothing can be resumed. A store that
+    fails never ends a run, unless `strict`; one call to it may take `store_timeout` seconds. `clock` and `rng` are
+    where time and chance come from. One runner may run several DAGs at the same time, each with its own limits.
+    """
+
+    def __init__(  # noqa: PLR0913 - every one is a keyword with a sound default
+        self,
+        backend: Backend | Callable[[str], Any] | None = None,
+        *,
+        backends: Mapping[str, Backend | Callable[[str], Any]] | None = None,
+        store: Store | None = None,
+        concurrency: int = 8,
+        limits: Mapping[str, int] | None = None,
+        strict: bool = False,
+        store_timeout: float = 10.0,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        if concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+        for name, limit in (limits or {}).items():
+            if limit < 1:
+                raise ValueError(f"the limit of backend {name!r} must be at least 1, not {limit}")
+        named = {name: as_backend(one) for name, one in (backends or {}).items()}
+        default = next(iter(named)) if backend is None and len(named) == 1 else DEFAULT_BACKEND
+        if backend is not None:
+            named[DEFAULT_BACKEND] = as_backend(backend)
+        self._config = Config(
+            named,
+            default,
+            store,
+            concurrency,
+            dict(limits or {}),
+            CheckpointOptions(store_timeout, strict),
+            clock or Clock(),
+            rng or random.Random(),  # noqa: S311 - jitter and readable ids, no secrets
+        )
+
+    async def run(
+        self, dag: DAG, run_id: str | None = None, *, settings: Mapping[str, JsonValue] | None = None
+    ) -> RunResult:
+        """Run `dag` to its end.
+
+        A given `run_id` is kept, else a sortable unique one is made. `settings` is kept with the run in the store.
+        A failing task never raises: see `RunResult.status`. Raises BackendMissing before anything starts, RunExists
+        when the store has a run of that id, OwnershipLost when another process took the run over, and with `strict`
+        StoreError. Cancellation ends all attempts, writes down where the run stands, and leaves it to `resume`.
+        """
+        return await self._new(dag, run_id, settings)[1](Feed(), Control())
+
+    def start(self, dag: DAG, run_id: str | None = None, *, settings: Mapping[str, JsonValue] | None = None) -> Run:
+        """Like `run`, beside the caller: `async with runner.start(dag) as run:`. See `Run`."""
+        return Run(*self._new(dag, run_id, settings))
+
+    async def resume(self, run_id: str, *, retry_failed: bool = False) -> RunResult:
+        """Go on with a stored run: what is completed is kept, what was under way or never began is run.
+
+        Needs nothing but the store and the backends. Failed tasks stay failed, unless `retry_failed`. A run that is
+        complete, or has failed with nothing left to run, comes back as it is. Raises StoreRequired, RunNotFound,
+        RunOwned while another live process runs it, RunNotResumable for a cancelled run, BackendMissing, and
+        StoreError when the store cannot be read or claimed; otherwise as `run`.
+        """
+        return await self._resume(run_id, retry_failed)(Feed(), Control())
+
+    def start_resume(self, run_id: str, *, retry_failed: bool = False) -> Run:
+        """Like `resume`, beside the caller: see `start`."""
+        return Run(run_id, self._resume(run_id, retry_failed))
+
+    async def continue_task(self, run_id: str, task_id: str, message: str) -> Reply:
+        """Go on with a task's conversation after the run: say `message`, store the turn, return the reply.
+
+        The task's result stays as it is. Raises RunNotFound, RunOwned while a live process runs the run, PlaitError for
+        an unknown task or one without a conversation, BackendError when the backend fails, and TurnNotStored (with the
+        reply) when the answer came but could not be stored.
+        """
+        run = await stored_run(self._config, run_id)
+        return await say(self._config, run, task_id, message)
+
+    def _new(self, dag: DAG, run_id: str | None, settings: Mapping[str, JsonValue] | None) -> tuple[str, _Drive]:
+        config = self._config
+        names = backend_names(dag, config)
+        run_id = run_id or new_run_id(config.clock, config.rng)
+
+        async def drive_new(feed: Feed, control: Control) -> RunResult:
+            at = iso(config.clock.wall())
+            created = events.RunCreated(at, run_id, dag, {**(settings or {}), "concurrency": config.concurrency})
+            owner = claim_for_this_process(config.rng, at)
+            claim = RunClaimed(at, owner, config.clock.wall() + LEASE_SECONDS)
+            first = (created, events.RunStarted(at, run_id))
+            return await drive(Prepared(run_id, RunState(dag), names, owner, first, (claim,)), config, feed, control)
+
+        return run_id, drive_new
+
+    def _resume(self, run_id: str, retry_failed: bool) -> _Drive:
+        config = self._config
+
+        async def drive_stored(feed: Feed, control: Control) -> RunResult:
+            run = await stored_run(config, run_id)
+            if needs_no_work(run, retry_failed):
+                return RunResult(run_id, run.status, run.state.all_results(), run.record.error)
+            return await drive(await take_over(config, run, retry_failed), config, feed, control)
+
+        return drive_stored

@@ -1,0 +1,194 @@
+"""Which templates are allowed as prompts, and which names they use. Pure.
+
+An allow-list, so that what jinja2 learns tomorrow is refused until somebody has thought about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from jinja2 import nodes
+
+from runner.errors import PromptError
+from runner.prompt import PromptNames
+from runner.prompt_filters import FILTERS
+
+TESTS: frozenset[str] = frozenset(
+    {"defined", "undefined", "none", "string", "number", "mapping", "boolean", "true", "false", "odd", "even"}
+)
+"""What stands after `is` in a prompt."""
+
+MAX_DEPTH = 60
+MAX_NODES = 20_000
+MAX_LOOPS = 3
+
+_LOOP_FIELDS = frozenset({"index", "index0", "first", "last", "length"})
+_ALLOWED = (
+    nodes.Template,
+    nodes.Output,
+    nodes.TemplateData,
+    nodes.Const,
+    nodes.List,
+    nodes.If,
+    nodes.Compare,
+    nodes.Operand,
+    nodes.And,
+    nodes.Or,
+    nodes.Not,
+    nodes.CondExpr,
+    nodes.Keyword,
+)
+_ARITHMETIC = (
+    nodes.Add,
+    nodes.Sub,
+    nodes.Mul,
+    nodes.Div,
+    nodes.FloorDiv,
+    nodes.Mod,
+    nodes.Pow,
+    nodes.Neg,
+    nodes.Pos,
+    nodes.Concat,
+)
+_MAGIC = frozenset({"self", "super", "caller", "varargs", "kwargs"})
+
+
+@dataclass(slots=True)
+class _Found:
+    names: set[str] = field(default_factory=set[str])
+    results: set[str] = field(default_factory=set[str])
+    inputs: set[str] = field(default_factory=set[str])
+    nodes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the walk stands: the names that loops around it define, and how deep it is."""
+
+    scope: frozenset[str] = frozenset()
+    loops: int = 0
+    depth: int = 0
+
+    def deeper(self) -> _Place:
+        return _Place(self.scope, self.loops, self.depth + 1)
+
+
+def check_template(tree: nodes.Template) -> PromptNames:
+    """The names that a parsed prompt uses. Raises PromptError for the first thing in it that is not allowed."""
+    found = _Found()
+    _walk(tree, _Place(), found)
+    return PromptNames(frozenset(found.names), frozenset(found.results), frozenset(found.inputs))
+
+
+def _walk(node: nodes.Node, place: _Place, found: _Found) -> None:
+    found.nodes += 1
+    if place.depth > MAX_DEPTH:
+        _refuse(node, f"the prompt is nested deeper than {MAX_DEPTH} levels; make it simpler")
+    if found.nodes > MAX_NODES:
+        _refuse(node, f"the prompt has more than {MAX_NODES:,} parts; make it simpler")
+    if isinstance(node, nodes.Name):
+        _walk_name(node, place, found)
+    elif isinstance(node, nodes.For):
+        _walk_for(node, place, found)
+    elif isinstance(node, nodes.Getattr | nodes.Getitem):
+        _walk_field(node, place, found)
+    else:
+        _check_kind(node)
+        for child in node.iter_child_nodes():
+            _walk(child, place.deeper(), found)
+
+
+def _walk_name(node: nodes.Name, place: _Place, found: _Found) -> None:
+    if node.name == "loop" and place.loops:
+        _refuse(node, "loop has the fields index, index0, first, last and length; write for example loop.index")
+    if node.name in _MAGIC or node.name == "loop":
+        _refuse(node, f'{node.name!r} means something else in templates; write {{{{ results["{node.name}"] }}}}')
+    if node.name not in place.scope:
+        found.names.add(node.name)
+
+
+def _walk_for(node: nodes.For, place: _Place, found: _Found) -> None:
+    if place.loops >= MAX_LOOPS:
+        _refuse(node, f"loops may be nested {MAX_LOOPS} deep")
+    if node.recursive:
+        _refuse(node, "recursive loops are not allowed in a prompt")
+    if not isinstance(node.target, nodes.Name):
+        _refuse(node, "a loop has one name: write {% for part in parts %}")
+    _walk(node.iter, place.deeper(), found)
+    inside = _Place(place.scope | {node.target.name}, place.loops + 1, place.depth + 1)
+    for child in (*node.body, *((node.test,) if node.test else ())):
+        _walk(child, inside, found)
+    for child in node.else_:
+        _walk(child, place.deeper(), found)
+
+
+def _walk_field(node: nodes.Getattr | nodes.Getitem, place: _Place, found: _Found) -> None:
+    key = node.attr if isinstance(node, nodes.Getattr) else _constant(node.arg)
+    owner = node.node
+    if isinstance(owner, nodes.Name) and owner.name == "loop" and place.loops and key in _LOOP_FIELDS:
+        if isinstance(node, nodes.Getattr):
+            return
+        _refuse(node, f"write loop.{key}")
+    if isinstance(owner, nodes.Name) and owner.name not in place.scope and isinstance(key, str):
+        if owner.name == "results":
+            found.results.add(key)
+        elif owner.name == "inputs":
+            found.inputs.add(key)
+    _walk(owner, place.deeper(), found)
+    if isinstance(node, nodes.Getitem) and not isinstance(node.arg, nodes.Neg):
+        _walk(node.arg, place.deeper(), found)
+    elif isinstance(node, nodes.Getitem) and key is None:
+        _check_kind(node.arg)
+
+
+def _constant(node: nodes.Node) -> object:
+    if isinstance(node, nodes.Neg) and isinstance(node.node, nodes.Const):
+        return node.node.value
+    return node.value if isinstance(node, nodes.Const) else None
+
+
+def _check_kind(node: nodes.Node) -> None:
+    if isinstance(node, nodes.Filter):
+        _check_filter(node)
+    elif isinstance(node, nodes.Test):
+        if node.name not in TESTS or node.args or node.kwargs or node.dyn_args or node.dyn_kwargs:
+            _refuse(node, f"the test 'is {node.name}' is not available in prompts; there are {_list(TESTS)}")
+    elif isinstance(node, nodes.Sub) and (dashed := _dashed(node)):
+        _refuse(node, f'{{{{ {dashed} }}}} means a subtraction; write {{{{ results["{dashed}"] }}}}')
+    elif isinstance(node, _ARITHMETIC):
+        _refuse(node, "arithmetic is not allowed in a prompt; let a function task compute the value")
+    elif isinstance(node, nodes.Call):
+        _refuse(node, "calls are not allowed in a prompt; use a filter, as in {{ name | upper }}")
+    elif not isinstance(node, _ALLOWED):
+        _refuse(node, f"{type(node).__name__.lower()} is not allowed in a prompt; there are if, for and filters")
+
+
+def _check_filter(node: nodes.Filter) -> None:
+    if node.node is None:
+        _refuse(node, "filter blocks are not allowed in a prompt; use {{ name | upper }}")
+    if node.name not in FILTERS:
+        _refuse(node, f"the filter {node.name!r} is not available in prompts; there are {_list(FILTERS)}")
+    if node.dyn_args or node.dyn_kwargs:
+        _refuse(node, f"write the arguments of {node.name!r} one by one")
+
+
+def _dashed(node: nodes.Node) -> str | None:
+    """The dashed id that somebody meant by `a-b`, which is a subtraction to the template language."""
+    if isinstance(node, nodes.Sub):
+        left, right = _dashed(node.left), _dashed(node.right)
+        return f"{left}-{right}" if left and right else None
+    if isinstance(node, nodes.Getattr | nodes.Getitem):
+        return _dashed(node.node)
+    if isinstance(node, nodes.Const) and isinstance(node.value, int):
+        return str(node.value)
+    return node.name if isinstance(node, nodes.Name) else None
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _refuse(node: nodes.Node, message: str) -> NoReturn:
+    raise PromptError(message, node.lineno)

@@ -1,0 +1,100 @@
+"""`Run`: the handle of a live run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Literal, Self
+
+import anyio
+import anyio.abc
+
+from runner.feed import EventReader, Feed
+from runner.result import RunResult
+
+
+class Control:
+    """How a handle reaches its execution, from before there is one until after it ended."""
+
+    def __init__(self) -> None:
+        self.ended_by: Literal["stop", "cancel"] | None = None
+        self._end: Callable[[Literal["stop", "cancel"]], None] | None = None
+
+    def attach(self, end: Callable[[Literal["stop", "cancel"]], None]) -> None:
+        """The execution begins; pass on what was asked for before."""
+        self._end = end
+        if self.ended_by is not None:
+            end(self.ended_by)
+
+    def end(self, how: Literal["stop", "cancel"]) -> None:
+        """End the run before its time. The first word stands."""
+        if self.ended_by is None:
+            self.ended_by = how
+            if self._end is not None:
+                self._end(how)
+
+
+class Run:
+    """A run going on beside the caller, inside `async with runner.start(dag) as run:`.
+
+    Leaving the block waits for the run to end; leaving it with an exception, or being cancelled in it, stops the run so
+    that `resume` can go on with it.
+    """
+
+    def __init__(self, run_id: str, drive: Callable[[Feed, Control], Awaitable[RunResult]]) -> None:
+        self.run_id = run_id
+        self._drive = drive
+        self._feed = Feed()
+        self._first_reader: EventReader | None = self._feed.reader()
+        self._control = Control()
+        self._ended = anyio.Event()
+        self._result: RunResult | None = None
+        self._error: Exception | None = None
+        self._group: anyio.abc.TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        self._group = await anyio.create_task_group().__aenter__()
+        self._group.start_soon(self._run)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._group is not None
+        if error is not None:
+            self.stop()
+        return await self._group.__aexit__(kind, error, trace)
+
+    def events(self) -> EventReader:
+        """The run's events, in order, ending after the one that ends the run: `async for event in run.events()`.
+
+        The first call gives all of them from the start, a later one those that come from then on. A reader that is
+        slow loses nothing but task outputs, and is told how many.
+        """
+        reader, self._first_reader = self._first_reader, None
+        return reader or self._feed.reader()
+
+    async def result(self) -> RunResult:
+        """Wait for the end. Raises what `ParallelRunner.run` raises. Cancelling the wait leaves the run going."""
+        await self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def stop(self) -> None:
+        """Leave the run now: start nothing more, end what is under way, write it down. `resume` goes on with it."""
+        self._control.end("stop")
+
+    def cancel(self) -> None:
+        """Cancel the run for good: as `stop`, and every task that is not done becomes cancelled."""
+        self._control.end("cancel")
+
+    async def _run(self) -> None:
+        try:
+            self._result = await self._drive(self._feed, self._control)
+        except Exception as error:
+            self._error = error
+        finally:
+            self._feed.close()
+            self._ended.set()

@@ -1,0 +1,132 @@
+"""What a run knows of its tasks: statuses, attempts, results and conversations, by position in the DAG.
+
+Kept in step with what was handed to the store: `Execution` changes it in the same step in which it submits the event.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from backends.protocol import Message, Usage
+from persistence.records import TaskRecord
+from runner.dag import DAG
+from runner.prompt import names_used, render
+from runner.result import TaskResult
+from runner.status import TASK_DONE, TaskStatus
+from runner.task import JsonValue, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A conversation so far, everything that it continues included."""
+
+    session_id: str | None = None
+    messages: tuple[Message, ...] = ()
+
+
+class RunState:
+    """The state of a run's tasks; all pending unless `records` of a stored run are given."""
+
+    def __init__(self, dag: DAG, records: tuple[TaskRecord, ...] = ()) -> None:
+        self.dag = dag
+        self.statuses = [TaskStatus.PENDING] * len(dag)
+        self.attempts = [0] * len(dag)
+        self.failures = [0] * len(dag)
+        """Failed attempts of this process, which the retry policy counts; interrupted ones are not held against it."""
+        self.results: dict[int, TaskResult] = {}
+        """Results of the tasks that are done."""
+        self.continued = {dag.position(task.continues) for task in dag if task.continues is not None}
+        """Tasks whose conversation a later one goes on with: only these are kept in memory."""
+        self.conversations: dict[int, Past] = {}
+        for position, record in enumerate(records):
+            self._load(position, record)
+
+    def _load(self, position: int, record: TaskRecord) -> None:
+        status = TaskStatus(record.status)
+        self.attempts[position] = record.attempt
+        if status in TASK_DONE:
+            result = _stored_result(record, status)
+            self.statuses[position] = result.status
+            self.results[position] = result
+        elif status is TaskStatus.RUNNING:
+            self.statuses[position] = status
+
+    def settle(self, position: int, result: TaskResult) -> None:
+        """The task is done."""
+        self.statuses[position] = result.status
+        self.results[position] = result
+
+    def reopen(self, position: int) -> None:
+        """The failed task is pending again."""
+        self.statuses[position] = TaskStatus.PENDING
+        del self.results[position]
+
+    def past(self, task: Task) -> Past | None:
+        """The conversation that `task` goes on with; None when it begins one."""
+        return None if task.continues is None else self.conversations.get(self.dag.position(task.continues))
+
+    def prompt(self, task: Task) -> str:
+        """The task's prompt, rendered. Raises PromptError."""
+        if "{" not in task.prompt:
+            return task.prompt
+        used = names_used(task.prompt)
+        values = {name: self._value(task, name) for name in used.names}
+        if "results" in values:
+            names = sorted({*task.upstream, *used.results} - task.aliases.keys(), key=self.dag.position)
+            values["results"] = {name: self._value(task, name) for name in [*names, *task.aliases]}
+        return render(task.prompt, values)
+
+    def _value(self, task: Task, name: str) -> JsonValue:
+        """What `name` stands for in `task`'s prompt. The DAG was checked, so it stands for something."""
+        if name in task.aliases:
+            alias = task.aliases[name]
+            return self._result(alias) if isinstance(alias, str) else [self._result(task_id) for task_id in alias]
+        if name == "item":
+            return task.item
+        if name == "inputs":
+            return dict(self.dag.inputs)
+        if name in self.dag.inputs:
+            return self.dag.inputs[name]
+        return None if name == "results" else self._result(name)
+
+    def _result(self, task_id: str) -> JsonValue:
+        """An upstream task's value; the empty text when it was skipped or failed softly."""
+        result = self.results.get(self.dag.position(task_id))
+        return "" if result is None or result.status is not TaskStatus.COMPLETED else result.value
+
+    def all_results(self) -> Mapping[str, TaskResult]:
+        """Every task by id, those that are not done included."""
+        return {
+            task.id: self.results.get(position)
+            or TaskResult(task.id, self.statuses[position], attempts=self.attempts[position])
+            for position, task in enumerate(self.dag.tasks)
+        }
+
+
+def _stored_result(record: TaskRecord, status: TaskStatus) -> TaskResult:
+    usage = Usage(record.input_tokens, record.output_tokens, record.cost_usd)
+    if record.damaged:
+        return TaskResult(
+            record.task_id,
+            TaskStatus.FAILED,
+            error_kind="damaged",
+            error="the stored result does not fit its checksum, so it is not used; run this task again in a new run",
+            attempts=record.attempt,
+            usage=usage,
+            reused=True,
+        )
+    return TaskResult(
+        id=record.task_id,
+        status=status,
+        text=record.text or "",
+        data=None if record.data is None else json.loads(record.data),
+        error_kind=record.error_kind,
+        error=record.error,
+        attempts=record.attempt,
+        usage=usage,
+        duration_s=record.duration_s or 0.0,
+        session_id=record.session_id,
+        reused=status is TaskStatus.COMPLETED,
+    )

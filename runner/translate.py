@@ -1,0 +1,182 @@
+"""The seam to `persistence`: our events become its changes, its records become our tasks and statuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from persistence import records as stored
+from runner import events
+from runner.dag import DAG
+from runner.status import RunStatus
+from runner.task import DEFAULT_RETRY, FailureMode, JsonValue, Retry, Task
+
+SETTINGS_FORMAT = 1
+"""Version of the JSON in a run's settings and in a task's spec."""
+
+
+def to_json(value: Any) -> str:
+    """JSON as it is stored. Raises TypeError or ValueError for what JSON does not have, NaN among it."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def changes(event: events.Event) -> tuple[stored.Change, ...]:
+    """What the store is told about `event`; nothing for events that live only while the run does."""
+    translate = _CHANGES.get(type(event))
+    return () if translate is None else translate(event)
+
+
+def _run_created(event: events.RunCreated) -> tuple[stored.Change, ...]:
+    settings = {"format": SETTINGS_FORMAT, "inputs": event.dag.inputs, **event.settings}
+    tasks = tuple(_new_task(task) for task in event.dag)
+    return (stored.RunCreated(event.at, event.dag.name, to_json(settings), tasks),)
+
+
+def _run_started(event: events.RunStarted) -> tuple[stored.Change, ...]:
+    return (stored.RunStatusChanged(event.at, RunStatus.RUNNING),)
+
+
+def _run_resumed(event: events.RunResumed) -> tuple[stored.Change, ...]:
+    if event.previous is RunStatus.RUNNING:
+        return ()
+    return (stored.RunStatusChanged(event.at, RunStatus.RUNNING),)
+
+
+def _run_ended(event: events.RunEnded) -> tuple[stored.Change, ...]:
+    if event.status is RunStatus.INTERRUPTED:
+        return ()
+    return (stored.RunStatusChanged(event.at, event.status, event.error),)
+
+
+def _task_started(event: events.TaskStarted) -> tuple[stored.Change, ...]:
+    return (stored.TaskStarted(event.at, event.task_id, event.attempt, event.backend, event.session_id),)
+
+
+def _session_opened(event: events.SessionOpened) -> tuple[stored.Change, ...]:
+    return (stored.SessionOpened(event.at, event.task_id, event.attempt, event.session_id),)
+
+
+def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
+    at, task_id, attempt, usage = event.at, event.task_id, event.attempt, event.usage
+    turns = [
+        stored.TurnAppended(
+            at, task_id, attempt, message.role, message.content, message.usage.input_tokens, message.usage.output_tokens
+        )
+        for message in event.messages
+    ]
+    completed = stored.TaskCompleted(
+        at,
+        task_id,
+        attempt,
+        event.text,
+        event.data_json,
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cost_usd,
+        event.duration_s,
+    )
+    return (*turns, completed)
+
+
+def _task_retrying(event: events.TaskRetrying) -> tuple[stored.Change, ...]:
+    return (
+        stored.TaskRetried(
+            event.at, event.task_id, event.attempt, event.error_kind, event.error, event.delay_s, event.duration_s
+        ),
+    )
+
+
+def _task_failed(event: events.TaskFailed) -> tuple[stored.Change, ...]:
+    return (
+        stored.TaskFailed(
+            event.at, event.task_id, event.attempt, event.status, event.error_kind, event.error, event.duration_s
+        ),
+    )
+
+
+def _task_interrupted(event: events.TaskInterrupted) -> tuple[stored.Change, ...]:
+    return (stored.TaskInterrupted(event.at, event.task_id, event.attempt, event.reason),)
+
+
+def _task_cancelled(event: events.TaskCancelled) -> tuple[stored.Change, ...]:
+    return (stored.TaskCancelled(event.at, event.task_id),)
+
+
+def _task_reopened(event: events.TaskReopened) -> tuple[stored.Change, ...]:
+    return (stored.TaskReopened(event.at, event.task_id),)
+
+
+_CHANGES = cast(
+    "Mapping[type[events.Event], Callable[[events.Event], tuple[stored.Change, ...]]]",
+    {
+        events.RunCreated: _run_created,
+        events.RunStarted: _run_started,
+        events.RunResumed: _run_resumed,
+        events.RunCompleted: _run_ended,
+        events.RunFailed: _run_ended,
+        events.RunCancelled: _run_ended,
+        events.RunInterrupted: _run_ended,
+        events.TaskStarted: _task_started,
+        events.SessionOpened: _session_opened,
+        events.TaskCompleted: _task_completed,
+        events.TaskRetrying: _task_retrying,
+        events.TaskFailed: _task_failed,
+        events.TaskInterrupted: _task_interrupted,
+        events.TaskCancelled: _task_cancelled,
+        events.TaskReopened: _task_reopened,
+    },
+)
+
+
+def _new_task(task: Task) -> stored.NewTask:
+    return stored.NewTask(task.id, task.prompt, tuple(task.depends_on), task.backend, _spec(task))
+
+
+def _spec(task: Task) -> str:
+    """What differs from a plain task: most tasks of a large run share the empty spec."""
+    spec: dict[str, Any] = {}
+    if task.continues is not None:
+        spec["continues"] = task.continues
+    if task.failure_mode is not FailureMode.HARD:
+        spec["failure_mode"] = task.failure_mode
+    if task.retry is not DEFAULT_RETRY and task.retry != DEFAULT_RETRY:
+        retry = task.retry
+        spec["retry"] = {
+            "attempts": retry.attempts,
+            "base_delay": retry.base_delay,
+            "max_delay": retry.max_delay,
+            "on": sorted(retry.on),
+        }
+    if task.timeout is not None:
+        spec["timeout"] = task.timeout
+    if task.output_schema is not None:
+        spec["output_schema"] = task.output_schema
+    if task.weight != 1.0:
+        spec["weight"] = task.weight
+    if task.item is not None:
+        spec["item"] = task.item
+    if task.aliases:
+        spec["aliases"] = task.aliases
+    if task.metadata:
+        spec["metadata"] = task.metadata
+    return to_json(spec) if spec else "{}"
+
+
+def task_of(record: stored.TaskRecord) -> Task:
+    """The task as it was given when the run was created."""
+    if record.spec == "{}":
+        return Task(record.task_id, record.prompt, record.depends_on, record.backend)
+    spec = json.loads(record.spec)
+    if "failure_mode" in spec:
+        spec["failure_mode"] = FailureMode(spec["failure_mode"])
+    if "retry" in spec:
+        retry = spec["retry"]
+        spec["retry"] = Retry(retry["attempts"], retry["base_delay"], retry["max_delay"], frozenset(retry["on"]))
+    return Task(record.task_id, record.prompt, record.depends_on, record.backend, **spec)
+
+
+def dag_of(run: stored.RunRecord, tasks: tuple[stored.TaskRecord, ...]) -> DAG:
+    """The DAG as it was given when the run was created."""
+    inputs = cast("Mapping[str, JsonValue]", json.loads(run.settings).get("inputs", {}))
+    return DAG([task_of(record) for record in tasks], name=run.name, inputs=inputs)

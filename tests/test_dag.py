@@ -1,0 +1,156 @@
+"""The graph's check: every mistake at once, each said so that it can be mended; linear, and networkx only on demand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner import DAG, DAGError, Task
+
+
+def problems(*tasks: Task, **inputs: str) -> list[str]:
+    with pytest.raises(DAGError) as caught:
+        DAG(tasks, inputs=inputs)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_a_good_graph_keeps_its_tasks_in_order() -> None:
+    dag = DAG([Task("b", depends_on=["a"]), Task("a")], name="two")
+    assert [task.id for task in dag] == ["b", "a"]
+    assert (len(dag), "a" in dag, "c" in dag, dag["b"].depends_on, dag.name) == (2, True, False, ["a"], "two")
+
+
+def test_every_mistake_is_reported_at_once() -> None:
+    found = problems(
+        Task("facts"),
+        Task("facts"),
+        Task("../evil"),
+        Task("haiku", depends_on=["fatcs"], timeout=0),
+        Task("more", continues="hiaku", weight=-1),
+        Task("letters", depends_on="facts"),
+    )
+    assert found == [
+        "task 'facts': id 'facts' is used twice; task 1 of the list has it too",
+        "task '../evil': id '../evil' must be 1 to 64 of letters, digits, '.', '_', '-', not starting with '.'",
+        "task 'haiku': unknown task 'fatcs'; did you mean 'facts'?",
+        "task 'haiku': timeout must be more than 0 seconds, not 0",
+        "task 'more': unknown task 'hiaku'; did you mean 'haiku'?",
+        "task 'more': weight must be a number from 0 up, not -1",
+        "task 'letters': depends_on must be a list of ids, not one text",
+    ]
+
+
+def test_a_cycle_is_spelt_out_from_its_first_task() -> None:
+    found = problems(
+        Task("start"),
+        Task("a", depends_on=["start", "c"]),
+        Task("b", depends_on=["a"]),
+        Task("c", depends_on=["b"]),
+        Task("after", depends_on=["c"]),
+    )
+    assert found == ["task 'a': these tasks wait for each other: a -> b -> c -> a; remove one of these dependencies"]
+
+
+def test_a_task_that_waits_for_itself_is_a_cycle() -> None:
+    assert "a -> a" in problems(Task("a", depends_on=["a"]))[0]
+
+
+def test_no_tasks_is_a_mistake() -> None:
+    assert problems() == ["there are no tasks; add at least one"]
+
+
+@pytest.mark.parametrize("bad", ["", ".hidden", "a/b", "a b", "ä", "x" * 65, "a\n", "inputs", "results", "item"])
+def test_bad_ids_are_refused(bad: str) -> None:
+    assert len(problems(Task(bad))) == 1
+
+
+def test_prompts_may_use_inputs_and_what_is_upstream_and_nothing_else() -> None:
+    DAG(
+        [
+            Task("a"),
+            Task("b", depends_on=["a"]),
+            Task("c", prompt="{{ a }} {{ b }} {{ who }}", depends_on=["b"]),
+            Task("my-task"),
+            Task("d", prompt='{{ results["my-task"] }} {{ inputs.who }}', depends_on=["my-task"]),
+        ],
+        inputs={"who": "x"},
+    )
+    found = problems(
+        Task("a"),
+        Task("b", prompt="{{ a }}"),
+        Task("c", prompt="{{ nobody }}", depends_on=["a"]),
+        Task("d", prompt="{{ b", depends_on=["a"]),
+        Task("e", prompt="{{ item }}"),
+        Task("f", prompt="{{ inputs.hwo }}"),
+        Task("g", prompt='{{ results["b"] }}'),
+        who="x",
+    )
+    assert "'a' is not upstream; add it to depends_on" in found[0]
+    assert "neither a task nor an input" in found[1]
+    assert found[2].startswith("task 'd': ")
+    assert "for_each" in found[3]
+    assert "did you mean 'who'?" in found[4]
+    assert "'b' is not upstream" in found[5]
+    assert len(found) == 6
+
+
+def test_an_input_may_not_hide_a_task_or_a_reserved_name() -> None:
+    found = problems(Task("a"), a="1", item="2")
+    assert "input 'a' is also the id of a task" in found[0]
+    assert "input 'item' is also a reserved template name" in found[1]
+
+
+def test_a_conversation_stays_on_its_backend() -> None:
+    assert "a conversation stays on its backend" in problems(
+        Task("a", backend="deep"), Task("b", continues="a", backend="fast")
+    )[0]
+    dag = DAG([Task("a", backend="deep"), Task("b", continues="a"), Task("c", continues="b"), Task("d")])
+    assert [dag.backend_of(task) for task in dag] == ["deep", "deep", "deep", None]
+    assert dag["b"].upstream == ("a",)
+
+
+def test_priorities_are_the_longest_remaining_path() -> None:
+    dag = DAG([Task("a"), Task("b", depends_on=["a"], weight=5), Task("c", depends_on=["a"]), Task("d", depends_on=["c"])])
+    assert dag.priorities() == [6, 5, 2, 1]
+    assert dag.critical_path() == ["a", "b"]
+
+
+def test_analysis_gives_a_networkx_graph() -> None:
+    graph = DAG([Task("a"), Task("b", depends_on=["a"])]).graph()
+    assert list(graph.edges) == [("a", "b")]
+    assert graph.nodes["b"]["task"].id == "b"
+
+
+def test_networkx_is_not_imported_to_check_a_graph() -> None:
+    code = "import sys; from runner import DAG, Task; DAG([Task('a')]); sys.exit('networkx' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@st.composite
+def edges(draw: st.DrawFn) -> list[set[int]]:
+    size = draw(st.integers(1, 12))
+    return [draw(st.sets(st.integers(0, size - 1), max_size=3)) for _ in range(size)]
+
+
+@given(edges())
+def test_a_graph_is_refused_exactly_when_it_has_a_cycle(needs: list[set[int]]) -> None:
+    def reaches(start: int, goal: int, seen: set[int]) -> bool:
+        return any(
+            n == goal or (n not in seen and reaches(n, goal, seen | {n})) for n in needs[start]
+        )
+
+    cyclic = any(reaches(i, i, {i}) for i in range(len(needs)))
+    tasks = [Task(f"t{i}", depends_on=[f"t{n}" for n in sorted(needs[i])]) for i in range(len(needs))]
+    if not cyclic:
+        DAG(tasks)
+        return
+    with pytest.raises(DAGError, match="wait for each other") as caught:
+        DAG(tasks)
+    spelt = str(caught.value).split(": ")[2].split(";")[0].split(" -> ")
+    assert spelt[0] == spelt[-1]
+    for earlier, later in zip(spelt, spelt[1:], strict=False):
+        assert int(earlier[1:]) in needs[int(later[1:])]

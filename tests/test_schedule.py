@@ -1,0 +1,123 @@
+"""What may start, in which order, under which limits: checked against a plain model on random graphs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from runner import DAG, FailureMode, Task, TaskStatus
+from runner.schedule import Schedule
+
+DONE, FAILED = TaskStatus.COMPLETED, TaskStatus.FAILED
+
+
+def schedule(dag: DAG, concurrency: int = 99, **limits: int) -> Schedule:
+    return Schedule(dag, [task.backend or "default" for task in dag], concurrency=concurrency, limits=limits)
+
+
+def taken(dag: DAG, plan: Schedule) -> list[str]:
+    names: list[str] = []
+    while (position := plan.take()) is not None:
+        names.append(dag.tasks[position].id)
+    return names
+
+
+def test_the_longest_remaining_path_goes_first_and_ties_go_by_declaration() -> None:
+    dag = DAG([Task("x"), Task("y"), Task("long"), Task("end", depends_on=["long"]), Task("heavy", weight=9)])
+    assert taken(dag, schedule(dag)) == ["heavy", "long", "x", "y"]
+
+
+def test_a_task_starts_the_moment_its_own_dependencies_are_done() -> None:
+    dag = DAG([Task("a"), Task("slow"), Task("b", depends_on=["a"]), Task("c", depends_on=["b", "slow"])])
+    plan = schedule(dag)
+    assert taken(dag, plan) == ["a", "slow"]
+    plan.finish(0, DONE)
+    assert taken(dag, plan) == ["b"]
+    plan.finish(2, DONE)
+    assert taken(dag, plan) == []
+    plan.finish(1, DONE)
+    assert taken(dag, plan) == ["c"]
+    assert not plan.exhausted
+    plan.finish(3, DONE)
+    assert plan.exhausted
+
+
+def test_limits_hold_overall_and_per_backend() -> None:
+    dag = DAG([*[Task(f"d{i}", backend="deep", weight=9) for i in range(3)], *[Task(f"f{i}") for i in range(3)]])
+    plan = schedule(dag, concurrency=3, deep=2)
+    assert taken(dag, plan) == ["d0", "d1", "f0"]
+    plan.finish(3, DONE)
+    assert taken(dag, plan) == ["f1"], "a full backend does not hold up the others"
+    plan.finish(0, DONE)
+    assert taken(dag, plan) == ["d2"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "runs"),
+    [
+        (FailureMode.HARD, TaskStatus.FAILED, []),
+        (FailureMode.SOFT, TaskStatus.FAILED, ["after"]),
+        (FailureMode.SKIP, TaskStatus.SKIPPED, ["after"]),
+        (FailureMode.HARD, TaskStatus.CANCELLED, []),
+    ],
+)
+def test_failure_modes(mode: FailureMode, status: TaskStatus, runs: list[str]) -> None:
+    dag = DAG([Task("first", failure_mode=mode), Task("after", depends_on=["first"])])
+    plan = schedule(dag)
+    taken(dag, plan)
+    plan.finish(0, status)
+    assert taken(dag, plan) == runs
+    resumed = Schedule(dag, ["default"] * 2, concurrency=9, statuses=[status, TaskStatus.PENDING])
+    assert taken(dag, resumed) == runs, "a resumed run decides alike"
+
+
+def test_a_task_set_aside_frees_its_place_and_keeps_the_run_going() -> None:
+    dag = DAG([Task("a"), Task("b")])
+    plan = schedule(dag, concurrency=1)
+    assert taken(dag, plan) == ["a"]
+    plan.set_aside(0)
+    assert taken(dag, plan) == ["b"]
+    plan.finish(1, DONE)
+    assert not plan.exhausted
+    plan.requeue(0)
+    assert taken(dag, plan) == ["a"]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_random_graphs_run_to_the_end_within_limits_and_in_order(seed: int) -> None:
+    rng = random.Random(seed)
+    size, concurrency = rng.randrange(1, 40), rng.randrange(1, 6)
+    tasks = [
+        Task(
+            f"t{i}",
+            depends_on=[f"t{d}" for d in rng.sample(range(i), min(i, rng.randrange(4)))],
+            backend=rng.choice(["one", "two", None]),
+            failure_mode=rng.choice(list(FailureMode)),
+        )
+        for i in range(size)
+    ]
+    dag = DAG(tasks)
+    plan = schedule(dag, concurrency, one=rng.randrange(1, 3))
+    ended: dict[str, TaskStatus] = {}
+    going: list[int] = []
+    while True:
+        while (position := plan.take()) is not None:
+            task = dag.tasks[position]
+            assert task.id not in ended
+            assert all(passes(dag[d], ended.get(d)) for d in task.depends_on)
+            going.append(position)
+        assert len(going) <= concurrency
+        if not going:
+            break
+        position = going.pop(rng.randrange(len(going)))
+        status = FAILED if rng.random() < 0.2 else DONE
+        ended[dag.tasks[position].id] = status
+        plan.finish(position, status)
+    assert plan.exhausted
+    left = [task for task in dag if task.id not in ended]
+    assert all(any(not passes(dag[d], ended.get(d)) for d in task.depends_on) for task in left)
+
+
+def passes(task: Task, status: TaskStatus | None) -> bool:
+    return status is DONE or (status is FAILED and task.failure_mode is not FailureMode.HARD)
