@@ -145,7 +145,8 @@ class Checkpointer:
                 await self._write_gathered()
                 if self._closing and not self._changes and not self._events:
                     break
-            await self._last_try()
+            if self._unstored and self.away:
+                self.degraded[-1] = replace(self.degraded[-1], lost=len(self._unstored))
 
     async def keep_lease(self) -> None:
         """Renew the lease until cancelled."""
@@ -178,14 +179,16 @@ class Checkpointer:
         batch_changes, batch_events, settled = self._changes, self._events, self._settled
         self._changes, self._events, self._settled = [], [], anyio.Event()
         self._unstored.extend(batch_changes)
-        if self._unstored and self.fatal is None and self._worth_trying():
+        if self._unstored and self.fatal is None and self._worth_trying(batch_events):
             await self._write_unstored()
         for event in batch_events:
             self._feed.publish(event)
         settled.set()
 
-    def _worth_trying(self) -> bool:
-        return not self.away or self._clock.monotonic() >= self._retry_at
+    def _worth_trying(self, gathered: Sequence[events.Event]) -> bool:
+        """Whether to call the store now: it is well, or it is time again, or the run ends and there is no later time."""
+        ending = bool(gathered) and isinstance(gathered[-1], events.RunEnded)
+        return ending or not self.away or self._clock.monotonic() >= self._retry_at
 
     async def _write_unstored(self) -> None:
         while self._unstored:
@@ -242,9 +245,3 @@ class Checkpointer:
         self._retry_s = FIRST_RETRY_S
         self._log.warning("store_recovered", changes=count)
         self._feed.publish(events.StoreRecovered(at, count))
-
-    async def _last_try(self) -> None:
-        if self._unstored and self.fatal is None:
-            await self._write_unstored()
-        if self._unstored and self.away:
-            self.degraded[-1] = replace(self.degraded[-1], lost=len(self._unstored))

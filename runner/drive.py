@@ -81,20 +81,24 @@ async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Fee
     checkpointer.begin_at(run.position)
     checkpointer.on_fatal = lambda: control.end("stop")
     result: RunResult | None = None
+    began = False
     async with anyio.create_task_group() as outside:
         outside.start_soon(checkpointer.write_until_closed)
         try:
             if run.claim:
                 await checkpointer.commit(run.first, *run.claim)
             else:
-                checkpointer.submit(run.first)
+                for event in run.first:
+                    feed.publish(event)
             if checkpointer.fatal is None:
+                began = True
                 async with anyio.create_task_group() as beside:
                     beside.start_soon(checkpointer.keep_lease)
                     result = await _execute(run, config, checkpointer, feed, control)
                     beside.cancel_scope.cancel()
         finally:
-            checkpointer.submit((), RunReleased(iso(config.clock.wall())))
+            if not began:
+                checkpointer.submit((), RunReleased(iso(config.clock.wall())))
             checkpointer.close()
     _raise_fatal(run.run_id, checkpointer)
     assert result is not None

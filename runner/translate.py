@@ -34,19 +34,20 @@ def _run_created(event: events.RunCreated) -> tuple[stored.Change, ...]:
 
 
 def _run_started(event: events.RunStarted) -> tuple[stored.Change, ...]:
-    return (stored.RunStatusChanged(event.at, RunStatus.RUNNING),)
+    return (stored.RunStatusChanged(event.at, RunStatus.RUNNING.value),)
 
 
 def _run_resumed(event: events.RunResumed) -> tuple[stored.Change, ...]:
     if event.previous is RunStatus.RUNNING:
         return ()
-    return (stored.RunStatusChanged(event.at, RunStatus.RUNNING),)
+    return (stored.RunStatusChanged(event.at, RunStatus.RUNNING.value),)
 
 
 def _run_ended(event: events.RunEnded) -> tuple[stored.Change, ...]:
+    released = stored.RunReleased(event.at)
     if event.status is RunStatus.INTERRUPTED:
-        return ()
-    return (stored.RunStatusChanged(event.at, event.status, event.error),)
+        return (released,)
+    return (stored.RunStatusChanged(event.at, event.status.value, event.error), released)
 
 
 def _task_started(event: events.TaskStarted) -> tuple[stored.Change, ...]:
@@ -90,7 +91,7 @@ def _task_retrying(event: events.TaskRetrying) -> tuple[stored.Change, ...]:
 def _task_failed(event: events.TaskFailed) -> tuple[stored.Change, ...]:
     return (
         stored.TaskFailed(
-            event.at, event.task_id, event.attempt, event.status, event.error_kind, event.error, event.duration_s
+            event.at, event.task_id, event.attempt, event.status.value, event.error_kind, event.error, event.duration_s
         ),
     )
 
@@ -139,7 +140,7 @@ def _spec(task: Task) -> str:
     if task.continues is not None:
         spec["continues"] = task.continues
     if task.failure_mode is not FailureMode.HARD:
-        spec["failure_mode"] = task.failure_mode
+        spec["failure_mode"] = task.failure_mode.value
     if task.retry is not DEFAULT_RETRY and task.retry != DEFAULT_RETRY:
         retry = task.retry
         spec["retry"] = {
