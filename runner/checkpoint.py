@@ -186,7 +186,7 @@ class Checkpointer:
         settled.set()
 
     def _worth_trying(self, gathered: Sequence[events.Event]) -> bool:
-        """Whether to call the store now: it is well, or it is time again, or the run ends and there is no later time."""
+        """Whether to call the store now: it is well, or it is time again, or the run ends."""
         ending = bool(gathered) and isinstance(gathered[-1], events.RunEnded)
         return ending or not self.away or self._clock.monotonic() >= self._retry_at
 

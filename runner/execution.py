@@ -45,6 +45,22 @@ class Surroundings:
     rng: random.Random
 
 
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A task that is recorded as running and whose backend is called next."""
+
+    position: int
+    session_id: str | None
+
+
+@dataclass(slots=True)
+class _Idle:
+    """A worker that waits to be handed a task."""
+
+    wake: anyio.Event
+    next: _Start | None = None
+
+
 class Execution:
     """Runs what is left of a run in this process, until nothing can start any more or somebody ends it."""
 
@@ -56,6 +72,7 @@ class Execution:
         self._stamp = stamper(around.clock)
         self._log = logger(run=around.run_id)
         self._workers: anyio.abc.TaskGroup | None = None
+        self._idle: list[_Idle] = []
         self.ended_by: Literal["stop", "cancel"] | None = None
         """Who ended the run before its time: `stop` leaves it to be resumed, `cancel` is for good."""
 
@@ -102,16 +119,17 @@ class Execution:
             return events.RunFailed(at, run_id, RunStatus.FAILED, error + (f", {blocked} blocked" if blocked else ""))
         return events.RunCompleted(at, run_id, RunStatus.COMPLETED)
 
-    def _take(self) -> tuple[list[int], list[events.Event]]:
-        """Give out every free place: the positions taken, and the events that say so."""
-        started: list[int] = []
+    def _take(self) -> tuple[list[_Start], list[events.Event]]:
+        """Give out every free place: the starts, and the events that say so."""
+        starts: list[_Start] = []
         happened: list[events.Event] = []
         while self.ended_by is None and (position := self._schedule.take()) is not None:
             self._state.statuses[position] = TaskStatus.RUNNING
             self._state.attempts[position] += 1
-            started.append(position)
-            happened.append(self._started(position))
-        return started, happened
+            started = self._started(position)
+            starts.append(_Start(position, started.session_id))
+            happened.append(started)
+        return starts, happened
 
     def _started(self, position: int) -> events.TaskStarted:
         task, name = self._tasks[position], self._around.names[position]
@@ -119,39 +137,56 @@ class Execution:
         session_id = self._around.backends[name].new_session_id() if past is None else past.session_id
         return events.TaskStarted(self._stamp(), task.id, self._state.attempts[position], name, session_id)
 
-    async def _start(self, started: list[int], happened: list[events.Event]) -> None:
-        """Make starts durable, then give each task a worker of its own."""
-        if started:
+    async def _start(self, starts: list[_Start], happened: list[events.Event]) -> None:
+        """Make starts durable, then hand each to a worker."""
+        if starts:
             await self._around.sink.commit(happened)
-            self._spawn(zip(started, _sessions(happened), strict=True))
+            self._hand_out(starts)
 
-    def _spawn(self, starts: zip[tuple[int, str | None]]) -> None:
+    def _hand_out(self, starts: list[_Start]) -> None:
+        """Wake an idle worker for each start, or make a new one: waking costs a fifth of making."""
         assert self._workers is not None
-        for position, session_id in starts:
-            self._workers.start_soon(self._work, position, session_id)
+        for start in starts:
+            if self._idle:
+                idle = self._idle.pop()
+                idle.next = start
+                idle.wake.set()
+            else:
+                self._workers.start_soon(self._work, start)
 
-    async def _work(self, position: int, session_id: str | None) -> None:
-        while True:
+    async def _work(self, start: _Start | None) -> None:
+        while start is not None:
             began = self._around.clock.monotonic()
-            prompt, outcome = await self._attempt(position, session_id)
-            ended = self._settled(position, prompt, outcome, self._around.clock.monotonic() - began)
-            started, happened = self._take()
+            prompt, outcome = await self._attempt(start)
+            ended = self._settled(start.position, prompt, outcome, self._around.clock.monotonic() - began)
+            starts, happened = self._take()
             await self._around.sink.commit([ended, *happened])
-            if not started:
-                return
-            starts = zip(started, _sessions(happened), strict=True)
-            position, session_id = next(starts)
-            self._spawn(starts)
+            if starts:
+                start = starts.pop()
+                self._hand_out(starts)
+            else:
+                start = await self._next_start()
 
-    async def _attempt(self, position: int, session_id: str | None) -> tuple[str, Outcome]:
-        task = self._tasks[position]
+    async def _next_start(self) -> _Start | None:
+        """Wait to be handed a task; None when the run has come to its end."""
+        if self._schedule.exhausted:
+            for idle in self._idle:
+                idle.wake.set()
+            return None
+        waiting = _Idle(anyio.Event())
+        self._idle.append(waiting)
+        await waiting.wake.wait()
+        return waiting.next
+
+    async def _attempt(self, start: _Start) -> tuple[str, Outcome]:
+        position, task = start.position, self._tasks[start.position]
         try:
             prompt = self._state.prompt(task)
         except Exception as error:
             return "", Outcome(None, None, classified(error))
         past = self._state.past(task) or Past()
         opening = Opening(
-            session_id=session_id,
+            session_id=start.session_id,
             resume=past.session_id is not None,
             history=past.messages,
             output_schema=task.output_schema,
@@ -257,7 +292,3 @@ def retry_delay(retry: Retry, failures: int, hint: float | None, rng: random.Ran
     if hint is not None:
         return hint + rng.uniform(0, retry.base_delay)
     return rng.uniform(0, min(retry.max_delay, retry.base_delay * 2 ** min(failures - 1, 60)))
-
-
-def _sessions(happened: Sequence[events.Event]) -> list[str | None]:
-    return [event.session_id for event in happened if isinstance(event, events.TaskStarted)]

@@ -1,0 +1,45 @@
+"""The graphs that are measured, as (task count, dependencies by position), and as DAGs."""
+
+from __future__ import annotations
+
+import random
+
+from runner import DAG, Task
+
+Edges = list[list[int]]
+
+
+def fan(tasks: int) -> Edges:
+    """1 -> N -> 1."""
+    return [[], *[[0] for _ in range(tasks - 2)], list(range(1, tasks - 1))]
+
+
+def layered(tasks: int, seed: int = 1) -> Edges:
+    """Layers of the square root of N (at most 100) tasks, each needing 3 random ones of the layer before."""
+    width = min(100, max(1, round(tasks**0.5)))
+    rng = random.Random(seed)
+    edges: Edges = []
+    for position in range(tasks):
+        start = (position // width) * width
+        edges.append(sorted(rng.sample(range(start - width, start), min(3, width))) if start else [])
+    return edges
+
+
+def chain(tasks: int) -> Edges:
+    """One after the other."""
+    return [[position - 1] if position else [] for position in range(tasks)]
+
+
+SHAPES = {"fan": fan, "layered": layered, "chain": chain}
+
+
+def dag(edges: Edges) -> DAG:
+    """The same graph for plait."""
+    return DAG(Task(f"t{i}", prompt="work", depends_on=[f"t{d}" for d in needed]) for i, needed in enumerate(edges))
+
+
+def irregular(seed: int, tasks: int) -> tuple[Edges, list[float]]:
+    """A random graph with long-tailed durations in seconds."""
+    rng = random.Random(seed)
+    edges = [sorted(rng.sample(range(max(0, i - 30), i), min(i, rng.randrange(4)))) for i in range(tasks)]
+    return edges, [min(0.2, 0.01 * rng.paretovariate(1.5)) for _ in range(tasks)]

@@ -1,0 +1,220 @@
+"""One measurement in a process of its own: `python -m benchmarks.measure NAME ARGUMENTS...` prints one JSON object.
+
+A process of its own gives each figure a cold cache, its own peak memory, and no garbage of the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from benchmarks import graphs
+from persistence import Batch, SQLiteStore, Store
+from runner import DAG, ParallelRunner, RunStatus, Task
+
+ANSWER = "x" * 200
+AT_ONCE = 256
+
+
+async def body(_prompt: str) -> str:
+    return ANSWER
+
+
+def spent() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def figures(before: tuple[float, float], tasks: int) -> dict[str, float]:
+    wall, cpu = time.perf_counter() - before[0], time.process_time() - before[1]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"wall_s": wall, "us_per_task": wall / tasks * 1e6, "cpu_us_per_task": cpu / tasks * 1e6, "peak_mib": peak}
+
+
+async def bare(edges: graphs.Edges) -> None:
+    """The same graph as a careful program on bare asyncio would run it: nothing stored, nothing told."""
+    loop = asyncio.get_running_loop()
+    done = [loop.create_future() for _ in edges]
+    places = asyncio.Semaphore(AT_ONCE)
+    results: list[str | None] = [None] * len(edges)
+
+    async def node(position: int) -> None:
+        for needed in edges[position]:
+            await done[needed]
+        async with places:
+            results[position] = await body("work")
+        done[position].set_result(None)
+
+    async with asyncio.TaskGroup() as group:
+        for position in range(len(edges)):
+            group.create_task(node(position))
+    assert all(results)
+
+
+@asynccontextmanager
+async def sqlite_store() -> AsyncIterator[SQLiteStore]:
+    """A store on the disk of the checkout: figures from a memory file system would say nothing."""
+    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:
+        async with SQLiteStore(Path(folder) / "plait.db") as store:
+            yield store
+
+
+async def floor(shape: str, tasks: str) -> dict[str, float]:
+    edges = graphs.SHAPES[shape](int(tasks))
+    before = spent()
+    await bare(edges)
+    return figures(before, len(edges))
+
+
+async def no_store(shape: str, tasks: str) -> dict[str, float]:
+    dag = graphs.dag(graphs.SHAPES[shape](int(tasks)))
+    before = spent()
+    result = await ParallelRunner(body, concurrency=AT_ONCE).run(dag)
+    assert result.status is RunStatus.COMPLETED
+    return figures(before, len(dag))
+
+
+class Counting:
+    """The store, and how often it was written to."""
+
+    def __init__(self, inner: Store) -> None:
+        self.inner = inner
+        self.writes = 0
+
+    async def write(self, batch: Batch) -> None:
+        self.writes += 1
+        await self.inner.write(batch)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+async def durable(shape: str, tasks: str, at_once: str = str(AT_ONCE)) -> dict[str, float]:
+    dag = graphs.dag(graphs.SHAPES[shape](int(tasks)))
+    async with sqlite_store() as inner:
+        store = Counting(inner)
+        before = spent()
+        result = await ParallelRunner(body, store=store, concurrency=int(at_once)).run(dag)
+        assert result.status is RunStatus.COMPLETED
+        assert not result.degraded
+        return figures(before, len(dag)) | {"commits": store.writes}
+
+
+async def build(tasks: str) -> dict[str, float]:
+    """Make and check the tasks and edges of a layered graph, without and then with the schedule."""
+    edges = graphs.layered(int(tasks))
+    tasks_ = [Task(f"t{i}", depends_on=[f"t{d}" for d in needed]) for i, needed in enumerate(edges)]
+    before = spent()
+    dag = DAG(tasks_)
+    built = figures(before, len(dag))
+    dag.priorities()
+    return built | {"scheduled_s": time.perf_counter() - before[0]}
+
+
+async def resume(tasks: str = "10000", done: str = "9000") -> dict[str, float]:
+    """From the call of resume to the first backend call, with `done` of `tasks` fan-out tasks done."""
+    count, first = 0, 0.0
+    stop_at = int(done)
+    run: Any = None
+
+    async def until_stop(_prompt: str) -> str:
+        nonlocal count
+        count += 1
+        if count == stop_at:
+            run.stop()
+        return ANSWER
+
+    async def note_first(_prompt: str) -> str:
+        nonlocal first
+        first = first or time.perf_counter()
+        return ANSWER
+
+    async with sqlite_store() as store:
+        async with ParallelRunner(until_stop, store=store, concurrency=AT_ONCE).start(
+            graphs.dag(graphs.layered(int(tasks))), "r"
+        ) as run:
+            pass
+        before = spent()
+        result = await ParallelRunner(note_first, store=store, concurrency=AT_ONCE).resume("r")
+        assert result.status is RunStatus.COMPLETED
+        return {"first_task_s": first - before[0], "reused": result.reused, "rest_s": time.perf_counter() - before[0]}
+
+
+async def lag(tasks: str = "4000", at_once: str = "200") -> dict[str, float]:
+    """How late the event loop is, sampled every millisecond, while tasks that sleep 20 ms checkpoint."""
+    late: list[float] = []
+
+    async def sleeping(_prompt: str) -> str:
+        await anyio.sleep(0.02)
+        return ANSWER * 5
+
+    async def sample() -> None:
+        while True:
+            before = time.perf_counter()
+            await anyio.sleep(0.001)
+            late.append(time.perf_counter() - before - 0.001)
+
+    async with sqlite_store() as store, anyio.create_task_group() as group:
+        group.start_soon(sample)
+        runner = ParallelRunner(sleeping, store=store, concurrency=int(at_once))
+        await runner.run(graphs.dag(graphs.layered(int(tasks))))
+        group.cancel_scope.cancel()
+    late.sort()
+    return {"p50_ms": late[len(late) // 2] * 1e3, "p99_ms": late[int(len(late) * 0.99)] * 1e3, "max_ms": late[-1] * 1e3}
+
+
+async def makespan(seed: str, at_once: str = "16", tasks: str = "300") -> dict[str, float]:
+    """A random graph of sleeping tasks against max(critical path, work / places)."""
+    edges, durations = graphs.irregular(int(seed), int(tasks))
+    dag = DAG(
+        Task(f"t{i}", prompt=str(durations[i]), weight=durations[i], depends_on=[f"t{d}" for d in needed])
+        for i, needed in enumerate(edges)
+    )
+
+    async def sleeping(prompt: str) -> str:
+        await anyio.sleep(float(prompt))
+        return ANSWER
+
+    bound = max(max(dag.priorities()), sum(durations) / int(at_once))
+    async with sqlite_store() as store:
+        before = time.perf_counter()
+        await ParallelRunner(sleeping, store=store, concurrency=int(at_once)).run(dag)
+        took = time.perf_counter() - before
+    return {"bound_s": bound, "took_s": took, "over": (took - max(durations)) / bound}
+
+
+async def start_up() -> dict[str, float]:
+    """The command's help, from nothing."""
+    before = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "runner.cli", "--help"], stdout=subprocess.DEVNULL, check=True)
+    return {"wall_s": time.perf_counter() - before}
+
+
+MEASURES: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {
+    f.__name__: f for f in (floor, no_store, durable, build, resume, lag, makespan, start_up)
+}
+
+
+def main() -> None:
+    name, *arguments = sys.argv[1:]
+    found = asyncio.run(_run(name, arguments))
+    print(json.dumps(found | {"load": os.getloadavg()[0]}))
+
+
+async def _run(name: str, arguments: list[str]) -> dict[str, float]:
+    return await MEASURES[name](*arguments)
+
+
+if __name__ == "__main__":
+    main()
