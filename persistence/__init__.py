@@ -1,1 +1,60 @@
 """Stores: where plait writes down what it does."""
+
+from persistence.changes import (
+    Batch,
+    Change,
+    LeaseRenewed,
+    NewTask,
+    Owner,
+    RunClaimed,
+    RunCreated,
+    RunReleased,
+    RunStatusChanged,
+    SessionOpened,
+    TaskCancelled,
+    TaskCompleted,
+    TaskFailed,
+    TaskInterrupted,
+    TaskReopened,
+    TaskRetried,
+    TaskStarted,
+    TurnAppended,
+)
+from persistence.errors import Conflict, Fenced, StoreError, StoreUnusable
+from persistence.memory import MemoryStore
+from persistence.protocol import Store
+from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+from persistence.sqlite import SQLiteStore
+
+__all__ = [
+    "AttemptRecord",
+    "Batch",
+    "Change",
+    "Conflict",
+    "EventRecord",
+    "Fenced",
+    "LeaseRenewed",
+    "MemoryStore",
+    "MessageRecord",
+    "NewTask",
+    "Owner",
+    "RunClaimed",
+    "RunCreated",
+    "RunRecord",
+    "RunReleased",
+    "RunStatusChanged",
+    "SQLiteStore",
+    "SessionOpened",
+    "Store",
+    "StoreError",
+    "StoreUnusable",
+    "TaskCancelled",
+    "TaskCompleted",
+    "TaskFailed",
+    "TaskInterrupted",
+    "TaskRecord",
+    "TaskReopened",
+    "TaskRetried",
+    "TaskStarted",
+    "TurnAppended",
+]

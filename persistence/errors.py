@@ -20,10 +20,7 @@ class Fenced(StoreError):  # noqa: N818
 
 
 class Conflict(StoreError):  # noqa: N818
-    """A change does not follow from what is stored (an unknown run or task, a run that exists already, a transition
-    out of a terminal status). Nothing of the batch was applied, and trying again is useless.
+    """A change cannot be applied: it does not follow from what is stored (an unknown run or task, a run that exists
+    already, a transition out of a terminal status), or holds a value that the store cannot keep. Nothing of the batch
+    was applied, and trying again is useless.
     """
-
-
-class Damaged(StoreError):  # noqa: N818
-    """A stored result or message does not fit its checksum. The message names the run and the task."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from persistence.records import AttemptRecord, Batch, EventRecord, MessageRecord, RunRecord, TaskRecord
+    from persistence.changes import Batch
+    from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 
 
 class Store(Protocol):

@@ -1,0 +1,226 @@
+"""What a store is told: changes to one run, in batches. Plain frozen values, all text and numbers.
+
+Times named `at` or `*_at` are UTC in ISO 8601 with milliseconds, such as `2026-11-21T23:01:16.123Z`, from the caller.
+JSON comes encoded, so that nothing can change between the moment it is handed over and the moment it is written.
+Statuses are the words of docs/concepts.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task to be added, as pending. `spec` is the rest of the task as JSON; the store keeps it and never reads it."""
+
+    task_id: str
+    prompt: str
+    depends_on: tuple[str, ...] = ()
+    backend: str | None = None
+    spec: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The process that runs a run. `owner_id` is fresh for every claim; the rest tells whether it still lives."""
+
+    owner_id: str
+    host: str
+    boot_id: str
+    pid: int
+    process_started: str
+    claimed_at: str
+
+
+# Changes to the run itself.
+
+
+@dataclass(frozen=True, slots=True)
+class RunCreated:
+    """The run, its tasks and their edges, all at once. The run is queued. The first change of a run's first batch.
+
+    `settings` is JSON that the store keeps and never reads.
+    """
+
+    at: str
+    name: str
+    settings: str
+    tasks: tuple[NewTask, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunClaimed:
+    """`owner` runs the run from now on: the epoch goes up by one. `lease_expires_at` is a Unix time in seconds."""
+
+    at: str
+    owner: Owner
+    lease_expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRenewed:
+    """The owner still lives."""
+
+    lease_expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunReleased:
+    """The owner leaves; nobody owns the run."""
+
+    at: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatusChanged:
+    """The run's status follows the table in `runner/status.py`; `error` says in one line why it failed."""
+
+    at: str
+    status: str
+    error: str | None = None
+
+
+# Changes to one task.
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStarted:
+    """pending -> running, attempt `attempt` (one more than the last). `session_id` where it was chosen beforehand."""
+
+    at: str
+    task_id: str
+    attempt: int
+    backend: str
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """The conversation's id became known, or became another one."""
+
+    at: str
+    task_id: str
+    attempt: int
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAppended:
+    """One message of a task's conversation, appended after those already there.
+
+    `attempt` is the attempt that it belongs to; 0 marks a message of a person who went on with the conversation later.
+    """
+
+    at: str
+    task_id: str
+    attempt: int
+    role: str
+    content: str
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCompleted:
+    """running -> completed. `data` is the structured result as JSON, None if there is none."""
+
+    at: str
+    task_id: str
+    attempt: int
+    text: str
+    data: str | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float | None = None
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailed:
+    """running -> failed, or skipped, as `status` says."""
+
+    at: str
+    task_id: str
+    attempt: int
+    status: str
+    error_kind: str
+    error: str
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRetried:
+    """running -> pending: the attempt failed, another follows after `delay_s`."""
+
+    at: str
+    task_id: str
+    attempt: int
+    error_kind: str
+    error: str
+    delay_s: float
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInterrupted:
+    """running -> pending: the attempt ended with its owner (a stop, or a crash); its outcome is unknown."""
+
+    at: str
+    task_id: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCancelled:
+    """pending or running -> cancelled."""
+
+    at: str
+    task_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReopened:
+    """failed -> pending, because a person asked for it."""
+
+    at: str
+    task_id: str
+
+
+Change: TypeAlias = (
+    RunCreated
+    | RunClaimed
+    | LeaseRenewed
+    | RunReleased
+    | RunStatusChanged
+    | TaskStarted
+    | SessionOpened
+    | TurnAppended
+    | TaskCompleted
+    | TaskFailed
+    | TaskRetried
+    | TaskInterrupted
+    | TaskCancelled
+    | TaskReopened
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Changes to one run, applied all or none.
+
+    Change i has the sequence number `first_seq + i`; a run's numbers start at 1 and have no gap. A store skips every
+    change whose number it has applied already, so a batch (or a longer one that starts with it) can be written again
+    after an error without harm. `epoch` is the epoch that the writer holds, 0 before the first claim.
+    """
+
+    run_id: str
+    epoch: int
+    first_seq: int
+    changes: tuple[Change, ...]
+
+    @property
+    def last_seq(self) -> int:
+        return self.first_seq + len(self.changes) - 1

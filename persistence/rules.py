@@ -1,0 +1,265 @@
+"""What a batch has to fit, for every store alike: sequence numbers, epochs, statuses, and the events it leaves. Pure.
+
+Sequence numbers and epochs together say who wrote what: `RunHead.claims` keeps the number of every claim, so the epoch
+of any applied change can be told afterwards. That is why a former owner's batch is refused even when the new owner has
+already used the same numbers, while an honest re-write of an applied batch passes, however long ago it was.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from persistence.changes import (
+    LeaseRenewed,
+    RunClaimed,
+    RunCreated,
+    RunReleased,
+    RunStatusChanged,
+    SessionOpened,
+    TaskCancelled,
+    TaskCompleted,
+    TaskFailed,
+    TaskInterrupted,
+    TaskReopened,
+    TaskRetried,
+    TaskStarted,
+    TurnAppended,
+)
+from persistence.errors import Conflict, Fenced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from persistence.changes import Batch, Change, Owner
+
+RUN_MAY_BECOME: Mapping[str, frozenset[str]] = {
+    "queued": frozenset({"running", "cancelled"}),
+    "running": frozenset({"waiting_input", "completed", "failed", "cancelling", "cancelled"}),
+    "waiting_input": frozenset({"running", "cancelling", "cancelled"}),
+    "cancelling": frozenset({"cancelled"}),
+    "failed": frozenset({"running"}),
+}
+"""What a run's status may become; a failed run runs again when a person asks for it."""
+
+TASK_MUST_BE: Mapping[type, frozenset[str]] = {
+    TaskStarted: frozenset({"pending"}),
+    TaskCompleted: frozenset({"running"}),
+    TaskFailed: frozenset({"running"}),
+    TaskRetried: frozenset({"running"}),
+    TaskInterrupted: frozenset({"running"}),
+    TaskCancelled: frozenset({"pending", "running", "waiting_input"}),
+    TaskReopened: frozenset({"failed"}),
+}
+"""The statuses of a task from which each change may go on. The SQL statements carry the same words as guards."""
+
+FAILED_STATUSES = frozenset({"failed", "skipped"})
+_ENDED = frozenset({"completed", "failed", "cancelled"})
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Change `seq` made `owner_id` the run's owner. The n-th claim of a run starts epoch n."""
+
+    seq: int
+    owner_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunHead:
+    """What a store has to know about a run before it applies a batch, and what the batch makes of it."""
+
+    name: str
+    settings: str
+    created_at: str
+    status: str = "queued"
+    started_at: str | None = None
+    ended_at: str | None = None
+    error: str | None = None
+    last_seq: int = 0
+    owner: Owner | None = None
+    lease_expires_at: float | None = None
+    claims: tuple[Claim, ...] = ()
+
+    @property
+    def epoch(self) -> int:
+        return len(self.claims)
+
+
+def first_unapplied(batch: Batch, head: RunHead | None) -> int:
+    """The index of the batch's first change that is not applied yet; its length when all of them are.
+
+    `head` is None for a run that is not stored. Raises Fenced or Conflict as `Store.write` says.
+    """
+    if not batch.changes:
+        return 0
+    if batch.first_seq < 1:
+        raise Conflict(f"run {batch.run_id!r}: changes are numbered from 1, not from {batch.first_seq}")
+    created = batch.changes[0] if isinstance(batch.changes[0], RunCreated) else None
+    if head is None:
+        if batch.first_seq != 1 or created is None:
+            raise Conflict(f"run {batch.run_id!r} is not in the store; its first batch has to be written first")
+        if batch.epoch != 0:
+            raise Conflict(f"run {batch.run_id!r} is new: its first batch is at epoch 0, not {batch.epoch}")
+        return 0
+    applied = min(len(batch.changes), max(0, head.last_seq - batch.first_seq + 1))
+    same_claims = _claims_of(batch, applied) == tuple(c for c in head.claims if c.seq in _numbers(batch, applied))
+    if created is not None and batch.first_seq == 1:
+        _check_same_run(batch.run_id, created, head, same_claims=same_claims)
+    if not same_claims or batch.epoch != sum(claim.seq < batch.first_seq for claim in head.claims):
+        raise Fenced(
+            f"run {batch.run_id!r} has another owner by now: the batch was written at epoch {batch.epoch}, "
+            f"the run is at epoch {head.epoch}; leave it alone, or resume it to take it over"
+        )
+    if batch.first_seq > head.last_seq + 1:
+        raise Conflict(
+            f"run {batch.run_id!r}: the batch starts at change {batch.first_seq}, but {head.last_seq + 1} is next; "
+            "write the missing changes first"
+        )
+    return applied
+
+
+def _numbers(batch: Batch, count: int) -> range:
+    return range(batch.first_seq, batch.first_seq + count)
+
+
+def _claims_of(batch: Batch, count: int) -> tuple[Claim, ...]:
+    numbered = zip(_numbers(batch, count), batch.changes, strict=False)
+    return tuple(Claim(seq, change.owner.owner_id) for seq, change in numbered if isinstance(change, RunClaimed))
+
+
+def _check_same_run(run_id: str, created: RunCreated, head: RunHead, *, same_claims: bool) -> None:
+    stored = (head.created_at, head.name, head.settings)
+    if stored != (created.at, created.name, created.settings) or not same_claims:
+        raise Conflict(
+            f"run {run_id!r} exists already, created at {head.created_at}; resume it, or choose another run id"
+        )
+
+
+def new_head(change: Change, run_id: str) -> RunHead:
+    """The head of a run that `change` creates."""
+    if not isinstance(change, RunCreated):
+        raise Conflict(f"run {run_id!r}: its first change has to be RunCreated, not {type(change).__name__}")
+    return RunHead(name=change.name, settings=change.settings, created_at=change.at)
+
+
+def advance(head: RunHead, change: Change, seq: int, run_id: str) -> RunHead:
+    """The run's head after a change to the run itself; the same head after any other change."""
+    match change:
+        case RunClaimed():
+            claims = (*head.claims, Claim(seq, change.owner.owner_id))
+            return replace(head, owner=change.owner, lease_expires_at=change.lease_expires_at, claims=claims)
+        case LeaseRenewed():
+            return replace(head, lease_expires_at=change.lease_expires_at)
+        case RunReleased():
+            return replace(head, owner=None, lease_expires_at=None)
+        case RunStatusChanged():
+            return _with_status(head, change, run_id)
+        case RunCreated():
+            if seq != 1:
+                raise Conflict(f"run {run_id!r}: RunCreated can only be change 1, not change {seq}")
+            return head
+        case _:
+            return head
+
+
+def _with_status(head: RunHead, change: RunStatusChanged, run_id: str) -> RunHead:
+    if change.status not in RUN_MAY_BECOME.get(head.status, frozenset()):
+        raise Conflict(f"run {run_id!r} is {head.status} and cannot become {change.status}")
+    started_at = head.started_at or (change.at if change.status == "running" else None)
+    ended_at = change.at if change.status in _ENDED else None
+    return replace(head, status=change.status, started_at=started_at, ended_at=ended_at, error=change.error)
+
+
+def check_failed(run_id: str, change: TaskFailed) -> None:
+    """A failed task becomes failed or skipped, nothing else."""
+    if change.status not in FAILED_STATUSES:
+        raise Conflict(f"run {run_id!r}: TaskFailed of task {change.task_id!r} cannot make it {change.status}")
+
+
+def refusal(run_id: str, change: Change, found: tuple[str, int] | None) -> Conflict:
+    """Why `change` was refused. `found` is the task's stored status and attempt, None where there is no such task."""
+    what = f"run {run_id!r}: {type(change).__name__}"
+    if isinstance(change, RunCreated):
+        return Conflict(f"{what} repeats a task, or a task depends on one that is not in the run; check the DAG first")
+    task_id = getattr(change, "task_id", None)
+    if found is None:
+        return Conflict(f"{what} names task {task_id!r}, which the run does not have")
+    attempt = getattr(change, "attempt", None)
+    of_attempt = "" if attempt is None else f" (attempt {attempt})"
+    return Conflict(f"{what} of task {task_id!r}{of_attempt} does not follow: it is {found[0]}, attempt {found[1]}")
+
+
+EventParts = tuple[str, str, str | None, int | None, str]
+"""at, kind, task_id, attempt, detail."""
+
+
+def event_of(change: Change) -> EventParts | None:
+    """The line that `change` leaves in the run's history. No prompt and no result is ever part of it."""
+    make = _EVENTS.get(type(change))
+    return None if make is None else make(change)
+
+
+def _run_created(change: RunCreated) -> EventParts:
+    return change.at, "run_created", None, None, f'{{"tasks": {len(change.tasks)}}}'
+
+
+def _run_status(change: RunStatusChanged) -> EventParts:
+    return change.at, f"run_{change.status}", None, None, "{}"
+
+
+def _task_started(change: TaskStarted) -> EventParts:
+    return change.at, "task_started", change.task_id, change.attempt, _pair("backend", change.backend)
+
+
+def _session_opened(change: SessionOpened) -> EventParts:
+    return change.at, "session_opened", change.task_id, change.attempt, "{}"
+
+
+def _task_completed(change: TaskCompleted) -> EventParts:
+    detail = f'{{"input_tokens": {change.input_tokens:d}, "output_tokens": {change.output_tokens:d}}}'
+    return change.at, "task_completed", change.task_id, change.attempt, detail
+
+
+def _task_failed(change: TaskFailed) -> EventParts:
+    return change.at, f"task_{change.status}", change.task_id, change.attempt, _pair("error_kind", change.error_kind)
+
+
+def _task_retried(change: TaskRetried) -> EventParts:
+    detail = json.dumps({"error_kind": change.error_kind, "delay_s": change.delay_s}, allow_nan=False)
+    return change.at, "task_retried", change.task_id, change.attempt, detail
+
+
+def _task_interrupted(change: TaskInterrupted) -> EventParts:
+    return change.at, "task_interrupted", change.task_id, change.attempt, _pair("reason", change.reason)
+
+
+def _task_cancelled(change: TaskCancelled) -> EventParts:
+    return change.at, "task_cancelled", change.task_id, None, "{}"
+
+
+def _task_reopened(change: TaskReopened) -> EventParts:
+    return change.at, "task_reopened", change.task_id, None, "{}"
+
+
+@lru_cache(maxsize=256)
+def _pair(key: str, value: str) -> str:
+    return json.dumps({key: value})
+
+
+_EVENTS: dict[type, Callable[..., EventParts]] = {
+    RunCreated: _run_created,
+    RunStatusChanged: _run_status,
+    TaskStarted: _task_started,
+    SessionOpened: _session_opened,
+    TaskCompleted: _task_completed,
+    TaskFailed: _task_failed,
+    TaskRetried: _task_retried,
+    TaskInterrupted: _task_interrupted,
+    TaskCancelled: _task_cancelled,
+    TaskReopened: _task_reopened,
+}
+
+LEAVES_NO_EVENT = (TurnAppended, LeaseRenewed, RunClaimed, RunReleased)

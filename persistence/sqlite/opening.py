@@ -1,0 +1,183 @@
+"""Opening the database file: made safely, checked before it is touched, set up the same way every time.
+
+Two rules carry everything here. Nothing but SQLite ever opens an existing database: POSIX locks of a file vanish when
+the process closes *any* descriptor of it, and then another process may delete a live WAL. And a file appears under its
+name only when it is whole: it is made under another name and linked, so an empty file is always somebody's accident.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+import stat
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from persistence.errors import StoreUnusable
+from persistence.sqlite.transaction import transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Mode = Literal["create", "existing", "read"]
+
+APPLICATION_ID: Final = 0x706C6174  # "plat"
+SCHEMA_VERSION: Final = 1
+BUSY_TIMEOUT_S: Final = 5.0
+_OLDEST_SQLITE: Final = (3, 37, 0)  # STRICT tables
+
+_SETTINGS: Final = (
+    "PRAGMA synchronous = FULL",
+    "PRAGMA foreign_keys = ON",
+    "PRAGMA trusted_schema = OFF",
+    "PRAGMA cell_size_check = ON",
+    "PRAGMA mmap_size = 0",
+    "PRAGMA cache_size = -32768",
+    "PRAGMA wal_autocheckpoint = 1000",
+    "PRAGMA journal_size_limit = 67108864",
+)
+
+
+def open_database(path: Path, mode: Mode) -> sqlite3.Connection:
+    """A connection that is ready to use. Raises StoreUnusable, and changes nothing that was there before."""
+    if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+        raise StoreUnusable(f"SQLite {sqlite3.sqlite_version} is too old for {path}: 3.37 or later is needed")
+    try:
+        if mode == "create" and not _exists(path):
+            _create(path)
+        _check_file(path)
+        if mode != "read" and not os.access(path, os.W_OK):
+            raise StoreUnusable(f"{path} may not be written; change its permissions, or only read it (mode 'read')")
+        version = _inspect(path, thoroughly=mode != "read")
+        return _connect(path, "ro") if mode == "read" else _open_for_writing(path, version)
+    except sqlite3.Error as error:
+        raise StoreUnusable(f"{path} cannot be opened: {error}; check its permissions and its file system") from error
+    except OSError as error:
+        raise StoreUnusable(f"{path} cannot be used: {error.strerror}; choose another place for the store") from error
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _check_file(path: Path) -> None:
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreUnusable(f"{path} does not exist; check the path, or run something first") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise StoreUnusable(f"{path} is not a file; name a database file inside it instead")
+    if found.st_size == 0:
+        raise StoreUnusable(f"{path} is empty, so it is not a store; remove it, or choose another path")
+
+
+def _connect(path: Path, access: Literal["ro", "rw"]) -> sqlite3.Connection:
+    return sqlite3.connect(
+        f"{path.as_uri()}?mode={access}",
+        uri=True,
+        timeout=BUSY_TIMEOUT_S,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+    )
+
+
+def _inspect(path: Path, *, thoroughly: bool) -> int:
+    """The file's schema version. Reads through a read-only connection, which never checkpoints a stranger's WAL."""
+    try:
+        with closing(_connect(path, "ro")) as connection:
+            (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+            version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+            if application_id != APPLICATION_ID or version < 1:
+                raise StoreUnusable(f"{path} belongs to another program; choose another path")
+            if version > SCHEMA_VERSION:
+                raise StoreUnusable(
+                    f"{path} has version {version}, this plait knows up to {SCHEMA_VERSION}; upgrade plait to use it"
+                )
+            if thoroughly:
+                _check_pages(path, connection)
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode & 0xFF in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
+            raise _damaged(path, str(error)) from error
+        raise
+    return version
+
+
+def _check_pages(path: Path, connection: sqlite3.Connection) -> None:
+    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        raise _damaged(path, str(verdict).strip().replace("\n", "; "))
+
+
+def _damaged(path: Path, reason: str) -> StoreUnusable:
+    return StoreUnusable(f"{path} is not a database or is damaged ({reason}); restore a copy, or choose another path")
+
+
+def _open_for_writing(path: Path, version: int) -> sqlite3.Connection:
+    connection = _connect(path, "rw")
+    try:
+        _use_wal(path, connection)
+        for setting in _SETTINGS:
+            connection.execute(setting).fetchall()
+        if version < SCHEMA_VERSION:
+            _migrate(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _use_wal(path: Path, connection: sqlite3.Connection) -> None:
+    (journal,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if journal != "wal":
+        raise StoreUnusable(f"{path} is on a file system without shared memory (WAL); put the store on a local disk")
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)  # a umask may have taken even the owner's rights
+
+
+def _create(path: Path) -> None:
+    _make_folder(path.parent)
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    os.close(descriptor)
+    try:
+        # SQLite gives the WAL and its index the mode of the database, whatever the umask is.
+        fresh.chmod(0o600)
+        with closing(_connect(fresh, "rw")) as connection:
+            _migrate(connection)
+            _use_wal(fresh, connection)
+        with suppress(FileExistsError):  # another process was faster: its file is as good
+            os.link(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    """Bring the schema up to this version, all in one transaction. Statement by statement, because `executescript`
+    would commit first.
+    """
+    with transaction(connection, "BEGIN IMMEDIATE"):
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        for step in range(version + 1, SCHEMA_VERSION + 1):
+            for statement in _statements(step):
+                connection.execute(statement)
+
+
+def _statements(version: int) -> Iterator[str]:
+    script = Path(__file__).with_name(f"schema_{version}.sql").read_text(encoding="utf-8")
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

@@ -1,0 +1,28 @@
+"""What all tests share: an environment without keys, and a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from persistence import SQLiteStore
+
+# A developer's own keys, servers and proxies must not reach a test, nor a test them.
+PRIVATE = ("OPENAI_", "ANTHROPIC_", "PLAIT_")
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(PRIVATE) or name.upper() in PROXIES:
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+async def sqlite_store(tmp_path: Path) -> AsyncGenerator[SQLiteStore]:
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        yield store

@@ -1,0 +1,1 @@
+"""Suites that every implementation of a protocol has to pass."""

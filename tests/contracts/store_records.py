@@ -1,0 +1,253 @@
+"""The store contract, part one: what is written is what is read, and only what may follow is written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from persistence import (
+    Change,
+    Conflict,
+    LeaseRenewed,
+    NewTask,
+    RunClaimed,
+    RunReleased,
+    RunStatusChanged,
+    SessionOpened,
+    Store,
+    TaskCancelled,
+    TaskCompleted,
+    TaskInterrupted,
+    TaskReopened,
+    TaskStarted,
+    TurnAppended,
+)
+from tests.contracts.store_samples import (
+    ANSWER,
+    ASK,
+    AT_START,
+    CREATED,
+    DONE_A,
+    LEGAL,
+    NEXT,
+    OPENING,
+    RUN,
+    RUN_LEGAL,
+    RUN_WAY,
+    START_A,
+    TASKS,
+    Writer,
+    at,
+    owner,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+
+class OpenedStore:
+    """Opens the store under test."""
+
+    def open_store(self, folder: Path) -> AbstractAsyncContextManager[Store]:
+        """A new, empty store; `folder` is an empty directory that it may use."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    async def store(self, tmp_path: Path) -> AsyncGenerator[Store]:
+        async with self.open_store(tmp_path) as store:
+            yield store
+
+    @pytest.fixture
+    async def writer(self, store: Store) -> Writer:
+        writer = Writer(store)
+        await writer.write(*OPENING)
+        return writer
+
+
+class RecordsContract(OpenedStore):
+    """Reads give back what was written; transitions follow the table."""
+
+    # What is written is what is read.
+
+    async def test_an_unknown_run_reads_as_nothing(self, store: Store) -> None:
+        assert await whole(store, "nobody") == (None, (), (), [], ())
+        assert await store.list_messages("nobody", "a") == ()
+        assert await store.list_runs() == ()
+
+    async def test_a_new_run_is_there_with_its_tasks_and_edges(self, store: Store) -> None:
+        await Writer(store).write(CREATED)
+        run = await store.get_run(RUN)
+        assert run is not None
+        assert (run.status, run.epoch, run.last_seq, run.owner, run.counts) == ("queued", 0, 1, None, {"pending": 3})
+        assert (run.name, run.settings, run.created_at) == ("moon", '{"concurrency": 8}', at(0))
+        stored = await store.list_tasks(RUN)
+        assert [(t.task_id, t.prompt, t.depends_on, t.backend, t.spec) for t in stored] == [
+            (t.task_id, t.prompt, t.depends_on, t.backend, t.spec) for t in TASKS
+        ]
+        assert [(t.position, t.status, t.attempt, t.text) for t in stored] == [
+            (i, "pending", 0, None) for i in range(3)
+        ]
+
+    async def test_a_completed_task_has_its_result_usage_session_and_times(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A, ASK, ANSWER, DONE_A)
+        task = (await store.list_tasks(RUN))[0]
+        assert (task.status, task.attempt, task.text, task.data) == ("completed", 1, "The Moon.", '{"moon": true}')
+        assert (task.session_id, task.started_at, task.ended_at) == ("session-a", at(3), at(4))
+        assert (task.input_tokens, task.output_tokens, task.cost_usd, task.duration_s) == (3, 2, 0.25, 1.5)
+        assert task.damaged is False
+        run = await store.get_run(RUN)
+        assert run is not None
+        assert (run.counts, run.input_tokens, run.output_tokens) == ({"completed": 1, "pending": 2}, 3, 2)
+        assert (run.cost_usd, run.started_at, run.owner, run.lease_expires_at) == (0.25, at(2), owner(), 1000.5)
+
+    async def test_messages_keep_their_order_over_many_writes(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A, ASK)
+        await writer.write(ANSWER, TurnAppended(at(5), "c", 0, "user", "to another task"))
+        await writer.write(TurnAppended(at(6), "a", 0, "user", "and now?"))
+        messages = await store.list_messages(RUN, "a")
+        assert [(m.position, m.attempt, m.role, m.content) for m in messages] == [
+            (0, 1, "user", "First."),
+            (1, 1, "assistant", "The Moon."),
+            (2, 0, "user", "and now?"),
+        ]
+        assert [(m.input_tokens, m.output_tokens, m.at, m.damaged) for m in messages][:1] == [(3, 0, at(3), False)]
+
+    async def test_attempts_tell_how_each_try_ended(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A, TaskStarted(at(3), "c", 1, "deep"), *AT_START["retried"][1:])
+        await writer.write(TaskStarted(at(5), "a", 2, "fast"), TaskInterrupted(at(6), "a", 2, "stopped"))
+        await writer.write(TaskStarted(at(7), "a", 3, "fast"))
+        attempts = await store.list_attempts(RUN)
+        assert [(a.task_id, a.attempt, a.status, a.ended_at) for a in attempts] == [
+            ("a", 1, "retried", at(4)),
+            ("c", 1, "running", None),
+            ("a", 2, "interrupted", at(6)),
+            ("a", 3, "running", None),
+        ]
+        assert (attempts[0].error_kind, attempts[0].error, attempts[0].backend) == ("transient", "reset", "fast")
+        assert [a.attempt for a in await store.list_attempts(RUN, "a")] == [1, 2, 3]
+        assert [a.backend for a in await store.list_attempts(RUN, "c")] == ["deep"]
+        assert (await store.list_tasks(RUN))[0].error is None
+
+    async def test_a_session_that_becomes_known_or_changes_is_kept(self, store: Store, writer: Writer) -> None:
+        await writer.write(TaskStarted(at(3), "a", 1, "fast"), SessionOpened(at(4), "a", 1, "one"))
+        assert (await store.list_tasks(RUN))[0].session_id == "one"
+        await writer.write(SessionOpened(at(5), "a", 1, "two"), SessionOpened(at(5), "a", 1, "three"))
+        assert (await store.list_tasks(RUN))[0].session_id == "three"
+        await writer.write(DONE_A, SessionOpened(at(6), "a", 0, "a person's"))
+        assert (await store.list_tasks(RUN))[0].session_id == "a person's"
+        with pytest.raises(Conflict, match="SessionOpened"):
+            await writer.write(SessionOpened(at(5), "c", 1, "never started"))
+
+    async def test_events_tell_the_history(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A, ASK, SessionOpened(at(4), "a", 1, "s"), ANSWER, LeaseRenewed(2000.0), DONE_A)
+        await writer.write(*(replace(change, task_id="c") for change in AT_START["skipped"]), RunReleased(at(8)))  # type: ignore[call-arg]
+        events = await store.list_events(RUN)
+        assert [(e.seq, e.kind, e.task_id, e.attempt) for e in events] == [
+            (1, "run_created", None, None),
+            (3, "run_running", None, None),
+            (4, "task_started", "a", 1),
+            (6, "session_opened", "a", 1),
+            (9, "task_completed", "a", 1),
+            (10, "task_started", "c", 1),
+            (11, "task_skipped", "c", 1),
+        ]
+        assert [e.seq for e in await store.list_events(RUN, after=4, limit=2)] == [6, 9]
+        assert not any("Moon" in e.detail or "First" in e.detail for e in events)
+
+    async def test_runs_are_listed_newest_first_without_settings(self, store: Store) -> None:
+        for number in range(4):
+            await Writer(store, f"run-{number}").write(replace(CREATED, at=at(min(number, 2))))
+        runs = await store.list_runs(3)
+        assert [(run.run_id, run.settings, run.counts) for run in runs] == [
+            (run_id, "", {"pending": 3}) for run_id in ("run-3", "run-2", "run-1")
+        ]
+
+    async def test_the_owner_leaves_and_the_run_ends(self, store: Store, writer: Writer) -> None:
+        await writer.write(LeaseRenewed(5000.0))
+        run = await store.get_run(RUN)
+        assert run is not None
+        assert run.lease_expires_at == 5000.0
+        await writer.write(RunStatusChanged(at(9), "failed", "task b failed"), RunReleased(at(9)))
+        run = await store.get_run(RUN)
+        assert run is not None
+        assert (run.status, run.error, run.ended_at, run.owner) == ("failed", "task b failed", at(9), None)
+        await writer.write(RunClaimed(at(10), owner("next"), 1.0), RunStatusChanged(at(10), "running"))
+        run = await store.get_run(RUN)
+        assert run is not None
+        assert (run.status, run.error, run.ended_at, run.started_at, run.epoch) == ("running", None, None, at(2), 2)
+
+    # What may follow, and that all else is refused.
+
+    @pytest.mark.parametrize("change", NEXT)
+    @pytest.mark.parametrize("state", AT_START)
+    async def test_task_transitions(self, store: Store, writer: Writer, state: str, change: str) -> None:
+        await writer.write(*AT_START[state])
+        before = await whole(store)
+        expected = LEGAL[state].get(change)
+        if expected is None:
+            with pytest.raises(Conflict, match="task 'a'"):
+                await writer.write(TurnAppended(at(6), "c", 0, "user", "not to be kept"), NEXT[change])
+            assert await whole(store) == before
+        else:
+            await writer.write(NEXT[change])
+            assert (await store.list_tasks(RUN))[0].status == expected
+
+    @pytest.mark.parametrize("change", NEXT)
+    @pytest.mark.parametrize("state", AT_START)
+    async def test_one_batch_decides_like_two(self, store: Store, writer: Writer, state: str, change: str) -> None:
+        expected = LEGAL[state].get(change)
+        if expected is None:
+            before = await whole(store)
+            with pytest.raises(Conflict):
+                await writer.write(*AT_START[state], NEXT[change])
+            assert await whole(store) == before
+        else:
+            await writer.write(*AT_START[state], NEXT[change])
+            assert (await store.list_tasks(RUN))[0].status == expected
+
+    @pytest.mark.parametrize("new", [*RUN_LEGAL, "interrupted", "nonsense"])
+    @pytest.mark.parametrize("old", RUN_LEGAL)
+    async def test_run_transitions(self, store: Store, old: str, new: str) -> None:
+        writer = Writer(store)
+        await writer.write(CREATED, *(RunStatusChanged(at(1), status) for status in RUN_WAY[old]))
+        if new in RUN_LEGAL[old]:
+            await writer.write(RunStatusChanged(at(2), new))
+        else:
+            with pytest.raises(Conflict, match=f"is {old} and cannot become {new}"):
+                await writer.write(RunStatusChanged(at(2), new))
+        run = await store.get_run(RUN)
+        assert run is not None
+        assert run.status == (new if new in RUN_LEGAL[old] else old)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            TaskStarted(at(1), "x", 1, "fast"),
+            TaskCompleted(at(1), "x", 1, "text"),
+            TaskCancelled(at(1), "x"),
+            TaskReopened(at(1), "x"),
+            TurnAppended(at(1), "x", 1, "user", "text"),
+            SessionOpened(at(1), "x", 1, "s"),
+        ],
+        ids=lambda change: type(change).__name__,
+    )
+    async def test_an_unknown_task_is_refused(self, store: Store, writer: Writer, change: Change) -> None:
+        before = await whole(store)
+        with pytest.raises(Conflict, match="'x'"):
+            await writer.write(START_A, change, DONE_A)
+        assert await whole(store) == before
+
+    @pytest.mark.parametrize(
+        "tasks",
+        [(NewTask("a", "p"), NewTask("a", "q")), (NewTask("a", "p", ("missing",)),)],
+        ids=["twice", "unknown dependency"],
+    )
+    async def test_a_run_of_impossible_tasks_is_refused(self, store: Store, tasks: tuple[NewTask, ...]) -> None:
+        with pytest.raises(Conflict):
+            await Writer(store).write(replace(CREATED, tasks=tasks))
+        assert await store.list_runs() == ()

@@ -1,0 +1,100 @@
+"""The tables: what can be asked of them, and what they refuse."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from persistence import (
+    NewTask,
+    SQLiteStore,
+    Store,
+    TaskCompleted,
+    TaskStarted,
+)
+from persistence.sqlite import statements
+from tests.contracts.store_samples import (
+    ANSWER,
+    ASK,
+    AT_START,
+    CLAIMED,
+    CREATED,
+    DONE_A,
+    OPENING,
+    RUN,
+    START_A,
+    Writer,
+    at,
+)
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a folder" / "runs #1 100% ?x=y.db"
+
+
+async def make(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await Writer(store).write(*OPENING, START_A, ASK, ANSWER, DONE_A)
+
+
+def edit(path: Path, *sql: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in sql:
+            connection.execute(statement).fetchall()
+
+
+@pytest.mark.parametrize("sql", re.findall(r"```sql\n(.*?)```", (ROOT / "docs/stores.md").read_text(), re.DOTALL))
+async def test_documented_queries_find_something(path: Path, sql: str) -> None:
+    async with SQLiteStore(path) as store:
+        writer = Writer(store)
+        tasks = (NewTask("facts", "p"), NewTask("bad", "p"), NewTask("after", "p", ("facts", "bad")))
+        await writer.write(replace(CREATED, tasks=tasks), CLAIMED)
+        for change in (START_A, ASK, DONE_A):
+            await writer.write(replace(change, task_id="facts"))
+        await writer.write(*(replace(change, task_id="bad") for change in AT_START["failed"]))
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute(sql).fetchall()
+
+
+async def test_guarded_updates_find_their_rows_by_key(path: Path) -> None:
+    """A scan of the tasks for each of them would make cost grow with the run."""
+    await make(path)
+    updates = [bulk for bulk in statements.IN_ORDER if bulk.head.startswith("UPDATE")]
+    with closing(sqlite3.connect(path)) as connection:
+        for bulk in updates:
+            sql = "EXPLAIN QUERY PLAN " + statements.bulk_sql(bulk, 4)
+            plan = [row[3] for row in connection.execute(sql, (None,) * (4 * bulk.width))]
+            assert not any(line.startswith(("SCAN tasks", "SCAN attempts")) for line in plan), plan
+            assert any(line.startswith("SEARCH") for line in plan), plan
+
+
+async def test_a_store_is_a_store(path: Path) -> None:
+    store: Store = SQLiteStore(path)
+    assert isinstance(store, SQLiteStore)
+
+
+async def test_the_schema_refuses_statuses_that_are_none(path: Path) -> None:
+    await make(path)
+    for table, status in [("runs", "interrupted"), ("tasks", "done"), ("attempts", "pending")]:
+        with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
+            edit(path, f"UPDATE {table} SET status = '{status}'")
+
+
+async def test_a_large_result_list_reads_back(path: Path) -> None:
+    ids = [f"t{number}" for number in range(1000)]
+    async with SQLiteStore(path) as store:
+        writer = Writer(store)
+        tasks = tuple(NewTask(task_id, "p", tuple(ids[max(0, n - 3) : n])) for n, task_id in enumerate(ids))
+        await writer.write(replace(CREATED, tasks=tasks), CLAIMED)
+        await writer.write(*(TaskStarted(at(3), task_id, 1, "fast") for task_id in ids))
+        await writer.write(*(TaskCompleted(at(4), task_id, 1, task_id) for task_id in ids))
+        stored = await store.list_tasks(RUN)
+        assert [(task.text, task.depends_on) for task in stored] == [(t.task_id, t.depends_on) for t in tasks]

@@ -1,0 +1,266 @@
+"""What only the SQLite store promises: its file, its refusals, and what survives what."""
+# ruff: noqa: ASYNC240 - the few small files of these tests are read at once
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from persistence import (
+    RunClaimed,
+    SQLiteStore,
+    StoreError,
+    StoreUnusable,
+)
+from tests.contracts.store_samples import (
+    ANSWER,
+    ASK,
+    CLAIMED,
+    DONE_A,
+    OPENING,
+    RUN,
+    START_A,
+    Writer,
+    at,
+    owner,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a folder" / "runs #1 100% ?x=y.db"
+
+
+async def make(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await Writer(store).write(*OPENING, START_A, ASK, ANSWER, DONE_A)
+
+
+def edit(path: Path, *sql: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in sql:
+            connection.execute(statement).fetchall()
+
+
+def in_child(code: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+# The file.
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o277], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+async def test_nobody_else_can_read_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "plait.db"
+    async with SQLiteStore(path) as store:
+        await Writer(store).write(*OPENING)
+        modes = {entry.name: stat.S_IMODE(entry.stat().st_mode) for entry in path.parent.iterdir()}
+        assert modes == {"plait.db": 0o600, "plait.db-wal": 0o600, "plait.db-shm": 0o600}
+        assert stat.S_IMODE(path.parent.stat().st_mode) & 0o077 == 0
+    assert [entry.name for entry in path.parent.iterdir()] == ["plait.db"]
+
+
+@pytest.mark.parametrize("mode", ["create", "existing"])
+async def test_what_was_written_is_there_after_opening_again(path: Path, mode: str) -> None:
+    await make(path)
+    async with SQLiteStore(path) as store:
+        before = await whole(store)
+    async with SQLiteStore(str(path), mode=mode) as store:
+        assert await whole(store) == before
+        await store.write(Writer(store).batch(*OPENING, START_A))
+        assert await whole(store) == before
+
+
+async def test_a_store_opened_and_closed_twice(path: Path) -> None:
+    store = SQLiteStore(path)
+    with pytest.raises(StoreError, match="not open"):
+        await store.list_runs()
+    async with store:
+        with pytest.raises(StoreError, match="open already"):
+            async with store:
+                pass
+        await Writer(store).write(*OPENING)
+    await store.close()
+    with pytest.raises(StoreError, match="not open"):
+        await store.write(Writer(store).batch(*OPENING))
+    async with store:
+        assert len(await store.list_runs()) == 1
+
+
+@pytest.mark.parametrize("bad", ["", ":memory:"])
+def test_a_path_that_is_none(bad: str) -> None:
+    with pytest.raises(ValueError, match="path of a file"):
+        SQLiteStore(bad)
+
+
+async def test_the_file_taken_away_is_noticed(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        writer = Writer(store)
+        await writer.write(*OPENING)
+        path.rename(path.with_name("elsewhere"))
+        with pytest.raises(StoreError, match="removed or replaced"):
+            await writer.write(START_A)
+        path.with_name("elsewhere").rename(path)
+        await writer.write(START_A)
+
+
+# Refusals.
+
+
+def truncated(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2 + 100])
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty": (lambda path: path.write_bytes(b""), "is empty"),
+    "text": (lambda path: path.write_text("not a database\n" * 500), "not a database"),
+    "truncated": (truncated, "damaged"),
+    "foreign": (lambda path: edit(path, "PRAGMA application_id = 7"), "another program"),
+    "not ours": (lambda path: edit(path, "PRAGMA application_id = 0", "PRAGMA user_version = 0"), "another program"),
+    "newer": (lambda path: edit(path, "PRAGMA user_version = 99"), "version 99.*upgrade"),
+}
+
+
+# Reading does not check every page before it starts.
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        (kind, mode)
+        for kind in REFUSED
+        for mode in ("create", "existing", "read")
+        if (kind, mode) != ("truncated", "read")
+    ],
+)
+async def test_a_bad_file_is_refused_and_left_as_it_is(path: Path, kind: str, mode: str) -> None:
+    await make(path)
+    spoil, reason = REFUSED[kind]
+    spoil(path)
+    before = {entry.name: entry.read_bytes() for entry in path.parent.iterdir()}
+    with pytest.raises(StoreUnusable, match=reason) as refused:
+        async with SQLiteStore(path, mode=mode):
+            pass
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert path.read_bytes() == before[path.name]
+    assert {entry.name for entry in path.parent.iterdir()} - set(before) <= {f"{path.name}-wal", f"{path.name}-shm"}
+
+
+@pytest.mark.parametrize("mode", ["existing", "read"])
+async def test_a_missing_file_is_not_made(path: Path, mode: str) -> None:
+    with pytest.raises(StoreUnusable, match="does not exist"):
+        async with SQLiteStore(path, mode=mode):
+            pass
+    assert not path.parent.exists()
+
+
+async def test_places_where_no_file_can_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for bad in (tmp_path, tmp_path / "file" / "runs.db", Path("/proc/nowhere/runs.db"), tmp_path / ("x" * 300)):
+        with pytest.raises(StoreUnusable, match=str(bad)[:20]) as refused:
+            async with SQLiteStore(bad):
+                pass
+        assert "\n" not in str(refused.value)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+async def test_a_write_protected_file_is_refused_for_writing(path: Path) -> None:
+    await make(path)
+    path.chmod(0o400)
+    with pytest.raises(StoreUnusable, match="may not be written"):
+        async with SQLiteStore(path):
+            pass
+    async with SQLiteStore(path, mode="read") as store:
+        assert len(await store.list_runs()) == 1
+
+
+# Readers and other writers.
+
+
+async def test_reading_while_another_connection_writes(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        writer = Writer(store)
+        await writer.write(*OPENING)
+        async with SQLiteStore(path, mode="read") as reader:
+            await writer.write(START_A, ASK)
+            assert (await reader.list_tasks(RUN))[0].status == "running"
+            await writer.write(ANSWER, DONE_A)
+            assert await whole(reader) == await whole(store)
+            with pytest.raises(StoreError, match="for reading only"):
+                await reader.write(writer.batch(CLAIMED))
+        # A reader that leaves must not take the live log with it.
+        await writer.write(RunClaimed(at(9), owner("next"), 1.0))
+    async with SQLiteStore(path, mode="read") as reader:
+        run = await reader.get_run(RUN)
+        assert run is not None
+        assert run.epoch == 2
+
+
+WRITE_RUNS = """
+import asyncio, sys
+from persistence import SQLiteStore
+from tests.contracts.store_samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
+
+async def main(path, name, runs):
+    async with SQLiteStore(path) as store:
+        for number in range(runs):
+            writer = Writer(store, f"{name}-{number}")
+            await writer.write(*OPENING)
+            for change in (START_A, ASK, ANSWER, DONE_A):
+                await writer.write(change)
+                print(writer.run_id, writer.next_seq - 1, flush=True)
+
+asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+"""
+
+
+async def test_two_processes_make_and_fill_one_store(path: Path) -> None:
+    children = [in_child(WRITE_RUNS, str(path), name, "30") for name in ("left", "right")]
+    for child in children:
+        _, errors = child.communicate(timeout=60)
+        assert (child.returncode, errors) == (0, "")
+    async with SQLiteStore(path, mode="existing") as store:
+        runs = await store.list_runs(1000)
+        assert [(run.last_seq, run.counts) for run in runs] == [(7, {"completed": 1, "pending": 2})] * 60
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("acknowledged", [1, 3, 50])
+async def test_what_was_acknowledged_survives_a_kill(path: Path, acknowledged: int) -> None:
+    child = in_child(WRITE_RUNS, str(path), "run", "100000")
+    assert child.stdout is not None
+    lines = [child.stdout.readline() for _ in range(acknowledged)]
+    child.send_signal(signal.SIGKILL)
+    lines += child.communicate(timeout=30)[0].splitlines()
+    last = {line.split()[0]: int(line.split()[1]) for line in lines if len(line.split()) == 2}
+    async with SQLiteStore(path, mode="existing") as store:
+        for run_id, seq in last.items():
+            run = await store.get_run(run_id)
+            assert run is not None
+            assert run.last_seq >= seq
+            await store.write(Writer(store, run_id).batch(*OPENING, START_A, ASK, ANSWER, DONE_A))
+            assert len(await store.list_messages(run_id, "a")) == 2
