@@ -1,1 +1,46 @@
-"""Backends: what answers the prompts."""
+"""Backends: what answers the prompts.
+
+Importing this package loads no SDK: `OpenAIBackend`, `AnthropicBackend` and `LocalBackend` load theirs when they are
+first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .errors import BackendError, BackendUnavailable, ErrorKind
+from .function import FunctionBackend, as_backend
+from .protocol import NO_USAGE, Backend, Conversation, JsonValue, Message, Opening, Output, Reply, Role, Usage
+
+if TYPE_CHECKING:
+    from .anthropic import AnthropicBackend
+    from .local import LocalBackend
+    from .openai import OpenAIBackend
+
+__all__ = [
+    "NO_USAGE",
+    "AnthropicBackend",
+    "Backend",
+    "BackendError",
+    "BackendUnavailable",
+    "Conversation",
+    "ErrorKind",
+    "FunctionBackend",
+    "JsonValue",
+    "LocalBackend",
+    "Message",
+    "OpenAIBackend",
+    "Opening",
+    "Output",
+    "Reply",
+    "Role",
+    "Usage",
+    "as_backend",
+]
+
+_LAZY = {"AnthropicBackend": "anthropic", "LocalBackend": "local", "OpenAIBackend": "openai"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -124,5 +124,8 @@ class Backend(Protocol):
         ...
 
     def open(self, opening: Opening) -> AbstractAsyncContextManager[Conversation]:
-        """Open a conversation. Leaving the context frees everything that it held, also when cancelled."""
+        """Open a conversation. Leaving the context frees everything that it held, also when cancelled.
+
+        Entering raises BackendUnavailable when an extra, a key or a file is missing here, BackendError for the rest.
+        """
         ...

@@ -1,0 +1,147 @@
+"""Anthropic, and servers that speak its messages API, on the official SDK. Always streamed: see openai.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar
+
+from .errors import BackendError, ErrorKind
+from .openai import length_message
+from .protocol import JsonValue, Message, Opening, Output, Usage
+from .remote import RemoteBackend
+from .text import clean_text
+
+DEFAULT_MODEL = "claude-haiku-4-5"
+"""Used when no model is named."""
+
+
+@dataclass(eq=False)
+class AnthropicBackend(RemoteBackend):
+    """The messages API through the `anthropic` SDK (extra `anthropic`), which is imported at the first conversation.
+
+    `model` None means DEFAULT_MODEL. `base_url` None means ANTHROPIC_BASE_URL where that is set, else Anthropic.
+    `api_key_env` names the environment variable that holds the key; it is read at the first conversation, and only
+    Anthropic itself insists on it. `system` is the system prompt. `temperature` is left to the server when None; newer
+    models take none. `max_tokens` bounds one answer. `request_timeout` is seconds for one whole request.
+
+    Earlier messages are sent along to continue a conversation; the server keeps nothing. With an output schema the
+    server is asked to keep to it as far as it can express it, the answer is checked, and asked for once more when it
+    does not fit. The SDK's own retries are off. Cancelling a turn closes its connection.
+
+    `aclose` and `async with` free the client; leaving it to the end of the program is harmless.
+    """
+
+    model: str | None = None
+    _: KW_ONLY
+    api_key_env: str = "ANTHROPIC_API_KEY"
+    system: str | None = field(default=None, repr=False)
+    temperature: float | None = None
+    max_tokens: int = 4096
+
+    package: ClassVar[str] = "anthropic"
+    client_class: ClassVar[str] = "AsyncAnthropic"
+    url_env: ClassVar[str] = "ANTHROPIC_BASE_URL"
+    default_url: ClassVar[str] = "https://api.anthropic.com"
+
+    async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message]) -> Message:
+        answer = _Answer(opening)
+        async with await client.messages.create(**self._request(opening, messages)) as stream:
+            async for event in stream:
+                answer.add(event)
+        return answer.finish(self.max_tokens)
+
+    def _request(self, opening: Opening, messages: Sequence[Message]) -> dict[str, Any]:
+        systems = [self.system or "", *(message.content for message in messages if message.role == "system")]
+        # Fields that some versions of the SDK do not know go into the body as they are.
+        body: dict[str, Any] = {}
+        if self.temperature is not None:
+            body["temperature"] = self.temperature
+        if opening.output_schema is not None:
+            wanted = _native_schema(opening.output_schema)
+            if wanted is None:
+                schema = json.dumps(opening.output_schema, ensure_ascii=False)
+                systems.append(f"Answer with nothing but JSON that fits this JSON Schema: {schema}")
+            else:
+                body["output_config"] = {"format": {"type": "json_schema", "schema": wanted}}
+        request: dict[str, Any] = {
+            "model": self.model or DEFAULT_MODEL,
+            "max_tokens": self.max_tokens,
+            # This API refuses empty messages.
+            "messages": [{"role": m.role, "content": m.content} for m in messages if m.role != "system" and m.content],
+            "stream": True,
+            "extra_body": body,
+        }
+        system = "\n\n".join(clean_text(text) for text in systems if text)
+        return {**request, "system": system} if system else request
+
+
+class _Answer:
+    """An answer as it comes in, event by event."""
+
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
+        self._texts: list[str] = []
+        self._reason: str | None = None
+        self._input = self._output = 0
+        self._events = 0
+
+    def add(self, event: Any) -> None:
+        self._events += 1
+        kind = getattr(event, "type", None)
+        if kind == "message_start":
+            self._count(getattr(event.message, "usage", None))
+        elif kind == "content_block_delta" and getattr(event.delta, "type", None) == "text_delta":
+            self._texts.append(event.delta.text)
+            self._opening.on_output(Output("text", clean_text(event.delta.text)))
+        elif kind == "message_delta":
+            self._reason = event.delta.stop_reason or self._reason
+            self._count(getattr(event, "usage", None))
+
+    def _count(self, usage: Any) -> None:
+        # Totals so far, not increments; tokens read from or written to the prompt cache are counted apart.
+        cached = ("cache_creation_input_tokens", "cache_read_input_tokens")
+        read = sum(getattr(usage, name, None) or 0 for name in ("input_tokens", *cached))
+        self._input = max(self._input, read)
+        self._output = max(self._output, getattr(usage, "output_tokens", None) or 0)
+
+    def finish(self, max_tokens: int) -> Message:
+        """The whole message, or the BackendError for why there is none."""
+        if self._reason in {"end_turn", "stop_sequence"}:
+            return Message("assistant", clean_text("".join(self._texts)), Usage(self._input, self._output))
+        if self._reason == "refusal":
+            raise BackendError(ErrorKind.REFUSED, "the model declined to answer")
+        if self._reason == "max_tokens":
+            raise BackendError(ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._output))
+        if self._reason == "model_context_window_exceeded":
+            raise BackendError(ErrorKind.CONTEXT_OVERFLOW, "the answer was cut: the model's context is full")
+        if self._reason is not None:
+            raise BackendError(ErrorKind.UNEXPECTED, f"the answer ended with stop reason {self._reason!r}")
+        if not self._events:
+            text = "the server's answer held no events at all; is base_url that of a messages API?"
+            raise BackendError(ErrorKind.TRANSIENT, text)
+        raise BackendError(ErrorKind.TRANSIENT, f"the answer broke off after {self._events} events, no stop reason")
+
+
+def _native_schema(schema: Mapping[str, JsonValue]) -> dict[str, Any] | None:
+    """`schema` as the API takes it, which knows a part of JSON Schema only; None for what it cannot express."""
+    from anthropic import transform_schema  # noqa: PLC0415 - the SDK is imported when it is first used
+
+    if _has_open_object(schema):
+        return None
+    try:
+        return transform_schema(dict(schema))
+    except (AssertionError, AttributeError, TypeError, ValueError):
+        return None
+
+
+def _has_open_object(schema: Any) -> bool:
+    # The SDK would turn an object of any keys into an empty one.
+    if isinstance(schema, list):
+        return any(_has_open_object(item) for item in schema)  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(schema, Mapping):
+        return False
+    if schema.get("type") == "object" and not schema.get("properties"):  # pyright: ignore[reportUnknownMemberType]
+        return True
+    return any(_has_open_object(value) for value in schema.values())  # pyright: ignore[reportUnknownVariableType]

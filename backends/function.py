@@ -1,0 +1,138 @@
+"""Any Python function as a backend."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from .errors import BackendError, ErrorKind
+from .protocol import Backend, JsonValue, Opening, Reply
+from .structured import Mismatch, Schema, invalid_output
+from .text import clean_text, one_line, parse_json
+
+Function: TypeAlias = Callable[[str], Awaitable[Any]] | Callable[[str], Any]
+"""`async def f(prompt: str)` or `def f(prompt: str)`, giving text or any JSON value but None."""
+
+
+class FunctionBackend:
+    """A function that takes the prompt and gives the answer.
+
+    Text becomes the reply's `text`. Any other JSON value becomes its `data`, as JSON reads it back (a tuple is a list),
+    and `text` is its JSON. None, NaN and what JSON cannot hold are errors of kind `unexpected`, and so is every
+    exception but BackendError, which passes through as it is. With an output schema the value has to fit it, text being
+    read as JSON first; a function gets no second try within the turn (`invalid_output`).
+
+    A plain function runs in a worker thread of its own. Threads cannot be stopped: a cancelled or timed-out turn is
+    abandoned, and the thread runs on to the function's end with nobody listening. Prefer `async def`.
+
+    There are no sessions: each turn is one call, and earlier messages are not passed on.
+    """
+
+    __slots__ = ("_call",)
+
+    def __init__(self, function: Function) -> None:
+        if not callable(function):
+            raise TypeError(f"FunctionBackend takes a function, not {type(function).__name__}")
+        self._call: Callable[[str], Awaitable[Any]] = function if _is_async(function) else _threaded(function)
+
+    def new_session_id(self) -> str | None:
+        """None: functions have no sessions."""
+        return None
+
+    def open(self, opening: Opening) -> _Call:
+        """A conversation whose every turn is one call of the function."""
+        return _Call(self._call, opening)
+
+
+def as_backend(value: object) -> Backend:
+    """`value` itself if it is a backend, or a backend around it if it is a function. TypeError otherwise."""
+    if isinstance(value, type):
+        raise TypeError(f"{value.__name__} is a class; give an instance of it as the backend")
+    if isinstance(value, Backend):
+        return value
+    if callable(value):
+        return FunctionBackend(value)
+    raise TypeError(
+        f"a backend has `new_session_id` and `open`, or is a function that takes the prompt; {type(value).__name__} "
+        "is neither"
+    )
+
+
+class _Call:
+    """Conversation and its context manager in one, without asynccontextmanager: opened once per task."""
+
+    __slots__ = ("_call", "_opening")
+
+    session_id: str | None = None
+
+    def __init__(self, call: Callable[[str], Awaitable[Any]], opening: Opening) -> None:
+        self._call = call
+        self._opening = opening
+
+    async def __aenter__(self) -> _Call:
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _exc: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        return None
+
+    async def send(self, prompt: str) -> Reply:
+        try:
+            value = await self._call(prompt)
+        except BackendError:
+            raise
+        except Exception as exc:
+            name = type(exc).__name__
+            detail = one_line(str(exc))
+            raise BackendError(ErrorKind.UNEXPECTED, f"{name}: {detail}" if detail else name) from exc
+        if self._opening.output_schema is not None:
+            return self._checked(value)
+        if isinstance(value, str):
+            return Reply(clean_text(str(value)))
+        text, data = _as_json(value)
+        return Reply(text, data)
+
+    def _checked(self, value: Any) -> Reply:
+        schema = Schema(self._opening.output_schema or {})
+        try:
+            if isinstance(value, str):
+                text = clean_text(str(value))
+                return Reply(text, schema.read(text))
+            text, data = _as_json(value)
+            return Reply(text, schema.check(data))
+        except Mismatch as mismatch:
+            raise invalid_output(mismatch) from None
+
+
+def _as_json(value: Any) -> tuple[str, JsonValue]:
+    if value is None:
+        raise BackendError(ErrorKind.UNEXPECTED, "the function returned None; return text or a JSON value")
+    try:
+        text = clean_text(json.dumps(value, ensure_ascii=False, allow_nan=False))
+        # Read back, so that dependents see the same value now and after a resume.
+        return text, parse_json(text)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise BackendError(
+            ErrorKind.UNEXPECTED,
+            f"the function returned {type(value).__name__}, which JSON cannot hold: {one_line(str(exc), 120)}",
+        ) from exc
+
+
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _threaded(function: Callable[[str], Any]) -> Callable[[str], Awaitable[Any]]:
+    async def call(prompt: str) -> Any:
+        from anyio import CapacityLimiter  # noqa: PLC0415 - `async def` functions do without anyio
+        from anyio.to_thread import run_sync  # noqa: PLC0415
+
+        # The runner bounds how many run at once; anyio's shared limit of 40 threads would be a second, hidden bound.
+        value = await run_sync(function, prompt, abandon_on_cancel=True, limiter=CapacityLimiter(1))
+        return await value if inspect.isawaitable(value) else value
+
+    return call

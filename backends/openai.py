@@ -1,0 +1,146 @@
+"""OpenAI, and every server that speaks its chat completions, on the official SDK.
+
+Requests are always streamed: some servers notice that a client went away only while they stream, so this is what makes
+a cancel stop the work. The SDK takes a stream that merely ends for a complete answer; here only a finish reason makes
+an answer complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar
+
+from .errors import BackendError, ErrorKind
+from .protocol import NO_USAGE, Message, Opening, Output, Usage
+from .remote import RemoteBackend
+from .text import clean_text, one_line
+
+DEFAULT_MODEL = "gpt-5.4-mini"
+"""Used when no model is named and the server is OpenAI's own."""
+
+
+@dataclass(eq=False)
+class OpenAIBackend(RemoteBackend):
+    """Chat completions through the `openai` SDK (extra `openai`), which is imported at the first conversation.
+
+    `model` None means the first one that the server lists, or DEFAULT_MODEL at OpenAI itself. `base_url` None means
+    OPENAI_BASE_URL where that is set, else OpenAI. `api_key_env` names the environment variable that holds the key; it
+    is read at the first conversation, and only OpenAI itself insists on it. `system` is the system prompt.
+    `temperature` and `max_tokens` are left to the server when None. `request_timeout` is seconds for one whole request.
+
+    Earlier messages are sent along to continue a conversation; the server keeps nothing. With an output schema the
+    server is asked to keep to it, the answer is checked, and asked for once more when it does not fit. The SDK's own
+    retries are off. Cancelling a turn closes its connection, upon which the server stops working on it.
+
+    `aclose` and `async with` free the client; leaving it to the end of the program is harmless.
+    """
+
+    model: str | None = None
+    _: KW_ONLY
+    api_key_env: str = "OPENAI_API_KEY"
+    system: str | None = field(default=None, repr=False)
+    temperature: float | None = None
+    max_tokens: int | None = None
+    _listed_model: str | None = field(default=None, init=False, repr=False)
+
+    package: ClassVar[str] = "openai"
+    client_class: ClassVar[str] = "AsyncOpenAI"
+    url_env: ClassVar[str] = "OPENAI_BASE_URL"
+    default_url: ClassVar[str] = "https://api.openai.com/v1"
+
+    async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message]) -> Message:
+        request = self._request(await self._choose_model(client), opening, messages)
+        answer = _Answer(opening)
+        async with await client.chat.completions.create(**request) as stream:
+            async for chunk in stream:
+                answer.add(chunk)
+        return answer.finish(self.max_tokens)
+
+    async def _choose_model(self, client: Any) -> str:
+        if self.model or self._listed_model:
+            return self.model or self._listed_model or ""
+        if not self._is_custom:
+            return DEFAULT_MODEL
+        listed = await client.models.list()
+        names: list[str] = [model.id for model in listed.data or ()]
+        if not names:
+            raise BackendError(ErrorKind.INVALID_REQUEST, f"{self._server.name} lists no model; name one with `model`")
+        self._listed_model = names[0]
+        return names[0]
+
+    def _request(self, model: str, opening: Opening, messages: Sequence[Message]) -> dict[str, Any]:
+        sent = [{"role": message.role, "content": message.content} for message in messages]
+        if self.system:
+            sent.insert(0, {"role": "system", "content": clean_text(self.system)})
+        # OpenAI's newer models refuse the old name of the limit, other servers know only that one.
+        limit = "max_tokens" if self._is_custom else "max_completion_tokens"
+        request: dict[str, Any] = {
+            "model": model,
+            "messages": sent,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.temperature is not None:
+            request["temperature"] = self.temperature
+        if self.max_tokens is not None:
+            request[limit] = self.max_tokens
+        if opening.output_schema is not None:
+            schema = {"name": "answer", "schema": dict(opening.output_schema)}
+            request["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return request
+
+
+class _Answer:
+    """An answer as it comes in. Chunks of lenient servers lack fields; nothing here relies on one being there."""
+
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
+        self._texts: list[str] = []
+        self._refusals: list[str] = []
+        self._reason: str | None = None
+        self._usage = NO_USAGE
+        self._chunks = 0
+
+    def add(self, chunk: Any) -> None:
+        self._chunks += 1
+        usage = getattr(chunk, "usage", None)
+        if usage is not None:
+            self._usage = Usage(
+                getattr(usage, "prompt_tokens", None) or 0, getattr(usage, "completion_tokens", None) or 0
+            )
+        for choice in getattr(chunk, "choices", None) or ():
+            delta = getattr(choice, "delta", None)
+            text = getattr(delta, "content", None)
+            if isinstance(text, str) and text:
+                self._texts.append(text)
+                self._opening.on_output(Output("text", clean_text(text)))
+            self._refusals.append(getattr(delta, "refusal", None) or "")
+            self._reason = getattr(choice, "finish_reason", None) or self._reason
+
+    def finish(self, max_tokens: int | None) -> Message:
+        """The whole message, or the BackendError for why there is none."""
+        refusal = "".join(self._refusals)
+        if refusal or self._reason == "content_filter":
+            why = one_line(refusal, 200) if refusal else "a content filter stopped the answer"
+            raise BackendError(ErrorKind.REFUSED, f"the model declined: {why}")
+        if self._reason == "length":
+            raise BackendError(ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._usage.output_tokens))
+        if self._reason in {"tool_calls", "function_call"}:
+            raise BackendError(ErrorKind.UNEXPECTED, "the model asked for a tool, and none was offered to it")
+        if self._reason is None or self._reason == "error":
+            raise BackendError(ErrorKind.TRANSIENT, self._cut())
+        # Joined before it is cleaned: a pair of surrogates may be split over two chunks.
+        return Message("assistant", clean_text("".join(self._texts)), self._usage)
+
+    def _cut(self) -> str:
+        if not self._chunks:
+            return "the server's answer held no events at all; is base_url that of a chat completions API?"
+        return f"the answer broke off after {self._chunks} events, without a finish reason"
+
+
+def length_message(max_tokens: int | None, output_tokens: int) -> str:
+    """Why an answer was cut for its length, as far as the numbers tell."""
+    if max_tokens is not None and output_tokens in {0, max_tokens}:
+        return f"the answer was cut at max_tokens={max_tokens}; raise it, or ask for a shorter answer"
+    return f"the answer was cut after {output_tokens} tokens: the model's context or its own limit is reached"

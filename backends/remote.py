@@ -1,0 +1,130 @@
+"""What the adapters on a vendor's SDK do alike: one client, made late, and conversations replayed over it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from types import TracebackType
+from typing import Any, ClassVar, Self
+from uuid import uuid4
+
+import anyio
+from anyio.to_thread import run_sync
+
+from .errors import BackendError, BackendUnavailable, ErrorKind
+from .protocol import Conversation, Message, Opening
+from .replay import ReplayConversation
+from .sdk import NO_KEY, Server, find_server, require, translate
+
+
+@dataclass(eq=False, kw_only=True)
+class RemoteBackend(ABC):
+    """Base of the adapters on a vendor's SDK.
+
+    The client is made at the first conversation, in a thread, since importing an SDK takes a second. It keeps no idle
+    connections: nothing is left open after a request, nothing is tied to one event loop, and no request meets a
+    connection that the server has closed meanwhile. The price is a TLS handshake a request, little beside an answer.
+    """
+
+    base_url: str | None = None
+    api_key_env: str
+    request_timeout: float = 600.0
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    _client: Any = field(default=None, init=False, repr=False)
+    _server: Server = field(default=Server("", NO_KEY), init=False, repr=False)
+
+    package: ClassVar[str]
+    """The SDK's module, which is also the name of our extra."""
+    client_class: ClassVar[str]
+    url_env: ClassVar[str]
+    default_url: ClassVar[str]
+
+    def new_session_id(self) -> str | None:
+        """A random id; it names the conversation in the store, the server never sees it."""
+        return uuid4().hex
+
+    def check(self) -> None:
+        """BackendUnavailable when the SDK or the key is missing. Imports nothing, needs no network."""
+        self._find_server()
+
+    @asynccontextmanager
+    async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
+        """Open a conversation. BackendUnavailable when the SDK or the key is missing."""
+        if self._client is None:
+            await run_sync(self._connect, abandon_on_cancel=True)
+        yield ReplayConversation(partial(self._guarded, self._client, opening), opening)
+
+    async def aclose(self) -> None:
+        """Close the client, once no conversation is open any more. A later one makes a new client."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _exc: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @abstractmethod
+    async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message]) -> Message:
+        """One streamed request; may raise whatever the SDK does."""
+
+    @property
+    def _is_custom(self) -> bool:
+        """Whether another server than the vendor's own is asked."""
+        return self.default_url.split("/")[2] not in self._url
+
+    @property
+    def _url(self) -> str:
+        return self.base_url or os.environ.get(self.url_env) or self.default_url
+
+    def _find_server(self) -> Server:
+        require(self.package, self.package)
+        return find_server(self._url, self.api_key_env, key_needed=not self._is_custom)
+
+    def _connect(self) -> None:
+        with self._lock:
+            if self._client is None:
+                self._server = self._find_server()
+                self._client = self._make_or_explain(self._server)
+
+    def _make_or_explain(self, server: Server) -> Any:
+        try:
+            return self._make_client(server)
+        except Exception as exc:  # an SDK of another version, a broken certificate store, a proxy that is no URL
+            problem = server.say(f"cannot make the {self.package} client: {type(exc).__name__}: {exc}")
+        raise BackendUnavailable(problem)
+
+    def _make_client(self, server: Server, *, trust_env: bool = True) -> Any:
+        sdk: Any = import_module(self.package)
+        limits = type(sdk.DEFAULT_CONNECTION_LIMITS)(max_connections=None, max_keepalive_connections=0)
+        # No redirects: the key would follow them to another host.
+        http = sdk.DefaultAsyncHttpxClient(limits=limits, follow_redirects=False, trust_env=trust_env)
+        make = getattr(sdk, self.client_class)
+        return make(
+            api_key=server.key, base_url=server.url, max_retries=0, timeout=self.request_timeout, http_client=http
+        )
+
+    async def _guarded(self, client: Any, opening: Opening, messages: Sequence[Message]) -> Message:
+        try:
+            # The SDK's own limit is one on the silence between two reads; a slow drip would pass it for ever.
+            with anyio.fail_after(self.request_timeout):
+                return await self._ask(client, opening, messages)
+        except BackendError:
+            raise
+        except TimeoutError:
+            text = f"no whole answer from {self._server.name} within {self.request_timeout:g} s (request_timeout)"
+            failure = BackendError(ErrorKind.TIMEOUT, text)
+        except Exception as exc:
+            failure = translate(exc, self._server)
+        # Raised out here so that it carries no context: see sdk.py.
+        raise failure

@@ -1,0 +1,56 @@
+"""Conversations whose history we hold and send whole with every turn, for servers that keep none."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
+
+from .protocol import NO_USAGE, JsonValue, Message, Opening, Output, Reply
+from .structured import Mismatch, Schema, invalid_output, repair_prompt
+from .text import clean_text
+
+Ask: TypeAlias = Callable[[Sequence[Message]], Awaitable[Message]]
+"""One request: the whole conversation so far, the question last; returns the assistant's whole message."""
+
+
+class ReplayConversation:
+    """A conversation on top of `ask`. A turn that failed leaves no trace in the history."""
+
+    def __init__(self, ask: Ask, opening: Opening) -> None:
+        self._ask = ask
+        self._opening = opening
+        self._history = [Message(old.role, clean_text(old.content), old.usage) for old in opening.history]
+        self._schema = None if opening.output_schema is None else Schema(opening.output_schema)
+
+    @property
+    def session_id(self) -> str | None:
+        """The id that the caller chose; the server knows nothing of it."""
+        return self._opening.session_id
+
+    async def send(self, prompt: str) -> Reply:
+        turn: list[Message] = []
+        text = await self._exchange(turn, prompt)
+        data = None
+        if self._schema is not None:
+            text, data = await self._fitting(turn, text, self._schema)
+        self._history += turn
+        usage = sum((message.usage for message in turn), NO_USAGE)
+        return Reply(text, data, self.session_id, usage, tuple(turn))
+
+    async def _exchange(self, turn: list[Message], prompt: str) -> str:
+        turn.append(Message("user", clean_text(prompt)))
+        answer = await self._ask([*self._history, *turn])
+        turn.append(answer)
+        return answer.content
+
+    async def _fitting(self, turn: list[Message], text: str, schema: Schema) -> tuple[str, JsonValue]:
+        try:
+            return text, schema.read(text)
+        except Mismatch as mismatch:
+            problem = mismatch
+        self._opening.on_output(Output("notice", "the answer does not fit its schema; asking once more"))
+        text = await self._exchange(turn, repair_prompt(problem, schema))
+        try:
+            return text, schema.read(text)
+        except Mismatch as mismatch:
+            raise invalid_output(mismatch) from None

@@ -1,0 +1,87 @@
+"""Answers that have to fit a JSON Schema: how they are read, checked, and asked for a second time."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import BackendError, ErrorKind
+from .protocol import JsonValue
+from .text import one_line, parse_json
+
+_FENCE = re.compile(r"```[A-Za-z]*[ \t]*\r?\n(.*?)```", re.DOTALL)
+_MOST_PROBLEMS = 5
+
+
+class Mismatch(Exception):  # noqa: N818 - never leaves this package
+    """An answer is not JSON or does not fit the schema. The message says what is wrong with it, in one line."""
+
+
+class Schema:
+    """A JSON Schema, ready to check values. BackendError (invalid_request) when it is not a JSON Schema itself."""
+
+    def __init__(self, schema: Mapping[str, JsonValue]) -> None:
+        self._validator = _validator(schema)
+        self.text = json.dumps(schema, ensure_ascii=False)
+
+    def read(self, text: str) -> JsonValue:
+        """The value in an answer's `text`: all of it, or its first fenced block. Mismatch if it does not fit."""
+        try:
+            return self.check(parse_json(text))
+        except ValueError as exc:
+            fence = _FENCE.search(text)
+            if fence is None:
+                raise Mismatch(f"it is not JSON: {one_line(str(exc), 120)}") from None
+        try:
+            return self.check(parse_json(fence[1]))
+        except ValueError as exc:
+            raise Mismatch(f"its fenced block is not JSON: {one_line(str(exc), 120)}") from None
+
+    def check(self, value: JsonValue) -> JsonValue:
+        """`value` itself when it fits, else Mismatch with the first few places where it does not."""
+        try:
+            problems = sorted(self._validator.iter_errors(value), key=lambda problem: problem.json_path)
+        except RecursionError:
+            raise Mismatch("it is nested too deeply") from None
+        except Exception as exc:  # an unresolvable $ref: jsonschema finds it only now
+            raise BackendError(ErrorKind.INVALID_REQUEST, f"output_schema: {one_line(str(exc))}") from None
+        if problems:
+            raise Mismatch("; ".join(_describe(problem) for problem in problems[:_MOST_PROBLEMS]))
+        return value
+
+
+def repair_prompt(mismatch: Mismatch, schema: Schema) -> str:
+    """What the model is told, in the same conversation, after an answer that does not fit."""
+    # The schema is repeated because some servers accept one and never show it to the model.
+    return (
+        f"That answer cannot be used: {mismatch}. Answer again with nothing but JSON, no text and no code fence "
+        f"around it, that fits this JSON Schema: {schema.text}"
+    )
+
+
+def invalid_output(mismatch: Mismatch) -> BackendError:
+    """The error for an answer that still does not fit."""
+    return BackendError(ErrorKind.INVALID_OUTPUT, f"the answer does not fit output_schema: {mismatch}")
+
+
+def _describe(problem: Any) -> str:
+    return f"at {one_line(problem.json_path, 80)}: {one_line(problem.message, 160)}"
+
+
+def _validator(schema: Mapping[str, JsonValue]) -> Any:
+    # Here, not above: importing them costs more than all the rest of this package.
+    from jsonschema.exceptions import SchemaError  # noqa: PLC0415
+    from jsonschema.validators import Draft202012Validator, validator_for  # noqa: PLC0415
+    from referencing import Registry  # noqa: PLC0415
+
+    plain = dict(schema)
+    kind: Any = validator_for(plain, default=Draft202012Validator)
+    try:
+        kind.check_schema(plain)
+    except SchemaError as exc:
+        raise BackendError(ErrorKind.INVALID_REQUEST, f"output_schema is not a JSON Schema: {_describe(exc)}") from None
+    # An empty registry: without one, a "$ref" to a URL would be fetched.
+    nothing: Registry[Any] = Registry()
+    return kind(plain, registry=nothing)

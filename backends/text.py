@@ -1,0 +1,48 @@
+"""Text that comes from outside, made safe to store, and errors made safe to show."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from .protocol import JsonValue
+
+
+def clean_text(text: str) -> str:
+    """`text` without lone surrogates, which neither UTF-8 nor SQLite can hold: each becomes U+FFFD, a pair of them
+    becomes the character that it stands for. Any other text comes back as it is.
+    """
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """`text` with its white space folded into single spaces and cut at `limit` characters, for an error message."""
+    # Cut before splitting: the text may be megabytes long.
+    folded = " ".join(clean_text(text[: 4 * limit]).split())
+    return folded if len(folded) <= limit else folded[: limit - 1] + "…"
+
+
+def parse_json(text: str) -> JsonValue:
+    """The value of JSON `text`. ValueError for what is not JSON, NaN, Infinity and numbers beyond a float included."""
+    try:
+        value: JsonValue = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return value
+
+
+def _refuse_constant(name: str) -> JsonValue:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"the number {one_line(digits, 40)} is too large")
+    return number

@@ -1,0 +1,111 @@
+"""Markdown files as their readers use them: fenced blocks, the commands in them, headings and links."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+_FENCE = re.compile(r"^( *)(`{3,}|~{3,}) *(.*)$")
+_FILE_NAME = re.compile(r"^(?:#|//|--) (\S+\.(?:py|yaml|toml|json|sql|txt|md))\s*$")
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block. `line` is that of its opening fence; `info` is what stands behind it."""
+
+    file: str
+    line: int
+    info: str
+    text: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    @property
+    def name(self) -> str | None:
+        """The file name in a comment on the first line: the block is that file for the blocks after it."""
+        found = _FILE_NAME.match(self.text.partition("\n")[0])
+        return found[1] if found else None
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line. `exit_code` is 0 unless the line ends in a comment such as `# exits with 1`."""
+
+    line: str
+    exit_code: int
+
+
+def blocks(file: str, text: str) -> list[Block]:
+    """All fenced blocks. Raises ValueError for one that is not closed."""
+    found: list[Block] = []
+    lines = iter(enumerate(text.splitlines(), 1))
+    for number, line in lines:
+        if not (opening := _FENCE.match(line)):
+            continue
+        inside: list[str] = []
+        for _, inner in lines:
+            if inner.strip().startswith(opening[2]) and not inner.strip().strip(opening[2][0]):
+                break
+            inside.append(inner)
+        else:
+            raise ValueError(f"{file}:{number}: the block is not closed")
+        found.append(Block(file, number, opening[3].strip(), textwrap.dedent("\n".join(inside)) + "\n"))
+    return found
+
+
+def commands(block: Block) -> list[Command]:
+    """The command lines of a `sh` block (all lines) or a `console` block (those after `$ `), continuations joined."""
+    text = block.text
+    if block.info == "console":
+        lines = re.findall(r"^\$ ((?:.*\\\n)*.*)$", text, re.MULTILINE)
+    else:
+        lines = re.findall(r"^((?:.*\\\n)*.*)$", text, re.MULTILINE)
+    joined = (re.sub(r"\s*\\\n\s*", " ", line).strip() for line in lines)
+    return [_command(line) for line in joined if line and not line.startswith("#")]
+
+
+def _command(line: str) -> Command:
+    found = re.search(r"\s+# .*\bexits? (?:with )?(?:code )?(\d+)", line)
+    return Command(re.sub(r"\s+# .*$", "", line), int(found[1]) if found else 0)
+
+
+def indented_blocks(file: str, text: str) -> list[str]:
+    """Where code stands without a fence: indented by four, after an empty line, and not within a list."""
+    found: list[str] = []
+    before, in_list = "", False
+    for number, line in enumerate(_without_blocks(text).splitlines(), 1):
+        if line and not line.startswith(" "):
+            in_list = re.match(r"([-*+]|\d+\.) ", line) is not None
+        if line.startswith("    ") and line.strip() and not before and not in_list:
+            found.append(f"{file}:{number}")
+        before = line.strip()
+    return found
+
+
+def _without_blocks(text: str) -> str:
+    """`text` with its fenced blocks made empty, line by line."""
+    fenced = re.compile(r"^( *)(`{3,}|~{3,}).*?^ *\2 *$", re.MULTILINE | re.DOTALL)
+    return fenced.sub(lambda found: "\n" * found[0].count("\n"), text)
+
+
+def broken_links(root: Path, file: str, text: str) -> list[str]:
+    """Links within the repository whose file or heading is not there."""
+    broken: list[str] = []
+    for target in _LINK.findall(_without_blocks(text)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (root / file).parent / path if path else root / file
+        if not there.exists() or (anchor and anchor not in _anchors(there.read_text(encoding="utf-8"))):
+            broken.append(f"{file}: {target}")
+    return broken
+
+
+def _anchors(text: str) -> set[str]:
+    headings = re.findall(r"^#+ +(.+?)\s*$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

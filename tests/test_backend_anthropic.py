@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.support.wire import Messages, Script, events, serve
+
+from backends import AnthropicBackend, BackendError, BackendUnavailable, ErrorKind, Message, Opening, Output, Usage
+from backends.anthropic import DEFAULT_MODEL
+
+WIRE = Messages()
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 1}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+
+
+def make(server: Script, **options: object) -> AnthropicBackend:
+    return AnthropicBackend("m", base_url=server.url, **options)  # type: ignore[arg-type]
+
+
+async def say(backend: AnthropicBackend, prompt: str = "Hello.", opening: Opening | None = None):
+    async with backend.open(opening or Opening()) as conversation:
+        return await conversation.send(prompt)
+
+
+async def test_a_turn_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEY", "k-1")
+    monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "not-to-be-sent")
+    seen: list[Output] = []
+    async with serve(events(WIRE.parts("Good ", "day."))) as server:
+        backend = make(server, api_key_env="SOME_KEY", system="Be brief.", temperature=0.5, max_tokens=9)
+        reply = await say(backend, opening=Opening(on_output=seen.append))
+    request = server.requests[0]
+    assert (request.method, request.path) == ("POST", "/v1/messages")
+    # Which header holds the key is the SDK's matter.
+    assert {"Bearer k-1", "k-1"} & {request.headers.get("authorization"), request.headers.get("x-api-key")}
+    assert "not-to-be-sent" not in str(request.headers)
+    assert request.body == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Hello."}],
+        "system": "Be brief.",
+        "stream": True,
+        "temperature": 0.5,
+        "max_tokens": 9,
+    }
+    assert reply.text == "Good day."
+    assert [output.text for output in seen] == ["Good ", "day."]
+    assert reply.usage == Usage(11, 7), "tokens from the prompt cache count as input"
+    assert reply.messages == (Message("user", "Hello."), Message("assistant", "Good day.", Usage(11, 7)))
+
+
+async def test_history_without_what_the_api_refuses() -> None:
+    history = (Message("system", "Be kind."), Message("user", "a"), Message("assistant", ""), Message("user", "b"))
+    async with serve(events(WIRE.parts("x"))) as server:
+        await say(make(server, system="Be brief."), "c", Opening(history=history))
+    body = server.bodies[0]
+    assert body["system"] == "Be brief.\n\nBe kind."
+    assert [(message["role"], message["content"]) for message in body["messages"]] == [
+        ("user", "a"),
+        ("user", "b"),
+        ("user", "c"),
+    ]
+
+
+async def test_schema_as_far_as_the_api_can_express_it() -> None:
+    async with serve(events(WIRE.parts('{"n": 3}'))) as server:
+        reply = await say(make(server), opening=Opening(output_schema=SCHEMA))
+    wanted = server.bodies[0]["output_config"]["format"]
+    assert wanted["type"] == "json_schema"
+    assert wanted["schema"]["properties"]["n"]["type"] == "integer"
+    assert "minimum" not in wanted["schema"]["properties"]["n"]
+    assert reply.data == {"n": 3}
+
+
+async def test_what_the_api_cannot_express_is_checked_here() -> None:
+    async with serve(events(WIRE.parts('{"n": 0}')), events(WIRE.parts('{"n": 1}'))) as server:
+        reply = await say(make(server), opening=Opening(output_schema=SCHEMA))
+    assert reply.data == {"n": 1}
+    assert reply.usage == Usage(22, 14)
+    assert "0 is less than the minimum of 1" in reply.messages[2].content
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "additionalProperties": {"type": "string"}},
+        {"type": "array", "items": {"type": "object"}},
+        {"type": ["object", "null"], "properties": {"a": {}}},
+        {"minLength": 1},
+    ],
+)
+async def test_schemas_beyond_the_api_are_asked_for_in_words(schema: dict[str, Any]) -> None:
+    async with serve(events(WIRE.parts('{"key": "value"}'))) as server:
+        with_schema = Opening(output_schema=schema)
+        if schema.get("type") == "array":
+            with pytest.raises(BackendError) as caught:
+                await say(make(server), opening=with_schema)
+            assert caught.value.kind is ErrorKind.INVALID_OUTPUT
+        else:
+            assert (await say(make(server), opening=with_schema)).data == {"key": "value"}
+    assert "output_config" not in server.bodies[0]
+    assert "JSON Schema" in server.bodies[0]["system"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "words"),
+    [
+        ("max_tokens", ErrorKind.CONTEXT_OVERFLOW, "max_tokens=7; raise it"),
+        ("model_context_window_exceeded", ErrorKind.CONTEXT_OVERFLOW, "context is full"),
+        ("refusal", ErrorKind.REFUSED, "declined"),
+        ("tool_use", ErrorKind.UNEXPECTED, "'tool_use'"),
+        ("pause_turn", ErrorKind.UNEXPECTED, "'pause_turn'"),
+    ],
+)
+async def test_stop_reasons(reason: str, kind: ErrorKind, words: str) -> None:
+    async with serve(events(WIRE.parts("so far", reason=reason))) as server:
+        with pytest.raises(BackendError, match=words) as caught:
+            await say(make(server, max_tokens=7))
+    assert caught.value.kind is kind
+
+
+async def test_anthropic_itself_insists_on_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    monkeypatch.delenv("ANTHROPIC_BASE_URL", raising=False)
+    with pytest.raises(BackendUnavailable, match="set ANTHROPIC_API_KEY"):
+        await say(AnthropicBackend())
+
+
+async def test_missing_sdk_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.sdk.find_spec", lambda name: None)
+    with pytest.raises(BackendUnavailable, match=r"pip install 'plait\[anthropic\]'"):
+        AnthropicBackend().check()
+
+
+def test_the_sdk_knows_the_default_model() -> None:
+    import anthropic.types.model
+    from anthropic.resources.messages.messages import DEPRECATED_MODELS
+
+    assert DEFAULT_MODEL in str(anthropic.types.model.Model)
+    assert DEFAULT_MODEL not in DEPRECATED_MODELS

@@ -1,0 +1,282 @@
+"""What a server may do to us, in both wire formats, and which kind of error it becomes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from email.utils import formatdate
+from typing import Any, TypeAlias
+
+import anyio
+import pytest
+from tests.support.wire import Answer, ChatCompletions, Dialect, Messages, Script, events, hang_up, plain, serve, silence
+
+from backends import AnthropicBackend, BackendError, ErrorKind, OpenAIBackend, Opening
+
+Remote: TypeAlias = OpenAIBackend | AnthropicBackend
+K = ErrorKind
+SECRET = "sk-canary-9d3f1c77"
+
+
+@pytest.fixture(params=["openai", "anthropic"])
+def dialect(request: pytest.FixtureRequest) -> Dialect:
+    return ChatCompletions() if request.param == "openai" else Messages()
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Generator[None]:
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", SECRET)
+    caplog.set_level("INFO")
+    yield
+    assert SECRET not in caplog.text
+
+
+def make(dialect: Dialect, url: str, request_timeout: float = 10.0) -> Remote:
+    kind = OpenAIBackend if dialect.name == "openai" else AnthropicBackend
+    return kind("m", base_url=url + dialect.prefix, request_timeout=request_timeout)
+
+
+async def fail(backend: Remote) -> BackendError:
+    with pytest.raises(BackendError) as caught:
+        async with backend.open(Opening()) as conversation:
+            await conversation.send("the-prompt-itself")
+    error = caught.value
+    # The SDK's error holds the request, and the request the key.
+    assert error.__cause__ is None
+    assert error.__context__ is None
+    assert "\n" not in error.message
+    assert SECRET not in f"{error!r} {error} {backend!r}"
+    return error
+
+
+async def failure(dialect: Dialect, answer: Answer, request_timeout: float = 10.0) -> tuple[BackendError, Script]:
+    async with serve(answer) as server:
+        error = await fail(make(dialect, server.url, request_timeout))
+        assert len(server.requests) == 1, "the SDK tried again"
+        return error, server
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (400, "invalid_request_error", K.INVALID_REQUEST),
+        (400, "context_length_exceeded", K.CONTEXT_OVERFLOW),
+        (400, "exceed_context_size_error", K.CONTEXT_OVERFLOW),
+        (400, "content_filter", K.REFUSED),
+        (401, "authentication_error", K.AUTH),
+        (402, "billing_error", K.AUTH),
+        (403, "permission_error", K.AUTH),
+        (404, "not_found_error", K.INVALID_REQUEST),
+        (408, "timeout", K.TRANSIENT),
+        (409, "conflict", K.TRANSIENT),
+        (413, "request_too_large", K.CONTEXT_OVERFLOW),
+        (422, "unprocessable", K.INVALID_REQUEST),
+        (429, "rate_limit_error", K.RATE_LIMITED),
+        (429, "insufficient_quota", K.AUTH),
+        (500, "api_error", K.TRANSIENT),
+        (502, "bad_gateway", K.TRANSIENT),
+        (503, "unavailable_error", K.OVERLOADED),
+        (529, "overloaded_error", K.OVERLOADED),
+    ],
+)
+async def test_error_answers(dialect: Dialect, status: int, code: str, kind: ErrorKind) -> None:
+    error, server = await failure(dialect, dialect.error(status, code, f"it is so, key {SECRET}\nreally"))
+    assert error.kind is kind
+    assert f"127.0.0.1:{server.url.rpartition(':')[2]} answered {status}: it is so, key *** really" in error.message
+    assert error.retry_after is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "prompt is too long: 210000 tokens > 200000 maximum",
+        "This model's maximum context length is 4096 tokens.",
+        "input length and `max_tokens` exceed context limit: 198000 + 8192 > 200000",
+    ],
+)
+async def test_overlong_prompts_told_in_words_only(dialect: Dialect, words: str) -> None:
+    error, _ = await failure(dialect, dialect.error(400, "invalid_request_error", words))
+    assert error.kind is K.CONTEXT_OVERFLOW
+
+
+async def test_spent_credit_told_in_words_only(dialect: Dialect) -> None:
+    answer = dialect.error(400, "invalid_request_error", "Your credit balance is too low to access the API.")
+    error, _ = await failure(dialect, answer)
+    assert error.kind is K.AUTH
+
+
+def _http_date(seconds: float) -> str:
+    return formatdate(time.time() + seconds, usegmt=True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "low", "high"),
+    [
+        ({"retry_after_ms": "1500"}, 1.5, 1.5),
+        ({"retry_after_ms": "250", "retry_after": "9"}, 0.25, 0.25),
+        ({"retry_after": "2"}, 2.0, 2.0),
+        ({"retry_after": "0.5"}, 0.5, 0.5),
+        ({"retry_after": _http_date(300)}, 200.0, 301.0),
+        ({"retry_after": _http_date(-300)}, 0.0, 0.0),
+    ],
+)
+async def test_waiting_time_that_the_server_asks_for(
+    dialect: Dialect, headers: dict[str, str], low: float, high: float
+) -> None:
+    error, _ = await failure(dialect, dialect.error(429, "rate_limit_error", "slower", **headers))
+    assert error.kind is K.RATE_LIMITED
+    assert error.retry_after is not None
+    assert low <= error.retry_after <= high
+
+
+@pytest.mark.parametrize("header", ["soon", "-3", "nan", "inf", "", "99 Smarch 2026"])
+async def test_waiting_times_that_are_none(dialect: Dialect, header: str) -> None:
+    error, _ = await failure(dialect, dialect.error(503, "unavailable_error", "loading", retry_after=header))
+    assert error.kind is K.OVERLOADED
+    assert error.retry_after is None
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "words"),
+    [
+        ("clean", K.TRANSIENT, "broke off"),
+        ("cut", K.TRANSIENT, "connection to 127.0.0.1"),
+        ("hang", K.TIMEOUT, "0.4 s"),
+    ],
+)
+async def test_streams_that_stop_midway(dialect: Dialect, end: str, kind: ErrorKind, words: str) -> None:
+    parts = dialect.parts("half an ", reason=None)
+    error, _ = await failure(dialect, events(parts, end=end), request_timeout=0.4)  # type: ignore[arg-type]
+    assert error.kind is kind
+    assert words in error.message
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [("length", K.CONTEXT_OVERFLOW), ("content_filter", K.REFUSED), ("tool_calls", K.UNEXPECTED)],
+)
+async def test_answers_that_end_for_another_reason(dialect: Dialect, reason: str, kind: ErrorKind) -> None:
+    error, _ = await failure(dialect, events(dialect.parts("so far", reason=reason)))
+    assert error.kind is kind
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("overloaded_error", K.OVERLOADED),
+        ("rate_limit_error", K.RATE_LIMITED),
+        ("server_error", K.TRANSIENT),
+        ("context_length_exceeded", K.CONTEXT_OVERFLOW),
+        ("invalid_request_error", K.INVALID_REQUEST),
+        ("authentication_error", K.AUTH),
+    ],
+)
+async def test_errors_inside_a_stream(dialect: Dialect, code: str, kind: ErrorKind) -> None:
+    parts = [*dialect.parts("half an ", reason=None), dialect.error_event(code, f"sorry, {SECRET}")]
+    error, _ = await failure(dialect, events(parts))
+    assert error.kind is kind
+    assert "broke off the answer: sorry, ***" in error.message
+
+
+@pytest.mark.parametrize(
+    "make_answer",
+    [
+        lambda dialect: hang_up,
+        lambda dialect: plain(200, b"<html>welcome</html>"),
+        lambda dialect: plain(200, b""),
+        lambda dialect: events([]),
+        lambda dialect: events(["data: {broken\n\n", "event: message_start\ndata: {broken\n\n"]),
+        lambda dialect: events(["data: 5\n\n", "event: message_delta\ndata: 5\n\n"]),
+        lambda dialect: events(["data: []\n\n", "event: message_delta\ndata: {}\n\n"]),
+    ],
+    ids=["hang-up", "html", "empty", "no-events", "broken-json", "number", "list"],
+)
+async def test_answers_that_make_no_sense(dialect: Dialect, make_answer: Callable[[Dialect], Answer]) -> None:
+    error, _ = await failure(dialect, make_answer(dialect))
+    assert error.kind is K.TRANSIENT
+
+
+async def test_a_gateway_that_talks_html(dialect: Dialect) -> None:
+    error, _ = await failure(dialect, plain(502, b"<html>\n" + b"<p>bad gateway</p>\n" * 10_000))
+    assert error.kind is K.TRANSIENT
+    assert len(error.message) <= 300
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"detail": [{"msg": "no", "input": {"messages": ["the-prompt-itself"]}}]}, "answered 422: no reason given"),
+        ({"detail": "Not like this"}, "answered 422: Not like this"),
+        ({"error": "Not like this"}, "answered 422: Not like this"),
+        ({"error": {"message": None}}, "answered 422: no reason given"),
+        ([], "answered 422: "),
+        (b"", "answered 422: "),
+    ],
+)
+async def test_error_bodies_of_other_shapes(dialect: Dialect, body: Any, words: str) -> None:
+    error, _ = await failure(dialect, plain(422, body))
+    assert error.kind is K.INVALID_REQUEST
+    assert words in error.message
+    assert "the-prompt-itself" not in error.message
+
+
+async def test_redirects_are_not_followed(dialect: Dialect) -> None:
+    async with serve(silence) as other:
+        error, _ = await failure(dialect, plain(307, {}, location=f"{other.url}/v1/messages"))
+        assert other.requests == []
+    assert error.kind is K.INVALID_REQUEST
+    assert "base_url" in error.message
+
+
+async def test_nobody_listens(dialect: Dialect) -> None:
+    async with serve(silence) as server:
+        url = server.url
+    error = await fail(make(dialect, url))
+    assert error.kind is K.TRANSIENT
+    assert "127.0.0.1" in error.message
+
+
+async def test_silence_is_a_timeout(dialect: Dialect) -> None:
+    error, _ = await failure(dialect, silence, request_timeout=0.3)
+    assert error.kind is K.TIMEOUT
+
+
+async def test_a_slow_drip_is_a_timeout_too(dialect: Dialect) -> None:
+    answer = events(dialect.parts(*("drip " for _ in range(100))), pause=0.05)
+    started = time.monotonic()
+    error, _ = await failure(dialect, answer, request_timeout=0.4)
+    assert error.kind is K.TIMEOUT
+    assert time.monotonic() - started < 3
+
+
+@pytest.fixture
+async def streaming(dialect: Dialect) -> AsyncGenerator[Script]:
+    async with serve(events(dialect.parts("and so ", reason=None), end="hang")) as server:
+        yield server
+
+
+async def test_cancel_frees_the_server(dialect: Dialect, streaming: Script) -> None:
+    backend = make(dialect, streaming.url)
+
+    async def talk() -> None:
+        async with backend.open(Opening()) as conversation:
+            await conversation.send("Go on for ever.")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(talk)
+        await streaming.streaming.wait()
+        group.cancel_scope.cancel()
+    with anyio.fail_after(1):
+        await streaming.gone.wait()
+
+
+async def test_a_failed_turn_leaves_no_trace_in_the_conversation(dialect: Dialect) -> None:
+    broken = dialect.error(500, "server_error", "once")
+    async with serve(broken, events(dialect.parts("fine"))) as server:
+        async with make(dialect, server.url).open(Opening()) as conversation:
+            with pytest.raises(BackendError):
+                await conversation.send("first")
+            reply = await conversation.send("second")
+        assert [message["content"] for message in server.bodies[-1]["messages"]] == ["second"]
+    assert [message.content for message in reply.messages] == ["second", "fine"]

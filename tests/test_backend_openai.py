@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+
+import anyio
+import pytest
+from tests.support.wire import ChatCompletions, Script, events, plain, serve
+
+from backends import BackendError, BackendUnavailable, ErrorKind, Message, OpenAIBackend, Opening, Output, Usage
+from backends.openai import DEFAULT_MODEL
+
+WIRE = ChatCompletions()
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+def make(server: Script, model: str | None = "m", **options: object) -> OpenAIBackend:
+    return OpenAIBackend(model, base_url=f"{server.url}/v1", **options)  # type: ignore[arg-type]
+
+
+async def say(backend: OpenAIBackend, prompt: str = "Hello.", opening: Opening | None = None):
+    async with backend.open(opening or Opening()) as conversation:
+        return await conversation.send(prompt)
+
+
+async def test_a_turn_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEY", " k-1 \n")
+    async with serve(events(WIRE.parts("Good ", "day."))) as server:
+        backend = make(server, api_key_env="SOME_KEY", system="Be brief.", temperature=0.5, max_tokens=9)
+        reply = await say(backend)
+    request = server.requests[0]
+    assert (request.method, request.path) == ("POST", "/v1/chat/completions")
+    assert request.headers["authorization"] == "Bearer k-1"
+    assert request.body == {
+        "model": "m",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.5,
+        "max_tokens": 9,
+    }
+    assert reply.text == "Good day."
+    assert reply.usage == Usage(11, 7)
+    assert reply.messages == (Message("user", "Hello."), Message("assistant", "Good day.", Usage(11, 7)))
+
+
+async def test_turns_of_one_conversation_build_on_each_other() -> None:
+    history = (Message("system", "Be kind."), Message("user", "a"), Message("assistant", "b"))
+    opening = Opening(session_id="s", resume=True, history=history)
+    async with (
+        serve(events(WIRE.parts("d")), events(WIRE.parts("f"))) as server,
+        make(server).open(opening) as conversation,
+    ):
+        await conversation.send("c")
+        reply = await conversation.send("e")
+    sent = [(message["role"], message["content"]) for message in server.bodies[-1]["messages"]]
+    roles = ("system", "user", "assistant", "user", "assistant", "user")
+    assert sent == list(zip(roles, ("Be kind.", "a", "b", "c", "d", "e"), strict=True))
+    assert [message.content for message in reply.messages] == ["e", "f"]
+    assert reply.session_id == "s"
+
+
+async def test_a_server_without_key_and_model_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    listed = plain(200, {"object": "list", "data": [{"id": "first", "object": "model"}, {"id": "other"}]})
+    async with serve(listed, events(WIRE.parts("x"))) as server:
+        backend = make(server, None)
+        await say(backend)
+        await say(backend)
+    assert [request.path for request in server.requests] == ["/v1/models", *["/v1/chat/completions"] * 2]
+    assert [body["model"] for body in server.bodies[1:]] == ["first", "first"]
+
+
+async def test_a_server_that_lists_no_model() -> None:
+    async with serve(plain(200, {"object": "list", "data": []})) as server:
+        with pytest.raises(BackendError, match="name one with `model`") as caught:
+            await say(make(server, None))
+    assert caught.value.kind is ErrorKind.INVALID_REQUEST
+
+
+async def test_base_url_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve(events(WIRE.parts("x"))) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+        assert (await say(OpenAIBackend("m"))).text == "x"
+
+
+async def test_openai_itself_insists_on_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    backend = OpenAIBackend()
+    with pytest.raises(BackendUnavailable, match="set OPENAI_API_KEY"):
+        await say(backend)
+    with pytest.raises(BackendUnavailable, match="set MY_KEY"):
+        OpenAIBackend(api_key_env="MY_KEY").check()
+    with pytest.raises(BackendUnavailable, match="set OPENAI_API_KEY"):
+        OpenAIBackend(base_url="https://api.openai.com/v1/").check()
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    backend.check()
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8080/v1", "127.0.0.1:8080", "ftp://host", "http://", "http://h:x", "http://["]
+)
+async def test_a_base_url_that_is_none(url: str) -> None:
+    with pytest.raises(BackendUnavailable, match="base_url has to be like http://"):
+        await say(OpenAIBackend("m", base_url=url))
+
+
+async def test_a_client_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "nonsense://here")
+    with pytest.raises(BackendUnavailable, match="cannot make the openai client"):
+        await say(OpenAIBackend("m", base_url="http://127.0.0.1:9"))
+
+
+@pytest.mark.parametrize("key", ["sk-canary\nx", "sk-canary\u2026"])
+async def test_a_key_that_cannot_be_one(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(BackendUnavailable, match="the key in OPENAI_API_KEY") as caught:
+        await say(OpenAIBackend("m"))
+    assert "canary" not in str(caught.value)
+
+
+def test_the_sdk_knows_the_default_model() -> None:
+    from typing import get_args
+
+    from openai.types import ChatModel
+
+    assert DEFAULT_MODEL in get_args(ChatModel)
+
+
+async def test_missing_sdk_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.sdk.find_spec", lambda name: None)
+    with pytest.raises(BackendUnavailable, match=r"pip install 'plait\[openai\]'"):
+        await say(OpenAIBackend("m", base_url="http://127.0.0.1:9"))
+
+
+async def test_schema_goes_along_and_data_comes_back() -> None:
+    async with serve(events(WIRE.parts('{"n":', " 3}"))) as server:
+        reply = await say(make(server), opening=Opening(output_schema=SCHEMA))
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+    assert server.bodies[0]["response_format"] == wanted
+    assert reply.data == {"n": 3}
+    assert reply.text == '{"n": 3}'
+    assert len(server.requests) == 1
+
+
+async def test_one_repair_turn() -> None:
+    seen: list[Output] = []
+    async with serve(events(WIRE.parts("It is three.")), events(WIRE.parts('```json\n{"n": 3}\n```'))) as server:
+        reply = await say(make(server), "How many?", Opening(output_schema=SCHEMA, on_output=seen.append))
+    assert reply.data == {"n": 3}
+    assert reply.usage == Usage(22, 14)
+    assert [message.role for message in reply.messages] == ["user", "assistant", "user", "assistant"]
+    assert reply.messages[1].content == "It is three."
+    complaint = reply.messages[2].content
+    assert "it is not JSON" in complaint
+    assert json.dumps(SCHEMA) in complaint
+    assert [message["content"] for message in server.bodies[1]["messages"]] == ["How many?", "It is three.", complaint]
+    assert "notice" in {output.kind for output in seen}
+
+
+async def test_no_second_repair_turn() -> None:
+    async with serve(events(WIRE.parts('{"n": "three"}'))) as server:
+        with pytest.raises(BackendError, match="n: 'three' is not of type 'integer'") as caught:
+            await say(make(server), opening=Opening(output_schema=SCHEMA))
+    assert caught.value.kind is ErrorKind.INVALID_OUTPUT
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "words"), [(7, "max_tokens=7; raise it"), (500, "after 7 tokens"), (None, "after 7 tokens")]
+)
+async def test_length_says_which_limit(max_tokens: int | None, words: str) -> None:
+    async with serve(events(WIRE.parts("so far", reason="length"))) as server:
+        with pytest.raises(BackendError, match=words):
+            await say(make(server, max_tokens=max_tokens))
+
+
+async def test_refusal_field() -> None:
+    parts = [WIRE.chunk({"delta": {"refusal": "I cannot "}}), WIRE.chunk({"delta": {"refusal": "do that."}})]
+    async with serve(events([*parts, *WIRE.parts()])) as server:
+        with pytest.raises(BackendError, match=r"I cannot do that\.") as caught:
+            await say(make(server))
+    assert caught.value.kind is ErrorKind.REFUSED
+
+
+async def test_lenient_servers() -> None:
+    """No role chunk, no usage, null where others leave out, no [DONE]: complete all the same."""
+    parts = [
+        WIRE.chunk({"delta": {"content": "a"}}),
+        WIRE.chunk({"delta": {"content": None, "reasoning_content": "hm"}}),
+        WIRE.chunk({"delta": {"content": "b"}, "finish_reason": "stop"}),
+        'data: {"choices": null, "usage": null}\n\n',
+        "data: {}\n\n",
+    ]
+    async with serve(events(parts)) as server:
+        reply = await say(make(server))
+    assert reply.text == "ab"
+    assert reply.usage == Usage()
+
+
+async def test_surrogates_split_over_two_chunks() -> None:
+    async with serve(events(WIRE.parts("\ud83d", "\ude00", "\udc80"))) as server:
+        reply = await say(make(server))
+    assert reply.text == "\U0001f600\ufffd"
+
+
+async def test_ten_megabytes() -> None:
+    async with serve(events(WIRE.parts(*["x" * 1_000_000] * 10))) as server:
+        assert len((await say(make(server))).text) == 10_000_000
+
+
+async def test_closing_is_optional_and_repeatable() -> None:
+    async with serve(events(WIRE.parts("x"))) as server:
+        async with make(server) as backend:
+            await say(backend)
+        await backend.aclose()
+        assert (await say(backend)).text == "x"
+
+
+def test_one_backend_serves_several_event_loops() -> None:
+    backend = OpenAIBackend("m")
+
+    async def once() -> str:
+        async with serve(events(WIRE.parts("x"))) as server:
+            backend.base_url = f"{server.url}/v1"
+            await backend.aclose()
+            return (await say(backend)).text
+
+    assert [anyio.run(once), anyio.run(once)] == ["x", "x"]
+
+
+def test_nothing_warns_when_it_is_never_closed() -> None:
+    async def main() -> None:
+        async with serve(events(WIRE.parts("x")), events(WIRE.parts("y", reason=None), end="cut")) as server:
+            backend = make(server)
+            await say(backend)
+            with pytest.raises(BackendError):
+                await say(backend)
+
+    # Warnings are errors in this suite, those of collected objects included.
+    anyio.run(main)
+    gc.collect()
+
+
+def test_import_loads_no_sdk() -> None:
+    code = (
+        "import sys, backends; early = set(sys.modules); backends.OpenAIBackend(); backends.AnthropicBackend(); "
+        "backends.LocalBackend(); print(*[m for m in ('anyio', 'pydantic', 'jsonschema') if m in early], "
+        "*[m for m in ('openai', 'anthropic', 'xllamacpp', 'httpx2') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
