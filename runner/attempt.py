@@ -7,7 +7,7 @@ from typing import cast
 
 import anyio
 
-from backends.errors import BackendError, ErrorKind
+from backends.errors import BackendError, BackendUnavailable, ErrorKind
 from backends.protocol import Backend, Message, Opening, Reply
 from backends.text import clean_text
 from runner.errors import PromptError
@@ -57,7 +57,6 @@ def _checked(reply: Reply) -> Outcome:
             data_json = to_json(reply.data)
         except (TypeError, ValueError, RecursionError) as error:
             raise BackendError(ErrorKind.INVALID_OUTPUT, f"the reply's data is not JSON: {error}") from error
-        data_json = data_json if data_json.isascii() else clean_text(data_json)
     if reply.text.isascii() and all(message.content.isascii() for message in reply.messages):
         return Outcome(reply, data_json, None)
     messages = tuple(Message(m.role, clean_text(m.content), m.usage) for m in reply.messages)
@@ -69,8 +68,9 @@ def classified(error: Exception) -> BackendError:
     """`error` in our words; a group with one error inside is that error."""
     cause = _only(error)
     if isinstance(cause, BackendError):
+        cause.message = clean_text(cause.message)
         return cause
-    if isinstance(cause, PromptError):
+    if isinstance(cause, PromptError | BackendUnavailable):
         return BackendError(ErrorKind.INVALID_REQUEST, str(cause))
     message = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
     unexpected = BackendError(ErrorKind.UNEXPECTED, clean_text(message)[:2000])

@@ -20,9 +20,9 @@ from typing import Protocol
 import anyio
 import anyio.lowlevel
 
+from persistence.changes import Batch, Change, LeaseRenewed, RunClaimed
 from persistence.errors import Conflict, Fenced, StoreError
 from persistence.protocol import Store
-from persistence.records import Batch, Change, LeaseRenewed, RunClaimed
 from runner import events
 from runner.clock import Clock, iso
 from runner.feed import Feed

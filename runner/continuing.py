@@ -5,9 +5,9 @@ from __future__ import annotations
 import anyio
 
 from backends.protocol import Message, Opening, Reply
+from persistence.changes import Batch, Change, RunReleased, SessionOpened, TurnAppended
 from persistence.errors import StoreError
 from persistence.protocol import Store
-from persistence.records import Batch, Change, RunReleased, SessionOpened, TurnAppended
 from runner.attempt import attempt
 from runner.checkpoint import Position
 from runner.clock import iso

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
+from backends.text import clean_text
 from runner.errors import DAGError, Problem, PromptError
 from runner.prompt import RESERVED_NAMES, names_used
 from runner.task import JsonValue, Task
@@ -145,6 +146,8 @@ class DAG:
     def _field_problems(self, task: Task, place: int) -> Iterator[Problem]:
         if task.timeout is not None and not task.timeout > 0:
             yield Problem(f"timeout must be more than 0 seconds, not {task.timeout}", task.id, "timeout", None, place)
+        if task.prompt != clean_text(task.prompt):
+            yield Problem("the prompt holds a lone surrogate, which is no character", task.id, "prompt", None, place)
         if not 0 <= task.weight < float("inf"):
             yield Problem(f"weight must be a number from 0 up, not {task.weight}", task.id, "weight", None, place)
         before = self._position.get(task.continues) if task.continues is not None else None

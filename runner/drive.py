@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import anyio
 
 from backends.protocol import Backend
+from persistence.changes import Change, Owner, RunReleased
 from persistence.errors import Conflict, Fenced
 from persistence.protocol import Store
-from persistence.records import Change, Owner, RunReleased
 from runner import events
 from runner.checkpoint import Checkpointer, CheckpointOptions, NoStore, Position, Sink
 from runner.clock import Clock, iso
@@ -100,16 +100,16 @@ async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Fee
             if not began:
                 checkpointer.submit((), RunReleased(iso(config.clock.wall())))
             checkpointer.close()
-    _raise_fatal(run.run_id, checkpointer)
+    await _raise_fatal(run.run_id, store, checkpointer)
     assert result is not None
     return RunResult(result.run_id, result.status, result.tasks, result.error, tuple(checkpointer.degraded))
 
 
-def _raise_fatal(run_id: str, checkpointer: Checkpointer) -> None:
+async def _raise_fatal(run_id: str, store: Store, checkpointer: Checkpointer) -> None:
     error = checkpointer.fatal
     if isinstance(error, Fenced):
         raise OwnershipLost(f"run {run_id} was taken over by another process; this one stopped ({error})") from error
-    if isinstance(error, Conflict) and not checkpointer.began:
+    if isinstance(error, Conflict) and not checkpointer.began and await store.get_run(run_id) is not None:
         raise RunExists(f"the store already has a run {run_id!r}; resume it, or give another run id") from error
     if error is not None:
         raise error

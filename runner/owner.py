@@ -13,7 +13,7 @@ import random
 from enum import Enum
 from pathlib import Path
 
-from persistence.records import Owner
+from persistence.changes import Owner
 
 LEASE_SECONDS = 30.0
 """How long a claim holds without renewal. It is renewed at a third of this."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from persistence.changes import Batch, Change, Owner, RunClaimed
 from persistence.errors import Conflict, Fenced
 from persistence.protocol import Store
-from persistence.records import Batch, Change, Owner, RunClaimed, RunRecord, TaskRecord
+from persistence.records import RunRecord, TaskRecord
 from runner import events
 from runner.checkpoint import Position
 from runner.clock import iso

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 from backends.function import as_backend
 from backends.protocol import Backend, Reply
+from persistence.changes import RunClaimed
 from persistence.protocol import Store
-from persistence.records import RunClaimed
 from runner import events
 from runner.checkpoint import CheckpointOptions
 from runner.clock import Clock, iso, new_run_id
@@ -33,10 +33,11 @@ class ParallelRunner:
     """Runs DAGs: every task as soon as what it depends on is done and a place is free.
 
     `backend` is the default one, `backends` further ones by name; an `async def f(prompt) -> str` counts as a backend.
-    If only one is given by name, it is the default too. `concurrency` is how many tasks run at once in all, `limits`
-    how many on one backend. `store` may be None: then nothing is written down and nothing can be resumed. A store that
-    fails never ends a run, unless `strict`; one call to it may take `store_timeout` seconds. `clock` and `rng` are
-    where time and chance come from. One runner may run several DAGs at the same time, each with its own limits.
+    `default` names the default one among these; if there is only one, it is that. `concurrency` is how many tasks run
+    at once in all, `limits` how many on one backend. `store` may be None: then nothing is written down and nothing can
+    be resumed. A store that fails never ends a run, unless `strict`; one call to it may take `store_timeout` seconds.
+    `clock` and `rng` are where time and chance come from. One runner may run several DAGs at the same time, each with
+    its own limits.
     """
 
     def __init__(  # noqa: PLR0913 - every one is a keyword with a sound default
@@ -44,6 +45,7 @@ class ParallelRunner:
         backend: Backend | Callable[[str], Any] | None = None,
         *,
         backends: Mapping[str, Backend | Callable[[str], Any]] | None = None,
+        default: str | None = None,
         store: Store | None = None,
         concurrency: int = 8,
         limits: Mapping[str, int] | None = None,
@@ -58,7 +60,8 @@ class ParallelRunner:
             if limit < 1:
                 raise ValueError(f"the limit of backend {name!r} must be at least 1, not {limit}")
         named = {name: as_backend(one) for name, one in (backends or {}).items()}
-        default = next(iter(named)) if backend is None and len(named) == 1 else DEFAULT_BACKEND
+        if default is None:
+            default = next(iter(named)) if backend is None and len(named) == 1 else DEFAULT_BACKEND
         if backend is not None:
             named[DEFAULT_BACKEND] = as_backend(backend)
         self._config = Config(

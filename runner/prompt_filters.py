@@ -7,7 +7,6 @@ everything whose cost grows with its values (loops, comparisons, filters) pays f
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -114,9 +113,10 @@ def _truncate(_budget: Budget, value: Any, length: int = 255, killwords: bool = 
         raise PromptError(f"truncate: the length must be at least 0, not {length}")
     if len(text) <= length:
         return text
-    cut = text[: max(0, length - len(end))]
-    whole_words = cut if killwords else re.sub(r"\s+\S*\Z", "", cut)
-    return whole_words + end
+    room = max(0, length - len(end))
+    words = text[:room].rsplit(maxsplit=1)
+    ends_in_a_word = not killwords and len(words) == 2 and not text[room].isspace()
+    return (words[0] if ends_in_a_word else text[:room]) + end
 
 
 def _length(_budget: Budget, value: Any) -> int:

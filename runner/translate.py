@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from persistence import records as stored
+from backends.text import clean_text
+from persistence import changes as stored
+from persistence.records import RunRecord, TaskRecord
 from runner import events
 from runner.dag import DAG
 from runner.status import RunStatus
@@ -17,8 +19,12 @@ SETTINGS_FORMAT = 1
 
 
 def to_json(value: Any) -> str:
-    """JSON as it is stored. Raises TypeError or ValueError for what JSON does not have, NaN among it."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    """JSON as it is stored. Raises TypeError or ValueError for what JSON does not have, NaN among it.
+
+    Text stays readable, unless it holds lone surrogates, which only survive as escapes.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text if text == clean_text(text) else json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
 def changes(event: events.Event) -> tuple[stored.Change, ...]:
@@ -164,7 +170,7 @@ def _spec(task: Task) -> str:
     return to_json(spec) if spec else "{}"
 
 
-def task_of(record: stored.TaskRecord) -> Task:
+def task_of(record: TaskRecord) -> Task:
     """The task as it was given when the run was created."""
     if record.spec == "{}":
         return Task(record.task_id, record.prompt, record.depends_on, record.backend)
@@ -177,7 +183,7 @@ def task_of(record: stored.TaskRecord) -> Task:
     return Task(record.task_id, record.prompt, record.depends_on, record.backend, **spec)
 
 
-def dag_of(run: stored.RunRecord, tasks: tuple[stored.TaskRecord, ...]) -> DAG:
+def dag_of(run: RunRecord, tasks: tuple[TaskRecord, ...]) -> DAG:
     """The DAG as it was given when the run was created."""
     inputs = cast("Mapping[str, JsonValue]", json.loads(run.settings).get("inputs", {}))
     return DAG([task_of(record) for record in tasks], name=run.name, inputs=inputs)

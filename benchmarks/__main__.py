@@ -1,0 +1,136 @@
+"""`python -m benchmarks [--quick]`: measure everything, write results.json and the table in docs/benchmarks.md.
+
+Every pair that is compared is measured in turn, in the same minutes; quoted are medians, and ratios of medians.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sqlite3
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results.json"
+PAGE = ROOT / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure of the report and what was to be reached; `reached` None where nothing was promised."""
+
+    what: str
+    figure: str
+    target: str = ""
+    reached: bool | None = None
+
+
+def measure(*arguments: str) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.measure", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"benchmarks.measure {' '.join(arguments)} failed:\n{done.stderr}")
+    print(".", end="", flush=True, file=sys.stderr)
+    return json.loads(done.stdout)
+
+
+def in_turn(times: int, *calls: tuple[str, ...]) -> list[dict[str, float]]:
+    """Each call `times` times, all of them in turn; the median of each figure of each call."""
+    found: list[list[dict[str, float]]] = [[] for _ in calls]
+    for _ in range(times):
+        for call, rows in zip(calls, found, strict=True):
+            rows.append(measure(*call))
+    return [{key: statistics.median(row[key] for row in rows) for key in rows[0]} for rows in found]
+
+
+def shapes(times: int, results: dict[str, dict[str, float]]) -> list[str]:
+    table = [
+        "| DAG | bare asyncio | plait, no store | plait, durable | durable / bare | tasks/s | CPU us/task | peak MiB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    cases = [(shape, n) for shape in ("fan", "layered") for n in ("100", "1000", "10000")] + [("chain", "1000")]
+    for shape, tasks in cases:
+        floor, plain, durable = in_turn(
+            times, ("floor", shape, tasks), ("no_store", shape, tasks), ("durable", shape, tasks)
+        )
+        results |= {f"{shape} {tasks} {n}": r for n, r in (("bare", floor), ("no store", plain), ("durable", durable))}
+        table.append(
+            f"| {shape} {int(tasks):,} | {floor['us_per_task']:.0f} us | {plain['us_per_task']:.0f} us "
+            f"| {durable['us_per_task']:.0f} us | {durable['wall_s'] / floor['wall_s']:.1f} "
+            f"| {1e6 / durable['us_per_task']:,.0f} | {durable['cpu_us_per_task']:.0f} | {durable['peak_mib']:.0f} |"
+        )
+    return table
+
+
+def promises(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
+    small, large = in_turn(max(1, times // 2), ("durable", "layered", "1000"), ("durable", "layered", "100000"))
+    resume, lag, start, build = in_turn(times, ("resume",), ("lag",), ("start_up",), ("build", "100000"))
+    spans = [in_turn(1, ("makespan", str(seed)))[0] for seed in range(1, 6)]
+    worst = max(spans, key=lambda span: span["over"])
+    results |= {"layered 100000 durable": large, "resume": resume, "lag": lag, "start_up": start, "build": build}
+    results["makespan, worst of 5"] = worst
+    flat = large["us_per_task"] / small["us_per_task"]
+    cpu = max(results[f"{shape} 10000 durable"]["cpu_us_per_task"] for shape in ("fan", "layered"))
+    commits = results["chain 1000 durable"]["commits"]
+    lines = [
+        Line(f"{shape} of 10,000 against bare asyncio", f"{ratio:.1f} times", f"within {most}", ratio <= most)
+        for shape, most in (("fan", 5), ("layered", 9))
+        for ratio in [results[f"{shape} 10000 durable"]["wall_s"] / results[f"{shape} 10000 bare"]["wall_s"]]
+    ]
+    return [
+        *lines,
+        Line("CPU per task at 10,000 tasks, the larger of the two", f"{cpu:.0f} us", "at most 120", cpu <= 120),
+        Line("cost per task at 100,000 tasks against 1,000", f"{flat:.2f} times", "within 1.3", flat <= 1.3),
+        Line("commits of a chain of 1,000", f"{commits:.0f}", "at most 1 a task and 4 for the run", commits <= 1004),
+        Line(
+            "first task after `resume` of 10,000 tasks with 9,000 done",
+            f"{resume['first_task_s']:.2f} s",
+            "within 0.5 s",
+            resume["first_task_s"] <= 0.5,
+        ),
+        Line("event-loop lag p99, 200 tasks checkpointing", f"{lag['p99_ms']:.1f} ms", "under 10 ms", lag["p99_ms"] < 10),
+        Line(
+            "makespan beyond one task over max(critical path, work / 16), worst of 5 graphs",
+            f"{(worst['over'] - 1) * 100:+.1f} %",
+            "within 5 %",
+            worst["over"] <= 1.05,
+        ),
+        Line("100,000 tasks with 3 dependencies: built and checked", f"{build['wall_s']:.2f} s", "seconds"),
+        Line("`plait --help`", f"{start['wall_s']:.2f} s", "within 0.3 s", start["wall_s"] <= 0.3),
+    ]
+
+
+def page(table: list[str], lines: list[Line], times: int) -> str:
+    marks = {True: "yes", False: "**no**", None: ""}
+    facts = (
+        f"{os.cpu_count()} cores, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, "
+        f"{platform.system()}; medians of {times} runs; load average at the end {os.getloadavg()[0]:.1f}."
+    )
+    rows = [f"| {line.what} | {line.figure} | {line.target} | {marks[line.reached]} |" for line in lines]
+    return "\n".join(
+        [BEGIN, "", facts, "", *table, "", "| | measured | to reach | reached |", "|---|---|---|---|", *rows, "", END]
+    )
+
+
+def main() -> None:
+    times = 1 if "--quick" in sys.argv else 5
+    results: dict[str, dict[str, float]] = {}
+    table = shapes(times, results)
+    lines = promises(times, results)
+    print(file=sys.stderr)
+    RESULTS.write_text(json.dumps({"figures": results, "promises": [vars(line) for line in lines]}, indent=1) + "\n")
+    old = PAGE.read_text()
+    before, after = old.split(BEGIN)[0], old.split(END)[1]
+    PAGE.write_text(before + page(table, lines, times) + after)
+    print(page(table, lines, times))
+
+
+if __name__ == "__main__":
+    main()
