@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from backends.text import clean_text
 from runner.errors import DAGError, Problem, PromptError
 from runner.prompt import RESERVED_NAMES, names_used
 from runner.task import JsonValue, Task
@@ -146,7 +145,7 @@ class DAG:
     def _field_problems(self, task: Task, place: int) -> Iterator[Problem]:
         if task.timeout is not None and not task.timeout > 0:
             yield Problem(f"timeout must be more than 0 seconds, not {task.timeout}", task.id, "timeout", None, place)
-        if task.prompt != clean_text(task.prompt):
+        if not _is_text(task.prompt):
             yield Problem("the prompt holds a lone surrogate, which is no character", task.id, "prompt", None, place)
         if not 0 <= task.weight < float("inf"):
             yield Problem(f"weight must be a number from 0 up, not {task.weight}", task.id, "weight", None, place)
@@ -224,6 +223,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the nearest right one, or nothing."""
     close = difflib.get_close_matches(name, list(known)[:10_000], n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _is_text(text: str) -> bool:
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _id_problems(tasks: Sequence[Task], positions: dict[str, int]) -> list[Problem]:

@@ -1,0 +1,13 @@
+"""The command `plait`. Nothing here or in the modules of the commands imports more than click before it is needed."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command with this process's arguments and leave with its exit code."""
+    from runner.cli.app import cli  # noqa: PLC0415 - `import runner.cli.text` does not need click
+    from runner.cli.exits import leave, outcome  # noqa: PLC0415
+
+    leave(outcome(cli, sys.argv[1:]))

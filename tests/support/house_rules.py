@@ -21,7 +21,6 @@ PURE = (
     "runner/graph.py",
     "runner/cli/text.py",
     "persistence/rules.py",
-    "backends/text.py",
     "persistence/changes.py",
     "persistence/records.py",
     "persistence/errors.py",
