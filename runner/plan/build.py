@@ -1,0 +1,124 @@
+"""From a plan file to a `Plan` with a checked `DAG`. Reports every mistake of the file at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from runner.dag import DAG, nearest
+from runner.errors import DAGError
+from runner.plan.errors import PlanError, PlanProblem
+from runner.plan.graph import Graph
+from runner.plan.inputs import Given, input_values
+from runner.plan.model import PlanPart
+from runner.plan.salvage import salvage
+from runner.plan.source import MAX_BYTES, Source, read_source
+from runner.plan.wording import describe, explain
+
+if TYPE_CHECKING:
+    from backends.spec import BackendSpec
+
+_FORMATS = {".json": "json", ".toml": "toml"}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan that can run.
+
+    `backends` holds the specs by name, empty where the file names none; `backends.spec.build` makes them.
+    `default_backend` is the one for tasks that name none, None where the caller is to choose. `path` is the plan file,
+    or the folder that its relative paths start from when it came as text.
+    """
+
+    name: str
+    dag: DAG
+    backends: Mapping[str, BackendSpec] = field(default_factory=dict[str, Any])
+    default_backend: str | None = None
+    concurrency: int | None = None
+    path: Path = Path()
+
+    @property
+    def folder(self) -> Path:
+        """Where the plan's relative paths start."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+
+def load_plan(path: str | Path, *, overrides: Mapping[str, str] | None = None) -> Plan:
+    """The plan in the file at `path`: JSON or TOML by its ending, YAML otherwise.
+
+    `overrides` are values for the plan's inputs as text, as `--set name=value` gives them. Reads the files that the
+    inputs name; calls no backend. Raises PlanError with every mistake found.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        message = f"cannot read the plan: {error.strerror}; check the path"
+        raise PlanError([PlanProblem(message, file=str(path))]) from error
+    source = read_source(data, format=_FORMATS.get(path.suffix.lower(), "yaml"), file=str(path))
+    return _build(source, Given(path.parent, overrides or {}), path)
+
+
+def parse_plan(
+    text: str,
+    *,
+    format: str = "yaml",  # noqa: A002 - the plain word
+    folder: Path | None = None,
+    overrides: Mapping[str, str] | None = None,
+) -> Plan:
+    """The plan in `text`, which is `yaml`, `json` or `toml`; as `load_plan`, with paths relative to `folder`."""
+    folder = folder or Path()
+    return _build(read_source(text, format=format), Given(folder, overrides or {}), folder)
+
+
+def _build(source: Source, given: Given, path: Path) -> Plan:
+    part, lost = _shape(source)
+    if part is None:
+        raise PlanError(source.problems)
+    _check_backends(part, source)
+    values = input_values(part.inputs, given, source)
+    name = part.name or (path.stem if path.suffix else "")
+    dag = _dag(Graph(part, values, source), name, lost)
+    if source.problems or dag is None:
+        raise PlanError(source.problems)
+    default = part.defaults.backend
+    return Plan(name, dag, part.backends, default, part.concurrency, path)
+
+
+def _shape(source: Source) -> tuple[PlanPart | None, set[int]]:
+    """The file as a model; with mistakes in it, something like it that lets the search go on."""
+    if not isinstance(source.value, dict):
+        message = f"a plan is a mapping with the key 'tasks'; this holds {describe(source.value)}"
+        source.problems.append(source.problem((), message))
+        return None, set()
+    try:
+        return PlanPart.model_validate(source.value), set()
+    except ValidationError as error:
+        # Where the reader refused something, its absence is no news.
+        refused = {problem.where for problem in source.problems}
+        source.problems += [problem for problem in explain(error, source) if problem.where not in refused]
+        return salvage(source.value, error)
+
+
+def _check_backends(part: PlanPart, source: Source) -> None:
+    named = [(("tasks", index, "backend"), task.backend) for index, task in enumerate(part.tasks)]
+    for path, name in [(("defaults", "backend"), part.defaults.backend), *named]:
+        if name is not None and name not in part.backends:
+            hint = nearest(name, part.backends) or "; name it under 'backends', or leave 'backend' out"
+            source.problems.append(source.problem(path, f"unknown backend {name!r}{hint}"))
+
+
+def _dag(graph: Graph, name: str, lost: set[int]) -> DAG | None:
+    tasks = graph.tasks()
+    if tasks is None:
+        return None
+    try:
+        return DAG(tasks, name=name, inputs=graph.inputs)
+    except DAGError as error:
+        graph.report(error.problems, lost)
+        return None

@@ -1,0 +1,105 @@
+"""`for_each`: one task in the file becomes one for each element of a list.
+
+`summary` over five documents becomes `summary.1` to `summary.5`, its family. A task with the same `for_each` that
+depends on `summary` pairs up with it, element by element; every other task depends on the whole family. In prompts the
+name `summary` goes on to work: it is the one partner's result, or the list of all results in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from runner.plan.model import TaskPart
+from runner.task import JsonValue
+
+MAX_TASKS = 100_000
+MAX_EDGES = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What one task of the run takes from its place in a family. `first` marks a family's first member."""
+
+    id: str
+    depends_on: tuple[str, ...]
+    continues: str | None
+    aliases: Mapping[str, str | Sequence[str]]
+    item: JsonValue
+    first: bool
+
+
+class Families:
+    """Which tasks of the run each task of the file becomes.
+
+    `parts` have unique ids and known dependencies; `items` holds the elements of each input that a `for_each` names.
+    """
+
+    def __init__(self, parts: Sequence[TaskPart], items: Mapping[str, Sequence[JsonValue]]) -> None:
+        self._parts = {part.id: part for part in parts}
+        self._items = items
+        self._ids = {part.id: self._member_ids(part) for part in parts}
+        self._above = _families_above(self._parts)
+
+    def size(self) -> tuple[int, int]:
+        """How many tasks and dependencies there will be."""
+        tasks = sum(len(ids) for ids in self._ids.values())
+        edges = sum(
+            len(self._ids[part.id]) * (1 if self._pairs(part, name) else len(self._ids[name]))
+            for part in self._parts.values()
+            for name in part.depends_on
+        )
+        return tasks, edges
+
+    def members(self, part: TaskPart) -> Iterator[Member]:
+        """The tasks that `part` becomes: one, or one for each element."""
+        elements: Sequence[JsonValue] = [None] if part.for_each is None else self._items[part.for_each]
+        for place, element in enumerate(elements):
+            yield Member(
+                id=self._ids[part.id][place],
+                depends_on=tuple(one for name in part.depends_on for one in self._partners(part, name, place)),
+                continues=None if part.continues is None else self._partners(part, part.continues, place)[0],
+                aliases={name: self._alias(part, name, place) for name in sorted(self._above[part.id])},
+                item=element,
+                first=place == 0,
+            )
+
+    def splits(self, part: TaskPart) -> bool:
+        """Whether `continues` names a family of which there is no one partner."""
+        if part.continues is None or self._parts[part.continues].for_each is None:
+            return False
+        return not self._pairs(part, part.continues)
+
+    def _member_ids(self, part: TaskPart) -> tuple[str, ...]:
+        if part.for_each is None:
+            return (part.id,)
+        return tuple(f"{part.id}.{number}" for number in range(1, len(self._items[part.for_each]) + 1))
+
+    def _pairs(self, part: TaskPart, name: str) -> bool:
+        return part.for_each is not None and self._parts[name].for_each == part.for_each
+
+    def _partners(self, part: TaskPart, name: str, place: int) -> tuple[str, ...]:
+        return (self._ids[name][place],) if self._pairs(part, name) else self._ids[name]
+
+    def _alias(self, part: TaskPart, name: str, place: int) -> str | tuple[str, ...]:
+        return self._ids[name][place] if self._pairs(part, name) else self._ids[name]
+
+
+def _families_above(parts: Mapping[str, TaskPart]) -> dict[str, set[str]]:
+    """For each task of the file, the families upstream of it. Tasks in a cycle get what is known without it."""
+    above: dict[str, set[str]] = {name: set() for name in parts}
+    needs = {name: [*part.depends_on, *([part.continues] if part.continues else [])] for name, part in parts.items()}
+    waiting = {name: len(needed) for name, needed in needs.items()}
+    dependents: dict[str, list[str]] = {name: [] for name in parts}
+    for name, needed in needs.items():
+        for earlier in needed:
+            dependents[earlier].append(name)
+    ready = [name for name, count in waiting.items() if not count]
+    for earlier in ready:
+        own = {earlier} if parts[earlier].for_each is not None else set[str]()
+        for name in dependents[earlier]:
+            above[name] |= above[earlier] | own
+            waiting[name] -= 1
+            if not waiting[name]:
+                ready.append(name)
+    return above

@@ -1,0 +1,206 @@
+"""From the tasks of a plan file to `Task`s, and from the graph's mistakes back to places in the file."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+
+from runner.dag import nearest
+from runner.errors import Problem
+from runner.plan.errors import Path
+from runner.plan.for_each import MAX_EDGES, MAX_TASKS, Families, Member
+from runner.plan.model import DefaultsPart, PlanPart, TaskPart
+from runner.plan.source import Source
+from runner.plan.wording import describe
+from runner.task import FailureMode, JsonValue, Retry, Task
+
+_USED = re.compile(r"the prompt uses \{\{ (\S+) \}\}")
+
+
+class Graph:
+    """The tasks of one plan. What is wrong with them goes to `source.problems`.
+
+    After a mistake in a name the search goes on with the nearest right one, so that one slip is reported once.
+    """
+
+    def __init__(self, part: PlanPart, inputs: dict[str, JsonValue], source: Source) -> None:
+        self.inputs = inputs
+        self._source = source
+        self._defaults = part.defaults
+        self._parts = part.tasks
+        self._items: dict[str, list[JsonValue]] = {}
+        # For each task of the run: its index in the file, and whether it is the first of its family.
+        self._origins: list[tuple[int, bool]] = []
+
+    def tasks(self) -> list[Task] | None:
+        """The tasks of the run, or None when there would be far too many of them."""
+        parts = self._with_known_names(self._with_unique_ids())
+        for index, part in enumerate(parts):
+            self._check_for_each(index, part)
+            self._check_schema(index, part)
+        families = Families(parts, self._items)
+        if not self._fits(*families.size()):
+            return None
+        tasks: list[Task] = []
+        for index, part in enumerate(parts):
+            if families.splits(part):
+                message = f"{part.continues!r} has one conversation for each element; use the same for_each here"
+                self._complain(("tasks", index, "continues"), message)
+            for member in families.members(part):
+                tasks.append(_task(part, member, self._defaults))
+                self._origins.append((index, member.first))
+        return tasks
+
+    def report(self, problems: Iterable[Problem], lost: set[int]) -> None:
+        """Give each mistake of the graph its place. `lost` holds the tasks whose dependencies could not be read."""
+        for problem in problems:
+            if problem.position is None:
+                self._complain(*self._place_of_input(problem))
+                continue
+            index, first = self._origins[problem.position]
+            # Its relatives have the same prompt and the same dependencies, and so the same mistakes.
+            if first and not (index in lost and "not upstream" in problem.message):
+                path: Path = ("tasks", index, *((problem.field,) if problem.field else ()))
+                line = problem.line or _line_in(self._parts[index].prompt, problem.message)
+                self._complain(path, self._with_family_name(problem), line=line)
+
+    def _complain(self, path: Path, message: str, *, line: int | None = None) -> None:
+        self._source.problems.append(self._source.problem(path, message, line=line))
+
+    def _with_unique_ids(self) -> list[TaskPart]:
+        first: dict[str, int] = {}
+        parts: list[TaskPart] = []
+        for index, part in enumerate(self._parts):
+            if part.id in first:
+                place = self._source.values.get(("tasks", first[part.id], "id"))
+                where = f"in line {place[0]}" if place else f"of task {first[part.id] + 1}"
+                self._complain(("tasks", index, "id"), f"id {part.id!r} is used twice; the first is {where}")
+                parts.append(part.model_copy(update={"id": f"task-{index}-of-the-plan"}))
+            else:
+                first[part.id] = index
+                parts.append(part)
+        return parts
+
+    def _with_known_names(self, parts: list[TaskPart]) -> list[TaskPart]:
+        known = {part.id for part in parts}
+        return [self._repaired(index, part, known) for index, part in enumerate(parts)]
+
+    def _repaired(self, index: int, part: TaskPart, known: set[str]) -> TaskPart:
+        depends_on: list[str] = []
+        for place, name in enumerate(part.depends_on):
+            path: Path = ("tasks", index, "depends_on", place)
+            # One name may stand there without a list around it; TOML has no places at all.
+            single = bool(self._source.values) and path not in self._source.values
+            depends_on += self._known_name(path[:3] if single else path, name, known)
+        after = self._known_name(("tasks", index, "continues"), part.continues, known) if part.continues else []
+        return part.model_copy(update={"depends_on": depends_on, "continues": after[0] if after else None})
+
+    def _known_name(self, path: Path, name: str, known: set[str]) -> list[str]:
+        if name in known:
+            return [name]
+        self._complain(path, f"unknown task {name!r}{nearest(name, known)}")
+        return difflib.get_close_matches(name, known, n=1)
+
+    def _check_for_each(self, index: int, part: TaskPart) -> None:
+        name, path = part.for_each, ("tasks", index, "for_each")
+        if name is None:
+            return
+        value = self.inputs.get(name)
+        self._items.setdefault(name, [""])
+        if name not in self.inputs:
+            self._complain(path, f"unknown input {name!r}{nearest(name, self.inputs)}")
+        elif isinstance(value, list) and value and None not in value:
+            self._items[name] = value
+        elif isinstance(value, list):
+            what = f"element {value.index(None) + 1} of input {name!r}" if value else f"input {name!r}"
+            self._complain(path, f"for_each needs something to go over, but {what} is empty")
+        elif value is not None:  # None: the input's own mistake is reported already
+            self._complain(path, f"for_each needs a list, but input {name!r} is {describe(value)}")
+        if part.id in self.inputs:
+            message = f"input {part.id!r} is also the id of a task; call it something else"
+            self._complain(("inputs", part.id), message)
+
+    def _check_schema(self, index: int, part: TaskPart) -> None:
+        if part.output_schema is None:
+            return
+        path: Path = ("tasks", index, "output_schema")
+        try:
+            Draft202012Validator.check_schema(part.output_schema)
+        except SchemaError as error:
+            message = error.message if len(error.message) <= 200 else error.message[:197] + "..."
+            self._complain((*path, *error.absolute_path), f"this is not a valid JSON Schema: {message}")
+        for inner, target in _references(part.output_schema, ()):
+            if not target.startswith("#"):
+                message = f"$ref {describe(target)} leaves the schema; only references like '#/$defs/name' work"
+                self._complain((*path, *inner), message)
+
+    def _fits(self, tasks: int, edges: int) -> bool:
+        if tasks <= MAX_TASKS and edges <= MAX_EDGES:
+            return True
+        message = f"for_each makes {tasks:,} tasks with {edges:,} dependencies; at most {MAX_TASKS:,} and {MAX_EDGES:,}"
+        self._complain(("tasks",), f"{message} are possible")
+        return False
+
+    def _place_of_input(self, problem: Problem) -> tuple[Path, str]:
+        for name in self.inputs:
+            if problem.field == "inputs" and repr(name) in problem.message:
+                return ("inputs", name), problem.message
+        return ((problem.field,) if problem.field else ()), problem.message
+
+    def _with_family_name(self, problem: Problem) -> str:
+        """The graph knows members only; whoever forgot to depend on a family named the family."""
+        used = _USED.search(problem.message)
+        families = {part.id for part in self._parts if part.for_each is not None}
+        if used and used[1] in families and "neither a task nor" in problem.message:
+            return f"the prompt uses {{{{ {used[1]} }}}}, but {used[1]!r} is not upstream; add it to depends_on"
+        return problem.message
+
+
+def _line_in(prompt: str, message: str) -> int | None:
+    """The line of the prompt that uses the name of which `message` complains."""
+    used = _USED.search(message)
+    found = re.search(rf"(?<![\w.-]){re.escape(used[1])}(?![\w-])", prompt) if used else None
+    return prompt.count("\n", 0, found.start()) + 1 if found else None
+
+
+def _task(part: TaskPart, member: Member, defaults: DefaultsPart) -> Task:
+    timeout = defaults.timeout if part.timeout is None else part.timeout
+    return Task(
+        id=member.id,
+        prompt=part.prompt,
+        depends_on=member.depends_on,
+        backend=part.backend,
+        continues=member.continues,
+        failure_mode=FailureMode(part.failure_mode or defaults.failure_mode),
+        retry=_retry(part, defaults),
+        timeout=timeout,
+        output_schema=part.output_schema,
+        weight=part.weight,
+        item=member.item,
+        aliases=member.aliases,
+        metadata=part.metadata,
+    )
+
+
+def _retry(part: TaskPart, defaults: DefaultsPart) -> Retry:
+    # Field by field: a task that only wants more attempts keeps the other defaults.
+    own: dict[str, Any] = part.retry.model_dump(exclude_unset=True) if part.retry else {}
+    merged: dict[str, Any] = {**defaults.retry.model_dump(), **own}
+    merged["on"] = frozenset(cast(list[str], merged["on"]))
+    return Retry(**merged)
+
+
+def _references(schema: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    if isinstance(schema, dict):
+        for key, value in cast(dict[str, Any], schema).items():
+            if key in {"$ref", "$dynamicRef"} and isinstance(value, str):
+                yield (*path, key), value
+            yield from _references(value, (*path, key))
+    elif isinstance(schema, list):
+        for index, value in enumerate(schema):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            yield from _references(value, (*path, index))

@@ -1,0 +1,123 @@
+"""The values of a plan's inputs: defaults, text files, and what `--set` replaces."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from runner.dag import nearest
+from runner.plan.errors import PlanError, PlanProblem
+from runner.plan.model import FilesInput, RequiredInput
+from runner.plan.source import Source, read_value
+from runner.plan.wording import describe
+from runner.task import JsonValue
+
+TEXT_SUFFIXES = frozenset({".md", ".txt", ".rst"})
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a person gives beside the file: `overrides` by input name, and the plan's folder for its relative paths."""
+
+    folder: Path
+    overrides: Mapping[str, str]
+
+
+def input_values(declared: Mapping[str, Any], given: Given, source: Source) -> dict[str, JsonValue]:
+    """The value of each declared input; what is wrong goes to `source.problems`, and that input is None."""
+    values: dict[str, JsonValue] = {}
+    for name, default in declared.items():
+        try:
+            values[name] = _value(name, default, given)
+        except ValueError as error:
+            values[name] = None
+            source.problems.append(_problem(name, str(error), given, source))
+    for name in given.overrides.keys() - declared.keys():
+        hint = nearest(name, declared) or ("" if declared else "; the plan has no inputs")
+        source.problems.append(PlanProblem(f"there is no input {name!r}{hint}", f"--set {name}", file=source.file))
+    return values
+
+
+def _problem(name: str, message: str, given: Given, source: Source) -> PlanProblem:
+    if name in given.overrides:
+        return PlanProblem(message, f"--set {name}", file=source.file)
+    return source.problem(("inputs", name), message)
+
+
+def _value(name: str, default: Any, given: Given) -> JsonValue:
+    override = given.overrides.get(name)
+    if isinstance(default, FilesInput):
+        # What stands in the file is relative to the file; what is typed is relative to where it is typed.
+        return (
+            _read_files(default, given.folder, default.files) if override is None else _typed_files(default, override)
+        )
+    if isinstance(default, RequiredInput):
+        if override is None:
+            raise ValueError(f"this input has no default; give it with --set {name}=VALUE")
+        return _parsed(override) if override.lstrip().startswith(("[", "{")) else override
+    return cast(JsonValue, default) if override is None else _converted(override, default)
+
+
+def _converted(text: str, default: Any) -> JsonValue:
+    if isinstance(default, str) or default is None:
+        return text
+    value = _parsed(text)
+    # bool comes first: to Python, True is a number.
+    for kind, example in ((bool, "true or false"), (int | float, "3"), (list, "[a, b]"), (dict, "{a: 1}")):
+        if isinstance(default, kind):
+            if isinstance(value, kind) and isinstance(value, bool) == isinstance(default, bool):
+                return value
+            raise ValueError(f"must be like the default, which is {describe(default)}: write it as {example}")
+    return text
+
+
+def _parsed(text: str) -> JsonValue:
+    try:
+        return read_value(text)
+    except PlanError as error:
+        raise ValueError(f"{describe(text)} cannot be read: {error.problems[0].message}") from error
+
+
+def _typed_files(spec: FilesInput, pattern: str) -> JsonValue:
+    return _read_files(spec, Path(), str(Path(pattern).expanduser()))
+
+
+def _read_files(spec: FilesInput, base: Path, pattern: str) -> JsonValue:
+    if "\0" in pattern:
+        raise ValueError("a file name cannot hold U+0000")
+    try:
+        paths = _matches(base, pattern)
+        if not paths:
+            raise ValueError(
+                f"no file matches {pattern!r} in {base.resolve()}; name a folder or a glob such as docs/*.md"
+            )
+        if len(paths) > spec.max_files:
+            raise ValueError(
+                f"{pattern!r} matches {len(paths)} files, but max_files is {spec.max_files}; raise it or match fewer"
+            )
+        return [_read_file(path, base, spec.max_chars) for path in paths]
+    except OSError as error:
+        raise ValueError(f"cannot read {error.filename or pattern!r}: {error.strerror}") from error
+
+
+def _matches(base: Path, pattern: str) -> list[Path]:
+    named = base / pattern
+    if named.is_dir():
+        found = [path for path in named.iterdir() if path.suffix.lower() in TEXT_SUFFIXES]
+    elif named.is_file():
+        found = [named]
+    else:
+        found = [base / match for match in glob.glob(pattern, root_dir=base, recursive=True)]  # noqa: PTH207 - absolute globs too
+    return sorted((path for path in found if path.is_file()), key=lambda path: (path.name, str(path)))
+
+
+def _read_file(path: Path, base: Path, max_chars: int) -> JsonValue:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        text = file.read(max_chars)
+    shown = path.relative_to(base) if path.is_relative_to(base) else path
+    # Names may hold bytes that are no text, and files U+0000; neither can be stored.
+    name, where = (str(part).encode("utf-8", "replace").decode() for part in (path.name, shown.as_posix()))
+    return {"name": name, "path": where, "text": text.replace("\0", "\ufffd")}

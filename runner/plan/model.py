@@ -1,0 +1,184 @@
+"""The shape of a plan file, as pydantic models; `plan_schema` is the same shape for editors."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
+
+from backends.errors import ErrorKind
+from backends.spec import BackendSpec
+from runner.dag import nearest
+from runner.task import DEFAULT_RETRY, DEFAULT_RETRY_ON
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = r"[0-9]{1,9}(\.[0-9]{1,3})?(ms|s|m|h)"
+_ID_SCHEMA = {"type": "string", "pattern": "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"}
+_KINDS = [kind.value for kind in ErrorKind]
+
+
+def _seconds(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if not re.fullmatch(_DURATION, value):
+        raise ValueError(f"must be a number of seconds or a text such as '90s', '5m' or '1h', not {value[:60]!r}")
+    unit = value.lstrip("0123456789.")
+    return float(value.removesuffix(unit)) * _UNITS[unit]
+
+
+def _known_kind(value: Any) -> Any:
+    if isinstance(value, str) and value not in _KINDS:
+        raise ValueError(f"must be one of {', '.join(_KINDS)}, not {value[:60]!r}{nearest(value, _KINDS)}")
+    return value
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+_NUMBER_OR_DURATION = {
+    "anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": f"^{_DURATION}$"}]
+}
+Seconds: TypeAlias = Annotated[float, BeforeValidator(_seconds), WithJsonSchema(_NUMBER_OR_DURATION)]
+Kind: TypeAlias = Annotated[str, BeforeValidator(_known_kind), WithJsonSchema({"type": "string", "enum": _KINDS})]
+Ids: TypeAlias = Annotated[
+    list[str],
+    BeforeValidator(_as_list),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+Id: TypeAlias = Annotated[str, WithJsonSchema(_ID_SCHEMA)]
+Mode: TypeAlias = Literal["hard", "soft", "skip"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_empty(cls, data: Any) -> Any:
+        # `backend:` with nothing behind it is how people write "none", so it counts as not given.
+        if isinstance(data, dict):
+            return {key: value for key, value in data.items() if value is not None}  # pyright: ignore[reportUnknownVariableType]
+        return data
+
+
+class RetryPart(_Part):
+    """When and how often a failed attempt is tried again."""
+
+    attempts: int = Field(default=DEFAULT_RETRY.attempts, ge=1, le=1000)
+    """All tries, the first included; 1 means no retry."""
+    base_delay: float = Field(default=DEFAULT_RETRY.base_delay, ge=0, allow_inf_nan=False)
+    """Seconds; the wait before try n+1 is a random time up to base_delay * 2**(n-1)."""
+    max_delay: float = Field(default=DEFAULT_RETRY.max_delay, ge=0, allow_inf_nan=False)
+    """Seconds that a wait is at most, unless the server asks for longer."""
+    on: list[Kind] = Field(default_factory=lambda: sorted(DEFAULT_RETRY_ON))
+    """Kinds of errors that are tried again."""
+
+
+class DefaultsPart(_Part):
+    """What holds for every task that does not say otherwise."""
+
+    backend: str | None = None
+    """Name of a backend under `backends`."""
+    failure_mode: Mode = "hard"
+    """What a failure does to the tasks that depend on it."""
+    retry: RetryPart = Field(default_factory=RetryPart)
+    timeout: Seconds | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Time limit of one attempt: seconds, or a text such as 90s, 5m, 1h."""
+
+
+class TaskPart(_Part):
+    """One task."""
+
+    id: Id
+    """Unique name: 1 to 64 of letters, digits, '.', '_', '-', not starting with '.'."""
+    prompt: str
+    """What the backend is asked: a template, in which {{ other }} is the result of upstream task `other`."""
+    depends_on: Ids = Field(default_factory=list[str])
+    """Tasks that have to be done before this one: one id or a list."""
+    backend: str | None = None
+    """Name of a backend under `backends`. Default: defaults.backend."""
+    continues: str | None = None
+    """Go on with this task's conversation."""
+    failure_mode: Mode | None = None
+    """hard: dependents stay blocked. soft: they run without it. skip: as if it had completed, empty."""
+    retry: RetryPart | None = None
+    timeout: Seconds | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Time limit of one attempt: seconds, or a text such as 90s, 5m, 1h."""
+    output_schema: dict[str, Any] | None = None
+    """A JSON Schema that the answer has to fit; its fields are then there for other prompts."""
+    weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Expected relative duration; long paths start first."""
+    for_each: str | None = None
+    """Name of an input that is a list: one task for each element, which is {{ item }} in the prompt."""
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Carried along and shown, never used."""
+
+
+class FilesInput(_Part):
+    """Text files: each becomes {name, path, text}."""
+
+    files: str
+    """A glob such as docs/*.md, relative to the plan file, or a folder: all *.md, *.txt and *.rst in it."""
+    max_chars: int = Field(default=20_000, ge=1)
+    """Characters kept of each file."""
+    max_files: int = Field(default=50, ge=1, le=10_000)
+    """More matches than this are an error."""
+
+
+class RequiredInput(_Part):
+    """An input without a default."""
+
+    required: Literal[True]
+    """The run must give a value: --set name=value."""
+
+
+def _input_kind(value: Any) -> str:
+    if isinstance(value, FilesInput) or (isinstance(value, dict) and "files" in value):
+        return "files"
+    if isinstance(value, RequiredInput) or (isinstance(value, dict) and "required" in value):
+        return "required"
+    return "value"
+
+
+InputPart: TypeAlias = Annotated[
+    Annotated[FilesInput, Tag("files")] | Annotated[RequiredInput, Tag("required")] | Annotated[Any, Tag("value")],
+    Discriminator(_input_kind),
+]
+
+
+class PlanPart(_Part):
+    """A plan: tasks, what they depend on, and what answers them."""
+
+    name: str = ""
+    """Shown in lists of runs. Default: the file's name."""
+    inputs: dict[str, InputPart] = Field(default_factory=dict[str, Any])
+    """Values that prompts use by name, with their defaults; --set name=value replaces one."""
+    defaults: DefaultsPart = Field(default_factory=DefaultsPart)
+    backends: dict[str, BackendSpec] = Field(default_factory=dict[str, BackendSpec])
+    """Backends by name. A plan without any runs on the backend that the command line chooses."""
+    concurrency: int | None = Field(default=None, ge=1, le=10_000)
+    """How many tasks run at once."""
+    tasks: list[TaskPart]
+    """The tasks, in any order."""
+
+
+SPEC_CLASSES: dict[str, type[BaseModel]] = {
+    get_args(spec.model_fields["kind"].annotation)[0]: spec for spec in get_args(get_args(BackendSpec)[0])
+}
+"""The model of each kind of backend."""
+
+
+def plan_schema() -> dict[str, Any]:
+    """The JSON Schema of the file format, as published in docs/plan.schema.json."""
+    schema = PlanPart.model_json_schema()
+    # "One of" would refuse a files input, since it is a plain value as well.
+    choices = schema["properties"]["inputs"]["additionalProperties"]
+    choices["anyOf"] = choices.pop("oneOf")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "plan.schema.json",
+        **schema,
+        "title": "plait plan",
+    }

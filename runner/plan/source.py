@@ -1,0 +1,289 @@
+"""A plan file's text turned into plain values, with the place of each one.
+
+YAML is read from the parser's events, so nothing of it that could do harm is ever built: anchors, aliases and tags are
+refused where they appear, and depth is counted while reading. Only `true`, `false`, `null` and numbers that print as
+they are written are more than text; `no`, `012`, `1:30` and dates stay what the author typed.
+
+JSON is read by the json module, because YAML differs in its escapes and numbers; the YAML reader only adds the places.
+TOML has no places beyond the path.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, cast
+
+import yaml
+
+from runner.plan.errors import Path, PlanError, PlanProblem, spell
+from runner.task import JsonValue
+
+MAX_BYTES = 1024 * 1024
+MAX_DEPTH = 50
+
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_HALF = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")
+_WORDS: dict[str, JsonValue] = {"true": True, "false": False, "null": None, "": None}
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where libyaml is there
+
+
+@dataclass(slots=True)
+class Source:
+    """A plan as plain values. `values`, `keys` map paths to (line, column), both from 1; `blocks` holds the paths of
+    texts that start on the line after their place. `problems` are mistakes that did not stop the reading.
+    """
+
+    file: str
+    value: JsonValue = None
+    values: dict[Path, tuple[int, int]] = field(default_factory=dict[Path, tuple[int, int]])
+    keys: dict[Path, tuple[int, int]] = field(default_factory=dict[Path, tuple[int, int]])
+    blocks: set[Path] = field(default_factory=set[Path])
+    problems: list[PlanProblem] = field(default_factory=list[PlanProblem])
+
+    def problem(self, path: Path, message: str, *, at_key: bool = False, line: int | None = None) -> PlanProblem:
+        """A mistake at `path`, or at the nearest thing around it that has a place. `line` counts within a text."""
+        place = self.keys.get(path) if at_key else None
+        for length in range(len(path), -1, -1):
+            place = place or self.values.get(path[:length])
+        if place and line and path in self.values:
+            first = place[0] + (1 if path in self.blocks else 0)
+            place = (first + line - 1, 1) if path in self.blocks or line > 1 else place
+        line, column = place or (None, None)
+        return PlanProblem(message, spell(path), line, column, self.file)
+
+
+def read_source(data: str | bytes, *, format: str = "yaml", file: str = "plan") -> Source:  # noqa: A002 - the plain word
+    """The values of `data`, which is `yaml`, `json` or `toml`. Raises PlanError when it cannot be read at all."""
+    text = _decode(data, file)
+    source = Source(file)
+    if format == "json":
+        _read_json(text, source)
+    elif format == "toml":
+        _read_toml(text, source)
+    else:
+        _YamlReader(text, source).read()
+    _check_values(source, source.value, ())
+    return source
+
+
+def read_value(text: str) -> JsonValue:
+    """One value as it would stand in a YAML plan, such as `3` or `[a, b]`. Raises PlanError."""
+    source = read_source(text)
+    if source.problems:
+        raise PlanError(source.problems)
+    return source.value
+
+
+def _decode(data: str | bytes, file: str) -> str:
+    size = len(data) if isinstance(data, bytes) else len(data.encode("utf-8", "surrogatepass"))
+    if size > MAX_BYTES:
+        raise PlanError(
+            [PlanProblem(f"a plan may have 1 MiB, this one has {size:,} bytes; move data into input files", file=file)]
+        )
+    try:
+        text = data.decode("utf-8") if isinstance(data, bytes) else data
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        message = f"the file is not UTF-8 (byte {error.start}); save it as UTF-8"
+        raise PlanError([PlanProblem(message, line=line, column=1, file=file)]) from error
+    text = text.removeprefix("\ufeff")
+    if found := _FORBIDDEN.search(text):
+        line, column = _place_of(text, found.start())
+        message = f"the control character U+{ord(found[0]):04X} is not allowed; remove it"
+        raise PlanError([PlanProblem(message, line=line, column=column, file=file)])
+    return text
+
+
+def _place_of(text: str, position: int) -> tuple[int, int]:
+    return text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
+
+
+def _read_json(text: str, source: Source) -> None:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        _fail(source, f"this is not JSON: {error.msg}", error.lineno, error.colno)
+    except RecursionError:
+        _fail(source, f"the plan is nested deeper than {MAX_DEPTH} levels")
+    except ValueError as error:
+        _fail(source, f"this is not JSON: {error}")
+    try:
+        # A tab is only ever white space in JSON, where YAML does not want it; nor does it want half a character.
+        _YamlReader(_HALF.sub(r"\\u0041", text.replace("\t", " ")), source).read()
+    except PlanError as error:
+        if any("nested deeper" in problem.message for problem in error.problems):
+            raise
+    source.value = value
+
+
+def _read_toml(text: str, source: Source) -> None:
+    try:
+        source.value = _plain(tomllib.loads(text), 0)
+    except tomllib.TOMLDecodeError as error:
+        message, _, place = str(error).partition(" (at ")
+        numbers = [int(number) for number in re.findall(r"\d+", place)][:2]
+        _fail(source, f"this is not TOML: {message}", *numbers)
+    except RecursionError:
+        _fail(source, f"the plan is nested deeper than {MAX_DEPTH} levels")
+
+
+def _plain(value: Any, depth: int) -> JsonValue:
+    if depth > MAX_DEPTH:
+        raise RecursionError
+    if isinstance(value, dict):
+        return {str(key): _plain(part, depth + 1) for key, part in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(value, list):
+        return [_plain(part, depth + 1) for part in value]  # pyright: ignore[reportUnknownVariableType]
+    return value if isinstance(value, str | int | float) else str(value)
+
+
+def _fail(source: Source, message: str, line: int | None = None, column: int | None = None) -> NoReturn:
+    raise PlanError([*source.problems, PlanProblem(message, "", line, column, source.file)])
+
+
+def _check_values(source: Source, value: JsonValue, path: Path) -> None:
+    """Escapes can spell what a file cannot hold and no store can keep."""
+    if isinstance(value, str) and _UNSTORABLE.search(value):
+        source.problems.append(source.problem(path, "a text may not hold U+0000 or half a character; remove it"))
+    elif isinstance(value, float) and not math.isfinite(value):
+        source.problems.append(source.problem(path, f"{value} is not a number that JSON knows; write another one"))
+    for key, part in _parts(value):
+        if isinstance(key, str) and _UNSTORABLE.search(key):
+            source.problems.append(source.problem(path, "a key may not hold U+0000 or half a character; remove it"))
+        _check_values(source, part, (*path, key))
+
+
+def _parts(value: JsonValue) -> Iterable[tuple[str | int, JsonValue]]:
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, list) else ()
+
+
+class _YamlReader:
+    """Builds values from YAML events with a stack of its own, so that depth costs no recursion."""
+
+    def __init__(self, text: str, source: Source) -> None:
+        self._text = text
+        self._source = source
+        # Each open collection: its path, the value, and for a mapping the key that waits for its value.
+        self._open: list[tuple[Path, dict[str, JsonValue] | list[JsonValue]]] = []
+        self._key: list[str | None] = []
+        self._documents = 0
+
+    def read(self) -> None:
+        try:
+            parse: Any = cast(Any, yaml).parse
+            for event in parse(self._text, Loader=_Loader):
+                self._take(event)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            detail = " ".join(part for part in (error.context, error.problem) if part)
+            if mark and any(line.lstrip(" ").startswith("\t") for line in self._text.split("\n")[mark.line :][:1]):
+                detail += "; indent with spaces, not with tabs"
+            if mark and error.context_mark and error.context_mark.line != mark.line:
+                detail += f"; what is wrong begins in line {error.context_mark.line + 1}"
+            _fail(self._source, f"this is not YAML: {detail}", *((mark.line + 1, mark.column + 1) if mark else ()))
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            _fail(self._source, f"this is not YAML: {str(error).splitlines()[0] if str(error) else 'nested too deep'}")
+
+    def _take(self, event: Any) -> None:
+        place = (event.start_mark.line + 1, event.start_mark.column + 1) if event.start_mark else (1, 1)
+        if isinstance(event, yaml.DocumentStartEvent):
+            self._documents += 1
+            if self._documents > 1:
+                _fail(self._source, "a plan is one document; remove the line '---' and what follows", *place)
+        elif isinstance(event, yaml.AliasEvent):
+            self._complain(place, f"aliases (*{event.anchor}) are not allowed in plans; write the value out")
+            self._put(None, place)
+        elif isinstance(event, yaml.ScalarEvent):
+            self._refuse_marks(event, place)
+            self._scalar(event, place)
+        elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
+            self._refuse_marks(event, place)
+            self._start({} if isinstance(event, yaml.MappingStartEvent) else [], place)
+        elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
+            self._open.pop()
+            self._key.pop()
+
+    def _refuse_marks(self, event: Any, place: tuple[int, int]) -> None:
+        if event.anchor is not None:
+            self._complain(place, f"anchors (&{event.anchor}) are not allowed in plans; write the value out")
+        if event.tag is not None:
+            self._complain(place, f"tags ({event.tag}) are not allowed in plans; write plain text, numbers, lists")
+
+    def _scalar(self, event: Any, place: tuple[int, int]) -> None:
+        if self._waits_for_key():
+            self._take_key(event.value, place)
+            return
+        path = self._put(event.value if event.style else _resolve(event.value), place)
+        if event.style == "|":
+            self._source.blocks.add(path)
+
+    def _start(self, value: dict[str, JsonValue] | list[JsonValue], place: tuple[int, int]) -> None:
+        if len(self._open) >= MAX_DEPTH:
+            _fail(self._source, f"the plan is nested deeper than {MAX_DEPTH} levels", *place)
+        if self._waits_for_key():
+            # Read to its end and forgotten, under a key that says where it stood.
+            self._complain(place, "a key must be text; lists and mappings cannot be keys")
+            self._take_key(f"(key in line {place[0]})", place)
+            path: Path = (*self._open[-1][0], self._key[-1] or "")
+        else:
+            path = self._put(value, place)
+        self._open.append((path, value))
+        self._key.append(None)
+
+    def _waits_for_key(self) -> bool:
+        return bool(self._open) and isinstance(self._open[-1][1], dict) and self._key[-1] is None
+
+    def _take_key(self, key: str, place: tuple[int, int]) -> None:
+        path, owner = self._open[-1]
+        self._key[-1] = key
+        if key in owner:
+            first = self._source.keys.get((*path, key), place)
+            self._complain(place, f"key {key!r} stands here twice; the first is in line {first[0]}", (*path, key))
+        else:
+            self._source.keys[(*path, key)] = place
+
+    def _put(self, value: JsonValue, place: tuple[int, int]) -> Path:
+        if not self._open:
+            self._source.value = value
+            self._source.values[()] = place
+            return ()
+        path, owner = self._open[-1]
+        if isinstance(owner, list):
+            path = (*path, len(owner))
+            owner.append(value)
+        else:
+            key = self._key[-1] or ""
+            self._key[-1] = None
+            path = (*path, key)
+            if key in owner:
+                return path  # a duplicate: the first one counts for the other checks
+            owner[key] = value
+        self._source.values[path] = place
+        return path
+
+    def _complain(self, place: tuple[int, int], message: str, path: Path | None = None) -> None:
+        if path is None:
+            path = self._open[-1][0] if self._open else ()
+            key = self._key[-1] if self._open else None
+            path = path if key is None else (*path, key)
+        self._source.problems.append(PlanProblem(message, spell(path), *place, file=self._source.file))
+
+
+def _resolve(text: str) -> JsonValue:
+    """The value of a plain scalar: a number only if it prints as it is written."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if _NUMBER.fullmatch(text):
+        number = float(text) if "." in text else int(text)
+        if str(number) == text:
+            return number
+    return text
