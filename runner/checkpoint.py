@@ -33,6 +33,9 @@ from runner.translate import changes
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 5.0
+GROUP_SIZE = 512
+"""Changes after which the next submissions go to another group, so that of many tasks some work while the store writes
+what the others did: with one group they would take turns."""
 BATCH_LIMIT = 20_000
 """Changes in one transaction at most, so that catching up after a long outage goes in steps."""
 
@@ -51,6 +54,15 @@ class CheckpointOptions:
 
     timeout: float = 10.0
     strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Submissions that are written together; `settled` serves all who wait for any of them."""
+
+    changes: list[Change]
+    events: list[events.Event]
+    settled: anyio.Event
 
 
 class Sink(Protocol):
@@ -108,10 +120,8 @@ class Checkpointer:
         self._position = Position()
         self._unstored: deque[Change] = deque()
         """Handed to the store, or about to be, and not known to be there; the first has number `next_seq`."""
-        self._changes: list[Change] = []
-        self._events: list[events.Event] = []
-        self._settled = anyio.Event()
-        """Set when what is gathered now was dealt with; one event serves all who wait for the same batch."""
+        self._groups: deque[_Group] = deque()
+        """What waits for the store, oldest first; only the last one still takes submissions."""
         self._wake = anyio.Event()
         self._closing = False
         self._retry_at = 0.0
@@ -126,24 +136,30 @@ class Checkpointer:
 
     def submit(self, happened: Sequence[events.Event], *plain: Change) -> None:
         """See Sink. `plain` are changes that nobody is told about, such as claims; they come last."""
-        for event in happened:
-            self._changes.extend(changes(event))
-        self._changes.extend(plain)
-        self._events.extend(happened)
-        self._wake.set()
+        self._gathered(happened, plain)
 
     async def commit(self, happened: Sequence[events.Event], *plain: Change) -> None:
         """See Sink."""
-        self.submit(happened, *plain)
-        await self._settled.wait()
+        await self._gathered(happened, plain).settled.wait()
+
+    def _gathered(self, happened: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
+        if not self._groups or len(self._groups[-1].changes) >= GROUP_SIZE:
+            self._groups.append(_Group([], [], anyio.Event()))
+        group = self._groups[-1]
+        for event in happened:
+            group.changes.extend(changes(event))
+        group.changes.extend(plain)
+        group.events.extend(happened)
+        self._wake.set()
+        return group
 
     async def write_until_closed(self) -> None:
         """The writer. Returns after `close`, with everything stored or the loss recorded in `degraded`."""
         with anyio.CancelScope(shield=True):
             while True:
-                await self._gather()
-                await self._write_gathered()
-                if self._closing and not self._changes and not self._events:
+                await self._wait_for_work()
+                await self._write_group()
+                if self._closing and not self._groups:
                     break
             if self._unstored and self.away:
                 self.degraded[-1] = replace(self.degraded[-1], lost=len(self._unstored))
@@ -164,9 +180,9 @@ class Checkpointer:
         """Whether the store is failing right now."""
         return bool(self.degraded) and self.degraded[-1].until is None
 
-    async def _gather(self) -> None:
+    async def _wait_for_work(self) -> None:
         """Wait for something to do: submissions, the close, or the time to try a failing store again."""
-        if self._changes or self._events or self._closing:
+        if self._groups or self._closing:
             return
         self._wake = anyio.Event()
         if not self.away or self.fatal:
@@ -175,15 +191,14 @@ class Checkpointer:
         with anyio.move_on_after(max(0.0, self._retry_at - self._clock.monotonic())):
             await self._wake.wait()
 
-    async def _write_gathered(self) -> None:
-        batch_changes, batch_events, settled = self._changes, self._events, self._settled
-        self._changes, self._events, self._settled = [], [], anyio.Event()
-        self._unstored.extend(batch_changes)
-        if self._unstored and self.fatal is None and self._worth_trying(batch_events):
+    async def _write_group(self) -> None:
+        group = self._groups.popleft() if self._groups else _Group([], [], anyio.Event())
+        self._unstored += group.changes
+        if self._unstored and self.fatal is None and self._worth_trying(group.events):
             await self._write_unstored()
-        for event in batch_events:
+        for event in group.events:
             self._feed.publish(event)
-        settled.set()
+        group.settled.set()
 
     def _worth_trying(self, gathered: Sequence[events.Event]) -> bool:
         """Whether to call the store now: it is well, or it is time again, or the run ends."""

@@ -97,9 +97,12 @@ async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Fee
                     result = await _execute(run, config, checkpointer, feed, control)
                     beside.cancel_scope.cancel()
         finally:
-            if not began:
-                checkpointer.submit((), RunReleased(iso(config.clock.wall())))
-            checkpointer.close()
+            # Whatever happened, the shielded writer has to be told that nothing follows, or it waits for ever.
+            try:
+                if not began:
+                    checkpointer.submit((), RunReleased(iso(config.clock.wall())))
+            finally:
+                checkpointer.close()
     await _raise_fatal(run.run_id, store, checkpointer)
     assert result is not None
     return RunResult(result.run_id, result.status, result.tasks, result.error, tuple(checkpointer.degraded))
