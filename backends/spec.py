@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Mapping
 from operator import attrgetter
@@ -45,6 +46,10 @@ class FunctionSpec(_Spec):
     )
 
 
+_BASE_URL = r"^https?://[^/@]+(/[^@]*)?$"
+# Nothing like user:password@ in it: specs are stored with the run.
+
+
 class _ModelSpec(_Spec):
     system: str | None = Field(default=None, description="System prompt of every conversation.")
     temperature: float | None = Field(
@@ -57,7 +62,11 @@ class _ModelSpec(_Spec):
 
 class _RemoteSpec(_ModelSpec):
     model: str | None = Field(default=None, description="The model's name at the server.")
-    base_url: str | None = Field(default=None, description="URL of the server, for another one than the default.")
+    base_url: str | None = Field(
+        default=None,
+        pattern=_BASE_URL,
+        description="URL of the server, for another one than the default; without a user or a password in it.",
+    )
     request_timeout: float = Field(default=600.0, gt=0, description="Seconds for one whole request.")
 
 
@@ -141,15 +150,20 @@ def default_spec(
     """
     chosen = kind or _configured(env, base_url)
     if chosen == "openai":
-        return OpenAISpec(kind="openai", model=model, base_url=base_url or env.get("OPENAI_BASE_URL") or None)
+        return OpenAISpec(kind="openai", model=model, base_url=_url(base_url or env.get("OPENAI_BASE_URL")))
     if chosen == "anthropic":
-        url = base_url or env.get("ANTHROPIC_BASE_URL") or None
-        return AnthropicSpec(kind="anthropic", model=model, base_url=url)
+        return AnthropicSpec(kind="anthropic", model=model, base_url=_url(base_url or env.get("ANTHROPIC_BASE_URL")))
     if chosen == "local":
         # From the command line: relative to the working directory, not to the plan.
         return LocalSpec(kind="local", gguf=str(Path(model).absolute()) if model else None)
     problem = "no backend is configured" if chosen is None else f"{chosen!r} is not a backend that can be asked for"
     raise BackendUnavailable(f"{problem}; what can be had:\n{_choices()}")
+
+
+def _url(base_url: str | None) -> str | None:
+    if base_url and not re.fullmatch(_BASE_URL, base_url):
+        raise BackendUnavailable("the base URL has to begin with http:// or https:// and hold no user or password")
+    return base_url or None
 
 
 def _configured(env: Mapping[str, str], base_url: str | None) -> str | None:

@@ -95,7 +95,9 @@ def promises(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
             "within 0.5 s",
             resume["first_task_s"] <= 0.5,
         ),
-        Line("event-loop lag p99, 200 tasks checkpointing", f"{lag['p99_ms']:.1f} ms", "under 10 ms", lag["p99_ms"] < 10),
+        Line(
+            "event-loop lag p99, 200 tasks checkpointing", f"{lag['p99_ms']:.1f} ms", "under 10 ms", lag["p99_ms"] < 10
+        ),
         Line(
             "makespan beyond one task over max(critical path, work / 16), worst of 5 graphs",
             f"{(worst['over'] - 1) * 100:+.1f} %",

@@ -186,7 +186,7 @@ async def makespan(seed: str, at_once: str = "16", tasks: str = "300") -> dict[s
         await anyio.sleep(float(prompt))
         return ANSWER
 
-    bound = max(max(dag.priorities()), sum(durations) / int(at_once))
+    bound = max(*dag.priorities(), sum(durations) / int(at_once))
     async with sqlite_store() as store:
         before = time.perf_counter()
         await ParallelRunner(sleeping, store=store, concurrency=int(at_once)).run(dag)

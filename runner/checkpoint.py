@@ -187,6 +187,8 @@ class Checkpointer:
         self._wake = anyio.Event()
         if not self.away or self.fatal:
             await self._wake.wait()
+            # One more turn of the loop: whoever is about to submit as well comes into the same transaction.
+            await anyio.lowlevel.cancel_shielded_checkpoint()
             return
         with anyio.move_on_after(max(0.0, self._retry_at - self._clock.monotonic())):
             await self._wake.wait()

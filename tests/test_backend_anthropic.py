@@ -3,10 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.support.wire import Messages, Script, events, serve
 
 from backends import AnthropicBackend, BackendError, BackendUnavailable, ErrorKind, Message, Opening, Output, Usage
 from backends.anthropic import DEFAULT_MODEL
+from tests.support.wire import Messages, Script, events, serve
 
 WIRE = Messages()
 SCHEMA: dict[str, Any] = {

@@ -5,10 +5,10 @@ from collections.abc import AsyncGenerator
 
 import anyio
 import pytest
-from tests.contracts.backend_contract import BackendContract, Subject
-from tests.support.wire import Answer, ChatCompletions, Dialect, Exchange, Messages, events, serve, silence
 
 from backends import AnthropicBackend, FunctionBackend, OpenAIBackend
+from tests.contracts.backend_contract import BackendContract, Subject
+from tests.support.wire import Answer, ChatCompletions, Dialect, Exchange, Messages, events, serve, silence
 
 
 class TestFunction(BackendContract):

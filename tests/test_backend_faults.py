@@ -9,9 +9,20 @@ from typing import Any, TypeAlias
 
 import anyio
 import pytest
-from tests.support.wire import Answer, ChatCompletions, Dialect, Messages, Script, events, hang_up, plain, serve, silence
 
 from backends import AnthropicBackend, BackendError, ErrorKind, OpenAIBackend, Opening
+from tests.support.wire import (
+    Answer,
+    ChatCompletions,
+    Dialect,
+    Messages,
+    Script,
+    events,
+    hang_up,
+    plain,
+    serve,
+    silence,
+)
 
 Remote: TypeAlias = OpenAIBackend | AnthropicBackend
 K = ErrorKind

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.contracts.backend_contract import SCHEMA, BackendContract, Subject
 
 from backends import (
     AnthropicBackend,
@@ -27,6 +26,7 @@ from backends import (
     Output,
     Reply,
 )
+from tests.contracts.backend_contract import SCHEMA, BackendContract, Subject
 
 pytestmark = [
     pytest.mark.model,

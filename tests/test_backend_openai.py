@@ -7,10 +7,10 @@ import sys
 
 import anyio
 import pytest
-from tests.support.wire import ChatCompletions, Script, events, plain, serve
 
 from backends import BackendError, BackendUnavailable, ErrorKind, Message, OpenAIBackend, Opening, Output, Usage
 from backends.openai import DEFAULT_MODEL
+from tests.support.wire import ChatCompletions, Script, events, plain, serve
 
 WIRE = ChatCompletions()
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

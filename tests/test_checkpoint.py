@@ -136,7 +136,7 @@ async def test_an_owner_whose_run_was_taken_over_stops_at_its_first_refused_writ
             await go_on.wait()
         return prompt
 
-    from runner.owner import _live_here  # noqa: PLC2701 - stands for a death that cannot be had in one process
+    from runner.owner import _live_here
 
     async with ParallelRunner(body, store=inner).start(WIDE, run_id="r") as live:
         await started.wait()

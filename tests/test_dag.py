@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -105,16 +106,19 @@ def test_an_input_may_not_hide_a_task_or_a_reserved_name() -> None:
 
 
 def test_a_conversation_stays_on_its_backend() -> None:
-    assert "a conversation stays on its backend" in problems(
-        Task("a", backend="deep"), Task("b", continues="a", backend="fast")
-    )[0]
+    assert (
+        "a conversation stays on its backend"
+        in problems(Task("a", backend="deep"), Task("b", continues="a", backend="fast"))[0]
+    )
     dag = DAG([Task("a", backend="deep"), Task("b", continues="a"), Task("c", continues="b"), Task("d")])
     assert [dag.backend_of(task) for task in dag] == ["deep", "deep", "deep", None]
     assert dag["b"].upstream == ("a",)
 
 
 def test_priorities_are_the_longest_remaining_path() -> None:
-    dag = DAG([Task("a"), Task("b", depends_on=["a"], weight=5), Task("c", depends_on=["a"]), Task("d", depends_on=["c"])])
+    dag = DAG(
+        [Task("a"), Task("b", depends_on=["a"], weight=5), Task("c", depends_on=["a"]), Task("d", depends_on=["c"])]
+    )
     assert dag.priorities() == [6, 5, 2, 1]
     assert dag.critical_path() == ["a", "b"]
 
@@ -139,9 +143,7 @@ def edges(draw: st.DrawFn) -> list[set[int]]:
 @given(edges())
 def test_a_graph_is_refused_exactly_when_it_has_a_cycle(needs: list[set[int]]) -> None:
     def reaches(start: int, goal: int, seen: set[int]) -> bool:
-        return any(
-            n == goal or (n not in seen and reaches(n, goal, seen | {n})) for n in needs[start]
-        )
+        return any(n == goal or (n not in seen and reaches(n, goal, seen | {n})) for n in needs[start])
 
     cyclic = any(reaches(i, i, {i}) for i in range(len(needs)))
     tasks = [Task(f"t{i}", depends_on=[f"t{n}" for n in sorted(needs[i])]) for i in range(len(needs))]
@@ -152,5 +154,5 @@ def test_a_graph_is_refused_exactly_when_it_has_a_cycle(needs: list[set[int]]) -
         DAG(tasks)
     spelt = str(caught.value).split(": ")[2].split(";")[0].split(" -> ")
     assert spelt[0] == spelt[-1]
-    for earlier, later in zip(spelt, spelt[1:], strict=False):
+    for earlier, later in pairwise(spelt):
         assert int(earlier[1:]) in needs[int(later[1:])]

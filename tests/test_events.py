@@ -160,7 +160,7 @@ async def test_cancelling_the_caller_writes_down_where_the_run_stands(native: bo
 async def test_an_error_in_the_block_stops_the_run() -> None:
     store = MemoryStore()
     backend, hanging = stuck_after(0)
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - the block is what is tested
         async with ParallelRunner(backend, store=store).start(TWO, run_id="r"):
             await hanging.wait()
             raise ValueError("mine")

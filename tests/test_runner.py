@@ -92,7 +92,7 @@ async def test_backends_by_name_and_a_single_one_is_the_default() -> None:
 
 async def test_a_missing_backend_is_said_before_anything_starts() -> None:
     store = MemoryStore()
-    with pytest.raises(BackendMissing, match="no backend named 'deep' \\(needed by task 'b'\\); this runner has: default"):
+    with pytest.raises(BackendMissing, match=r"no backend named 'deep' .* this runner has: default"):
         await ParallelRunner(Talker(), store=store).run(DAG([Task("a"), Task("b", backend="deep")]))
     assert await store.list_runs() == ()
 
@@ -357,7 +357,7 @@ async def test_one_runner_runs_several_dags_at_once() -> None:
         for _ in range(5):
             tg.start_soon(one)
     assert {run.run_id for run in await store.list_runs()} == set(ids)
-    assert all([run.status == "completed" for run in await store.list_runs()])
+    assert {run.status for run in await store.list_runs()} == {"completed"}
 
 
 @pytest.mark.parametrize("bad", [{"concurrency": 0}, {"limits": {"x": 0}}])

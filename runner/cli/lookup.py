@@ -1,0 +1,97 @@
+"""Finding what a person names: a store, a run in it, a task of the run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from persistence import SQLiteStore
+from persistence.protocol import Store
+from persistence.records import RunRecord, TaskRecord
+from runner.cli.exits import STORE, Fault
+from runner.cli.options import DEFAULT_STORE, is_text
+from runner.cli.text import one_line
+from runner.dag import nearest
+from runner.owner import may_take_over
+from runner.status import RUN_REOPENINGS, RunStatus
+
+_FAR_BACK = 10_000  # runs looked through for a prefix
+_LIVE = frozenset({RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.CANCELLING})
+
+
+def store_for_reading(path: Path) -> SQLiteStore:
+    """The store at `path`, changing nothing."""
+    _require(path)
+    return SQLiteStore(path, mode="read")
+
+
+def store_for_going_on(path: Path) -> SQLiteStore:
+    """The store at `path`, which has to exist."""
+    _require(path)
+    return SQLiteStore(path, mode="existing")
+
+
+def _require(path: Path) -> None:
+    if path == DEFAULT_STORE and not path.exists():
+        raise Fault(
+            f"there is no store {path} in {Path.cwd()}; `plait run PLAN` makes one, --store PATH names another", STORE
+        )
+
+
+async def find_run(store: Store, word: str) -> RunRecord:
+    """The run of that id, the only one whose id begins so, or the `last` one."""
+    if not is_text(word):
+        raise Fault(f"the store has no run {word!r}; `plait runs` lists those that it has")
+    run_id = await _last(store) if word == "last" else word
+    record = await store.get_run(run_id)
+    if record is None:
+        record = await store.get_run(await _by_prefix(store, run_id))
+    if record is None:
+        raise Fault(f"run {word} is gone from the store")
+    return record
+
+
+async def _last(store: Store) -> str:
+    runs = await store.list_runs(1)
+    if not runs:
+        raise Fault("the store has no runs yet; `plait run PLAN` makes one")
+    return runs[0].run_id
+
+
+async def _by_prefix(store: Store, prefix: str) -> str:
+    runs = await store.list_runs(_FAR_BACK)
+    found = [run.run_id for run in runs if run.run_id.startswith(prefix)] if prefix else []
+    if len(found) == 1:
+        return found[0]
+    if found:
+        shown = ", ".join(one_line(run_id) for run_id in found[:5]) + (", ..." if len(found) > 5 else "")
+        raise Fault(f"{len(found)} runs begin with {prefix!r}: {shown}; give more of the id")
+    raise Fault(f"the store has no run {prefix!r}; `plait runs` lists those that it has")
+
+
+async def newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
+    """The newest run that `resume` has something to do for."""
+    wanted = RUN_REOPENINGS | {RunStatus.INTERRUPTED} if retry_failed else {RunStatus.INTERRUPTED}
+    for run in await store.list_runs(_FAR_BACK):
+        if shown_status(run) in wanted:
+            return await find_run(store, run.run_id)
+    kinds = "interrupted or failed" if retry_failed else "interrupted (--retry-failed looks for failed ones, too)"
+    raise Fault(f"nothing to resume: no run in the store is {kinds}; `plait runs` lists them")
+
+
+def shown_status(run: RunRecord) -> RunStatus:
+    """The run's status; interrupted when it is stored as going on and nobody is there to go on with it."""
+    status = RunStatus(run.status)
+    if status in _LIVE and may_take_over(run.owner, run.lease_expires_at, time.time()):
+        return RunStatus.INTERRUPTED
+    return status
+
+
+async def find_task(store: Store, run: RunRecord, task_id: str) -> TaskRecord:
+    """The run's task of that id."""
+    tasks = await store.list_tasks(run.run_id)
+    for task in tasks:
+        if task.task_id == task_id:
+            return task
+    hint = nearest(task_id, [task.task_id for task in tasks])
+    raise Fault(f"run {run.run_id} has no task {task_id!r}{hint or f'; `plait show {run.run_id}` lists them'}")

@@ -1,0 +1,97 @@
+"""Options that several commands share, and what their values mean."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from runner.cli.text import command
+
+DEFAULT_STORE = Path(".plait") / "plait.db"
+STORE_VARIABLE = "PLAIT_STORE"
+PLAN_SUFFIXES = frozenset({".yaml", ".yml", ".json", ".toml"})
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+store_option = click.option(
+    "--store",
+    "store_path",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_STORE,
+    envvar=STORE_VARIABLE,
+    show_default=True,
+    show_envvar=True,
+    help="Where runs are written down.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+concurrency_option = click.option(
+    "-j", "--concurrency", type=click.IntRange(1, 10_000), help="How many tasks run at once."
+)
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only the result.")
+
+
+def log_options(function: F) -> F:
+    """`--log` and `--log-level`."""
+    function = click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        show_default=True,
+        help="The least that is logged; debug includes prompts and answers.",
+    )(function)
+    return click.option(
+        "--log", "log_style", type=click.Choice(["console", "json"]), help="Write log lines to standard error."
+    )(function)
+
+
+def is_text(value: str) -> bool:
+    """Whether `value`, from the command line, can be stored: bytes that are not UTF-8 come as halves of characters."""
+    return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
+
+
+def _assignments(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{value!r} is not name=value")
+        if not is_text(value):
+            raise click.BadParameter(f"the value of {name} is not text in UTF-8")
+        if name in given:
+            raise click.BadParameter(f"{name} is given twice")
+        given[name] = text
+    return given
+
+
+set_option = click.option(
+    "--set",
+    "inputs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_assignments,
+    help="Replace an input of the plan; may be given more than once.",
+)
+
+
+def configure_log(style: str | None, level: str) -> None:
+    """Quiet unless `--log` was given."""
+    import logging  # noqa: PLC0415
+
+    if style is None:
+        # Without a handler of ours Python would print warnings bare, in the middle of the display.
+        logging.getLogger("plait").addHandler(logging.NullHandler())
+        return
+    from runner.log import configure  # noqa: PLC0415 - structlog
+
+    configure("json" if style == "json" else "console", level)
+
+
+def plait(store_path: Path | None, *words: str) -> str:
+    """The command line that does `words` on the same store, to be copied."""
+    stated = os.environ.get(STORE_VARIABLE) or str(DEFAULT_STORE)
+    store = () if store_path is None or str(store_path) == stated else ("--store", str(store_path))
+    return command("plait", *words, *store)

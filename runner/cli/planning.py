@@ -1,0 +1,138 @@
+"""What `plait check` and `plait graph` do."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import click
+
+from persistence.records import RunRecord, TaskRecord
+from runner import DAG, Plan, PlanError, TaskStatus
+from runner.cli.exits import COMPLETED, USAGE, Fault, tell
+from runner.cli.lookup import find_run, shown_status, store_for_reading
+from runner.cli.options import PLAN_SUFFIXES
+from runner.cli.plans import read_plan
+from runner.cli.report import tell_value
+from runner.cli.text import counted, one_line, seconds, tokens, visible
+from runner.graph import Look, mermaid, page, svg
+from runner.layout import layers
+from runner.translate import dag_of
+
+_OPEN, _PRIVATE = 0o666, 0o600  # what a run shows may be as private as its store
+_LONGEST_PATH = 12  # tasks of the critical path that are named
+
+
+def check(path: Path, inputs: Mapping[str, str], as_json: bool) -> int:
+    """Say what the plan would run; its mistakes go the way of all errors, or into the JSON."""
+    try:
+        plan = read_plan(path, inputs)
+    except PlanError as error:
+        if not as_json:
+            raise
+        problems = [
+            {"file": one.file, "line": one.line, "column": one.column, "where": one.where, "message": one.message}
+            for one in error.problems
+        ]
+        tell_value({"ok": False, "problems": problems})
+        return USAGE
+    facts = _facts(plan)
+    if as_json:
+        tell_value({"ok": True, **facts})
+        return COMPLETED
+    tell(
+        f"{one_line(plan.name)}: {counted(facts['tasks'], 'task')} in {counted(facts['levels'], 'level')}, no mistakes"
+    )
+    shown = facts["critical_path"][:_LONGEST_PATH]
+    dots = " -> ..." if len(shown) < len(facts["critical_path"]) else ""
+    tell(f"  longest path  {' -> '.join(shown)}{dots}")
+    for name, backend in facts["backends"].items():
+        kind = backend["kind"] or "chosen when it is run"
+        tell(f"  backend       {one_line(name)}: {kind}, {counted(backend['tasks'], 'task')}")
+    return COMPLETED
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    dag = plan.dag
+    default = plan.default_backend or (next(iter(plan.backends)) if len(plan.backends) == 1 else "default")
+    used = Counter(dag.backend_of(task) or default for task in dag)
+    return {
+        "name": plan.name,
+        "tasks": len(dag),
+        "levels": max(layers(dag)) + 1,
+        "critical_path": dag.critical_path(),
+        "inputs": sorted(dag.inputs),
+        "backends": {
+            name: {"kind": plan.backends[name].kind if name in plan.backends else None, "tasks": number}
+            for name, number in used.items()
+        },
+    }
+
+
+def draw(what: str, output: Path | None, inputs: Mapping[str, str], store: Path) -> int:
+    """Draw a plan file or a run."""
+    if output is not None and output.suffix.lower() not in {".html", ".svg"}:
+        raise click.UsageError(f"-o writes .html or .svg, not {output.name!r}")
+    if _is_plan(what):
+        plan = read_plan(Path(what), inputs)
+        _deliver(_Scene(plan.dag, {}, plan.name, "plan", _OPEN), output)
+        return COMPLETED
+    if inputs:
+        raise click.UsageError("--set is for plans; a run has its inputs")
+    run, tasks = anyio.run(_stored, store, what)
+    looks = {task.task_id: _look(task) for task in tasks}
+    caption = f"run {run.run_id}, {shown_status(run).value}"
+    _deliver(_Scene(dag_of(run, tasks), looks, run.name or "plait", caption, _PRIVATE), output)
+    return COMPLETED
+
+
+def _is_plan(what: str) -> bool:
+    path = Path(what)
+    return path.is_file() or path.suffix.lower() in PLAN_SUFFIXES or os.sep in what
+
+
+async def _stored(path: Path, word: str) -> tuple[RunRecord, tuple[TaskRecord, ...]]:
+    async with store_for_reading(path) as store:
+        run = await find_run(store, word)
+        return run, await store.list_tasks(run.run_id)
+
+
+def _look(task: TaskRecord) -> Look:
+    status = TaskStatus(task.status)
+    used = tokens(task.input_tokens, task.output_tokens)
+    note = " · ".join(filter(None, (status.value.replace("_", " "), seconds(task.duration_s), used)))
+    attempts = f", {counted(task.attempt, 'attempt')}" if task.attempt else ""
+    error = f"\n{task.error_kind}: {one_line(task.error or '', 300)}" if task.error_kind else ""
+    return Look(status, note, f"{task.task_id}: {status.value}{attempts}{error}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """What is to be drawn, and the mode of a file that shows it."""
+
+    dag: DAG
+    looks: Mapping[str, Look]
+    title: str
+    caption: str
+    mode: int
+
+
+def _deliver(scene: _Scene, output: Path | None) -> None:
+    if output is None:
+        tell(mermaid(scene.dag, scene.looks).removesuffix("\n"))
+        return
+    make = page if output.suffix.lower() == ".html" else svg
+    picture = make(scene.dag, scene.looks, title=visible(scene.title), caption=visible(scene.caption))
+    try:
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, scene.mode)
+        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - the mode holds from the first byte on
+            if scene.mode == _PRIVATE:
+                os.fchmod(descriptor, _PRIVATE)
+            file.write(picture)
+    except OSError as error:
+        raise Fault(f"cannot write {output}: {error.strerror}") from error

@@ -1,0 +1,17 @@
+"""Reading the plan file that a person names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from runner import Plan, load_plan
+from runner.cli.exits import Fault
+from runner.cli.options import is_text
+
+
+def read_plan(path: Path, inputs: Mapping[str, str]) -> Plan:
+    """The plan in the file at `path`. Raises PlanError with every mistake."""
+    if not is_text(str(path)):
+        raise Fault(f"the name of the plan file {str(path)!r} is not text in UTF-8, so it cannot be stored; rename it")
+    return load_plan(path, overrides=inputs)

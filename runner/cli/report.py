@@ -1,0 +1,168 @@
+"""What is said when a run has ended: its result, a summary, and the commands that go on from there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from runner.cli import exits
+from runner.cli.colour import coloured
+from runner.cli.driving import Ending
+from runner.cli.options import plait
+from runner.cli.text import counted, dollars, one_line, seconds, tokens, visible, without_controls
+from runner.dag import DAG
+from runner.result import RunResult, TaskResult
+from runner.status import RunStatus, TaskStatus
+
+_MOST_FAILURES = 10
+_EXIT_CODES = {
+    RunStatus.COMPLETED: exits.COMPLETED,
+    RunStatus.FAILED: exits.FAILED,
+    RunStatus.WAITING_INPUT: exits.WAITING,
+}
+
+
+def exit_code(result: RunResult) -> int:
+    """The command's exit code for a run that came to `result`."""
+    return _EXIT_CODES.get(result.status, exits.CANCELLED)
+
+
+def tell_result(dag: DAG, result: RunResult) -> None:
+    """The texts of the final tasks on standard output: as they are for a file, harmless for a terminal."""
+    fit = visible if sys.stdout.isatty() else without_controls
+    finals = [task for task in _finals(dag, result) if task.status is TaskStatus.COMPLETED]
+    for task in finals:
+        head = f"== {task.id} ==\n" if len(finals) > 1 else ""
+        exits.tell(head + fit(task.text).removesuffix("\n"))
+
+
+def tell_json(ending: Ending, store: Path | None) -> None:
+    """All of it as one JSON object on standard output."""
+    result = ending.result
+    tell_value(
+        {
+            "run_id": result.run_id,
+            "status": result.status.value,
+            "error": result.error,
+            "reused": result.reused,
+            "ran": ending.ran,
+            "seconds": round(ending.took, 3),
+            **_usage(result),
+            "store": None if store is None else str(store),
+            "degraded": [
+                {"since": one.since, "until": one.until, "error": one.error, "lost": one.lost}
+                for one in result.degraded
+            ],
+            "tasks": [_task(task) for task in result.tasks.values()],
+        }
+    )
+
+
+def tell_value(value: Any) -> None:
+    """JSON on standard output, in ASCII: no character of it can act on a terminal."""
+    exits.tell(json.dumps(value, indent=2).replace("\x7f", "\\u007f"))
+
+
+def _task(task: TaskResult) -> dict[str, Any]:
+    return {
+        "id": task.id,
+        "status": task.status.value,
+        "text": task.text,
+        "data": task.data,
+        "error_kind": task.error_kind,
+        "error": task.error,
+        "attempts": task.attempts,
+        "input_tokens": task.usage.input_tokens,
+        "output_tokens": task.usage.output_tokens,
+        "cost_usd": task.usage.cost_usd,
+        "seconds": task.duration_s,
+        "session_id": task.session_id,
+        "reused": task.reused,
+    }
+
+
+def _usage(result: RunResult) -> dict[str, Any]:
+    usage = result.usage
+    return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cost_usd": usage.cost_usd}
+
+
+def say_summary(dag: DAG, ending: Ending, store: Path | None) -> None:
+    """The summary and what can be done next, on standard error. `store` is None where nothing was stored."""
+    result = ending.result
+    status = coloured(result.status.value, result.status, sys.stderr)
+    exits.write(sys.stderr, f"\n{status} in {seconds(ending.took)}: {', '.join(_numbers(ending))}\n")
+    for line in (*_failures(result), *_store_trouble(result)):
+        exits.say(line)
+    if store is not None:
+        for what, line in _next_commands(dag, result, store):
+            exits.say(f"  {what:<9} {line}")
+
+
+def say_failure(result: RunResult) -> None:
+    """The one line that a quiet run says when it did not complete."""
+    exits.say(f"plait: run {result.run_id} is {result.status.value}" + (f": {result.error}" if result.error else ""))
+
+
+def _numbers(ending: Ending) -> Iterator[str]:
+    result = ending.result
+    done = sum(task.status is TaskStatus.COMPLETED for task in result.tasks.values())
+    yield f"{done:,} of {counted(len(result.tasks), 'task')} completed"
+    if result.reused:
+        yield f"reused {result.reused:,}, ran {ending.ran:,}"
+    for status in (TaskStatus.FAILED, TaskStatus.SKIPPED, TaskStatus.CANCELLED):
+        number = sum(task.status is status for task in result.tasks.values())
+        if number:
+            yield f"{number:,} {status.value}"
+    if result.blocked:
+        yield f"{len(result.blocked):,} blocked"
+    usage = result.usage
+    used = tokens(usage.input_tokens, usage.output_tokens)
+    if used:
+        yield f"{used} tokens"
+    if usage.cost_usd is not None:
+        yield dollars(usage.cost_usd)
+
+
+def _failures(result: RunResult) -> Iterator[str]:
+    failed = [result[task_id] for task_id in result.failed]
+    for task in failed[:_MOST_FAILURES]:
+        tries = f" ({counted(task.attempts, 'attempt')})" if task.attempts > 1 else ""
+        yield f"  failed    {task.id}: {task.error_kind}: {one_line(task.error or '', 300)}{tries}"
+    if len(failed) > _MOST_FAILURES:
+        yield f"  failed    and {len(failed) - _MOST_FAILURES} more"
+
+
+def _store_trouble(result: RunResult) -> Iterator[str]:
+    for one in result.degraded:
+        what = f"until {one.until}" if one.until else f"to the end: {counted(one.lost, 'change')} not stored"
+        yield f"  store     it failed from {one.since} {what}: {one_line(one.error, 300)}"
+
+
+def _next_commands(dag: DAG, result: RunResult, store: Path) -> Iterator[tuple[str, str]]:
+    run_id = result.run_id
+    yield "show", plait(store, "show", run_id)
+    if result.status is RunStatus.INTERRUPTED:
+        yield "resume", plait(store, "resume", run_id)
+    elif result.failed:
+        yield "resume", plait(store, "resume", run_id, "--retry-failed")
+    talk = _worth_talking_to(dag, result)
+    if talk is not None:
+        yield "continue", plait(store, "continue", run_id, talk, "your message")
+
+
+def _worth_talking_to(dag: DAG, result: RunResult) -> str | None:
+    """The last task with a session, final ones first; without any, the last final one that completed."""
+    finals = _finals(dag, result)
+    for tasks in (finals, list(result.tasks.values())):
+        for task in reversed(tasks):
+            if task.status is TaskStatus.COMPLETED and task.session_id is not None:
+                return task.id
+    return next((task.id for task in reversed(finals) if task.status is TaskStatus.COMPLETED), None)
+
+
+def _finals(dag: DAG, result: RunResult) -> list[TaskResult]:
+    """The tasks that no other one depends on."""
+    return [result[task.id] for task, after in zip(dag.tasks, dag.dependents, strict=True) if not after]

@@ -1,0 +1,176 @@
+"""`run`, `resume` and `continue`, once their options are read."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from persistence import SQLiteStore
+from persistence.records import RunRecord
+from runner import Plan
+from runner.cli import report
+from runner.cli.backing import Backing, Kept, names_needed
+from runner.cli.driving import Ending, follow
+from runner.cli.exits import COMPLETED, say, tell
+from runner.cli.lookup import find_run, find_task, newest_resumable, store_for_going_on
+from runner.cli.options import plait
+from runner.cli.plain import Display, NoDisplay, PlainDisplay
+from runner.cli.progress import Progress
+from runner.cli.text import visible, without_controls
+from runner.dag import DAG
+from runner.result import RunResult
+from runner.run import Run
+from runner.status import RUN_DONE, RUN_REOPENINGS, RunStatus, TaskStatus
+from runner.translate import dag_of
+
+DEFAULT_CONCURRENCY = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a person wants it: where it is stored (None: nowhere), how much is said, how much runs at once."""
+
+    store: Path | None
+    quiet: bool = False
+    as_json: bool = False
+    logs: bool = False
+    concurrency: int | None = None
+
+
+async def run_plan(plan: Plan, backing: Backing, manner: Manner) -> int:
+    """Run `plan`; the exit code."""
+    names = names_needed(plan.dag, backing.default)
+    store = None if manner.store is None else SQLiteStore(manner.store)
+    # The store is opened last: a missing backend must not leave an empty store behind.
+    async with backing.running(names) as made, store or nullcontext():
+        concurrency = manner.concurrency or plan.concurrency or DEFAULT_CONCURRENCY
+        runner = backing.runner(made, store=store, concurrency=concurrency)
+        run = runner.start(plan.dag, settings=backing.settings())
+        return await _see_through(run, plan.dag, manner)
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """What is to be resumed: a run's id (None: the newest that can be), and how."""
+
+    run: str | None
+    retry_failed: bool = False
+    plan: Path | None = None
+
+
+async def resume_run(wanted: Resumption, manner: Manner) -> int:
+    """Go on with a run; the exit code."""
+    assert manner.store is not None
+    async with store_for_going_on(manner.store) as store:
+        if wanted.run is None:
+            record = await newest_resumable(store, wanted.retry_failed)
+        else:
+            record = await find_run(store, wanted.run)
+        tasks = await store.list_tasks(record.run_id)
+        dag = dag_of(record, tasks)
+        statuses = {task.task_id: TaskStatus(task.status) for task in tasks}
+        if _has_ended(record, wanted.retry_failed):
+            runner = Backing({}).runner({}, store=store)
+            return _say_over(await runner.resume(record.run_id), dag, manner)
+        if wanted.retry_failed:
+            statuses = _reopened(statuses)
+        kept = Kept.of(record)
+        names = names_needed(dag, kept.default, statuses.values())
+        backing = kept.backing(names, wanted.plan)
+        async with backing.running(names) as made:
+            concurrency = manner.concurrency or _stored_concurrency(record)
+            runner = backing.runner(made, store=store, concurrency=concurrency)
+            run = runner.start_resume(record.run_id, retry_failed=wanted.retry_failed)
+            return await _see_through(run, dag, manner, statuses)
+
+
+def _has_ended(record: RunRecord, retry_failed: bool) -> bool:
+    status = RunStatus(record.status)
+    return status in RUN_DONE and not (retry_failed and status in RUN_REOPENINGS)
+
+
+def _reopened(statuses: Mapping[str, TaskStatus]) -> dict[str, TaskStatus]:
+    return {
+        task_id: TaskStatus.PENDING if status is TaskStatus.FAILED else status for task_id, status in statuses.items()
+    }
+
+
+def _stored_concurrency(record: RunRecord) -> int:
+    stored = json.loads(record.settings).get("concurrency")
+    return stored if isinstance(stored, int) and stored > 0 else DEFAULT_CONCURRENCY
+
+
+def _say_over(result: RunResult, dag: DAG, manner: Manner) -> int:
+    """The answer to `resume` for a run that has ended: where to see it."""
+    if manner.as_json:
+        report.tell_json(Ending(result), manner.store)
+    elif manner.quiet:
+        report.tell_result(dag, result)
+    else:
+        hint = "" if result.status is RunStatus.COMPLETED else "; --retry-failed runs what failed again"
+        say(f"run {result.run_id} is {result.status.value}, nothing is left to do{hint}")
+        say(f"  {'show':<9} {plait(manner.store, 'show', result.run_id)}")
+    return report.exit_code(result)
+
+
+async def _see_through(run: Run, dag: DAG, manner: Manner, statuses: Mapping[str, TaskStatus] | None = None) -> int:
+    ending = await follow(run, _display(dag, manner, statuses))
+    result = ending.result
+    if manner.as_json:
+        report.tell_json(ending, manner.store)
+    else:
+        report.tell_result(dag, result)
+    if not manner.quiet:
+        report.say_summary(dag, ending, manner.store)
+    elif result.status is not RunStatus.COMPLETED:
+        report.say_failure(result)
+    return report.exit_code(result)
+
+
+def _display(dag: DAG, manner: Manner, statuses: Mapping[str, TaskStatus] | None) -> Display:
+    if manner.quiet:
+        return NoDisplay()
+    # Log lines and a live display would write over each other.
+    if manner.logs or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        return PlainDisplay()
+    from runner.cli.live import LiveDisplay  # noqa: PLC0415 - rich takes a while and is not needed in a pipe
+
+    # What was under way at a crash begins anew.
+    settled = {k: TaskStatus.PENDING if v is TaskStatus.RUNNING else v for k, v in (statuses or {}).items()}
+    return LiveDisplay(Progress(dag, time.monotonic, settled), dag.name or "plait")
+
+
+async def continue_task(word: str, task_id: str, message: str, moved_to: Path | None, manner: Manner) -> int:
+    """Say `message` in a task's conversation; the exit code."""
+    assert manner.store is not None
+    async with store_for_going_on(manner.store) as store:
+        record = await find_run(store, word)
+        await find_task(store, record, task_id)
+        dag = dag_of(record, await store.list_tasks(record.run_id))
+        kept = Kept.of(record)
+        names = [dag.backend_of(dag[task_id]) or kept.default]
+        backing = kept.backing(names, moved_to)
+        async with backing.running(names) as made:
+            reply = await backing.runner(made, store=store).continue_task(record.run_id, task_id, message)
+    if manner.as_json:
+        value: dict[str, Any] = {
+            "run_id": record.run_id,
+            "task": task_id,
+            "text": reply.text,
+            "session_id": reply.session_id,
+            "input_tokens": reply.usage.input_tokens,
+            "output_tokens": reply.usage.output_tokens,
+            "cost_usd": reply.usage.cost_usd,
+        }
+        report.tell_value(value)
+    else:
+        fit = visible if sys.stdout.isatty() else without_controls
+        tell(fit(reply.text).removesuffix("\n"))
+    return COMPLETED

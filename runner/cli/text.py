@@ -1,0 +1,100 @@
+"""Text for people: made harmless for a terminal, and numbers as they are read best. Pure.
+
+A model's answer may hold anything: an escape sequence that retitles the window or reads back what was typed, a bidi
+override that shows a command as another one. What could act is shown as an escape instead of being sent.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+# C0 but for newline and tab, DEL, C1, and halves of characters, which no encoding has.
+_CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
+# Bidi controls, zero-width characters, line and paragraph separators, tags, and other characters without a shape.
+_INVISIBLE = (
+    "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0"
+    "\ufff9-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+_ACTS = re.compile(f"[{_CONTROLS}]")
+_MISLEADS = re.compile(f"[{_CONTROLS}{_INVISIBLE}]")
+
+
+def visible(text: str) -> str:
+    """`text` for a terminal: whatever acts, hides or reorders is written as an escape such as `\\x1b` or `\\u202e`."""
+    return _MISLEADS.sub(_escape, text.replace("\r\n", "\n"))
+
+
+def without_controls(text: str) -> str:
+    """`text` for a file or a pipe: joiners and bidi marks are part of many scripts and stay, controls do not."""
+    return _ACTS.sub(_escape, text.replace("\r\n", "\n"))
+
+
+def one_line(text: str, width: int = 0) -> str:
+    """`text` as `visible` shows it, in one line, cut to `width` characters unless that is 0."""
+    line = visible(" ".join(text.split()))
+    return line if not width or len(line) <= width else line[: max(width - 1, 0)] + "…"
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def cells(text: str) -> int:
+    """How many columns of a terminal `text` fills."""
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
+    )
+
+
+def columns(rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) -> list[list[str]]:
+    """`rows` with every cell padded to its column's width, on the left for the columns in `right`."""
+    table = [list(row) for row in rows]
+    widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
+    return [[_padded(cell, widths[i], i in right) for i, cell in enumerate(row)] for row in table]
+
+
+def _padded(cell: str, width: int, right: bool) -> str:
+    space = " " * (width - cells(cell))
+    return space + cell if right else cell + space
+
+
+def seconds(value: float | None) -> str:
+    """A duration: `0.03s`, `1.2s`, `2m05s`, `3h07m`; empty for None."""
+    if value is None:
+        return ""
+    if value < 59.95:
+        return f"{value:.2f}s" if value < 0.1 else f"{value:.1f}s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def age(value: float) -> str:
+    """How long ago something was, in one unit: `5s`, `3m`, `2h`, `4d`."""
+    for limit, size, unit in ((60, 1, "s"), (3600, 60, "m"), (48 * 3600, 3600, "h")):
+        if value < limit:
+            return f"{max(int(value // size), 0)}{unit}"
+    return f"{int(value // 86400)}d"
+
+
+def tokens(into: int, out: int) -> str:
+    """Tokens in and out, as `310+42`; empty where nothing was counted."""
+    return f"{into:,}+{out:,}" if into or out else ""
+
+
+def dollars(value: float | None) -> str:
+    """A cost; empty for None."""
+    return "" if value is None else f"${value:.4f}" if value < 1 else f"${value:.2f}"
+
+
+def counted(number: int, word: str) -> str:
+    """`1 task`, `2 tasks`."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def command(*words: str) -> str:
+    """A command line to be copied."""
+    return " ".join(shlex.quote(visible(word)) for word in words)

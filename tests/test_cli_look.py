@@ -1,0 +1,164 @@
+"""`plait check`, `runs`, `show`, `graph`, `schema`, `version` and `--help`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import environment, plait_here
+from tests.support.plans import calls, make
+
+TASKS = """
+  - {id: a, prompt: one}
+  - {id: b, prompt: "two {{ a }}", depends_on: a, backend: data}
+  - {id: x, prompt: knock, backend: fail}
+  - {id: y, prompt: "{{ x }}", depends_on: x}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("look")
+    make(folder, TASKS, fail="fail", data="classify")
+    for _ in range(2):
+        assert plait_here(folder, "run", "plan.yaml", "-q").code == 1
+    return folder
+
+
+def ids(folder: Path) -> list[str]:
+    return [run["run_id"] for run in plait_here(folder, "runs", "--json").value]
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\n"
+        "from runner.cli.app import cli\n"
+        "from runner.cli.exits import outcome\n"
+        "for words in (['--help'], ['run', '--help'], ['show', '--help']):\n"
+        "    assert outcome(cli, words) == 0\n"
+        "heavy = 'pydantic openai anthropic networkx rich jinja2 anyio asyncio sqlite3 structlog yaml'.split()\n"
+        "sys.exit(', '.join(name for name in heavy if name in sys.modules) or 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Exit codes: 0 completed; 1 tasks failed; 2 usage or bad input" in " ".join(done.stdout.split())
+
+
+def test_version(folder: Path) -> None:
+    assert plait_here(folder, "version").out == f"plait {plait_here(folder, 'version', '--json').value['version']}\n"
+
+
+def test_schema_is_json_schema(folder: Path) -> None:
+    assert "tasks" in plait_here(folder, "schema").value["properties"]
+
+
+def test_check_says_what_would_run_and_runs_nothing(tmp_path: Path) -> None:
+    make(tmp_path, TASKS, fail="fail", data="classify")
+    done = plait_here(tmp_path, "check", "plan.yaml")
+    assert (done.code, done.err) == (0, "")
+    assert "trial: 4 tasks in 2 levels" in done.out
+    assert "longest path  a -> b" in done.out
+    value = plait_here(tmp_path, "check", "plan.yaml", "--json").value
+    assert (value["ok"], value["backends"]["say"]) == (True, {"kind": "function", "tasks": 2})
+    assert calls(tmp_path) == []
+
+
+def test_check_lists_mistakes(tmp_path: Path) -> None:
+    make(tmp_path, "  - {id: a, prompt: x, depends_on: [zz]}\n")
+    done = plait_here(tmp_path, "check", "plan.yaml")
+    assert (done.code, done.out) == (2, "")
+    assert "zz" in done.err
+    told = plait_here(tmp_path, "check", "plan.yaml", "--json")
+    assert (told.code, told.value["ok"], told.value["problems"][0]["line"]) == (2, False, 6)
+
+
+def test_runs_are_listed_newest_first(folder: Path) -> None:
+    runs = plait_here(folder, "runs", "--json").value
+    assert [run["run_id"] for run in runs] == sorted((run["run_id"] for run in runs), reverse=True)
+    assert [(run["status"], run["name"], run["done"], run["total"]) for run in runs] == [("failed", "trial", 3, 4)] * 2
+    lines = plait_here(folder, "runs").out.splitlines()
+    assert lines[0].split() == ["RUN", "NAME", "STATUS", "TASKS", "TOKENS", "AGE"]
+    assert [line.split()[:4] for line in lines[1:]] == [[run["run_id"], "trial", "failed", "3/4"] for run in runs]
+    assert len(plait_here(folder, "runs", "--limit", "1", "--json").value) == 1
+
+
+def test_a_run_is_named_by_id_by_prefix_or_as_last(folder: Path) -> None:
+    newest, older = ids(folder)
+    for word, run_id in (("last", newest), (older, older), (newest[:-1], newest)):
+        assert plait_here(folder, "show", word, "--json").value["run_id"] == run_id
+    ambiguous = plait_here(folder, "show", newest[:4])
+    assert ambiguous.code == 2
+    assert newest in ambiguous.err
+    assert older in ambiguous.err
+
+
+@pytest.mark.parametrize(
+    "words", [["show", "nope"], ["show", ""], ["show", "last", "nope"], ["show", "\udcff"], ["graph", "nope"]]
+)
+def test_what_is_not_there_is_one_clear_line(folder: Path, words: list[str]) -> None:
+    done = plait_here(folder, *words)
+    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+
+
+def test_a_run_is_shown_with_its_tasks(folder: Path) -> None:
+    out = plait_here(folder, "show", "last").out
+    assert "status    failed, 3 of 4 tasks done" in out
+    rows = {line.split()[0]: line for line in out.splitlines() if line[:2] in {"a ", "x ", "y "}}
+    assert "completed" in rows["a"]
+    assert rows["x"].endswith("auth: the door is shut")
+    assert rows["y"].endswith("blocked by a failed task")
+    value = plait_here(folder, "show", "last", "--json").value
+    assert value["tasks"][1]["data"] == {"kind": "good", "words": 3}
+
+
+def test_a_task_is_shown_with_its_conversation(folder: Path) -> None:
+    out = plait_here(folder, "show", "last", "b").out
+    assert "-- prompt --\ntwo {{ a }}\n" in out
+    assert "-- user --\ntwo re: one\n" in out
+    assert '-- assistant --\n{"kind": "good", "words": 3}\n' in out
+    assert "-- attempts --\n1  completed  data" in out
+    value = plait_here(folder, "show", "last", "x", "--json").value
+    assert [attempt["error"] for attempt in value["attempts"]] == ["the door is shut"]
+
+
+def test_the_history_is_shown(folder: Path) -> None:
+    events = plait_here(folder, "show", "last", "--events", "--json").value
+    assert events[0]["kind"] == "run_created"
+    assert len(plait_here(folder, "show", "last", "--events").out.splitlines()) == len(events)
+    assert plait_here(folder, "show", "last", "a", "--events").code == 2
+
+
+def test_graph_of_a_plan_and_of_a_run(folder: Path) -> None:
+    plain = plait_here(folder, "graph", "plan.yaml").out
+    assert plain.startswith("flowchart LR\n")
+    assert "classDef" not in plain
+    run = plait_here(folder, "graph", "last").out
+    assert 't2["x<br/>failed' in run
+    assert "classDef failed" in run
+
+
+def test_pictures_are_written_and_those_of_runs_are_private(folder: Path) -> None:
+    (folder / "run.html").write_text("old")
+    for words in (["last", "-o", "run.html"], ["last", "-o", "run.svg"], ["plan.yaml", "-o", "plan.svg"]):
+        done = plait_here(folder, "graph", *words)
+        assert (done.code, done.out, done.err) == (0, "", "")
+    assert (folder / "run.html").stat().st_mode & 0o777 == 0o600
+    assert (folder / "run.svg").stat().st_mode & 0o777 == 0o600
+    assert "the door is shut" in (folder / "run.svg").read_text()
+    for words in (["last", "-o", "run.png"], ["last", "-o", "no/where.svg"], ["last", "--set", "a=1"]):
+        done = plait_here(folder, "graph", *words)
+        assert done.code == 2
+        assert "Traceback" not in done.err
+
+
+def test_without_a_store_it_says_what_makes_one(tmp_path: Path) -> None:
+    for words in (["runs"], ["show", "last"], ["resume"], ["continue", "last", "a", "hi"], ["graph", "last"]):
+        done = plait_here(tmp_path, *words)
+        assert (done.code, done.out, len(done.err.splitlines())) == (3, "", 1)
+        assert "plait run PLAN" in done.err
+    assert list(tmp_path.iterdir()) == []
