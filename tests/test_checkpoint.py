@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 
 import anyio
 import pytest
 
-from persistence import Batch, MemoryStore, StoreError
+from persistence import Batch, MemoryStore, SQLiteStore, StoreError
 from runner import DAG, OwnershipLost, ParallelRunner, RunStatus, Task
 from runner.events import RunCompleted, StoreDegraded, StoreRecovered, TaskStarted
 from tests.support.fakes import Fault, FaultyStore, Talker
@@ -189,3 +191,35 @@ async def test_the_dag_is_stored_whole_before_anything_starts() -> None:
     assert kinds[:3] == ["RunCreated", "RunStatusChanged", "RunClaimed"]
     assert kinds.index("TaskStarted") > 2
     assert "TaskStarted" not in {type(change).__name__ for change in store.batches[0].changes}
+
+
+FULL_DISK = """
+import resource, signal, sys, anyio
+from persistence import SQLiteStore
+from runner import DAG, ParallelRunner, Task
+
+async def body(prompt):
+    return "x" * 20_000
+
+async def main():
+    dag = DAG([Task(f"t{i}", prompt="go", depends_on=[f"t{i-1}"] if i else []) for i in range(60)])
+    async with SQLiteStore(sys.argv[1]) as store:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+        result = await ParallelRunner(body, store=store).run(dag, "r")
+        print(result.status.value, len(result.text), result.degraded[0].until, result.degraded[0].lost > 0)
+
+anyio.run(main)
+"""
+
+
+async def test_a_disk_that_fills_up_costs_the_rest_of_the_record_and_what_is_kept_can_be_resumed(tmp_path) -> None:
+    path = tmp_path / "plait.db"
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, path], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["completed", "60", "None", "True"], done.stderr
+    backend = Talker()
+    async with SQLiteStore(path, mode="existing") as store:
+        result = await ParallelRunner(backend, store=store).resume("r")
+    assert result.status is RunStatus.COMPLETED
+    assert 0 < len(backend.prompts) == 60 - result.reused < 60
