@@ -36,7 +36,7 @@ def merge(prompt: str) -> str:
     """The digest as Markdown."""
     given = json.loads(prompt)
     documents = given["documents"]
-    lines = [f"# Digest of {len(documents)} documents", *(["", one] if (one := given["headline"].strip()) else [])]
+    lines = [f"# Digest of {len(documents)} documents", *(["", one] if (one := _tidy(given["headline"])) else [])]
     for kind in ORDER:
         entries = [_entry(document) for document in documents if document["kind"] == kind]
         if entries:
@@ -57,8 +57,10 @@ def _document(document: dict[str, Any], text: str, summary: str, kind: dict[str,
 
 
 def _tidy(summary: str) -> str:
-    """The summary on one line; small models like to put it in quotes."""
-    return " ".join(summary.split()).strip('"')
+    """Its first telling sentence. Small models like quotes, echoes of the question, and to say the same again."""
+    text = re.sub(r"^rewrite[^:]*:", "", " ".join(summary.split()).strip('"'), flags=re.IGNORECASE)
+    sentences = re.split(r"(?<=[.!?])\s+", text.strip())
+    return next((one for one in sentences if len(one.split()) > 3 and not one.endswith(":")), "")
 
 
 def _shorten(text: str) -> str:
