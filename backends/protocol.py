@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+from backends.values import value
 
 JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | int | float | bool | None"
 Role = Literal["system", "user", "assistant"]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Usage:
     """What a turn cost. Tokens are the backend's own count; `cost_usd` is None where the backend does not say."""
 
@@ -34,7 +36,7 @@ class Usage:
 NO_USAGE = Usage()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Message:
     """One message of a conversation. `usage` is set on assistant messages where the backend reports it."""
 
@@ -43,7 +45,7 @@ class Message:
     usage: Usage = NO_USAGE
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reply:
     """A whole answer to one prompt.
 
@@ -59,7 +61,7 @@ class Reply:
     messages: tuple[Message, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Output:
     """Something seen while a turn goes on: a piece of the answer's text, or a notice about what the backend does."""
 
@@ -75,7 +77,7 @@ def _ignore_session(_session_id: str) -> None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Opening:
     """Everything a backend may need to open a conversation.
 

@@ -7,11 +7,12 @@ Statuses are the words of docs/concepts.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from persistence.values import value
 
-@dataclass(frozen=True, slots=True)
+
+@value
 class NewTask:
     """A task to be added, as pending. `spec` is the rest of the task as JSON; the store keeps it and never reads it."""
 
@@ -22,7 +23,7 @@ class NewTask:
     spec: str = "{}"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Owner:
     """The process that runs a run. `owner_id` is fresh for every claim; the rest tells whether it still lives."""
 
@@ -37,7 +38,7 @@ class Owner:
 # Changes to the run itself.
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunCreated:
     """The run, its tasks and their edges, all at once. The run is queued. The first change of a run's first batch.
 
@@ -50,7 +51,7 @@ class RunCreated:
     tasks: tuple[NewTask, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunClaimed:
     """`owner` runs the run from now on: the epoch goes up by one. `lease_expires_at` is a Unix time in seconds."""
 
@@ -59,21 +60,21 @@ class RunClaimed:
     lease_expires_at: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LeaseRenewed:
     """The owner still lives."""
 
     lease_expires_at: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunReleased:
     """The owner leaves; nobody owns the run."""
 
     at: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunStatusChanged:
     """The run's status follows the table in `runner/status.py`; `error` says in one line why it failed."""
 
@@ -85,7 +86,7 @@ class RunStatusChanged:
 # Changes to one task.
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskStarted:
     """pending -> running, attempt `attempt` (one more than the last). `session_id` where it was chosen beforehand."""
 
@@ -96,7 +97,7 @@ class TaskStarted:
     session_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SessionOpened:
     """The conversation's id became known, or became another one."""
 
@@ -106,7 +107,7 @@ class SessionOpened:
     session_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TurnAppended:
     """One message of a task's conversation, appended after those already there.
 
@@ -122,7 +123,7 @@ class TurnAppended:
     output_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskCompleted:
     """running -> completed. `data` is the structured result as JSON, None if there is none."""
 
@@ -137,7 +138,7 @@ class TaskCompleted:
     duration_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskFailed:
     """running -> failed, or skipped, as `status` says."""
 
@@ -150,7 +151,7 @@ class TaskFailed:
     duration_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskRetried:
     """running -> pending: the attempt failed, another follows after `delay_s`."""
 
@@ -163,7 +164,7 @@ class TaskRetried:
     duration_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskInterrupted:
     """running -> pending: the attempt ended with its owner (a stop, or a crash); its outcome is unknown."""
 
@@ -173,7 +174,7 @@ class TaskInterrupted:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskCancelled:
     """pending or running -> cancelled."""
 
@@ -181,7 +182,7 @@ class TaskCancelled:
     task_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskReopened:
     """failed -> pending, because a person asked for it."""
 
@@ -207,7 +208,7 @@ Change: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Batch:
     """Changes to one run, applied all or none.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 import anyio
@@ -10,11 +9,12 @@ import anyio
 from backends.errors import BackendError, BackendUnavailable, ErrorKind
 from backends.protocol import Backend, Message, Opening, Reply
 from backends.text import clean_text
+from backends.values import value
 from runner.errors import PromptError
 from runner.translate import to_json
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Outcome:
     """What an attempt came to: a reply whose `data` is encoded in `data_json`, or an error."""
 

@@ -7,16 +7,16 @@ An event is told only after it was stored (or, when the store is away, after it 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from backends.protocol import NO_USAGE, Message, Usage
+from backends.values import value
 from runner.dag import DAG
 from runner.status import RunStatus, TaskStatus
 from runner.task import JsonValue
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Event:
     """Base of all events. `kind` is the event's name in snake case."""
 
@@ -24,7 +24,7 @@ class Event:
     at: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunCreated(Event):
     """The run and its whole DAG are stored. `settings` is kept with it."""
 
@@ -34,7 +34,7 @@ class RunCreated(Event):
     settings: Mapping[str, JsonValue]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunStarted(Event):
     """The run begins."""
 
@@ -42,7 +42,7 @@ class RunStarted(Event):
     run_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunResumed(Event):
     """The run goes on: `reused` tasks were done already. `previous` is the status that it had."""
 
@@ -52,7 +52,7 @@ class RunResumed(Event):
     reused: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunEnded(Event):
     """Base of the events that end a run for this process; nothing follows one."""
 
@@ -61,35 +61,35 @@ class RunEnded(Event):
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunCompleted(RunEnded):
     """Every task is completed or skipped."""
 
     kind: ClassVar[str] = "run_completed"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunFailed(RunEnded):
     """At least one task failed; all that could run has run."""
 
     kind: ClassVar[str] = "run_failed"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunCancelled(RunEnded):
     """The run was cancelled for good."""
 
     kind: ClassVar[str] = "run_cancelled"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunInterrupted(RunEnded):
     """This process left the run before its end; `resume` goes on with it."""
 
     kind: ClassVar[str] = "run_interrupted"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskEvent(Event):
     """Base of the events of one task."""
 
@@ -97,7 +97,7 @@ class TaskEvent(Event):
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskStarted(TaskEvent):
     """The attempt is recorded as running; its backend is called next."""
 
@@ -106,7 +106,7 @@ class TaskStarted(TaskEvent):
     session_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SessionOpened(TaskEvent):
     """The conversation's id became known during the turn."""
 
@@ -114,7 +114,7 @@ class SessionOpened(TaskEvent):
     session_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskOutput(TaskEvent):
     """Something seen while the turn goes on. Not stored."""
 
@@ -123,7 +123,7 @@ class TaskOutput(TaskEvent):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskCompleted(TaskEvent):
     """The result is stored. `data_json` is `data` as stored; `messages` are the turn's messages."""
 
@@ -137,7 +137,7 @@ class TaskCompleted(TaskEvent):
     messages: tuple[Message, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskRetrying(TaskEvent):
     """The attempt failed; the next one follows after `delay_s`."""
 
@@ -148,7 +148,7 @@ class TaskRetrying(TaskEvent):
     duration_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskFailed(TaskEvent):
     """The task failed for good, or is skipped, as `status` says."""
 
@@ -159,7 +159,7 @@ class TaskFailed(TaskEvent):
     duration_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskInterrupted(TaskEvent):
     """The attempt ended with its owner; the task is pending again."""
 
@@ -167,21 +167,21 @@ class TaskInterrupted(TaskEvent):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskCancelled(TaskEvent):
     """The task was cancelled with its run."""
 
     kind: ClassVar[str] = "task_cancelled"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskReopened(TaskEvent):
     """The failed task is pending again because `resume` was asked to retry failed tasks."""
 
     kind: ClassVar[str] = "task_reopened"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StoreDegraded(Event):
     """The store failed; the run goes on, and what it does is kept in memory until the store answers."""
 
@@ -189,7 +189,7 @@ class StoreDegraded(Event):
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StoreRecovered(Event):
     """The store answers again and everything kept in memory is stored."""
 
@@ -197,7 +197,7 @@ class StoreRecovered(Event):
     changes: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EventsDropped(Event):
     """This reader was too slow: `count` task outputs were left out here. Other events are never dropped."""
 

@@ -19,6 +19,7 @@ import anyio.abc
 
 from backends.errors import BackendError
 from backends.protocol import Backend, Message, Opening, Output, Reply
+from backends.values import value
 from runner import events
 from runner.attempt import Outcome, attempt, classified
 from runner.checkpoint import Sink
@@ -45,7 +46,7 @@ class Surroundings:
     rng: random.Random
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Start:
     """A task that is recorded as running and whose backend is called next."""
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from backends.protocol import NO_USAGE, Usage
+from backends.values import value
 from runner.status import RunStatus, TaskStatus
 from runner.task import JsonValue
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskResult:
     """Where a task stands at the end. `text` and `data` are set when it completed, the error fields when it failed.
 

@@ -22,8 +22,12 @@ PURE = (
     "runner/layout.py",
     "runner/cli/text.py",
     "persistence/rules.py",
+    "backends/values.py",
     "persistence/changes.py",
+    "persistence/values.py",
+    "backends/values.py",
     "persistence/changes.py",
+    "persistence/values.py",
     "persistence/records.py",
     "persistence/errors.py",
 )

@@ -1,0 +1,18 @@
+"""`value`: a frozen dataclass that costs what a plain one does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar, dataclass_transform
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def value(cls: type[T]) -> type[T]:
+    """Like `@dataclass(frozen=True, slots=True)`, but frozen for the type checkers alone.
+
+    At run time a frozen dataclass's constructor takes five times as long (1.2 against 0.2 microseconds with nine
+    fields), and a run makes a dozen values for each task.
+    """
+    return dataclass(slots=True, unsafe_hash=True)(cls)
