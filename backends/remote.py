@@ -12,6 +12,7 @@ from functools import partial
 from importlib import import_module
 from types import TracebackType
 from typing import Any, ClassVar, Self
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import anyio
@@ -81,7 +82,7 @@ class RemoteBackend(ABC):
     @property
     def _is_custom(self) -> bool:
         """Whether another server than the vendor's own is asked."""
-        return self.default_url.split("/")[2] not in self._url
+        return urlsplit(self._url).hostname != urlsplit(self.default_url).hostname
 
     @property
     def _url(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
+from .errors import BackendError, ErrorKind
 from .protocol import NO_USAGE, JsonValue, Message, Opening, Output, Reply
 from .structured import Mismatch, Schema, invalid_output, repair_prompt
 from .text import clean_text
@@ -40,6 +41,8 @@ class ReplayConversation:
     async def _exchange(self, turn: list[Message], prompt: str) -> str:
         turn.append(Message("user", clean_text(prompt)))
         answer = await self._ask([*self._history, *turn])
+        if not answer.content.strip():
+            raise BackendError(ErrorKind.INVALID_OUTPUT, "the model answered with nothing")
         turn.append(answer)
         return answer.content
 

@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from importlib.util import find_spec
 from typing import Any, cast
@@ -61,7 +61,7 @@ class Server:
     """Where requests go. Messages show its `name` only: `url` may hold a password, and the key is never shown."""
 
     url: str
-    key: str
+    key: str = field(repr=False)
 
     def say(self, text: str) -> str:
         """`text` as one line without the key."""

@@ -46,8 +46,8 @@ class FunctionSpec(_Spec):
     )
 
 
-_BASE_URL = r"^https?://[^/@]+(/[^@]*)?$"
-# Nothing like user:password@ in it: specs are stored with the run.
+_BASE_URL = r"^https?://[^/@?#]+(/[^@?#]*)?$"
+# Nothing like user:password@ or ?key= in it: specs are stored with the run.
 
 
 class _ModelSpec(_Spec):
@@ -65,7 +65,7 @@ class _RemoteSpec(_ModelSpec):
     base_url: str | None = Field(
         default=None,
         pattern=_BASE_URL,
-        description="URL of the server, for another one than the default; without a user or a password in it.",
+        description="URL of the server, for another one than the default; without a user, password or query in it.",
     )
     request_timeout: float = Field(default=600.0, gt=0, description="Seconds for one whole request.")
 
@@ -162,7 +162,9 @@ def default_spec(
 
 def _url(base_url: str | None) -> str | None:
     if base_url and not re.fullmatch(_BASE_URL, base_url):
-        raise BackendUnavailable("the base URL has to begin with http:// or https:// and hold no user or password")
+        raise BackendUnavailable(
+            "the base URL has to begin with http:// or https:// and hold no user, password or query"
+        )
     return base_url or None
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import NoneType
 from typing import cast
 
 import anyio
 
 from backends.errors import BackendError, BackendUnavailable, ErrorKind
-from backends.protocol import Backend, Message, Opening, Reply
+from backends.protocol import NO_USAGE, Backend, Message, Opening, Reply, Usage
 from backends.text import clean_text
 from backends.values import value
+from runner.cancelling import being_cancelled
 from runner.errors import PromptError
 from runner.translate import to_json
 
@@ -30,13 +33,14 @@ async def attempt(backend: Backend, opening: Opening, prompt: str, timeout: floa
     """
     try:
         if timeout is None:
-            reply = await _turn(backend, opening, prompt)
-        else:
-            with anyio.move_on_after(timeout) as limit:
-                reply = await _turn(backend, opening, prompt)
-            if limit.cancelled_caught:
-                raise BackendError(ErrorKind.TIMEOUT, f"no answer within the task's timeout of {timeout:g} s")
-        return _checked(reply)  # pyright: ignore[reportPossiblyUnboundVariable] - bound unless the limit was hit
+            return _checked(await _turn(backend, opening, prompt))
+        with anyio.move_on_after(timeout):
+            return _checked(await _turn(backend, opening, prompt))
+        raise BackendError(ErrorKind.TIMEOUT, f"no answer within the task's timeout of {timeout:g} s")
+    except asyncio.CancelledError as error:
+        if being_cancelled():
+            raise
+        return Outcome(None, None, BackendError(ErrorKind.UNEXPECTED, f"the backend was cancelled from inside {error}"))
     except Exception as error:
         return Outcome(None, None, classified(error))
 
@@ -48,9 +52,9 @@ async def _turn(backend: Backend, opening: Opening, prompt: str) -> Reply:
 
 def _checked(reply: Reply) -> Outcome:
     """Refuse what is no reply, and make what is one storable: nothing that was paid for may be lost at the store."""
-    if not isinstance(reply, Reply):  # pyright: ignore[reportUnnecessaryIsInstance] - backends come from outside
-        kind = type(reply).__name__
-        raise BackendError(ErrorKind.UNEXPECTED, f"the backend's send() returned {kind}, not a Reply")
+    wrong = _what_is_wrong(reply)
+    if wrong:
+        raise BackendError(ErrorKind.UNEXPECTED, f"the backend's reply cannot be kept: {wrong}")
     data_json = None
     if reply.data is not None:
         try:
@@ -64,18 +68,55 @@ def _checked(reply: Reply) -> Outcome:
     return Outcome(clean, data_json, None)
 
 
+_FIELDS = {"text": str, "session_id": (str, NoneType), "usage": Usage, "messages": tuple}
+
+
+def _what_is_wrong(reply: object) -> str | None:
+    """Backends come from outside, where no type checker may have been."""
+    if not isinstance(reply, Reply):
+        return f"send() returned {type(reply).__name__}, not a Reply"
+    for name, kinds in _FIELDS.items():
+        value = getattr(reply, name)
+        if not isinstance(value, kinds):
+            return f"its {name} is of type {type(value).__name__}"
+    for message in reply.messages:
+        if not isinstance(message, Message) or not isinstance(message.content, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return "its messages are not all a Message with text"
+        if not _countable(message.usage):
+            return f"its message has usage {message.usage!r}"
+    return None if _countable(reply.usage) else f"its usage is {reply.usage!r}"
+
+
+def _countable(usage: Usage) -> bool:
+    if usage is NO_USAGE:
+        return True
+    tokens = (usage.input_tokens, usage.output_tokens)
+    return all(isinstance(count, int) and 0 <= count < 2**63 for count in tokens) and isinstance(  # pyright: ignore[reportUnnecessaryIsInstance]
+        usage.cost_usd, (int, float, NoneType)
+    )
+
+
 def classified(error: Exception) -> BackendError:
     """`error` in our words; a group with one error inside is that error."""
     cause = _only(error)
     if isinstance(cause, BackendError):
-        cause.message = clean_text(cause.message)
-        return cause
+        return _tidied(cause)
     if isinstance(cause, PromptError | BackendUnavailable):
         return BackendError(ErrorKind.INVALID_REQUEST, str(cause))
     message = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
     unexpected = BackendError(ErrorKind.UNEXPECTED, clean_text(message)[:2000])
     unexpected.__cause__ = cause
     return unexpected
+
+
+def _tidied(error: BackendError) -> BackendError:
+    """With a kind that is one and a message that can be kept, whatever a backend put there."""
+    kinds = set(ErrorKind)
+    error.kind = ErrorKind(error.kind) if error.kind in kinds else ErrorKind.UNEXPECTED
+    error.message = clean_text(str(error.message))
+    if error.retry_after is not None and not 0 <= error.retry_after < float("inf"):
+        error.retry_after = None
+    return error
 
 
 def _only(error: BaseException) -> BaseException:

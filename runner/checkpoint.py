@@ -49,20 +49,17 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointOptions:
-    """`timeout`: seconds that one store call may take. `strict`: a store failure ends the run with StoreError."""
-
-    timeout: float = 10.0
-    strict: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class _Group:
     """Submissions that are written together; `settled` serves all who wait for any of them."""
 
     changes: list[Change]
     events: list[events.Event]
     settled: anyio.Event
+
+    @property
+    def ending(self) -> bool:
+        """Whether the run ends with this: then the store is tried at once, for there is no later time."""
+        return bool(self.events) and isinstance(self.events[-1], events.RunEnded)
 
 
 class Sink(Protocol):
@@ -97,7 +94,7 @@ class NoStore:
 
 
 class Checkpointer:
-    """Writes one run's changes.
+    """Writes one run's changes. `strict`: a store failure ends the run with StoreError.
 
     `on_fatal` is called once, by the writer, when the run has to stop because of the store: it was taken over by
     another owner, or `strict` was asked for.
@@ -109,13 +106,13 @@ class Checkpointer:
         run_id: str,
         feed: Feed,
         clock: Clock,
-        options: CheckpointOptions,
+        strict: bool,
     ) -> None:
         self._store = store
         self._run_id = run_id
         self._feed = feed
         self._clock = clock
-        self._options = options
+        self._strict = strict
         self._log = logger(run=run_id)
         self._position = Position()
         self._unstored: deque[Change] = deque()
@@ -143,6 +140,8 @@ class Checkpointer:
         await self._gathered(happened, plain).settled.wait()
 
     def _gathered(self, happened: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
+        if self.away and not self._groups:
+            return self._kept(happened, plain)
         if not self._groups or len(self._groups[-1].changes) >= GROUP_SIZE:
             self._groups.append(_Group([], [], anyio.Event()))
         group = self._groups[-1]
@@ -151,6 +150,18 @@ class Checkpointer:
         group.changes.extend(plain)
         group.events.extend(happened)
         self._wake.set()
+        return group
+
+    def _kept(self, happened: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
+        """Nobody waits for a store that is away, not even while it is just being tried again; only the end does."""
+        group = _Group([change for event in happened for change in changes(event)], list(happened), anyio.Event())
+        group.changes.extend(plain)
+        if group.ending:
+            self._groups.append(group)
+            self._wake.set()
+        else:
+            self._unstored += group.changes
+            self._settle(group)
         return group
 
     async def write_until_closed(self) -> None:
@@ -196,16 +207,23 @@ class Checkpointer:
     async def _write_group(self) -> None:
         group = self._groups.popleft() if self._groups else _Group([], [], anyio.Event())
         self._unstored += group.changes
-        if self._unstored and self.fatal is None and self._worth_trying(group.events):
+        if self._unstored and self.fatal is None and (group.ending or self._worth_trying()):
             await self._write_unstored()
-        for event in group.events:
-            self._feed.publish(event)
+        self._settle(group)
+        while self.away and self._groups and not self._groups[0].ending:
+            waiting = self._groups.popleft()
+            self._unstored += waiting.changes
+            self._settle(waiting)
+
+    def _settle(self, group: _Group) -> None:
+        """Tell what happened and let those go on who waited; what was refused for good never happened."""
+        if self.fatal is None:
+            for event in group.events:
+                self._feed.publish(event)
         group.settled.set()
 
-    def _worth_trying(self, gathered: Sequence[events.Event]) -> bool:
-        """Whether to call the store now: it is well, or it is time again, or the run ends."""
-        ending = bool(gathered) and isinstance(gathered[-1], events.RunEnded)
-        return ending or not self.away or self._clock.monotonic() >= self._retry_at
+    def _worth_trying(self) -> bool:
+        return not self.away or self._clock.monotonic() >= self._retry_at
 
     async def _write_unstored(self) -> None:
         while self._unstored:
@@ -224,20 +242,14 @@ class Checkpointer:
             self._recovered(len(head))
 
     async def _try_write(self, head: tuple[Change, ...]) -> StoreError | None:
-        batch = Batch(self._run_id, self._position.epoch, self._position.next_seq, head)
-        with anyio.move_on_after(self._options.timeout) as limit:
-            try:
-                await self._store.write(batch)
-            except StoreError as error:
-                return error
-            except Exception as error:
-                return StoreError(f"{type(error).__name__}: {error}")
-        if limit.cancelled_caught:
-            return StoreError(f"the store did not answer within {self._options.timeout:g} s")
+        try:
+            await self._store.write(Batch(self._run_id, self._position.epoch, self._position.next_seq, head))
+        except StoreError as error:
+            return error
         return None
 
     def _failed(self, error: StoreError) -> None:
-        if isinstance(error, Fenced) or self._options.strict or (isinstance(error, Conflict) and not self.began):
+        if isinstance(error, Fenced) or self._strict or (isinstance(error, Conflict) and not self.began):
             self.fatal = error
             self.on_fatal()
             return

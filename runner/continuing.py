@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import anyio
 
+from backends.errors import BackendError
 from backends.protocol import Message, Opening, Reply
-from persistence.changes import Batch, Change, RunReleased, SessionOpened, TurnAppended
-from persistence.errors import StoreError
-from persistence.protocol import Store
+from persistence.changes import Change, RunReleased, SessionOpened, TurnAppended
 from runner.attempt import attempt
-from runner.checkpoint import Position
+from runner.checkpoint import Checkpointer
 from runner.clock import iso
 from runner.conversation import load_past
 from runner.dag import nearest
 from runner.drive import Config, require_backends
 from runner.errors import PlaitError, TurnNotStored
+from runner.feed import Feed
 from runner.owner import forget
 from runner.ownership import StoredRun, claim, refuse_owned
 from runner.task import Task
@@ -34,18 +34,38 @@ async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Rep
     opening = await _opening(run, task)
     refuse_owned(config, run.record)
     owner, position = await claim(config, run.store, run.record, ())
+    checkpointer = Checkpointer(run.store, run_id, Feed(), config.clock, config.strict)
+    checkpointer.begin_at(position)
     turns: list[Change] = []
-    try:
-        outcome = await attempt(config.backends[name], opening, message, task.timeout)
-        if outcome.error is not None:
-            raise outcome.error
-        assert outcome.reply is not None
-        turns = _turns(iso(config.clock.wall()), task, opening, message, outcome.reply)
-        return outcome.reply
-    finally:
-        forget(owner)
-        with anyio.CancelScope(shield=True):
-            await _store(run, position, [*turns, RunReleased(iso(config.clock.wall()))], turns)
+    reply: Reply | None = None
+    failure: BackendError | None = None
+    async with anyio.create_task_group() as outside:
+        outside.start_soon(checkpointer.write_until_closed)
+        try:
+            async with anyio.create_task_group() as beside:
+                beside.start_soon(checkpointer.keep_lease)
+                outcome = await attempt(config.backends[name], opening, message, task.timeout)
+                reply, failure = outcome.reply, outcome.error
+                beside.cancel_scope.cancel()
+            if reply is not None:
+                turns = _turns(iso(config.clock.wall()), task, opening, message, reply)
+        finally:
+            forget(owner)
+            checkpointer.submit((), *turns, RunReleased(iso(config.clock.wall())))
+            checkpointer.close()
+    if failure is not None:
+        raise failure
+    assert reply is not None
+    _refuse_loss(checkpointer, reply)
+    return reply
+
+
+def _refuse_loss(checkpointer: Checkpointer, reply: Reply) -> None:
+    """Raise TurnNotStored, with the answer, unless the turn is in the store."""
+    lost = checkpointer.degraded[-1].error if checkpointer.away else None
+    if checkpointer.fatal is not None or lost is not None:
+        reason = checkpointer.fatal or lost
+        raise TurnNotStored(f"the answer came, but could not be stored: {reason}", reply.text)
 
 
 async def _opening(run: StoredRun, task: Task) -> Opening:
@@ -74,21 +94,3 @@ def _turns(at: str, task: Task, opening: Opening, message: str, reply: Reply) ->
     if reply.session_id is not None and reply.session_id != opening.session_id:
         turns.append(SessionOpened(at, task.id, _PERSON, reply.session_id))
     return turns
-
-
-async def _store(run: StoredRun, position: Position, changes: list[Change], turns: list[Change]) -> None:
-    """Write the turn and leave the run; one more try for a write of unknown outcome."""
-    batch = Batch(run.record.run_id, position.epoch, position.next_seq, tuple(changes))
-    try:
-        await _write_twice(run.store, batch)
-    except StoreError as error:
-        texts = [change.content for change in turns if isinstance(change, TurnAppended)]
-        if texts:
-            raise TurnNotStored(f"the answer came, but could not be stored: {error}", texts[-1]) from error
-
-
-async def _write_twice(store: Store, batch: Batch) -> None:
-    try:
-        await store.write(batch)
-    except StoreError:
-        await store.write(batch)

@@ -18,7 +18,7 @@ from persistence.changes import Change, Owner, RunReleased
 from persistence.errors import Conflict, Fenced
 from persistence.protocol import Store
 from runner import events
-from runner.checkpoint import Checkpointer, CheckpointOptions, NoStore, Position, Sink
+from runner.checkpoint import Checkpointer, NoStore, Position, Sink
 from runner.clock import Clock, iso
 from runner.dag import DAG
 from runner.errors import BackendMissing, OwnershipLost, RunExists
@@ -41,7 +41,7 @@ class Config:
     store: Store | None
     concurrency: int
     limits: Mapping[str, int]
-    options: CheckpointOptions
+    strict: bool
     clock: Clock
     rng: random.Random
 
@@ -77,7 +77,7 @@ async def drive(run: Prepared, config: Config, feed: Feed, control: Control) -> 
 
 
 async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Feed, control: Control) -> RunResult:
-    checkpointer = Checkpointer(store, run.run_id, feed, config.clock, config.options)
+    checkpointer = Checkpointer(store, run.run_id, feed, config.clock, config.strict)
     checkpointer.begin_at(run.position)
     checkpointer.on_fatal = lambda: control.end("stop")
     result: RunResult | None = None

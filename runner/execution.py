@@ -19,6 +19,7 @@ import anyio.abc
 
 from backends.errors import BackendError
 from backends.protocol import Backend, Message, Opening, Output, Reply
+from backends.text import clean_text
 from backends.values import value
 from runner import events
 from runner.attempt import Outcome, attempt, classified
@@ -27,10 +28,11 @@ from runner.clock import Clock, stamper
 from runner.feed import Feed
 from runner.log import logger
 from runner.result import TaskResult
+from runner.retrying import deserves_retry, retry_delay
 from runner.schedule import Schedule
 from runner.state import Past, RunState
 from runner.status import TASK_DONE, RunStatus, TaskStatus
-from runner.task import FailureMode, Retry, Task
+from runner.task import FailureMode, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ class Execution:
         """Settle what was under way when the workers ended; the events to be submitted, the run's last one included."""
         at = self._stamp()
         happened: list[events.Event] = []
+        if self._schedule.exhausted:
+            self.ended_by = None  # it came too late: everything that could run had run
         for position, status in enumerate(self._state.statuses):
             task_id, number = self._tasks[position].id, self._state.attempts[position]
             if self.ended_by == "cancel" and status not in TASK_DONE:
@@ -135,8 +139,16 @@ class Execution:
     def _started(self, position: int) -> events.TaskStarted:
         task, name = self._tasks[position], self._around.names[position]
         past = self._state.past(task)
-        session_id = self._around.backends[name].new_session_id() if past is None else past.session_id
+        session_id = self._new_session_id(name) if past is None else past.session_id
         return events.TaskStarted(self._stamp(), task.id, self._state.attempts[position], name, session_id)
+
+    def _new_session_id(self, name: str) -> str | None:
+        try:
+            session_id = self._around.backends[name].new_session_id()
+        except Exception as error:
+            self._log.warning("no_session_id", backend=name, error=type(error).__name__)
+            return None
+        return clean_text(session_id) if isinstance(session_id, str) else None
 
     async def _start(self, starts: list[_Start], happened: list[events.Event]) -> None:
         """Make starts durable, then hand each to a worker."""
@@ -204,7 +216,7 @@ class Execution:
 
     def _session(self, position: int, session_id: str) -> None:
         task_id, number = self._tasks[position].id, self._state.attempts[position]
-        self._around.sink.submit([events.SessionOpened(self._stamp(), task_id, number, session_id)])
+        self._around.sink.submit([events.SessionOpened(self._stamp(), task_id, number, clean_text(session_id))])
 
     def _settled(self, position: int, prompt: str, outcome: Outcome, duration: float) -> events.Event:
         """Bring state and schedule up to date with an attempt's outcome; the event that tells of it."""
@@ -213,7 +225,7 @@ class Execution:
         assert outcome.error is not None
         task, error = self._tasks[position], outcome.error
         self._state.failures[position] += 1
-        if error.kind in task.retry.on and self._state.failures[position] < task.retry.attempts:
+        if deserves_retry(task.retry, self._state.failures[position], error):
             return self._retrying(position, error, duration)
         return self._failed(position, error, duration)
 
@@ -286,10 +298,3 @@ class Execution:
         self._schedule.finish(position, status)
         self._log.info("task_failed", task=task.id, error_kind=error.kind.value, status=status.value)
         return events.TaskFailed(self._stamp(), task.id, number, status, error.kind.value, error.message, duration)
-
-
-def retry_delay(retry: Retry, failures: int, hint: float | None, rng: random.Random) -> float:
-    """Seconds to wait after the `failures`-th failure: see `Retry`. A server's hint is only ever stretched."""
-    if hint is not None:
-        return hint + rng.uniform(0, retry.base_delay)
-    return rng.uniform(0, min(retry.max_delay, retry.base_delay * 2 ** min(failures - 1, 60)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -11,20 +12,23 @@ from backends.protocol import Backend, Reply
 from persistence.changes import RunClaimed
 from persistence.protocol import Store
 from runner import events
-from runner.checkpoint import CheckpointOptions
 from runner.clock import Clock, iso, new_run_id
 from runner.continuing import say
-from runner.dag import DAG
+from runner.dag import DAG, nearest
 from runner.drive import Config, Prepared, backend_names, drive
 from runner.feed import Feed
 from runner.owner import LEASE_SECONDS, claim_for_this_process
 from runner.ownership import needs_no_work, stored_run, take_over
+from runner.patient import PatientStore
 from runner.result import RunResult
 from runner.run import Control, Run
 from runner.state import RunState
 from runner.task import JsonValue
 
 DEFAULT_BACKEND = "default"
+RESERVED_RUN_IDS = frozenset({"last"})
+"""Words that stand for a run where one is named."""
+_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 _Drive: TypeAlias = Callable[[Feed, Control], Awaitable[RunResult]]
 
@@ -59,18 +63,26 @@ class ParallelRunner:
         for name, limit in (limits or {}).items():
             if limit < 1:
                 raise ValueError(f"the limit of backend {name!r} must be at least 1, not {limit}")
+        if not store_timeout > 0:
+            raise ValueError(f"store_timeout must be more than 0 seconds, not {store_timeout}")
         named = {name: as_backend(one) for name, one in (backends or {}).items()}
-        if default is None:
-            default = next(iter(named)) if backend is None and len(named) == 1 else DEFAULT_BACKEND
         if backend is not None:
             named[DEFAULT_BACKEND] = as_backend(backend)
+        for option, names in (("limits", limits or {}), ("default", [] if default is None else [default])):
+            for name in names:
+                if name not in named:
+                    raise ValueError(
+                        f"{option} names {name!r}, which is no backend of this runner{nearest(name, named)}"
+                    )
+        if default is None:
+            default = next(iter(named)) if backend is None and len(named) == 1 else DEFAULT_BACKEND
         self._config = Config(
             named,
             default,
-            store,
+            None if store is None else PatientStore(store, store_timeout),
             concurrency,
             dict(limits or {}),
-            CheckpointOptions(store_timeout, strict),
+            strict,
             clock or Clock(),
             rng or random.Random(),  # noqa: S311 - jitter and readable ids, no secrets
         )
@@ -118,7 +130,13 @@ class ParallelRunner:
     def _new(self, dag: DAG, run_id: str | None, settings: Mapping[str, JsonValue] | None) -> tuple[str, _Drive]:
         config = self._config
         names = backend_names(dag, config)
-        run_id = run_id or new_run_id(config.clock, config.rng)
+        if run_id is None:
+            run_id = new_run_id(config.clock, config.rng)
+        elif not _RUN_ID.fullmatch(run_id) or run_id in RESERVED_RUN_IDS:
+            raise ValueError(
+                f"run id {run_id[:80]!r} must be 1 to 128 of letters, digits, '.', '_', '-', not starting with '.', "
+                f"and not 'last'"
+            )
 
         async def drive_new(feed: Feed, control: Control) -> RunResult:
             at = iso(config.clock.wall())

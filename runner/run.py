@@ -37,8 +37,9 @@ class Control:
 class Run:
     """A run going on beside the caller, inside `async with runner.start(dag) as run:`.
 
-    Leaving the block waits for the run to end; leaving it with an exception, or being cancelled in it, stops the run so
-    that `resume` can go on with it.
+    Nothing runs before the block is entered. Leaving it waits for the run to end; leaving it with an exception, or
+    being cancelled in it, stops the run so that `resume` can go on with it. All methods belong to the event loop's
+    thread; of `stop` and `cancel` the first one called decides.
     """
 
     def __init__(self, run_id: str, drive: Callable[[Feed, Control], Awaitable[RunResult]]) -> None:
@@ -53,6 +54,8 @@ class Run:
         self._group: anyio.abc.TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
+        if self._group is not None:
+            raise RuntimeError("a Run can be entered only once; start the DAG again for another run")
         self._group = await anyio.create_task_group().__aenter__()
         self._group.start_soon(self._run)
         return self
@@ -61,8 +64,11 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         assert self._group is not None
-        if error is not None:
+        if isinstance(error, Exception):
+            # The block's own error goes on as it is, not inside a group: the run's errors come from `result` alone.
             self.stop()
+            await self._group.__aexit__(None, None, None)
+            return None
         return await self._group.__aexit__(kind, error, trace)
 
     def events(self) -> EventReader:
@@ -76,6 +82,8 @@ class Run:
 
     async def result(self) -> RunResult:
         """Wait for the end. Raises what `ParallelRunner.run` raises. Cancelling the wait leaves the run going."""
+        if self._group is None:
+            raise RuntimeError("the run has not begun; use it as `async with runner.start(dag) as run:`")
         await self._ended.wait()
         if self._error is not None:
             raise self._error

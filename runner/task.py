@@ -44,7 +44,7 @@ class Retry:
     def __post_init__(self) -> None:
         if self.attempts < 1:
             raise ValueError(f"retry attempts must be at least 1, not {self.attempts}; 1 means no retry")
-        if self.base_delay < 0 or self.max_delay < 0:
+        if not (self.base_delay >= 0 and self.max_delay >= 0):
             raise ValueError(f"retry delays must be at least 0 s, not {self.base_delay} and {self.max_delay}")
 
 
@@ -77,6 +77,11 @@ class Task:
     item: JsonValue = None
     aliases: Mapping[str, str | Sequence[str]] = field(default_factory=dict[str, "str | Sequence[str]"])
     metadata: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+
+    def __post_init__(self) -> None:
+        # "soft" is as good as FailureMode.SOFT to whoever writes it, and must be so here too.
+        if type(self.failure_mode) is not FailureMode:
+            object.__setattr__(self, "failure_mode", FailureMode(self.failure_mode))
 
     @property
     def upstream(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from persistence import Batch, MemoryStore, SQLiteStore, StoreError
-from runner import DAG, OwnershipLost, ParallelRunner, RunStatus, Task
+from runner import DAG, OwnershipLost, ParallelRunner, RunExists, RunStatus, Task
 from runner.events import RunCompleted, StoreDegraded, StoreRecovered, TaskStarted
 from tests.support.fakes import Fault, FaultyStore, Talker
 
@@ -223,3 +223,56 @@ async def test_a_disk_that_fills_up_costs_the_rest_of_the_record_and_what_is_kep
         result = await ParallelRunner(backend, store=store).resume("r")
     assert result.status is RunStatus.COMPLETED
     assert 0 < len(backend.prompts) == 60 - result.reused < 60
+
+
+class HangingUntil(FaultyStore):
+    """Fails at the second write, then hangs at the third one until `released`."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore(), lambda n: "raise" if n == 2 else None)
+        self.hanging = anyio.Event()
+        self.released = anyio.Event()
+
+    async def write(self, batch: Batch) -> None:
+        if self.writes == 2:
+            self.hanging.set()
+            await self.released.wait()
+        await super().write(batch)
+
+
+async def test_nobody_waits_for_a_store_that_hangs_while_it_is_tried_again() -> None:
+    store = HangingUntil()
+    chain = DAG([Task(f"t{i}", prompt=str(i), depends_on=[f"t{i - 1}"] if i else []) for i in range(40)])
+
+    async def body(prompt: str) -> str:
+        if prompt == "3":
+            await store.hanging.wait()
+        if prompt == "39":
+            store.released.set()
+        return prompt
+
+    with anyio.fail_after(5):
+        result = await ParallelRunner(body, store=store).run(chain)
+    assert (result.status, result.degraded[0].lost) == (RunStatus.COMPLETED, 0)
+    assert [task.text for task in await store.inner.list_tasks(result.run_id)] == [str(i) for i in range(40)]
+
+
+async def test_a_store_that_hangs_on_reading_is_an_error_at_resume() -> None:
+    class Hanging(FaultyStore):
+        async def get_run(self, run_id: str):
+            await anyio.sleep_forever()
+
+    store = Hanging(MemoryStore(), lambda _: None)
+    with anyio.fail_after(5), pytest.raises(StoreError, match=r"did not answer within 0\.05 s"):
+        await ParallelRunner(Talker(), store=store, store_timeout=0.05).resume("r")
+
+
+async def test_what_was_refused_for_good_is_not_told() -> None:
+    store = MemoryStore()
+    runner = ParallelRunner(Talker(), store=store)
+    await runner.run(WIDE, "taken")
+    async with runner.start(WIDE, "taken") as live:
+        seen = [event.kind async for event in live.events()]
+        with pytest.raises(RunExists):
+            await live.result()
+    assert seen == []

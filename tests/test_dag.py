@@ -156,3 +156,18 @@ def test_a_graph_is_refused_exactly_when_it_has_a_cycle(needs: list[set[int]]) -
     assert spelt[0] == spelt[-1]
     for earlier, later in pairwise(spelt):
         assert int(earlier[1:]) in needs[int(later[1:])]
+
+
+def test_the_check_is_linear_in_fan_in_and_in_distant_names() -> None:
+    """Each of these took minutes when it was quadratic."""
+    many = 60_000
+    wide = [Task(f"t{i}", depends_on=["a"]) for i in range(many)]
+    DAG([Task("a"), *wide, Task("z", depends_on=[task.id for task in wide])])
+    DAG([Task("t0"), *[Task(f"t{i}", prompt="{{ t0 }}", depends_on=[f"t{i - 1}"]) for i in range(1, 20_000)]])
+
+
+def test_only_the_first_mistakes_get_a_hint() -> None:
+    tasks = [Task(f"task-{i}", depends_on=[f"tusk-{i}"]) for i in range(300)]
+    found = problems(*tasks)
+    assert len(found) == 300
+    assert sum("did you mean" in one for one in found) == 20

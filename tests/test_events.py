@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from persistence import MemoryStore
-from runner import DAG, ParallelRunner, RunStatus, Task, TaskStatus
+from runner import DAG, ParallelRunner, RunExists, RunStatus, Task, TaskStatus
 from runner import events as ev
 from tests.support.fakes import Talker
 
@@ -160,11 +160,42 @@ async def test_cancelling_the_caller_writes_down_where_the_run_stands(native: bo
 async def test_an_error_in_the_block_stops_the_run() -> None:
     store = MemoryStore()
     backend, hanging = stuck_after(0)
-    with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - the block is what is tested
+    with pytest.raises(ValueError, match="mine"):  # noqa: PT012 - the block is what is tested
         async with ParallelRunner(backend, store=store).start(TWO, run_id="r"):
             await hanging.wait()
             raise ValueError("mine")
-    assert isinstance(caught.value.exceptions[0], ValueError)
     record = await store.get_run("r")
     assert record is not None
     assert (record.status, record.owner) == ("running", None)
+
+
+async def test_a_run_that_was_not_entered_says_so() -> None:
+    run = ParallelRunner(Talker()).start(TWO)
+    with pytest.raises(RuntimeError, match="use it as `async with"):
+        await run.result()
+    async with run:
+        pass
+    with pytest.raises(RuntimeError, match="entered only once"):
+        async with run:
+            pass
+
+
+async def test_errors_of_the_run_come_out_of_the_block_as_they_are() -> None:
+    store = MemoryStore()
+    runner = ParallelRunner(Talker(), store=store)
+    await runner.run(TWO, "taken")
+    with pytest.raises(RunExists):
+        async with runner.start(TWO, "taken") as run:
+            await run.result()
+
+
+async def test_a_cancel_that_comes_after_the_last_task_changes_nothing() -> None:
+    store = MemoryStore()
+    async with ParallelRunner(Talker(), store=store).start(TWO) as run:
+        done = 0
+        async for event in run.events():
+            done += event.kind == "task_completed"
+            if done == 2:
+                run.cancel()
+        result = await run.result()
+    assert result.status is RunStatus.COMPLETED

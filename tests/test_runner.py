@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import anyio
 import pytest
 
-from backends import BackendError, ErrorKind, Message, Opening, Reply
+from backends import BackendError, ErrorKind, Message, Opening, Reply, Usage
 from persistence import MemoryStore
 from runner import (
     DAG,
@@ -20,7 +21,7 @@ from runner import (
     Task,
     TaskStatus,
 )
-from runner.execution import retry_delay
+from runner.retrying import retry_delay
 from tests.support.fakes import QuickClock, Talker, failing
 
 HAIKU = DAG(
@@ -364,3 +365,62 @@ async def test_one_runner_runs_several_dags_at_once() -> None:
 def test_bad_options_are_refused(bad: dict) -> None:
     with pytest.raises(ValueError, match="must be at least 1, not 0"):
         ParallelRunner(Talker(), **bad)
+
+
+def test_a_failure_mode_may_be_given_as_a_word() -> None:
+    assert Task("a", failure_mode="soft").failure_mode is FailureMode.SOFT  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'sotf' is not a valid FailureMode"):
+        Task("a", failure_mode="sotf")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        Reply("x", usage=None),  # type: ignore[arg-type]
+        Reply("x", usage=Usage(2**70, 1)),
+        Reply("x", usage=Usage(1, -1)),
+        Reply(b"bytes"),  # type: ignore[arg-type]
+        Reply("x", session_id=7),  # type: ignore[arg-type]
+        Reply("x", messages=("no message",)),  # type: ignore[arg-type]
+        BackendError("strange", "kind"),  # type: ignore[arg-type]
+        BackendError(ErrorKind.AUTH, ["no", "text"]),  # type: ignore[arg-type]
+        asyncio.CancelledError(),
+    ],
+)
+async def test_a_broken_backend_fails_its_own_task_and_nothing_else(odd: Reply | Exception) -> None:
+    store = MemoryStore()
+    backend = Talker(lambda prompt, _: odd if prompt == "bad" else "ok")
+    dag = DAG([Task("bad", prompt="bad"), Task("good", prompt="good")])
+    result = await ParallelRunner(backend, store=store).run(dag)
+    assert (result["bad"].status, result["good"].text, result.degraded) == (TaskStatus.FAILED, "ok", ())
+    record = await store.get_run(result.run_id)
+    assert record is not None
+    assert record.counts == {"failed": 1, "completed": 1}
+
+
+async def test_a_backend_without_session_ids_to_give_fails_nothing() -> None:
+    class Raising(Talker):
+        def new_session_id(self) -> str | None:
+            raise RuntimeError("no ids today")
+
+    result = await ParallelRunner(Raising(), store=MemoryStore()).run(DAG([Task("a", prompt="x")]))
+    assert (result.status, result.degraded) == (RunStatus.COMPLETED, ())
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"limits": {"nope": 1}}, "limits names 'nope', which is no backend of this runner"),
+        ({"default": "nope"}, "default names 'nope', which is no backend of this runner"),
+        ({"store_timeout": -1}, "store_timeout must be more than 0 seconds, not -1"),
+    ],
+)
+def test_misspelt_options_are_refused(bad: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ParallelRunner(backends={"one": Talker(), "two": Talker()}, **bad)
+
+
+@pytest.mark.parametrize("bad", ["last", "", "a b", "\ud800", "x" * 200, ".hidden"])
+def test_run_ids_that_could_not_be_typed_are_refused(bad: str) -> None:
+    with pytest.raises(ValueError, match="run id"):
+        ParallelRunner(Talker()).start(DAG([Task("a")]), bad)

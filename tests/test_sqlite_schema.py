@@ -82,10 +82,35 @@ async def test_a_store_is_a_store(path: Path) -> None:
 
 
 async def test_the_schema_refuses_statuses_that_are_none(path: Path) -> None:
-    await make(path)
-    for table, status in [("runs", "interrupted"), ("tasks", "done"), ("attempts", "pending")]:
+    async with SQLiteStore(path) as store:
+        await Writer(store).write(*OPENING, *AT_START["retried"], TaskStarted(at(5), "a", 2, "fast"))
+    for table, column, status in [
+        ("runs", "status", "interrupted"),
+        ("tasks", "status", "done"),
+        ("tasks", "attempt_status", "pending"),
+        ("earlier_attempts", "status", "running"),
+    ]:
         with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
-            edit(path, f"UPDATE {table} SET status = '{status}'")
+            edit(path, f"UPDATE {table} SET {column} = '{status}'")
+
+
+async def test_the_views_show_every_attempt_and_the_history(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await Writer(store).write(
+            *OPENING, *AT_START["retried"], replace(START_A, attempt=2), replace(DONE_A, attempt=2)
+        )
+    with closing(sqlite3.connect(path)) as connection:
+        attempts = connection.execute("SELECT attempt, status, backend FROM attempts ORDER BY started_seq").fetchall()
+        kinds = connection.execute("SELECT seq, kind, backend FROM events ORDER BY seq").fetchall()
+    assert attempts == [(1, "retried", "fast"), (2, "completed", "fast")]
+    assert kinds == [
+        (1, "run_created", None),
+        (3, "run_running", None),
+        (4, "task_started", "fast"),
+        (5, "task_retried", None),
+        (6, "task_started", "fast"),
+        (7, "task_completed", None),
+    ]
 
 
 async def test_a_large_result_list_reads_back(path: Path) -> None:

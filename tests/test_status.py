@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from persistence import changes
+from persistence.rules import RUN_MAY_BECOME, TASK_MUST_BE
 from runner.status import (
     RUN_DONE,
+    RUN_REOPENINGS,
     RUN_TRANSITIONS,
     TASK_DONE,
+    TASK_REOPENINGS,
     TASK_TRANSITIONS,
     RunStatus,
     TaskStatus,
@@ -42,3 +46,23 @@ def test_run_transitions(old: RunStatus, new: RunStatus) -> None:
 def test_terminal_states() -> None:
     assert {s.value for s in TASK_DONE} == {"completed", "failed", "skipped", "cancelled"}
     assert {s.value for s in RUN_DONE} == {"completed", "failed", "cancelled"}
+
+
+def test_the_stores_keep_the_same_tables() -> None:
+    """`persistence` imports nothing of `runner`, so it has tables of its own: they must say the same."""
+    assert {old: set(new) for old, new in RUN_MAY_BECOME.items() if old != "failed"} == {
+        old: set(new.split()) for old, new in LEGAL_RUN.items()
+    }
+    assert RUN_MAY_BECOME["failed"] == {"running"} and {s.value for s in RUN_REOPENINGS} == {"failed"}
+    becomes = {
+        changes.TaskStarted: {"running"},
+        changes.TaskCompleted: {"completed"},
+        changes.TaskFailed: {"failed", "skipped"},
+        changes.TaskRetried: {"pending"},
+        changes.TaskInterrupted: {"pending"},
+        changes.TaskCancelled: {"cancelled"},
+    }
+    for change, new in becomes.items():
+        for old in TASK_MUST_BE[change]:
+            assert all(may_follow(TASK_TRANSITIONS, TaskStatus(old), TaskStatus(status)) for status in new)
+    assert TASK_MUST_BE[changes.TaskReopened] == {s.value for s in TASK_REOPENINGS}

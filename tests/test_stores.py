@@ -57,7 +57,10 @@ CHANGES: list[Change] = [
     *NEXT.values(),
     *(replace(change, task_id="c") for change in NEXT.values()),  # type: ignore[call-arg]
     TaskStarted(at(6), "a", 1, "fast", "s"),
+    TaskStarted(at(6), "a", 2, 'odd "name"\n\\ é', "s"),
     TaskStarted(at(6), "a", 3, "fast"),
+    SessionOpened(at(6), "a", 2, "u"),
+    SessionOpened(at(6), "c", 0, "v"),
     SessionOpened(at(6), "a", 1, "t"),
     TurnAppended(at(6), "a", 1, "user", "hello"),
     RunClaimed(at(6), owner("next"), 9.0),

@@ -1,7 +1,8 @@
 """Which backends a run needs, how they are made, and what its settings keep of them for `resume`.
 
-Settings never hold a key: a spec only names the environment variable that has it. A Python function is never imported
-by a name from the database, which may have come from anywhere: it is taken from the plan file as it is now.
+Settings never hold a key: a spec only names the environment variable that has it. The database may have come from
+anywhere: a Python function is never imported by a name from it, but taken from the plan file as it is now; and a key is
+not sent to a server that only the database names.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, cast
 from pydantic import TypeAdapter, ValidationError
 
 from backends.protocol import Backend
-from backends.spec import BackendSpec, FunctionSpec, build, default_spec
+from backends.spec import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec, build, default_spec
 from persistence.records import RunRecord
 from runner import DAG, ParallelRunner, Plan
 from runner.cli.exits import Fault
@@ -78,7 +79,16 @@ class Backing:
     def runner(self, made: Mapping[str, Backend], **options: Any) -> ParallelRunner:
         """A runner with `made`, whose default is ours."""
         # Tasks without a backend then run under the default's own name, so its limit holds for them as well.
-        return ParallelRunner(backends=made, default=self.default, limits=self.limits(), **options)
+        limits = {name: limit for name, limit in self.limits().items() if name in made}
+        default = self.default if self.default in made else None
+        return ParallelRunner(backends=made, default=default, limits=limits, **options)
+
+
+def _gives_a_key_away(spec: OpenAISpec | AnthropicSpec) -> bool:
+    """Whether a stored spec would send a key that is set here to where the environment does not send it by itself."""
+    usual = (os.environ.get(f"{spec.kind.upper()}_BASE_URL") or None, f"{spec.kind.upper()}_API_KEY")
+    as_usual = spec.base_url in (None, usual[0]) and spec.api_key_env == usual[1]
+    return not as_usual and bool(os.environ.get(spec.api_key_env))
 
 
 def names_needed(dag: DAG, default: str, statuses: Iterable[TaskStatus] = ()) -> list[str]:
@@ -147,9 +157,20 @@ class Kept:
                 spec = on_disk.get(name)
                 if spec is None:
                     raise Fault(f"{plan} has no backend {name!r} any more; put it back, or name the plan with --plan")
+            elif isinstance(spec, OpenAISpec | AnthropicSpec) and _gives_a_key_away(spec):
+                on_disk = self._on_disk(plan, name) if on_disk is None and plan is not None else on_disk or {}
+                if on_disk.get(name) != spec:
+                    raise Fault(self._distrust(name, spec))
             if spec is not None:
                 specs[name] = spec
         return Backing(specs, self.default, folder, plan)
+
+    def _distrust(self, name: str, spec: OpenAISpec | AnthropicSpec) -> str:
+        return (
+            f"the store of run {self.run_id} says that backend {name!r} sends the key in {spec.api_key_env} to "
+            f"{spec.base_url or 'its default server'}, and nothing else says so; if that is right, set "
+            f"{spec.kind.upper()}_BASE_URL, or have the plan file name that backend; else unset the key"
+        )
 
     def _spec(self, name: str) -> BackendSpec | None:
         if name not in self.specs:
@@ -160,7 +181,7 @@ class Kept:
             raise Fault(f"the stored backend {name!r} of run {self.run_id} cannot be read; start a new run") from None
 
     def _on_disk(self, plan: Path | None, name: str) -> Mapping[str, BackendSpec]:
-        why = f"backend {name!r} of run {self.run_id} is a Python function, which is taken from the plan file"
+        why = f"backend {name!r} of run {self.run_id} is taken from the plan file, not from the store"
         if plan is None:
             raise Fault(f"{why}; name the file with --plan PATH")
         try:

@@ -41,7 +41,7 @@ def log_options(function: F) -> F:
         type=click.Choice(["debug", "info", "warning", "error"]),
         default="info",
         show_default=True,
-        help="The least that is logged; debug includes prompts and answers.",
+        help="The least that is logged.",
     )(function)
     return click.option(
         "--log", "log_style", type=click.Choice(["console", "json"]), help="Write log lines to standard error."

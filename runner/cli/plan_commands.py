@@ -27,11 +27,12 @@ def check_command(plan: Path, inputs: dict[str, str], as_json: bool) -> int:
 @click.option("-o", "--output", type=_PATH, help="Write a picture to this .html or .svg file.")
 @set_option
 @store_option
-def graph_command(what: str, output: Path | None, inputs: dict[str, str], store_path: Path) -> int:
+@json_option
+def graph_command(what: str, output: Path | None, inputs: dict[str, str], store_path: Path, as_json: bool) -> int:
     """Print the graph of a plan file or of a run as Mermaid, or write it as a picture coloured by status."""
-    from runner.cli.planning import draw  # noqa: PLC0415
+    from runner.cli.planning import Delivery, draw  # noqa: PLC0415
 
-    return draw(what, output, inputs, store_path)
+    return draw(what, Delivery(output, as_json), inputs, store_path)
 
 
 @click.command("schema", short_help="Print the JSON Schema of plan files.")

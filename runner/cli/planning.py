@@ -74,20 +74,20 @@ def _facts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def draw(what: str, output: Path | None, inputs: Mapping[str, str], store: Path) -> int:
+def draw(what: str, to: Delivery, inputs: Mapping[str, str], store: Path) -> int:
     """Draw a plan file or a run."""
-    if output is not None and output.suffix.lower() not in {".html", ".svg"}:
-        raise click.UsageError(f"-o writes .html or .svg, not {output.name!r}")
+    if to.file is not None and to.file.suffix.lower() not in {".html", ".svg"}:
+        raise click.UsageError(f"-o writes .html or .svg, not {to.file.name!r}")
     if _is_plan(what):
         plan = read_plan(Path(what), inputs)
-        _deliver(_Scene(plan.dag, {}, plan.name, "plan", _OPEN), output)
+        _deliver(_Scene(plan.dag, {}, plan.name, "plan", _OPEN), to)
         return COMPLETED
     if inputs:
         raise click.UsageError("--set is for plans; a run has its inputs")
     run, tasks = anyio.run(_stored, store, what)
     looks = {task.task_id: _look(task) for task in tasks}
     caption = f"run {run.run_id}, {shown_status(run).value}"
-    _deliver(_Scene(dag_of(run, tasks), looks, run.name or "plait", caption, _PRIVATE), output)
+    _deliver(_Scene(dag_of(run, tasks), looks, run.name or "plait", caption, _PRIVATE), to)
     return COMPLETED
 
 
@@ -112,6 +112,14 @@ def _look(task: TaskRecord) -> Look:
 
 
 @dataclass(frozen=True, slots=True)
+class Delivery:
+    """Where a picture goes: to a file, to standard output as JSON, or as Mermaid."""
+
+    file: Path | None = None
+    as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class _Scene:
     """What is to be drawn, and the mode of a file that shows it."""
 
@@ -122,7 +130,21 @@ class _Scene:
     mode: int
 
 
-def _deliver(scene: _Scene, output: Path | None) -> None:
+def _as_value(scene: _Scene) -> dict[str, Any]:
+    tasks = [
+        {"id": task.id, "depends_on": task.upstream, "status": look.status and look.status.value}
+        for task in scene.dag
+        for look in [scene.looks.get(task.id, Look())]
+    ]
+    return {"name": scene.title, "tasks": tasks, "mermaid": mermaid(scene.dag, scene.looks)}
+
+
+def _deliver(scene: _Scene, to: Delivery) -> None:
+    output = to.file
+    if to.as_json:
+        tell_value(_as_value(scene))
+        if output is None:
+            return
     if output is None:
         tell(mermaid(scene.dag, scene.looks).removesuffix("\n"))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -142,6 +143,8 @@ class RecordsContract(OpenedStore):
         assert (await store.list_tasks(RUN))[0].session_id == "a person's"
         with pytest.raises(Conflict, match="SessionOpened"):
             await writer.write(SessionOpened(at(5), "c", 1, "never started"))
+        with pytest.raises(Conflict, match="SessionOpened"):
+            await writer.write(SessionOpened(at(7), "a", 2, "of an attempt that is not the last"))
 
     async def test_events_tell_the_history(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASK, SessionOpened(at(4), "a", 1, "s"), ANSWER, LeaseRenewed(2000.0), DONE_A)
@@ -157,6 +160,10 @@ class RecordsContract(OpenedStore):
             (11, "task_skipped", "c", 1),
         ]
         assert [e.seq for e in await store.list_events(RUN, after=4, limit=2)] == [6, 9]
+        assert [json.loads(e.detail) for e in events[2:5:2]] == [
+            {"backend": "fast"},
+            {"input_tokens": 3, "output_tokens": 2},
+        ]
         assert not any("Moon" in e.detail or "First" in e.detail for e in events)
 
     async def test_runs_are_listed_newest_first_without_settings(self, store: Store) -> None:

@@ -66,7 +66,7 @@ class _Talk:
             self.session_id = f"own-{self._backend.made}"
             self._opening.on_session(self.session_id)
         answer = self._backend.answer(prompt, self._opening)
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         if isinstance(answer, Reply):
             return answer
