@@ -214,3 +214,22 @@ def test_a_store_that_goes_away_costs_no_result_and_is_told(tmp_path: Path) -> N
     assert degraded["lost"] > 0
     assert "removed or replaced" in degraded["error"]
     assert re.search(r"^  store     it failed from \S+ to the end: \d+ changes? not stored: ", err, re.MULTILINE)
+
+
+def test_a_key_is_not_sent_to_a_server_that_only_the_store_names(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:9/v1"  # nobody listens there: whoever goes there fails with 1
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        f"backends:\n  api: {{kind: openai, model: m, base_url: '{url}'}}\n"
+        "defaults: {retry: {attempts: 1}}\ntasks:\n  - {id: a, prompt: hello}\n"
+    )
+    assert plait(tmp_path, "run", "plan.yaml", OPENAI_API_KEY="canary-key").code == 1
+    again = ("resume", "last", "--retry-failed")
+    assert plait(tmp_path, *again, OPENAI_API_KEY="canary-key").code == 1, "the plan file still says so"
+    plan.write_text(plan.read_text().replace("127.0.0.1", "localhost"))
+    refused = plait(tmp_path, *again, OPENAI_API_KEY="canary-key")
+    assert refused.code == 2
+    assert f"sends the key in OPENAI_API_KEY to {url}, and nothing else says so" in refused.err
+    assert "canary" not in refused.err
+    assert plait(tmp_path, *again).code == 1, "without a key there is nothing to give away"
+    assert plait(tmp_path, *again, OPENAI_API_KEY="canary-key", OPENAI_BASE_URL=url).code == 1
