@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from types import NoneType
-from typing import cast
+from typing import cast, get_args
 
 import anyio
 
 from backends.errors import BackendError, BackendUnavailable, ErrorKind
-from backends.protocol import NO_USAGE, Backend, Message, Opening, Reply, Usage
+from backends.protocol import NO_USAGE, Backend, JsonValue, Message, Opening, Reply, Role, Usage
 from backends.text import clean_text
 from backends.values import value
 from runner.cancelling import being_cancelled
 from runner.errors import PromptError
+from runner.log import logger
 from runner.translate import to_json
 
 
@@ -31,23 +32,36 @@ async def attempt(backend: Backend, opening: Opening, prompt: str, timeout: floa
 
     Raises nothing but cancellation, which ends the turn and closes the conversation on its way out.
     """
+    replies: list[Reply] = []
     try:
         if timeout is None:
-            return _checked(await _turn(backend, opening, prompt))
-        with anyio.move_on_after(timeout):
-            return _checked(await _turn(backend, opening, prompt))
-        raise BackendError(ErrorKind.TIMEOUT, f"no answer within the task's timeout of {timeout:g} s")
+            await _turn(backend, opening, prompt, replies)
+        else:
+            with anyio.move_on_after(timeout):
+                await _turn(backend, opening, prompt, replies)
+        if not replies:
+            raise BackendError(ErrorKind.TIMEOUT, f"no answer within the task's timeout of {timeout:g} s")
+        return _checked(replies[0])
     except asyncio.CancelledError as error:
         if being_cancelled():
             raise
         return Outcome(None, None, BackendError(ErrorKind.UNEXPECTED, f"the backend was cancelled from inside {error}"))
+    except SystemExit as error:
+        message = f"the backend wanted to end the whole program: sys.exit({error.code!r})"
+        return Outcome(None, None, BackendError(ErrorKind.UNEXPECTED, clean_text(message)))
     except Exception as error:
         return Outcome(None, None, classified(error))
 
 
-async def _turn(backend: Backend, opening: Opening, prompt: str) -> Reply:
-    async with backend.open(opening) as conversation:
-        return await conversation.send(prompt)
+async def _turn(backend: Backend, opening: Opening, prompt: str, replies: list[Reply]) -> None:
+    """One turn; its reply is kept even if closing the conversation then fails or takes too long: it is paid for."""
+    try:
+        async with backend.open(opening) as conversation:
+            replies.append(await conversation.send(prompt))
+    except Exception as error:
+        if not replies:
+            raise
+        logger().warning("closing_failed", error=type(error).__name__, key=opening.idempotency_key)
 
 
 def _checked(reply: Reply) -> Outcome:
@@ -58,6 +72,8 @@ def _checked(reply: Reply) -> Outcome:
     data_json = None
     if reply.data is not None:
         try:
+            if _deeper_than(reply.data, _DEEPEST):
+                raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
             data_json = to_json(reply.data)
         except (TypeError, ValueError, RecursionError) as error:
             raise BackendError(ErrorKind.INVALID_OUTPUT, f"the reply's data is not JSON: {error}") from error
@@ -68,6 +84,9 @@ def _checked(reply: Reply) -> Outcome:
     return Outcome(clean, data_json, None)
 
 
+_ROLES = get_args(Role)
+_DEEPEST = 200
+"""Levels of nesting in a structured result; JSON readers give up at some depth, and resume has to read it."""
 _FIELDS = {"text": str, "session_id": (str, NoneType), "usage": Usage, "messages": tuple}
 
 
@@ -80,20 +99,28 @@ def _what_is_wrong(reply: object) -> str | None:
         if not isinstance(value, kinds):
             return f"its {name} is of type {type(value).__name__}"
     for message in reply.messages:
-        if not isinstance(message, Message) or not isinstance(message.content, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            return "its messages are not all a Message with text"
+        if not isinstance(message, Message) or not isinstance(message.content, str) or message.role not in _ROLES:  # pyright: ignore[reportUnnecessaryIsInstance]
+            return f"its messages are not all a Message with text and one of the roles {', '.join(_ROLES)}"
         if not _countable(message.usage):
             return f"its message has usage {message.usage!r}"
     return None if _countable(reply.usage) else f"its usage is {reply.usage!r}"
 
 
-def _countable(usage: Usage) -> bool:
+def _countable(usage: object) -> bool:
     if usage is NO_USAGE:
         return True
+    if not isinstance(usage, Usage):
+        return False
     tokens = (usage.input_tokens, usage.output_tokens)
-    return all(isinstance(count, int) and 0 <= count < 2**63 for count in tokens) and isinstance(  # pyright: ignore[reportUnnecessaryIsInstance]
-        usage.cost_usd, (int, float, NoneType)
-    )
+    whole = all(type(count) is int and 0 <= count < 2**63 for count in tokens)
+    return whole and (usage.cost_usd is None or (type(usage.cost_usd) in {int, float} and usage.cost_usd >= 0))
+
+
+def _deeper_than(value: JsonValue, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_deeper_than(one, levels - 1) for one in inside)
 
 
 def classified(error: Exception) -> BackendError:
@@ -101,22 +128,31 @@ def classified(error: Exception) -> BackendError:
     cause = _only(error)
     if isinstance(cause, BackendError):
         return _tidied(cause)
+    text = _text_of(cause)
     if isinstance(cause, PromptError | BackendUnavailable):
-        return BackendError(ErrorKind.INVALID_REQUEST, str(cause))
-    message = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
-    unexpected = BackendError(ErrorKind.UNEXPECTED, clean_text(message)[:2000])
+        return BackendError(ErrorKind.INVALID_REQUEST, text)
+    name = type(cause).__name__
+    unexpected = BackendError(ErrorKind.UNEXPECTED, f"{name}: {text}"[:2000] if text else name)
     unexpected.__cause__ = cause
     return unexpected
 
 
 def _tidied(error: BackendError) -> BackendError:
     """With a kind that is one and a message that can be kept, whatever a backend put there."""
-    kinds = set(ErrorKind)
-    error.kind = ErrorKind(error.kind) if error.kind in kinds else ErrorKind.UNEXPECTED
-    error.message = clean_text(str(error.message))
-    if error.retry_after is not None and not 0 <= error.retry_after < float("inf"):
-        error.retry_after = None
-    return error
+    kind = ErrorKind(error.kind) if error.kind in set(ErrorKind) else ErrorKind.UNEXPECTED
+    message, hint = error.message, error.retry_after
+    text = clean_text(message) if isinstance(message, str) else _text_of(error)  # pyright: ignore[reportUnnecessaryIsInstance]
+    sound = isinstance(hint, int | float) and 0 <= hint < float("inf")
+    tidied = BackendError(kind, text[:2000], retry_after=hint if sound else None)
+    tidied.__cause__ = error
+    return tidied
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return clean_text(str(error))
+    except Exception:  # an exception whose own text raises
+        return ""
 
 
 def _only(error: BaseException) -> BaseException:

@@ -226,20 +226,36 @@ class Checkpointer:
         return not self.away or self._clock.monotonic() >= self._retry_at
 
     async def _write_unstored(self) -> None:
+        limit = BATCH_LIMIT
         while self._unstored:
-            head = tuple(islice(self._unstored, BATCH_LIMIT))
+            head = tuple(islice(self._unstored, limit))
             error = await self._try_write(head)
+            if isinstance(error, Conflict) and self.began and not self._strict:
+                # No trying again helps. One by one, all but the change that cannot be stored get there.
+                limit = 1
+                if len(head) == 1:
+                    self._unstored.popleft()
+                    self._lost(error)
+                continue
             if error is not None:
                 self._failed(error)
                 return
-            claims = sum(type(change) is RunClaimed for change in head)
-            self._position = Position(self._position.epoch + claims, self._position.next_seq + len(head))
-            if len(head) == len(self._unstored):
-                self._unstored.clear()
-            else:
-                for _ in head:
-                    self._unstored.popleft()
-            self._recovered(len(head))
+            self._stored(head)
+
+    def _stored(self, head: tuple[Change, ...]) -> None:
+        claims = sum(type(change) is RunClaimed for change in head)
+        self._position = Position(self._position.epoch + claims, self._position.next_seq + len(head))
+        if len(head) == len(self._unstored):
+            self._unstored.clear()
+        else:
+            for _ in head:
+                self._unstored.popleft()
+        self._recovered(len(head))
+
+    def _lost(self, error: Conflict) -> None:
+        at = iso(self._clock.wall())
+        self.degraded.append(Degradation(at, at, str(error), lost=1))
+        self._log.error("change_not_stored", error=str(error))
 
     async def _try_write(self, head: tuple[Change, ...]) -> StoreError | None:
         try:
@@ -263,8 +279,8 @@ class Checkpointer:
 
     @property
     def began(self) -> bool:
-        """Whether anything of the run is stored, or is known to be missing there."""
-        return self._position.next_seq > 1 or bool(self.degraded)
+        """Whether anything of the run is stored."""
+        return self._position.next_seq > 1
 
     def _recovered(self, count: int) -> None:
         if not self.away or self._unstored:

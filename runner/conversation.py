@@ -18,10 +18,15 @@ async def load_past(store: Store, run_id: str, dag: DAG, task_id: str, *, person
     Turns that a person added after the run belong to the task they were added to: tasks that continue it do not see
     them, and with `persons` they are read for `task_id` itself. Raises StoreError; PlaitError for a damaged message.
     """
-    before = dag[task_id].continues
-    earlier = () if before is None else (await load_past(store, run_id, dag, before)).messages
-    own = [record for record in await store.list_messages(run_id, task_id) if persons or record.attempt > 0]
-    return Past(None, (*earlier, *(_message(run_id, record) for record in own)))
+    links = [task_id]
+    while (before := dag[links[-1]].continues) is not None:
+        links.append(before)
+    messages: list[Message] = []
+    for link in reversed(links):
+        with_persons = persons and link == task_id
+        stored = await store.list_messages(run_id, link)
+        messages += [_message(run_id, record) for record in stored if with_persons or record.attempt > 0]
+    return Past(None, tuple(messages))
 
 
 def _message(run_id: str, record: MessageRecord) -> Message:

@@ -7,6 +7,7 @@ second. A networkx graph is made only when somebody asks for analysis. Inside, a
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
@@ -152,10 +153,13 @@ class DAG:
         return Problem(message, task.id, "continues", None, place)
 
     def _field_problems(self, task: Task, place: int) -> Iterator[Problem]:
-        if task.timeout is not None and not task.timeout > 0:
+        if task.timeout is not None and not 0 < task.timeout < float("inf"):
             yield Problem(f"timeout must be more than 0 seconds, not {task.timeout}", task.id, "timeout", None, place)
+        for name in ("item", "metadata", "output_schema"):
+            if (kept := getattr(task, name)) and (why := _why_no_json(kept)):
+                yield Problem(f"{name} has to be JSON, to be stored with the task: {why}", task.id, name, None, place)
         if not _is_text(task.prompt):
-            yield Problem("the prompt holds a lone surrogate, which is no character", task.id, "prompt", None, place)
+            yield Problem("the prompt has to be text, without lone surrogates", task.id, "prompt", None, place)
         if not 0 <= task.weight < float("inf"):
             yield Problem(f"weight must be a number from 0 up, not {task.weight}", task.id, "weight", None, place)
         before = self._position.get(task.continues) if task.continues is not None else None
@@ -188,12 +192,14 @@ class DAG:
         return Problem(message, cycle[0], "depends_on", None, self._position[cycle[0]])
 
     def _prompt_problems(self) -> Iterator[Problem]:
+        if why := _why_no_json(dict(self.inputs)):
+            yield Problem(f"inputs have to be JSON, to be stored with the run: {why}", None, "inputs")
         for name in self.inputs:
             if name in RESERVED_NAMES or name in self._position:
                 owner = "a reserved template name" if name in RESERVED_NAMES else "the id of a task"
                 yield Problem(f"input {name!r} is also {owner}; call it something else", None, "inputs")
         for place, task in enumerate(self.tasks):
-            if "{" not in task.prompt:
+            if not _is_text(task.prompt) or "{" not in task.prompt:
                 continue
             try:
                 used = names_used(task.prompt)
@@ -234,11 +240,19 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _is_text(text: str) -> bool:
+def _is_text(text: object) -> bool:
     try:
-        return text.isascii() or bool(text.encode())
+        return isinstance(text, str) and (text.isascii() or bool(text.encode()))
     except UnicodeEncodeError:
         return False
+
+
+def _why_no_json(value: object) -> str | None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        return str(error)
+    return None
 
 
 def _id_problems(tasks: Sequence[Task], positions: dict[str, int]) -> list[Problem]:
@@ -246,8 +260,10 @@ def _id_problems(tasks: Sequence[Task], positions: dict[str, int]) -> list[Probl
     if not tasks:
         problems.append(Problem("there are no tasks; add at least one", None, "tasks"))
     for place, task in enumerate(tasks):
-        if not _ID.fullmatch(task.id):
-            message = f"id {task.id[:80]!r} must be 1 to 64 of letters, digits, '.', '_', '-', not starting with '.'"
+        if not isinstance(task.id, str) or not _ID.fullmatch(task.id):  # pyright: ignore[reportUnnecessaryIsInstance]
+            message = (
+                f"id {str(task.id)[:80]!r} must be 1 to 64 of letters, digits, '.', '_', '-', not starting with '.'"
+            )
             problems.append(Problem(message, task.id, "id", None, place))
         elif task.id in RESERVED_NAMES:
             problems.append(Problem(f"id {task.id!r} is reserved for templates", task.id, "id", None, place))

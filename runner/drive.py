@@ -22,7 +22,7 @@ from runner.checkpoint import Checkpointer, NoStore, Position, Sink
 from runner.clock import Clock, iso
 from runner.dag import DAG
 from runner.errors import BackendMissing, OwnershipLost, RunExists
-from runner.execution import Execution, Surroundings
+from runner.execution import Execution
 from runner.feed import Feed
 from runner.owner import forget
 from runner.result import RunResult
@@ -30,6 +30,7 @@ from runner.run import Control
 from runner.schedule import Schedule
 from runner.state import RunState
 from runner.status import TASK_DONE, TaskStatus
+from runner.turn import Surroundings
 
 
 @dataclass(frozen=True, slots=True)

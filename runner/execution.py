@@ -8,52 +8,25 @@ an await, so cancellation finds them in agreement at every await.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import anyio
 import anyio.abc
 
 from backends.errors import BackendError
-from backends.protocol import Backend, Message, Opening, Output, Reply
-from backends.text import clean_text
-from backends.values import value
+from backends.protocol import Message, Reply
 from runner import events
-from runner.attempt import Outcome, attempt, classified
-from runner.checkpoint import Sink
-from runner.clock import Clock, stamper
-from runner.feed import Feed
+from runner.attempt import Outcome
+from runner.clock import stamper
 from runner.log import logger
 from runner.result import TaskResult
 from runner.retrying import deserves_retry, retry_delay
 from runner.schedule import Schedule
 from runner.state import Past, RunState
 from runner.status import TASK_DONE, RunStatus, TaskStatus
-from runner.task import FailureMode, Task
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What an execution works with. `names` gives each task's backend, by position, as a key of `backends`."""
-
-    run_id: str
-    backends: Mapping[str, Backend]
-    names: Sequence[str]
-    sink: Sink
-    feed: Feed
-    clock: Clock
-    rng: random.Random
-
-
-@value
-class _Start:
-    """A task that is recorded as running and whose backend is called next."""
-
-    position: int
-    session_id: str | None
+from runner.task import FailureMode
+from runner.turn import Surroundings, Turn, Turns
 
 
 @dataclass(slots=True)
@@ -61,7 +34,7 @@ class _Idle:
     """A worker that waits to be handed a task."""
 
     wake: anyio.Event
-    next: _Start | None = None
+    next: Turn | None = None
 
 
 class Execution:
@@ -73,6 +46,7 @@ class Execution:
         self._schedule = schedule
         self._around = around
         self._stamp = stamper(around.clock)
+        self._turns = Turns(state, around, self._stamp)
         self._log = logger(run=around.run_id)
         self._workers: anyio.abc.TaskGroup | None = None
         self._idle: list[_Idle] = []
@@ -124,63 +98,50 @@ class Execution:
             return events.RunFailed(at, run_id, RunStatus.FAILED, error + (f", {blocked} blocked" if blocked else ""))
         return events.RunCompleted(at, run_id, RunStatus.COMPLETED)
 
-    def _take(self) -> tuple[list[_Start], list[events.Event]]:
-        """Give out every free place: the starts, and the events that say so."""
-        starts: list[_Start] = []
+    def _take(self) -> tuple[list[Turn], list[events.Event]]:
+        """Give out every free place: the turns to be had, and the events that say so."""
+        turns: list[Turn] = []
         happened: list[events.Event] = []
         while self.ended_by is None and (position := self._schedule.take()) is not None:
             self._state.statuses[position] = TaskStatus.RUNNING
             self._state.attempts[position] += 1
-            started = self._started(position)
-            starts.append(_Start(position, started.session_id))
-            happened.append(started)
-        return starts, happened
+            turn = self._turns.begin(position)
+            turns.append(turn)
+            name = self._around.names[position]
+            happened.append(events.TaskStarted(self._stamp(), turn.task.id, turn.number, name, turn.session_id))
+        return turns, happened
 
-    def _started(self, position: int) -> events.TaskStarted:
-        task, name = self._tasks[position], self._around.names[position]
-        past = self._state.past(task)
-        session_id = self._new_session_id(name) if past is None else past.session_id
-        return events.TaskStarted(self._stamp(), task.id, self._state.attempts[position], name, session_id)
-
-    def _new_session_id(self, name: str) -> str | None:
-        try:
-            session_id = self._around.backends[name].new_session_id()
-        except Exception as error:
-            self._log.warning("no_session_id", backend=name, error=type(error).__name__)
-            return None
-        return clean_text(session_id) if isinstance(session_id, str) else None
-
-    async def _start(self, starts: list[_Start], happened: list[events.Event]) -> None:
+    async def _start(self, turns: list[Turn], happened: list[events.Event]) -> None:
         """Make starts durable, then hand each to a worker."""
-        if starts:
+        if turns:
             await self._around.sink.commit(happened)
-            self._hand_out(starts)
+            self._hand_out(turns)
 
-    def _hand_out(self, starts: list[_Start]) -> None:
-        """Wake an idle worker for each start, or make a new one: waking costs a fifth of making."""
+    def _hand_out(self, turns: list[Turn]) -> None:
+        """Wake an idle worker for each turn, or make a new one: waking costs a fifth of making."""
         assert self._workers is not None
-        for start in starts:
+        for turn in turns:
             if self._idle:
                 idle = self._idle.pop()
-                idle.next = start
+                idle.next = turn
                 idle.wake.set()
             else:
-                self._workers.start_soon(self._work, start)
+                self._workers.start_soon(self._work, turn)
 
-    async def _work(self, start: _Start | None) -> None:
-        while start is not None:
+    async def _work(self, turn: Turn | None) -> None:
+        while turn is not None:
             began = self._around.clock.monotonic()
-            prompt, outcome = await self._attempt(start)
-            ended = self._settled(start.position, prompt, outcome, self._around.clock.monotonic() - began)
-            starts, happened = self._take()
+            outcome = await self._turns.have(turn)
+            ended = self._settled(turn, outcome, self._around.clock.monotonic() - began)
+            turns, happened = self._take()
             await self._around.sink.commit([ended, *happened])
-            if starts:
-                start = starts.pop()
-                self._hand_out(starts)
+            if turns:
+                turn = turns.pop()
+                self._hand_out(turns)
             else:
-                start = await self._next_start()
+                turn = await self._next_turn()
 
-    async def _next_start(self) -> _Start | None:
+    async def _next_turn(self) -> Turn | None:
         """Wait to be handed a task; None when the run has come to its end."""
         if self._schedule.exhausted:
             for idle in self._idle:
@@ -191,49 +152,19 @@ class Execution:
         await waiting.wake.wait()
         return waiting.next
 
-    async def _attempt(self, start: _Start) -> tuple[str, Outcome]:
-        position, task = start.position, self._tasks[start.position]
-        try:
-            prompt = self._state.prompt(task)
-        except Exception as error:
-            return "", Outcome(None, None, classified(error))
-        past = self._state.past(task) or Past()
-        opening = Opening(
-            session_id=start.session_id,
-            resume=past.session_id is not None,
-            history=past.messages,
-            output_schema=task.output_schema,
-            idempotency_key=f"{self._around.run_id}:{task.id}",
-            metadata=task.metadata,
-            on_output=partial(self._output, position),
-            on_session=partial(self._session, position),
-        )
-        return prompt, await attempt(self._around.backends[self._around.names[position]], opening, prompt, task.timeout)
-
-    def _output(self, position: int, output: Output) -> None:
-        task_id, number = self._tasks[position].id, self._state.attempts[position]
-        self._around.feed.publish(events.TaskOutput(self._stamp(), task_id, number, output.kind, output.text))
-
-    def _session(self, position: int, session_id: str) -> None:
-        task_id, number = self._tasks[position].id, self._state.attempts[position]
-        self._around.sink.submit([events.SessionOpened(self._stamp(), task_id, number, clean_text(session_id))])
-
-    def _settled(self, position: int, prompt: str, outcome: Outcome, duration: float) -> events.Event:
+    def _settled(self, turn: Turn, outcome: Outcome, duration: float) -> events.Event:
         """Bring state and schedule up to date with an attempt's outcome; the event that tells of it."""
         if outcome.reply is not None:
-            return self._completed(position, prompt, outcome, duration)
+            return self._completed(turn, outcome.reply, outcome.data_json, duration)
         assert outcome.error is not None
-        task, error = self._tasks[position], outcome.error
-        self._state.failures[position] += 1
-        if deserves_retry(task.retry, self._state.failures[position], error):
-            return self._retrying(position, error, duration)
-        return self._failed(position, error, duration)
+        self._state.failures[turn.position] += 1
+        if deserves_retry(turn.task.retry, self._state.failures[turn.position], outcome.error):
+            return self._retrying(turn, outcome.error, duration)
+        return self._failed(turn, outcome.error, duration)
 
-    def _completed(self, position: int, prompt: str, outcome: Outcome, duration: float) -> events.TaskCompleted:
-        reply = outcome.reply
-        assert reply is not None
-        task, number = self._tasks[position], self._state.attempts[position]
-        messages = reply.messages or (Message("user", prompt), Message("assistant", reply.text, reply.usage))
+    def _completed(self, turn: Turn, reply: Reply, data_json: str | None, duration: float) -> events.TaskCompleted:
+        position, task, number = turn.position, turn.task, turn.number
+        messages = reply.messages or (Message("user", turn.prompt), Message("assistant", reply.text, reply.usage))
         self._state.settle(
             position,
             TaskResult(
@@ -244,11 +175,12 @@ class Execution:
                 attempts=number,
                 usage=reply.usage,
                 duration_s=duration,
-                session_id=reply.session_id,
+                session_id=turn.session_id,
             ),
         )
         if position in self._state.continued:
-            self._remember(position, task, reply, messages)
+            before = self._state.past(task) or Past()
+            self._state.conversations[position] = Past(turn.session_id, (*before.messages, *messages))
         self._schedule.finish(position, TaskStatus.COMPLETED)
         return events.TaskCompleted(
             self._stamp(),
@@ -256,26 +188,21 @@ class Execution:
             number,
             reply.text,
             reply.data,
-            outcome.data_json,
+            data_json,
             reply.usage,
             duration,
-            reply.session_id,
+            turn.session_id,
             messages,
         )
 
-    def _remember(self, position: int, task: Task, reply: Reply, messages: tuple[Message, ...]) -> None:
-        before = self._state.past(task) or Past()
-        self._state.conversations[position] = Past(reply.session_id, (*before.messages, *messages))
-
-    def _retrying(self, position: int, error: BackendError, duration: float) -> events.TaskRetrying:
-        task = self._tasks[position]
+    def _retrying(self, turn: Turn, error: BackendError, duration: float) -> events.TaskRetrying:
+        position, task, number = turn.position, turn.task, turn.number
         delay = retry_delay(task.retry, self._state.failures[position], error.retry_after, self._around.rng)
         self._state.statuses[position] = TaskStatus.PENDING
         self._schedule.set_aside(position)
         assert self._workers is not None
         self._workers.start_soon(self._try_again, position, delay)
         self._log.info("task_retrying", task=task.id, error_kind=error.kind.value, delay_s=round(delay, 3))
-        number = self._state.attempts[position]
         return events.TaskRetrying(self._stamp(), task.id, number, error.kind.value, error.message, delay, duration)
 
     async def _try_again(self, position: int, delay: float) -> None:
@@ -283,8 +210,8 @@ class Execution:
         self._schedule.requeue(position)
         await self._start(*self._take())
 
-    def _failed(self, position: int, error: BackendError, duration: float) -> events.TaskFailed:
-        task, number = self._tasks[position], self._state.attempts[position]
+    def _failed(self, turn: Turn, error: BackendError, duration: float) -> events.TaskFailed:
+        position, task, number = turn.position, turn.task, turn.number
         status = TaskStatus.SKIPPED if task.failure_mode is FailureMode.SKIP else TaskStatus.FAILED
         result = TaskResult(
             task.id,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from persistence.changes import Batch, Change, Owner, RunClaimed
-from persistence.errors import Conflict, Fenced
+import anyio
+
+from persistence.changes import Batch, Change, Owner, RunClaimed, RunReleased
+from persistence.errors import Conflict, Fenced, StoreError
 from persistence.protocol import Store
 from persistence.records import RunRecord, TaskRecord
 from runner import events
@@ -16,6 +19,7 @@ from runner.conversation import load_past
 from runner.drive import Config, Prepared, backend_names
 from runner.errors import RunNotFound, RunNotResumable, RunOwned, StoreRequired
 from runner.owner import LEASE_SECONDS, claim_for_this_process, forget, may_take_over
+from runner.result import RunResult
 from runner.state import Past, RunState
 from runner.status import RUN_DONE, RUN_REOPENINGS, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
 from runner.translate import changes, dag_of
@@ -52,6 +56,16 @@ def needs_no_work(run: StoredRun, retry_failed: bool) -> bool:
     if run.status is RunStatus.CANCELLED:
         raise RunNotResumable(f"run {run.record.run_id} was cancelled for good; start a new run")
     return run.status in RUN_DONE and not (retry_failed and run.status in RUN_REOPENINGS)
+
+
+def ended_result(run: StoredRun) -> RunResult:
+    """What the store holds of a run that has ended. A completed run with damaged results counts as failed."""
+    results = run.state.all_results()
+    damaged = [record.task_id for record in run.tasks if record.damaged]
+    if not damaged:
+        return RunResult(run.record.run_id, run.status, results, run.record.error)
+    error = f"the stored results of {', '.join(damaged[:5])} are damaged"
+    return RunResult(run.record.run_id, RunStatus.FAILED, results, error)
 
 
 async def take_over(config: Config, run: StoredRun, retry_failed: bool) -> Prepared:
@@ -99,7 +113,11 @@ async def claim(config: Config, store: Store, record: RunRecord, then: Sequence[
         forget(owner)
         raise RunOwned(f"another process took run {record.run_id} over at this very moment; it runs there") from error
     except BaseException:
+        # Cancelled or failed, the claim may stand all the same: leave the run to others, if it is ours at all.
         forget(owner)
+        release = Batch(record.run_id, record.epoch + 1, batch.last_seq + 1, (RunReleased(at),))
+        with anyio.CancelScope(shield=True), suppress(StoreError):
+            await store.write(release)
         raise
     return owner, Position(record.epoch + 1, batch.last_seq + 1)
 

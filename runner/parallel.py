@@ -18,7 +18,7 @@ from runner.dag import DAG, nearest
 from runner.drive import Config, Prepared, backend_names, drive
 from runner.feed import Feed
 from runner.owner import LEASE_SECONDS, claim_for_this_process
-from runner.ownership import needs_no_work, stored_run, take_over
+from runner.ownership import ended_result, needs_no_work, stored_run, take_over
 from runner.patient import PatientStore
 from runner.result import RunResult
 from runner.run import Control, Run
@@ -154,7 +154,7 @@ class ParallelRunner:
         async def drive_stored(feed: Feed, control: Control) -> RunResult:
             run = await stored_run(config, run_id)
             if needs_no_work(run, retry_failed):
-                return RunResult(run_id, run.status, run.state.all_results(), run.record.error)
+                return ended_result(run)
             return await drive(await take_over(config, run, retry_failed), config, feed, control)
 
         return drive_stored

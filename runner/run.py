@@ -9,6 +9,7 @@ from typing import Literal, Self
 import anyio
 import anyio.abc
 
+from runner.errors import PlaitError
 from runner.feed import EventReader, Feed
 from runner.result import RunResult
 
@@ -104,5 +105,7 @@ class Run:
         except Exception as error:
             self._error = error
         finally:
+            if self._result is None and self._error is None:
+                self._error = PlaitError(f"run {self.run_id} was left before its end; resume it to go on")
             self._feed.close()
             self._ended.set()

@@ -46,6 +46,8 @@ class Retry:
             raise ValueError(f"retry attempts must be at least 1, not {self.attempts}; 1 means no retry")
         if not (self.base_delay >= 0 and self.max_delay >= 0):
             raise ValueError(f"retry delays must be at least 0 s, not {self.base_delay} and {self.max_delay}")
+        if max(self.base_delay, self.max_delay) == float("inf"):
+            raise ValueError("retry delays must be finite numbers of seconds")
 
 
 DEFAULT_RETRY = Retry()

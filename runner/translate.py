@@ -34,7 +34,7 @@ def changes(event: events.Event) -> tuple[stored.Change, ...]:
 
 
 def _run_created(event: events.RunCreated) -> tuple[stored.Change, ...]:
-    settings = {"format": SETTINGS_FORMAT, "inputs": event.dag.inputs, **event.settings}
+    settings = {**event.settings, "format": SETTINGS_FORMAT, "inputs": event.dag.inputs}
     tasks = tuple(_new_task(task) for task in event.dag)
     return (stored.RunCreated(event.at, event.dag.name, to_json(settings), tasks),)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import anyio
 import pytest
 
 from backends import BackendError, ErrorKind, Message
-from persistence import Batch, MemoryStore, RunClaimed, SQLiteStore, Store, StoreError
+from persistence import Batch, Conflict, MemoryStore, RunClaimed, SQLiteStore, Store, StoreError
 from runner import (
     DAG,
     BackendMissing,
@@ -21,6 +22,7 @@ from runner import (
     ParallelRunner,
     PlaitError,
     Retry,
+    RunExists,
     RunNotFound,
     RunNotResumable,
     RunOwned,
@@ -370,15 +372,20 @@ async def test_answers_to_what_cannot_be_continued(store: Store) -> None:
     assert (await runner.resume("r")).status is RunStatus.COMPLETED
 
 
-async def test_a_damaged_result_is_never_handed_on(tmp_path: Path) -> None:
-    path = tmp_path / "plait.db"
-    async with SQLiteStore(path) as store:
-        await stopped_after(store, DIAMOND, 1)
+def damage(path: Path) -> None:
+    """Change task a's stored result behind plait's back."""
     with sqlite3.connect(path) as db:
         (table,) = [r[0] for r in db.execute("select name from sqlite_master where name in ('tasks', 'results')")][:1]
         column = "text" if "text" in [c[1] for c in db.execute(f"pragma table_info({table})")] else "result"
         db.execute(f"update {table} set {column} = 'tampered' where task_id = 'a'")
     db.close()
+
+
+async def test_a_damaged_result_is_never_handed_on(tmp_path: Path) -> None:
+    path = tmp_path / "plait.db"
+    async with SQLiteStore(path) as store:
+        await stopped_after(store, DIAMOND, 1)
+    damage(path)
     async with SQLiteStore(path, mode="existing") as store:
         backend = Talker()
         result = await ParallelRunner(backend, store=store).resume("r")
@@ -388,3 +395,80 @@ async def test_a_damaged_result_is_never_handed_on(tmp_path: Path) -> None:
 
 def test_messages_are_plain_values() -> None:
     assert Message("user", "x") == Message("user", "x")
+
+
+@pytest.mark.parametrize("native", [False, True])
+async def test_a_resume_cancelled_while_it_claims_leaves_the_run_to_others(native: bool) -> None:
+    inner = MemoryStore()
+    await stopped_after(inner, DIAMOND, 1)
+    claiming, go_on = anyio.Event(), anyio.Event()
+
+    class Slow(FaultyStore):
+        async def write(self, batch: Batch) -> None:
+            await super().write(batch)
+            if self.writes == 1:
+                claiming.set()
+                await go_on.wait()
+
+    runner = ParallelRunner(Talker(), store=Slow(inner, lambda _: None))
+    async with anyio.create_task_group() as group:
+        if native:
+            tasks: list[asyncio.Task] = []
+
+            async def body() -> None:
+                tasks.append(asyncio.current_task())
+                await runner.resume("r")
+
+            group.start_soon(body)
+            await claiming.wait()
+            tasks[0].cancel()
+        else:
+            group.start_soon(runner.resume, "r")
+            await claiming.wait()
+            group.cancel_scope.cancel()
+    record = await inner.get_run("r")
+    assert record is not None
+    assert record.owner is None
+    assert (await ParallelRunner(Talker(), store=inner).resume("r")).status is RunStatus.COMPLETED
+
+
+async def test_a_change_that_cannot_be_stored_costs_itself_and_nothing_else() -> None:
+    class Picky(FaultyStore):
+        async def write(self, batch: Batch) -> None:
+            if any(getattr(change, "content", "") == "poison" for change in batch.changes):
+                raise Conflict("cannot keep this")
+            await super().write(batch)
+
+    inner = MemoryStore()
+    dag = DAG([Task("a", prompt="a"), Task("b", prompt="poison", depends_on=["a"]), Task("c", depends_on=["b"])])
+    result = await ParallelRunner(Talker(), store=Picky(inner, lambda _: None)).run(dag)
+    assert [(one.lost, one.until is not None) for one in result.degraded] == [(1, True)]
+    record = await inner.get_run(result.run_id)
+    assert record is not None
+    assert (record.status, record.counts) == ("completed", {"completed": 3})
+
+
+async def test_a_taken_id_is_refused_also_when_the_store_fails_at_first() -> None:
+    inner = MemoryStore()
+    await ParallelRunner(Talker(), store=inner).run(DIAMOND, "taken")
+    store = FaultyStore(inner, lambda n: "raise" if n == 1 else None)
+    with pytest.raises(RunExists):
+        await ParallelRunner(Talker(), store=store).run(DIAMOND, "taken")
+
+
+async def test_a_long_chain_of_conversations_is_read_back(store: Store) -> None:
+    dag = DAG([Task(f"t{i}", prompt=str(i), continues=f"t{i - 1}" if i else None) for i in range(1100)])
+    run_id = (await ParallelRunner(Talker(lambda p, _: p), store=store).run(dag)).run_id
+    backend = Talker()
+    await ParallelRunner(backend, store=store).continue_task(run_id, "t1099", "hello")
+    assert len(backend.openings[0].history) == 2200
+
+
+async def test_a_completed_run_with_a_damaged_result_does_not_count_as_completed(tmp_path: Path) -> None:
+    path = tmp_path / "plait.db"
+    async with SQLiteStore(path) as store:
+        await ParallelRunner(Talker(), store=store).run(DIAMOND, "r")
+    damage(path)
+    async with SQLiteStore(path, mode="existing") as store:
+        result = await ParallelRunner(Talker(), store=store).resume("r")
+    assert (result.status, result.error) == (RunStatus.FAILED, "the stored results of a are damaged")

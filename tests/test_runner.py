@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 
 import anyio
 import pytest
 
 from backends import BackendError, ErrorKind, Message, Opening, Reply, Usage
-from persistence import MemoryStore
+from persistence import MemoryStore, SQLiteStore
 from runner import (
     DAG,
     BackendMissing,
@@ -246,8 +247,6 @@ async def test_odd_replies_are_failures_or_stored_whole(tmp_path) -> None:
             talk.send = send  # type: ignore[method-assign]
             return talk
 
-    from persistence import SQLiteStore
-
     async with SQLiteStore(tmp_path / "plait.db") as store:
         runner = ParallelRunner(Odd(), store=store)
         dag = DAG([Task(name.replace(" ", "-"), prompt=name) for name in answers])
@@ -373,6 +372,18 @@ def test_a_failure_mode_may_be_given_as_a_word() -> None:
         Task("a", failure_mode="sotf")  # type: ignore[arg-type]
 
 
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def deep(levels: int):
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     "odd",
     [
@@ -384,13 +395,20 @@ def test_a_failure_mode_may_be_given_as_a_word() -> None:
         Reply("x", messages=("no message",)),  # type: ignore[arg-type]
         BackendError("strange", "kind"),  # type: ignore[arg-type]
         BackendError(ErrorKind.AUTH, ["no", "text"]),  # type: ignore[arg-type]
+        BackendError(ErrorKind.TRANSIENT, "x", retry_after="3"),  # type: ignore[arg-type]
+        BackendError(ErrorKind.RATE_LIMITED, "x", retry_after=1e7),
+        Reply("x", usage=Usage(1.5, 1)),  # type: ignore[arg-type]
+        Reply("x", messages=(Message(None, "x"),)),  # type: ignore[arg-type]
+        Reply("x", data=deep(300)),
         asyncio.CancelledError(),
+        SystemExit(0),
+        MuteError(),
     ],
 )
 async def test_a_broken_backend_fails_its_own_task_and_nothing_else(odd: Reply | Exception) -> None:
     store = MemoryStore()
     backend = Talker(lambda prompt, _: odd if prompt == "bad" else "ok")
-    dag = DAG([Task("bad", prompt="bad"), Task("good", prompt="good")])
+    dag = DAG([Task("bad", prompt="bad", retry=Retry(attempts=1)), Task("good", prompt="good")])
     result = await ParallelRunner(backend, store=store).run(dag)
     assert (result["bad"].status, result["good"].text, result.degraded) == (TaskStatus.FAILED, "ok", ())
     record = await store.get_run(result.run_id)
@@ -424,3 +442,75 @@ def test_misspelt_options_are_refused(bad: dict, message: str) -> None:
 def test_run_ids_that_could_not_be_typed_are_refused(bad: str) -> None:
     with pytest.raises(ValueError, match="run id"):
         ParallelRunner(Talker()).start(DAG([Task("a")]), bad)
+
+
+async def test_half_characters_in_results_reach_dependents_as_whole_ones(tmp_path) -> None:
+    """A model that is cut inside an emoji leaves half of a surrogate pair."""
+    dag = DAG(
+        [
+            Task("a", prompt="a", backend="half"),
+            Task("b", prompt="{{ a.emoji }} {{ who }}", depends_on=["a"]),
+            Task("c", prompt="{{ b }}", depends_on=["b"]),
+        ],
+        inputs={"who": "\ud83d"},
+    )
+
+    async def half(_prompt: str) -> dict[str, str]:
+        return {"emoji": "\ud83d"}
+
+    async with SQLiteStore(tmp_path / "plait.db") as store:
+        runner = ParallelRunner(Talker(), backends={"half": half}, store=store)
+        result = await runner.run(dag)
+        assert (result.status, result.degraded) == (RunStatus.COMPLETED, ())
+        assert result["c"].text == "re: re: \ufffd \ufffd"
+        again = await runner.resume(result.run_id)
+        assert again.text == result.text
+
+
+async def test_a_reply_is_kept_when_closing_its_conversation_fails() -> None:
+    class Slamming(Talker):
+        def open(self, opening: Opening):
+            talk = super().open(opening)
+
+            class Slam:
+                async def __aenter__(self):
+                    return talk
+
+                async def __aexit__(self, *error):
+                    if opening.metadata:
+                        await anyio.sleep_forever()
+                    raise RuntimeError("the door is stuck")
+
+            return Slam()
+
+    dag = DAG([Task("a", prompt="x"), Task("b", prompt="y", timeout=0.05, metadata={"slow": True})])
+    backend = Slamming()
+    result = await ParallelRunner(backend).run(dag)
+    assert result.text == {"a": "re: x", "b": "re: y"}
+    assert sorted(backend.prompts) == ["x", "y"]
+
+
+async def test_a_session_id_that_only_the_reply_names_is_stored_and_continued() -> None:
+    store = MemoryStore()
+    backend = Talker(lambda prompt, _: Reply(f"<{prompt}>", session_id="from-reply"))
+    dag = DAG([Task("a", prompt="one"), Task("b", prompt="two", continues="a")])
+    result = await ParallelRunner(backend, store=store).run(dag)
+    assert (backend.openings[1].session_id, backend.openings[1].resume) == ("from-reply", True)
+    assert [task.session_id for task in await store.list_tasks(result.run_id)] == ["from-reply"] * 2
+
+
+async def test_an_id_that_the_reply_does_not_repeat_is_kept() -> None:
+    backend = Talker(lambda prompt, _: Reply(f"<{prompt}>"), own_ids=True)
+    dag = DAG([Task("a", prompt="one"), Task("b", prompt="two", continues="a")])
+    result = await ParallelRunner(backend, store=MemoryStore()).run(dag)
+    assert result["a"].session_id == "own-1"
+    assert (backend.openings[1].session_id, backend.openings[1].resume) == ("own-1", True)
+
+
+async def test_settings_never_hide_the_inputs() -> None:
+    store = MemoryStore()
+    dag = DAG([Task("a", prompt="{{ who }}")], inputs={"who": "Ada"})
+    await ParallelRunner(Talker(), store=store).run(dag, "r", settings={"inputs": {"who": "Eve"}})
+    record = await store.get_run("r")
+    assert record is not None
+    assert json.loads(record.settings)["inputs"] == {"who": "Ada"}

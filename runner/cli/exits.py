@@ -62,6 +62,9 @@ def outcome(command: click.Command, arguments: Sequence[str]) -> int:
         fault = fault_of(error)
         if fault is None:
             raise
+        # An answer that could not be stored is not lost on the person who paid for it.
+        if answer := getattr(error, "text", ""):
+            tell(visible(answer))
         fault.show()
         return fault.code
 
