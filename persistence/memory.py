@@ -232,8 +232,8 @@ class _Staged:
 
     def _open_session(self, change: SessionOpened) -> None:
         task = self._find(change, change.task_id)
-        attempt = self._attempt(task, change.attempt or task.attempt)
-        if attempt is None:
+        attempt = self._attempt(task, task.attempt)
+        if attempt is None or change.attempt not in {0, task.attempt}:
             raise rules.refusal(self._run_id, change, (task.status, task.attempt))
         self._put(replace(attempt, session_id=change.session_id))
 

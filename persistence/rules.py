@@ -203,7 +203,7 @@ def event_of(change: Change) -> EventParts | None:
 
 
 def _run_created(change: RunCreated) -> EventParts:
-    return change.at, "run_created", None, None, f'{{"tasks": {len(change.tasks)}}}'
+    return change.at, "run_created", None, None, f'{{"tasks":{len(change.tasks)}}}'
 
 
 def _run_status(change: RunStatusChanged) -> EventParts:
@@ -211,7 +211,7 @@ def _run_status(change: RunStatusChanged) -> EventParts:
 
 
 def _task_started(change: TaskStarted) -> EventParts:
-    return change.at, "task_started", change.task_id, change.attempt, _pair("backend", change.backend)
+    return change.at, "task_started", change.task_id, change.attempt, start_detail(change.backend)
 
 
 def _session_opened(change: SessionOpened) -> EventParts:
@@ -219,7 +219,7 @@ def _session_opened(change: SessionOpened) -> EventParts:
 
 
 def _task_completed(change: TaskCompleted) -> EventParts:
-    detail = f'{{"input_tokens": {change.input_tokens:d}, "output_tokens": {change.output_tokens:d}}}'
+    detail = f'{{"input_tokens":{change.input_tokens:d},"output_tokens":{change.output_tokens:d}}}'
     return change.at, "task_completed", change.task_id, change.attempt, detail
 
 
@@ -228,7 +228,9 @@ def _task_failed(change: TaskFailed) -> EventParts:
 
 
 def _task_retried(change: TaskRetried) -> EventParts:
-    detail = json.dumps({"error_kind": change.error_kind, "delay_s": change.delay_s}, allow_nan=False)
+    detail = json.dumps(
+        {"error_kind": change.error_kind, "delay_s": change.delay_s}, allow_nan=False, separators=(",", ":")
+    )
     return change.at, "task_retried", change.task_id, change.attempt, detail
 
 
@@ -244,9 +246,14 @@ def _task_reopened(change: TaskReopened) -> EventParts:
     return change.at, "task_reopened", change.task_id, None, "{}"
 
 
+def start_detail(backend: str) -> str:
+    """The detail of a start's event, for a store that need not keep it beside the attempt."""
+    return _pair("backend", backend)
+
+
 @lru_cache(maxsize=256)
 def _pair(key: str, value: str) -> str:
-    return json.dumps({key: value})
+    return json.dumps({key: value}, ensure_ascii=False, separators=(",", ":"))
 
 
 _EVENTS: dict[type, Callable[..., EventParts]] = {

@@ -11,13 +11,17 @@ from pathlib import Path
 import pytest
 
 from persistence import (
+    Batch,
     NewTask,
+    SessionOpened,
     SQLiteStore,
     Store,
     TaskCompleted,
     TaskStarted,
 )
 from persistence.sqlite import statements
+from persistence.sqlite.opening import open_database
+from persistence.sqlite.writing import write_batch
 from tests.contracts.store_samples import (
     ANSWER,
     ASK,
@@ -32,6 +36,7 @@ from tests.contracts.store_samples import (
     at,
 )
 
+SESSION = SessionOpened(at(4), "a", 1, "session-b")
 ROOT = Path(__file__).parent.parent
 
 
@@ -74,6 +79,19 @@ async def test_guarded_updates_find_their_rows_by_key(path: Path) -> None:
             plan = [row[3] for row in connection.execute(sql, (None,) * (4 * bulk.width))]
             assert not any(line.startswith(("SCAN tasks", "SCAN attempts")) for line in plan), plan
             assert any(line.startswith("SEARCH") for line in plan), plan
+
+
+def test_a_large_batch_takes_few_statements(tmp_path: Path) -> None:
+    """Each statement has to win the interpreter lock back from the event loop."""
+    ids = [f"t{number}" for number in range(300)]
+    created = replace(CREATED, tasks=tuple(NewTask(task_id, "p") for task_id in ids))
+    changes = [replace(c, task_id=task_id) for task_id in ids for c in (START_A, ASK, SESSION, ANSWER, DONE_A)]
+    with closing(open_database(tmp_path / "runs.db", "create")) as connection:
+        write_batch(connection, Batch(RUN, 0, 1, (created, CLAIMED)))
+        statements_seen: list[str] = []
+        connection.set_trace_callback(statements_seen.append)
+        write_batch(connection, Batch(RUN, 1, 3, tuple(changes)))
+    assert len(set(statements_seen)) < 16  # a statement is told again for each run of a trigger
 
 
 async def test_a_store_is_a_store(path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from persistence.changes import Owner
 from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
-from persistence.rules import Claim, RunHead
+from persistence.rules import Claim, RunHead, start_detail
 from persistence.sqlite import statements as sql
 from persistence.sqlite.checksum import message_checksum, result_checksum
 from persistence.sqlite.transaction import transaction
@@ -172,5 +172,10 @@ def _message(run_id: str, task_id: str, position: int, row: Row) -> MessageRecor
 
 
 def list_events(connection: sqlite3.Connection, run_id: str, after: int, limit: int) -> tuple[EventRecord, ...]:
-    rows = connection.execute(sql.LIST_EVENTS, (run_id, after, max(0, limit))).fetchall()
-    return tuple(EventRecord(*row) for row in rows)
+    rows: list[Row] = connection.execute(sql.LIST_EVENTS, (run_id, after, max(0, limit))).fetchall()
+    return tuple(_event(row) for row in rows)
+
+
+def _event(row: Row) -> EventRecord:
+    seq, at, kind, task_id, attempt, detail, started_by = row
+    return EventRecord(seq, at, kind, task_id, attempt, detail if started_by is None else start_detail(started_by))

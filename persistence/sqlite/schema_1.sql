@@ -1,11 +1,13 @@
 -- Version 1 of plait's database. Times are UTC, ISO 8601 with milliseconds. JSON is text.
 -- Versions only go up: a later one is a file of its own beside this one, applied after it.
+-- Statuses are checked with OR: an IN list becomes a table of its own, built and searched for every statement.
 
 CREATE TABLE runs (
     run_id TEXT NOT NULL PRIMARY KEY,
     name TEXT NOT NULL,
-    status TEXT NOT NULL CHECK (status IN
-        ('queued', 'running', 'waiting_input', 'completed', 'failed', 'cancelling', 'cancelled')),
+    status TEXT NOT NULL CHECK (
+        status = 'running' OR status = 'queued' OR status = 'waiting_input' OR status = 'completed' OR
+        status = 'failed' OR status = 'cancelling' OR status = 'cancelled'),
     created_at TEXT NOT NULL,
     started_at TEXT,
     ended_at TEXT,
@@ -23,16 +25,34 @@ CREATE TABLE runs (
     settings TEXT NOT NULL
 ) STRICT;
 
+-- One row for each task, with its last attempt and its result.
 CREATE TABLE tasks (
     run_id TEXT NOT NULL REFERENCES runs (run_id),
     task_id TEXT NOT NULL,
     position INTEGER NOT NULL,           -- the order in which the tasks were given, from 0
-    status TEXT NOT NULL DEFAULT 'pending' CHECK (status IN
-        ('pending', 'running', 'waiting_input', 'completed', 'failed', 'skipped', 'cancelled')),
-    attempt INTEGER NOT NULL DEFAULT 0,  -- the last attempt, 0 before the first one
-    backend TEXT,
+    status TEXT NOT NULL DEFAULT 'pending' CHECK (
+        status = 'pending' OR status = 'running' OR status = 'completed' OR status = 'failed' OR
+        status = 'skipped' OR status = 'cancelled' OR status = 'waiting_input'),
+    backend TEXT,                        -- the one that the plan names, if it does
     prompt TEXT NOT NULL,
     spec TEXT NOT NULL,
+    attempt INTEGER NOT NULL DEFAULT 0,  -- the last attempt, 0 before the first one; what follows is told of it
+    attempt_status TEXT CHECK (
+        attempt_status = 'running' OR attempt_status = 'completed' OR attempt_status = 'failed' OR
+        attempt_status = 'skipped' OR attempt_status = 'retried' OR attempt_status = 'interrupted' OR
+        attempt_status = 'cancelled'),
+    attempt_backend TEXT,
+    session_id TEXT,
+    started_at TEXT,
+    started_seq INTEGER,                 -- the number of the change that started it
+    ended_at TEXT,
+    ended_seq INTEGER,
+    error_kind TEXT,
+    error TEXT,
+    input_tokens INTEGER NOT NULL DEFAULT 0,
+    output_tokens INTEGER NOT NULL DEFAULT 0,
+    cost_usd REAL,
+    duration_s REAL,
     text TEXT,                           -- the result
     data TEXT,                           -- the structured result as JSON
     checksum BLOB,                       -- SHA-256 over run, task and result
@@ -49,26 +69,51 @@ CREATE TABLE dependencies (
     FOREIGN KEY (run_id, depends_on) REFERENCES tasks (run_id, task_id)
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE attempts (
+CREATE TABLE earlier_attempts (
     run_id TEXT NOT NULL,
     task_id TEXT NOT NULL,
     attempt INTEGER NOT NULL,
-    status TEXT NOT NULL CHECK (status IN
-        ('running', 'completed', 'failed', 'skipped', 'retried', 'interrupted', 'cancelled')),
+    status TEXT NOT NULL CHECK (
+        status = 'retried' OR status = 'interrupted' OR status = 'failed' OR status = 'skipped' OR
+        status = 'completed' OR status = 'cancelled'),
     backend TEXT NOT NULL,
     session_id TEXT,
     started_at TEXT NOT NULL,
+    started_seq INTEGER NOT NULL,
     ended_at TEXT,
+    ended_seq INTEGER,
     error_kind TEXT,
     error TEXT,
-    input_tokens INTEGER NOT NULL DEFAULT 0,
-    output_tokens INTEGER NOT NULL DEFAULT 0,
+    input_tokens INTEGER NOT NULL,
+    output_tokens INTEGER NOT NULL,
     cost_usd REAL,
     duration_s REAL,
-    seq INTEGER NOT NULL,                -- the number of the change that started it
     PRIMARY KEY (run_id, task_id, attempt),
     FOREIGN KEY (run_id, task_id) REFERENCES tasks (run_id, task_id)
 ) STRICT, WITHOUT ROWID;
+
+-- When a task starts again, its row turns to the new attempt; the one before is kept here.
+CREATE TRIGGER keep_earlier_attempt AFTER UPDATE OF attempt ON tasks
+WHEN old.attempt > 0 AND new.attempt <> old.attempt
+BEGIN
+    INSERT INTO earlier_attempts (
+        run_id, task_id, attempt, status, backend, session_id, started_at, started_seq, ended_at, ended_seq,
+        error_kind, error, input_tokens, output_tokens, cost_usd, duration_s)
+    VALUES (
+        old.run_id, old.task_id, old.attempt, old.attempt_status, old.attempt_backend, old.session_id,
+        old.started_at, old.started_seq, old.ended_at, old.ended_seq, old.error_kind, old.error,
+        old.input_tokens, old.output_tokens, old.cost_usd, old.duration_s);
+END;
+
+-- Every attempt of every task, for reading.
+CREATE VIEW attempts AS
+SELECT run_id, task_id, attempt, status, backend, session_id, started_at, ended_at, error_kind, error,
+    input_tokens, output_tokens, cost_usd, duration_s, started_seq, ended_seq
+FROM earlier_attempts
+UNION ALL
+SELECT run_id, task_id, attempt, attempt_status, attempt_backend, session_id, started_at, ended_at, error_kind, error,
+    input_tokens, output_tokens, cost_usd, duration_s, started_seq, ended_seq
+FROM tasks WHERE attempt > 0;
 
 CREATE TABLE sessions (
     run_id TEXT NOT NULL,
@@ -95,7 +140,8 @@ CREATE TABLE messages (
     FOREIGN KEY (run_id, task_id) REFERENCES tasks (run_id, task_id)
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE events (
+-- What happened besides starts and completions, which are in the attempts already.
+CREATE TABLE other_events (
     run_id TEXT NOT NULL REFERENCES runs (run_id),
     seq INTEGER NOT NULL,
     at TEXT NOT NULL,
@@ -105,6 +151,16 @@ CREATE TABLE events (
     detail TEXT NOT NULL,
     PRIMARY KEY (run_id, seq)
 ) STRICT, WITHOUT ROWID;
+
+-- The history of every run, for reading; seq is the number of the change.
+CREATE VIEW events AS
+SELECT run_id, seq, at, kind, task_id, attempt, NULL AS backend, detail FROM other_events
+UNION ALL
+SELECT run_id, started_seq, started_at, 'task_started', task_id, attempt, backend, '{}' FROM attempts
+UNION ALL
+SELECT run_id, ended_seq, ended_at, 'task_completed', task_id, attempt, NULL,
+    '{"input_tokens":' || input_tokens || ',"output_tokens":' || output_tokens || '}'
+FROM tasks WHERE attempt_status = 'completed';
 
 PRAGMA application_id = 1886151028;  -- "plat"
 PRAGMA user_version = 1;

@@ -2,17 +2,18 @@
 
 Theory: the changes are turned into rows and gathered by statement, and each statement then runs over all of its rows at
 once. That reorders the changes, which is harmless between different tasks; for one and the same task the order counts,
-so a change that would come too early in the fixed order of statements closes the gathered group first. Every guarded
-statement has to change one stored row for each row given; if one does not, the whole batch is rolled back and replayed
-one change at a time, only to find out which of them is to be named in the error.
+so a change that would come too early in the fixed order of statements has what is gathered written first. Each row
+given has to change one stored row; if one does not, the whole batch is rolled back and replayed one change at a time,
+only to find out which of them is to be named in the error.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, cast
+from bisect import bisect_left
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, Final
 
 from persistence import rules
 from persistence.changes import (
@@ -92,25 +93,17 @@ def _set_head(connection: sqlite3.Connection, run_id: str, head: RunHead, last_s
 
 
 def _write_groups(connection: sqlite3.Connection, run_id: str, first_seq: int, changes: Sequence[Change]) -> None:
-    rows = _new_rows()
-    events = rows[sql.ADD_EVENTS]
-    reached: dict[str, int] = {}
+    rows = _Rows(connection, run_id)
     for seq, change in enumerate(changes, first_seq):
         kind = type(change)
-        rank = _RANKS.get(kind)
-        if rank is not None:
-            task_id = cast("TaskStarted", change).task_id  # every change with a rank has one
-            if rank <= reached.get(task_id, 0):
-                _flush(connection, rows)
-                reached.clear()
-            reached[task_id] = rank
         add_rows = _ROWS.get(kind)
         if add_rows is not None:
-            add_rows(rows, run_id, seq, change)
-        event = rules.event_of(change)
-        if event is not None:
-            events.append((run_id, seq, *event))
-    _flush(connection, rows)
+            add_rows(rows, seq, change)
+        if kind not in _IN_ATTEMPTS:
+            event = rules.event_of(change)
+            if event is not None:
+                rows.add(sql.ADD_EVENTS, (run_id, seq, *event))
+    rows.flush()
 
 
 def _write_singly(connection: sqlite3.Connection, run_id: str, first_seq: int, changes: Sequence[Change]) -> None:
@@ -132,93 +125,108 @@ def _diagnosed(connection: sqlite3.Connection, batch: Batch) -> Conflict:
         return conflict
 
 
-def _flush(connection: sqlite3.Connection, rows: dict[sql.Bulk, list[Row]]) -> None:
-    for bulk, waiting in rows.items():
-        if waiting:
-            changed = _execute(connection, bulk, waiting)
-            if bulk.exact and changed != len(waiting):
-                raise _Refused
-            waiting.clear()
+def _execute(connection: sqlite3.Connection, bulk: sql.Bulk, rows: list[Row]) -> None:
+    largest = sql.SIZES[-1]
+    for start in range(0, len(rows), largest):
+        part = rows[start : start + largest]
+        size = sql.SIZES[bisect_left(sql.SIZES, len(part))]
+        values = tuple(chain(chain.from_iterable(part), repeat(None, (size - len(part)) * bulk.width)))
+        if connection.execute(sql.bulk_sql(bulk, size), values).rowcount != len(part):
+            raise _Refused
 
 
-def _execute(connection: sqlite3.Connection, bulk: sql.Bulk, rows: list[Row]) -> int:
-    changed = done = 0
-    for size in sql.CHUNKS:
-        while len(rows) - done >= size:
-            values = tuple(chain.from_iterable(rows[done : done + size]))
-            changed += connection.execute(sql.bulk_sql(bulk, size), values).rowcount
-            done += size
-    return changed
+_RANKS: Final = {bulk: rank for rank, bulk in enumerate(sql.IN_ORDER)}
 
 
-Rows = dict[sql.Bulk, list[Row]]
+class _Rows:
+    """The rows that wait to be written, by statement."""
+
+    def __init__(self, connection: sqlite3.Connection, run_id: str) -> None:
+        self._connection = connection
+        self.run_id = run_id
+        self._reached: dict[str, int] = {}
+        self._waiting: dict[sql.Bulk, list[Row]] = {bulk: [] for bulk in sql.IN_ORDER}
+
+    def add(self, bulk: sql.Bulk, row: Row) -> None:
+        self._waiting[bulk].append(row)
+
+    def change(self, bulk: sql.Bulk, task_id: str, row: Row) -> None:
+        """Like `add`, for statements whose order counts within a task."""
+        rank = _RANKS[bulk]
+        if rank <= self._reached.get(task_id, -1):
+            self.flush()
+        self._reached[task_id] = rank
+        self._waiting[bulk].append(row)
+
+    def flush(self) -> None:
+        self._reached.clear()
+        for bulk, rows in self._waiting.items():
+            if rows:
+                _execute(self._connection, bulk, rows)
+                rows.clear()
 
 
-def _new_rows() -> Rows:
-    return {bulk: [] for bulk in sql.IN_ORDER}
-
-
-def _created(rows: Rows, run_id: str, _seq: int, change: RunCreated) -> None:
+def _created(rows: _Rows, _seq: int, change: RunCreated) -> None:
+    run_id = rows.run_id
     for position, task in enumerate(change.tasks):
-        rows[sql.ADD_TASKS].append((run_id, task.task_id, position, task.backend, task.prompt, task.spec))
+        rows.add(sql.ADD_TASKS, (run_id, task.task_id, position, task.backend, task.prompt, task.spec))
         for place, upstream in enumerate(task.depends_on):
-            rows[sql.ADD_DEPENDENCIES].append((run_id, task.task_id, place, upstream))
+            rows.add(sql.ADD_DEPENDENCIES, (run_id, task.task_id, place, upstream))
 
 
-def _reopened(rows: Rows, run_id: str, _seq: int, change: TaskReopened) -> None:
-    rows[sql.REOPEN_TASKS].append((run_id, change.task_id))
+def _reopened(rows: _Rows, _seq: int, change: TaskReopened) -> None:
+    rows.change(sql.REOPEN_TASKS, change.task_id, (rows.run_id, change.task_id))
 
 
-def _started(rows: Rows, run_id: str, seq: int, change: TaskStarted) -> None:
-    task_id, attempt, session_id = change.task_id, change.attempt, change.session_id
-    rows[sql.START_TASKS].append((run_id, task_id, attempt))
-    rows[sql.ADD_ATTEMPTS].append((run_id, task_id, attempt, seq, change.at, change.backend, session_id, "running"))
+def _cancelled(rows: _Rows, seq: int, change: TaskCancelled) -> None:
+    rows.change(sql.CANCEL_TASKS, change.task_id, (rows.run_id, change.task_id, change.at, seq))
+
+
+def _started(rows: _Rows, seq: int, change: TaskStarted) -> None:
+    run_id, task_id, attempt, session_id = rows.run_id, change.task_id, change.attempt, change.session_id
+    rows.change(sql.START_TASKS, task_id, (run_id, task_id, attempt, change.backend, session_id, change.at, seq))
     if session_id is not None:
-        rows[sql.ADD_SESSIONS].append((run_id, task_id, session_id, attempt, change.at))
+        rows.add(sql.ADD_SESSIONS, (run_id, task_id, session_id, attempt, change.at))
 
 
-def _session(rows: Rows, run_id: str, _seq: int, change: SessionOpened) -> None:
-    rows[sql.ADD_SESSIONS].append((run_id, change.task_id, change.session_id, change.attempt, change.at))
-    rows[sql.SET_SESSIONS].append((run_id, change.task_id, change.attempt, change.session_id))
+def _session(rows: _Rows, _seq: int, change: SessionOpened) -> None:
+    run_id, task_id, attempt, session_id = rows.run_id, change.task_id, change.attempt, change.session_id
+    rows.change(sql.SET_SESSIONS, task_id, (run_id, task_id, attempt, session_id))
+    rows.add(sql.ADD_SESSIONS, (run_id, task_id, session_id, attempt, change.at))
 
 
-def _turn(rows: Rows, run_id: str, seq: int, change: TurnAppended) -> None:
-    task_id, role, content = change.task_id, change.role, change.content
+def _turn(rows: _Rows, seq: int, change: TurnAppended) -> None:
+    run_id, task_id, role, content = rows.run_id, change.task_id, change.role, change.content
     checksum = message_checksum(run_id, task_id, role, content)
     tokens = change.input_tokens, change.output_tokens
-    rows[sql.ADD_MESSAGES].append((run_id, task_id, seq, change.attempt, role, change.at, *tokens, content, checksum))
+    rows.add(sql.ADD_MESSAGES, (run_id, task_id, seq, change.attempt, role, change.at, *tokens, content, checksum))
 
 
-def _completed(rows: Rows, run_id: str, _seq: int, change: TaskCompleted) -> None:
-    key = run_id, change.task_id, change.attempt
-    checksum = result_checksum(run_id, change.task_id, change.text, change.data)
+def _completed(rows: _Rows, seq: int, change: TaskCompleted) -> None:
+    run_id, task_id, text, data = rows.run_id, change.task_id, change.text, change.data
     usage = change.input_tokens, change.output_tokens, change.cost_usd, change.duration_s
-    rows[sql.COMPLETE_TASKS].append((*key, change.text, change.data, checksum))
-    rows[sql.END_ATTEMPTS].append((*key, "completed", change.at, None, None, *usage))
+    result = text, data, result_checksum(run_id, task_id, text, data)
+    row = (run_id, task_id, change.attempt, change.at, seq, *usage, *result)
+    rows.change(sql.COMPLETE_TASKS, task_id, row)
 
 
-def _failed(rows: Rows, run_id: str, _seq: int, change: TaskFailed) -> None:
-    rules.check_failed(run_id, change)
-    key, error = (run_id, change.task_id, change.attempt), (change.error_kind, change.error)
-    rows[sql.END_TASKS].append((*key, change.status))
-    rows[sql.END_ATTEMPTS].append((*key, change.status, change.at, *error, 0, 0, None, change.duration_s))
+def _failed(rows: _Rows, seq: int, change: TaskFailed) -> None:
+    rules.check_failed(rows.run_id, change)
+    _end(rows, seq, change, (change.status, change.status, change.error_kind, change.error, change.duration_s))
 
 
-def _retried(rows: Rows, run_id: str, _seq: int, change: TaskRetried) -> None:
-    key, error = (run_id, change.task_id, change.attempt), (change.error_kind, change.error)
-    rows[sql.END_TASKS].append((*key, "pending"))
-    rows[sql.END_ATTEMPTS].append((*key, "retried", change.at, *error, 0, 0, None, change.duration_s))
+def _retried(rows: _Rows, seq: int, change: TaskRetried) -> None:
+    _end(rows, seq, change, ("pending", "retried", change.error_kind, change.error, change.duration_s))
 
 
-def _interrupted(rows: Rows, run_id: str, _seq: int, change: TaskInterrupted) -> None:
-    key = run_id, change.task_id, change.attempt
-    rows[sql.END_TASKS].append((*key, "pending"))
-    rows[sql.END_ATTEMPTS].append((*key, "interrupted", change.at, None, change.reason, 0, 0, None, None))
+def _interrupted(rows: _Rows, seq: int, change: TaskInterrupted) -> None:
+    _end(rows, seq, change, ("pending", "interrupted", None, change.reason, None))
 
 
-def _cancelled(rows: Rows, run_id: str, _seq: int, change: TaskCancelled) -> None:
-    rows[sql.CANCEL_TASKS].append((run_id, change.task_id))
-    rows[sql.CANCEL_ATTEMPTS].append((run_id, change.task_id, change.at))
+def _end(rows: _Rows, seq: int, change: TaskFailed | TaskRetried | TaskInterrupted, ended: Row) -> None:
+    """`ended`: the statuses of the task and of its attempt, the error's kind, the error, the seconds it took."""
+    row = (rows.run_id, change.task_id, change.attempt, change.at, seq, *ended)
+    rows.change(sql.END_TASKS, change.task_id, row)
 
 
 _ROWS: Final[dict[type, Callable[..., None]]] = {
@@ -233,17 +241,6 @@ _ROWS: Final[dict[type, Callable[..., None]]] = {
     TaskInterrupted: _interrupted,
     TaskCancelled: _cancelled,
 }
-"""The rows that each change to a task makes; a turn's place is its own number, so it has no rank below."""
-
-_OUTCOME = 4
-_RANKS: Final[dict[type, int]] = {
-    TaskReopened: 1,
-    TaskStarted: 2,
-    SessionOpened: 3,
-    TaskCompleted: _OUTCOME,
-    TaskFailed: _OUTCOME,
-    TaskRetried: _OUTCOME,
-    TaskInterrupted: _OUTCOME,
-    TaskCancelled: _OUTCOME,
-}
-"""Where a change's statements stand in `statements.IN_ORDER`, for changes whose order counts within a task."""
+"""What writes each change to a task."""
+_IN_ATTEMPTS: Final = frozenset({TaskStarted, TaskCompleted})
+"""Changes whose event is read from the attempt itself."""
