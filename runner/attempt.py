@@ -87,7 +87,12 @@ def _checked(reply: Reply) -> Outcome:
 _ROLES = get_args(Role)
 _DEEPEST = 200
 """Levels of nesting in a structured result; JSON readers give up at some depth, and resume has to read it."""
-_FIELDS = {"text": str, "session_id": (str, NoneType), "usage": Usage, "messages": tuple}
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "text": str,
+    "session_id": (str, NoneType),
+    "usage": Usage,
+    "messages": tuple,
+}
 
 
 def _what_is_wrong(reply: object) -> str | None:

@@ -33,9 +33,6 @@ from runner.translate import changes
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 5.0
-GROUP_SIZE = 512
-"""Changes after which the next submissions go to another group, so that of many tasks some work while the store writes
-what the others did: with one group they would take turns."""
 BATCH_LIMIT = 20_000
 """Changes in one transaction at most, so that catching up after a long outage goes in steps."""
 
@@ -142,7 +139,7 @@ class Checkpointer:
     def _gathered(self, happened: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
         if self.away and not self._groups:
             return self._kept(happened, plain)
-        if not self._groups or len(self._groups[-1].changes) >= GROUP_SIZE:
+        if not self._groups:
             self._groups.append(_Group([], [], anyio.Event()))
         group = self._groups[-1]
         for event in happened:
