@@ -106,14 +106,18 @@ class _Answer:
         self._input = max(self._input, read)
         self._output = max(self._output, getattr(usage, "output_tokens", None) or 0)
 
+    @property
+    def _usage(self) -> Usage:
+        return Usage(self._input, self._output)
+
     def finish(self, max_tokens: int) -> Message:
         """The whole message, or the BackendError for why there is none."""
         if self._reason in {"end_turn", "stop_sequence"}:
-            return Message("assistant", clean_text("".join(self._texts)), Usage(self._input, self._output))
+            return Message("assistant", clean_text("".join(self._texts)), self._usage)
         if self._reason == "refusal":
             raise BackendError(ErrorKind.REFUSED, "the model declined to answer")
         if self._reason == "max_tokens":
-            raise BackendError(ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._output))
+            raise BackendError(ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._output), usage=self._usage)
         if self._reason == "model_context_window_exceeded":
             raise BackendError(ErrorKind.CONTEXT_OVERFLOW, "the answer was cut: the model's context is full")
         if self._reason is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from backends.protocol import NO_USAGE, Usage
+
 
 class ErrorKind(StrEnum):
     """Why a turn failed. The runner's retry policy is written in these words."""
@@ -38,11 +40,14 @@ class BackendError(Exception):
     """A turn failed.
 
     `kind` decides about a retry; `message` is one line for a person, without keys and without prompt text;
-    `retry_after` is the server's own hint in seconds, or None.
+    `retry_after` is the server's own hint in seconds, or None. `usage` is what the failed turn cost all the same.
     """
 
-    def __init__(self, kind: ErrorKind, message: str, *, retry_after: float | None = None) -> None:
+    def __init__(
+        self, kind: ErrorKind, message: str, *, retry_after: float | None = None, usage: Usage = NO_USAGE
+    ) -> None:
         super().__init__(message)
+        self.usage = usage
         self.kind = kind
         self.message = message
         self.retry_after = retry_after

@@ -125,7 +125,9 @@ class _Answer:
             why = one_line(refusal, 200) if refusal else "a content filter stopped the answer"
             raise BackendError(ErrorKind.REFUSED, f"the model declined: {why}")
         if self._reason == "length":
-            raise BackendError(ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._usage.output_tokens))
+            raise BackendError(
+                ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._usage.output_tokens), usage=self._usage
+            )
         if self._reason in {"tool_calls", "function_call"}:
             raise BackendError(ErrorKind.UNEXPECTED, "the model asked for a tool, and none was offered to it")
         if self._reason is None or self._reason == "error":

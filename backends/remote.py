@@ -82,7 +82,10 @@ class RemoteBackend(ABC):
     @property
     def _is_custom(self) -> bool:
         """Whether another server than the vendor's own is asked."""
-        return urlsplit(self._url).hostname != urlsplit(self.default_url).hostname
+        try:
+            return urlsplit(self._url).hostname != urlsplit(self.default_url).hostname
+        except ValueError:  # no URL at all, which is said when it is connected to
+            return True
 
     @property
     def _url(self) -> str:

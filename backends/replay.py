@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from .errors import BackendError, ErrorKind
-from .protocol import NO_USAGE, JsonValue, Message, Opening, Output, Reply
+from .protocol import NO_USAGE, JsonValue, Message, Opening, Output, Reply, Usage
 from .structured import Mismatch, Schema, invalid_output, repair_prompt
 from .text import clean_text
 
@@ -30,19 +30,23 @@ class ReplayConversation:
 
     async def send(self, prompt: str) -> Reply:
         turn: list[Message] = []
-        text = await self._exchange(turn, prompt)
         data = None
-        if self._schema is not None:
-            text, data = await self._fitting(turn, text, self._schema)
+        try:
+            text = await self._exchange(turn, prompt)
+            if self._schema is not None:
+                text, data = await self._fitting(turn, text, self._schema)
+        except BackendError as error:
+            # What a turn cost before it failed is paid for as well.
+            error.usage += _usage_of(turn)
+            raise
         self._history += turn
-        usage = sum((message.usage for message in turn), NO_USAGE)
-        return Reply(text, data, self.session_id, usage, tuple(turn))
+        return Reply(text, data, self.session_id, _usage_of(turn), tuple(turn))
 
     async def _exchange(self, turn: list[Message], prompt: str) -> str:
         turn.append(Message("user", clean_text(prompt)))
         answer = await self._ask([*self._history, *turn])
         if not answer.content.strip():
-            raise BackendError(ErrorKind.INVALID_OUTPUT, "the model answered with nothing")
+            raise BackendError(ErrorKind.INVALID_OUTPUT, "the model answered with nothing", usage=answer.usage)
         turn.append(answer)
         return answer.content
 
@@ -57,3 +61,7 @@ class ReplayConversation:
             return text, schema.read(text)
         except Mismatch as mismatch:
             raise invalid_output(mismatch) from None
+
+
+def _usage_of(turn: Sequence[Message]) -> Usage:
+    return sum((message.usage for message in turn), NO_USAGE)

@@ -149,6 +149,9 @@ class TaskFailed:
     error_kind: str
     error: str
     duration_s: float = 0.0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float | None = None
 
 
 @value
@@ -162,6 +165,9 @@ class TaskRetried:
     error: str
     delay_s: float
     duration_s: float = 0.0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float | None = None
 
 
 @value

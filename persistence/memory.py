@@ -270,11 +270,11 @@ class _Staged:
             return
         ended: dict[str, Any] = {"status": status, "ended_at": change.at}
         match change:
-            case TaskCompleted():
+            case TaskCompleted() | TaskFailed() | TaskRetried():
                 ended |= {"input_tokens": change.input_tokens, "output_tokens": change.output_tokens}
                 ended |= {"cost_usd": change.cost_usd, "duration_s": change.duration_s}
-            case TaskFailed() | TaskRetried():
-                ended |= {"error_kind": change.error_kind, "error": change.error, "duration_s": change.duration_s}
+                if not isinstance(change, TaskCompleted):
+                    ended |= {"error_kind": change.error_kind, "error": change.error}
             case TaskInterrupted():
                 ended["error"] = change.reason
             case TaskCancelled():

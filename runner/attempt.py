@@ -148,7 +148,8 @@ def _tidied(error: BackendError) -> BackendError:
     message, hint = error.message, error.retry_after
     text = clean_text(message) if isinstance(message, str) else _text_of(error)  # pyright: ignore[reportUnnecessaryIsInstance]
     sound = isinstance(hint, int | float) and 0 <= hint < float("inf")
-    tidied = BackendError(kind, text[:2000], retry_after=hint if sound else None)
+    usage = error.usage if _countable(error.usage) else NO_USAGE
+    tidied = BackendError(kind, text[:2000], retry_after=hint if sound else None, usage=usage)
     tidied.__cause__ = error
     return tidied
 

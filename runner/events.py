@@ -146,6 +146,7 @@ class TaskRetrying(TaskEvent):
     error: str
     delay_s: float
     duration_s: float
+    usage: Usage = NO_USAGE
 
 
 @value
@@ -157,6 +158,7 @@ class TaskFailed(TaskEvent):
     error_kind: str
     error: str
     duration_s: float
+    usage: Usage = NO_USAGE
 
 
 @value

@@ -203,7 +203,9 @@ class Execution:
         assert self._workers is not None
         self._workers.start_soon(self._try_again, position, delay)
         self._log.info("task_retrying", task=task.id, error_kind=error.kind.value, delay_s=round(delay, 3))
-        return events.TaskRetrying(self._stamp(), task.id, number, error.kind.value, error.message, delay, duration)
+        return events.TaskRetrying(
+            self._stamp(), task.id, number, error.kind.value, error.message, delay, duration, error.usage
+        )
 
     async def _try_again(self, position: int, delay: float) -> None:
         await self._around.clock.sleep(delay)
@@ -219,9 +221,12 @@ class Execution:
             error_kind=error.kind.value,
             error=error.message,
             attempts=number,
+            usage=error.usage,
             duration_s=duration,
         )
         self._state.settle(position, result)
         self._schedule.finish(position, status)
         self._log.info("task_failed", task=task.id, error_kind=error.kind.value, status=status.value)
-        return events.TaskFailed(self._stamp(), task.id, number, status, error.kind.value, error.message, duration)
+        return events.TaskFailed(
+            self._stamp(), task.id, number, status, error.kind.value, error.message, duration, error.usage
+        )

@@ -72,7 +72,7 @@ class RunResult:
 
     @property
     def usage(self) -> Usage:
-        """Tokens and cost of all completed tasks, those of earlier processes included."""
+        """Tokens and cost of every task's last attempt, those of earlier processes included; the store sums up all."""
         total = NO_USAGE
         for task in self.tasks.values():
             if task.usage is not NO_USAGE:

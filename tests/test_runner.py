@@ -514,3 +514,20 @@ async def test_settings_never_hide_the_inputs() -> None:
     record = await store.get_run("r")
     assert record is not None
     assert json.loads(record.settings)["inputs"] == {"who": "Ada"}
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_what_a_failed_turn_cost_is_counted(kind: str, sqlite_store: SQLiteStore) -> None:
+    store = MemoryStore() if kind == "memory" else sqlite_store
+    costly = BackendError(ErrorKind.INVALID_OUTPUT, "no JSON", usage=Usage(10, 5, 0.25))
+    dag = DAG([Task("a", prompt="x", retry=Retry(attempts=2, base_delay=0))])
+    result = await ParallelRunner(Talker(lambda *_: costly), store=store).run(dag)
+    assert result["a"].usage == Usage(10, 5, 0.25)
+    attempts = await store.list_attempts(result.run_id)
+    assert [(a.status, a.input_tokens, a.output_tokens, a.cost_usd) for a in attempts] == [
+        ("retried", 10, 5, 0.25),
+        ("failed", 10, 5, 0.25),
+    ]
+    record = await store.get_run(result.run_id)
+    assert record is not None
+    assert (record.input_tokens, record.output_tokens, record.cost_usd) == (20, 10, 0.5)

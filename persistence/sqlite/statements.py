@@ -59,8 +59,9 @@ COMPLETE_TASKS = Bulk(
 )
 END_TASKS = Bulk(
     """UPDATE tasks SET status = column6, attempt_status = column7, ended_at = column4, ended_seq = column5,
-    error_kind = column8, error = column9, duration_s = column10 FROM""",
-    10,
+    error_kind = column8, error = column9, duration_s = column10, input_tokens = column11, output_tokens = column12,
+    cost_usd = column13 FROM""",
+    13,
     "AS new WHERE run_id = column1 AND task_id = column2 AND status = 'running' AND attempt = column3",
 )
 CANCEL_TASKS = Bulk(

@@ -212,19 +212,22 @@ def _completed(rows: _Rows, seq: int, change: TaskCompleted) -> None:
 
 def _failed(rows: _Rows, seq: int, change: TaskFailed) -> None:
     rules.check_failed(rows.run_id, change)
-    _end(rows, seq, change, (change.status, change.status, change.error_kind, change.error, change.duration_s))
+    ended = (change.status, change.status, change.error_kind, change.error, change.duration_s)
+    _end(rows, seq, change, (*ended, change.input_tokens, change.output_tokens, change.cost_usd))
 
 
 def _retried(rows: _Rows, seq: int, change: TaskRetried) -> None:
-    _end(rows, seq, change, ("pending", "retried", change.error_kind, change.error, change.duration_s))
+    ended = ("pending", "retried", change.error_kind, change.error, change.duration_s)
+    _end(rows, seq, change, (*ended, change.input_tokens, change.output_tokens, change.cost_usd))
 
 
 def _interrupted(rows: _Rows, seq: int, change: TaskInterrupted) -> None:
-    _end(rows, seq, change, ("pending", "interrupted", None, change.reason, None))
+    _end(rows, seq, change, ("pending", "interrupted", None, change.reason, None, 0, 0, None))
 
 
 def _end(rows: _Rows, seq: int, change: TaskFailed | TaskRetried | TaskInterrupted, ended: Row) -> None:
-    """`ended`: the statuses of the task and of its attempt, the error's kind, the error, the seconds it took."""
+    """`ended`: the statuses of the task and of its attempt, the error's kind, the error, the seconds it took, and
+    the usage."""
     row = (rows.run_id, change.task_id, change.attempt, change.at, seq, *ended)
     rows.change(sql.END_TASKS, change.task_id, row)
 
