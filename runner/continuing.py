@@ -31,8 +31,8 @@ async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Rep
     task = dag[task_id]
     name = dag.backend_of(task) or config.default
     require_backends(config, {name}, task_id)
-    opening = await _opening(run, task)
     refuse_owned(config, run.record)
+    opening = await _opening(run, task)
     owner, position = await claim(config, run.store, run.record, ())
     checkpointer = Checkpointer(run.store, run_id, Feed(), config.clock, config.strict)
     checkpointer.begin_at(position)
@@ -72,12 +72,15 @@ async def _opening(run: StoredRun, task: Task) -> Opening:
     run_id, position = run.record.run_id, run.state.dag.position(task.id)
     past = await load_past(run.store, run_id, run.state.dag, task.id, persons=True)
     session_id = run.tasks[position].session_id
-    if not past.messages and session_id is None:
+    if session_id is None:
         status = run.state.statuses[position].value
-        raise PlaitError(f"task {task.id!r} of run {run_id} is {status} and has no conversation to go on with")
+        raise PlaitError(
+            f"task {task.id!r} of run {run_id} is {status} and has no conversation to go on with; "
+            f"functions never have one"
+        )
     return Opening(
         session_id=session_id,
-        resume=session_id is not None,
+        resume=True,
         history=past.messages,
         # Unlike an attempt's, a person's message is a new wish each time.
         idempotency_key=f"{run_id}:{task.id}:{run.record.last_seq}",

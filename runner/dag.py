@@ -166,9 +166,10 @@ class DAG:
         if before is None or task.backend is None:
             return
         theirs = self.tasks[before].backend
-        if self.tasks[before].continues is None and theirs != task.backend:
+        # Where the earlier one names none, only the runner knows: see `backend_names`.
+        if theirs is not None and theirs != task.backend:
             yield Problem(
-                f"continues {task.continues!r}, which runs on backend {theirs or 'default'!r}, "
+                f"continues {task.continues!r}, which runs on backend {theirs!r}, "
                 f"but names backend {task.backend!r}; a conversation stays on its backend, so leave `backend` out",
                 task.id,
                 "backend",

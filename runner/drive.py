@@ -148,6 +148,12 @@ def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ())
     for name, position in needed.items():
         if name not in config.backends:
             require_backends(config, set(needed), dag.tasks[position].id)
+    for task, name in zip(dag, names, strict=True):
+        if task.continues is not None and names[dag.position(task.continues)] != name:
+            raise BackendMissing(
+                f"task {task.id!r} continues {task.continues!r} on backend {name!r}, but that conversation is on "
+                f"{names[dag.position(task.continues)]!r}, and stays there; leave the task's backend out"
+            )
     return names
 
 

@@ -94,8 +94,10 @@ class Execution:
             return events.RunInterrupted(at, run_id, RunStatus.INTERRUPTED)
         if failed:
             blocked = sum(status not in TASK_DONE for status in self._state.statuses)
+            first = next(r for r in self._state.results.values() if r.status is TaskStatus.FAILED)
             error = f"{len(failed)} failed ({', '.join(failed[:5])}{', ...' if len(failed) > 5 else ''})"
-            return events.RunFailed(at, run_id, RunStatus.FAILED, error + (f", {blocked} blocked" if blocked else ""))
+            error += f", {blocked} blocked" if blocked else ""
+            return events.RunFailed(at, run_id, RunStatus.FAILED, f"{error}; {first.id}: {first.error}")
         return events.RunCompleted(at, run_id, RunStatus.COMPLETED)
 
     def _take(self) -> tuple[list[Turn], list[events.Event]]:

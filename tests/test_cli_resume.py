@@ -186,9 +186,41 @@ def test_a_run_that_python_made_says_how_to_go_on(tmp_path: Path) -> None:
     assert "ParallelRunner(...).resume(run_id)" in refused.err
 
 
+TALKER = """
+from backends import Message, Reply
+
+class Talk:
+    def __init__(self, opening):
+        self.session_id = opening.session_id
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *error):
+        pass
+
+    async def send(self, prompt):
+        return Reply(f"re: {prompt}", session_id=self.session_id)
+
+class Talker:
+    def new_session_id(self):
+        return "s1"
+
+    def open(self, opening):
+        return Talk(opening)
+
+talker = Talker()
+"""
+
+
 def test_continue_says_something_in_a_stored_conversation(tmp_path: Path) -> None:
-    make(tmp_path, "  - {id: a, prompt: one}\n")
-    assert plait_here(tmp_path, "run", "plan.yaml").code == 0
+    (tmp_path / "talking.py").write_text(TALKER)
+    (tmp_path / "plan.yaml").write_text(
+        'backends: {t: {kind: function, call: "talking.py:talker"}}\ntasks:\n  - {id: a, prompt: one}\n'
+    )
+    done = plait_here(tmp_path, "run", "plan.yaml")
+    assert done.code == 0
+    assert "continue" in done.err
     said = plait_here(tmp_path, "continue", "last", "a", "and then?")
     assert (said.code, said.out, said.err) == (0, "re: and then?\n", "")
     told = plait_here(tmp_path, "continue", "last", "a", "more", "--json").value

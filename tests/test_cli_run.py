@@ -33,7 +33,7 @@ def test_the_result_goes_to_standard_output_and_all_else_to_standard_error(tmp_p
     assert re.search(r"^completed in [\d.]+s: 2 of 2 tasks completed$", done.err, re.MULTILINE)
     run_id = re.search(r"show +plait show (\S+)\n", done.err)
     assert run_id is not None
-    assert f"plait continue {run_id[1]} b 'your message'" in done.err
+    assert "plait continue" not in done.err, "a function remembers nothing"
     assert "plait resume" not in done.err
 
 

@@ -361,13 +361,16 @@ async def test_answers_to_what_cannot_be_continued(store: Store) -> None:
         await runner.continue_task("r", "d", "hello")
     with pytest.raises(RunNotFound):
         await runner.continue_task("nope", "a", "hello")
+    with pytest.raises(PlaitError, match="functions never have one"):
+        await runner.continue_task("r", "a", "hello")
+    await runner.run(DAG([Task("a", prompt="a")]), "t")
     failing = ParallelRunner(Talker(lambda *_: BackendError(ErrorKind.AUTH, "no key")), store=store)
     with pytest.raises(BackendError, match="no key"):
-        await failing.continue_task("r", "a", "hello")
-    assert len(await store.list_messages("r", "a")) == 2
+        await failing.continue_task("t", "a", "hello")
+    assert len(await store.list_messages("t", "a")) == 2
     faulty = FaultyStore(store, lambda n: "raise" if n > 1 else None)
     with pytest.raises(TurnNotStored) as caught:
-        await ParallelRunner(Talker(), store=faulty).continue_task("r", "a", "hello")
+        await ParallelRunner(Talker(), store=faulty).continue_task("t", "a", "hello")
     assert caught.value.text == "re: hello"
     assert (await runner.resume("r")).status is RunStatus.COMPLETED
 

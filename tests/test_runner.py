@@ -148,7 +148,7 @@ async def test_a_failure_harms_only_its_own_cone(
     assert ("after " in backend.prompts) == (after is TaskStatus.COMPLETED)
     assert result.blocked == (("after",) if mode is FailureMode.HARD else ())
     if mode is FailureMode.HARD:
-        assert result.error == "1 failed (bad), 1 blocked"
+        assert result.error == "1 failed (bad), 1 blocked; bad: no"
 
 
 async def test_deserving_errors_are_retried_with_backoff_and_others_are_not() -> None:
@@ -531,3 +531,12 @@ async def test_what_a_failed_turn_cost_is_counted(kind: str, sqlite_store: SQLit
     record = await store.get_run(result.run_id)
     assert record is not None
     assert (record.input_tokens, record.output_tokens, record.cost_usd) == (20, 10, 0.5)
+
+
+async def test_a_continuing_task_may_name_the_default_backend_outright() -> None:
+    dag = DAG([Task("a", prompt="one"), Task("b", prompt="two", continues="a", backend="small")])
+    small, other = Talker(), Talker()
+    result = await ParallelRunner(backends={"small": small, "other": other}, default="small").run(dag)
+    assert result.status is RunStatus.COMPLETED
+    with pytest.raises(BackendMissing, match="that conversation is on 'other', and stays there"):
+        await ParallelRunner(backends={"small": small, "other": other}, default="other").run(dag)

@@ -11,6 +11,7 @@ from runner.cli.run_commands import continue_command, resume_command, run_comman
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
+@click.version_option(package_name="plait", prog_name="plait", message="%(prog)s %(version)s")
 def cli() -> None:
     """Run a DAG of LLM subtasks in parallel, write every step down, and resume it after a crash where it stopped.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,4 +96,12 @@ def plait(store_path: Path | None, *words: str) -> str:
     """The command line that does `words` on the same store, to be copied."""
     stated = os.environ.get(STORE_VARIABLE) or str(DEFAULT_STORE)
     store = () if store_path is None or str(store_path) == stated else ("--store", str(store_path))
-    return command("plait", *words, *store)
+    return command(_program(), *words, *store)
+
+
+def _program() -> str:
+    """How this command is called: by its path where the shell would not find it, as after `make demo`."""
+    called = Path(sys.argv[0])
+    if called.name == "plait" and shutil.which("plait") is None:
+        return os.path.relpath(called)
+    return "plait"

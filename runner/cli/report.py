@@ -150,17 +150,17 @@ def _next_commands(dag: DAG, result: RunResult, store: Path) -> Iterator[tuple[s
         yield "resume", plait(store, "resume", run_id, "--retry-failed")
     talk = _worth_talking_to(dag, result)
     if talk is not None:
-        yield "continue", plait(store, "continue", run_id, talk, "your message")
+        yield "continue", plait(store, "continue", run_id, talk, "Now in five words.")
 
 
 def _worth_talking_to(dag: DAG, result: RunResult) -> str | None:
-    """The last task with a session, final ones first; without any, the last final one that completed."""
+    """The last completed task with a session, final ones first; None without any: functions remember nothing."""
     finals = _finals(dag, result)
     for tasks in (finals, list(result.tasks.values())):
         for task in reversed(tasks):
             if task.status is TaskStatus.COMPLETED and task.session_id is not None:
                 return task.id
-    return next((task.id for task in reversed(finals) if task.status is TaskStatus.COMPLETED), None)
+    return None
 
 
 def _finals(dag: DAG, result: RunResult) -> list[TaskResult]:

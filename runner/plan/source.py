@@ -231,7 +231,7 @@ class _YamlReader:
             _fail(self._source, f"the plan is nested deeper than {MAX_DEPTH} levels", *place)
         if self._waits_for_key():
             # Read to its end and forgotten, under a key that says where it stood.
-            self._complain(place, "a key must be text; lists and mappings cannot be keys")
+            self._complain(place, "a key must be text; a value that begins with {{ has to be put in quotes")
             self._take_key(f"(key in line {place[0]})", place)
             path: Path = (*self._open[-1][0], self._key[-1] or "")
         else:
