@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from backends.protocol import Usage
 from backends.text import clean_text
 from persistence import changes as stored
 from persistence.records import RunRecord, TaskRecord
@@ -88,17 +87,35 @@ def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
 
 
 def _task_retrying(event: events.TaskRetrying) -> tuple[stored.Change, ...]:
-    key, why = (event.at, event.task_id, event.attempt), (event.error_kind, event.error)
-    return (stored.TaskRetried(*key, *why, event.delay_s, event.duration_s, *_cost(event.usage)),)
+    tokens = event.usage.input_tokens, event.usage.output_tokens
+    retried = stored.TaskRetried(
+        event.at,
+        event.task_id,
+        event.attempt,
+        event.error_kind,
+        event.error,
+        event.delay_s,
+        event.duration_s,
+        *tokens,
+        event.usage.cost_usd,
+    )
+    return (retried,)
 
 
 def _task_failed(event: events.TaskFailed) -> tuple[stored.Change, ...]:
-    key, why = (event.at, event.task_id, event.attempt), (event.error_kind, event.error)
-    return (stored.TaskFailed(*key, event.status.value, *why, event.duration_s, *_cost(event.usage)),)
-
-
-def _cost(usage: Usage) -> tuple[int, int, float | None]:
-    return usage.input_tokens, usage.output_tokens, usage.cost_usd
+    tokens = event.usage.input_tokens, event.usage.output_tokens
+    failed = stored.TaskFailed(
+        event.at,
+        event.task_id,
+        event.attempt,
+        event.status.value,
+        event.error_kind,
+        event.error,
+        event.duration_s,
+        *tokens,
+        event.usage.cost_usd,
+    )
+    return (failed,)
 
 
 def _task_interrupted(event: events.TaskInterrupted) -> tuple[stored.Change, ...]:
