@@ -60,6 +60,10 @@ class Reply:
     usage: Usage = NO_USAGE
     messages: tuple[Message, ...] = ()
 
+    def turn(self, prompt: str) -> tuple[Message, ...]:
+        """Every message of the turn that answered `prompt`."""
+        return self.messages or (Message("user", prompt), Message("assistant", self.text, self.usage))
+
 
 @value
 class Output:

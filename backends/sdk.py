@@ -93,7 +93,7 @@ def read_key(variable: str, *, needed: bool) -> str:
     if key:
         raise BackendUnavailable(f"the key in {variable} holds characters that no key has; was it copied whole?")
     if needed:
-        raise BackendUnavailable(f"no key: set {variable}, or base_url for a server that needs none")
+        raise BackendUnavailable(f"no key: set {variable}, or name a server that needs none by base_url (--base-url)")
     return NO_KEY
 
 

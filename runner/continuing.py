@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 
 from backends.errors import BackendError
-from backends.protocol import Message, Opening, Reply
+from backends.protocol import Opening, Reply
 from persistence.changes import Change, RunReleased, SessionOpened, TurnAppended
 from runner.attempt import attempt
 from runner.checkpoint import Checkpointer
@@ -89,10 +89,9 @@ async def _opening(run: StoredRun, task: Task) -> Opening:
 
 
 def _turns(at: str, task: Task, opening: Opening, message: str, reply: Reply) -> list[Change]:
-    messages = reply.messages or (Message("user", message), Message("assistant", reply.text, reply.usage))
     turns: list[Change] = [
         TurnAppended(at, task.id, _PERSON, m.role, m.content, m.usage.input_tokens, m.usage.output_tokens)
-        for m in messages
+        for m in reply.turn(message)
     ]
     if reply.session_id is not None and reply.session_id != opening.session_id:
         turns.append(SessionOpened(at, task.id, _PERSON, reply.session_id))

@@ -15,7 +15,7 @@ import anyio
 import anyio.abc
 
 from backends.errors import BackendError
-from backends.protocol import Message, Reply
+from backends.protocol import Reply
 from runner import events
 from runner.attempt import Outcome
 from runner.clock import stamper
@@ -166,7 +166,7 @@ class Execution:
 
     def _completed(self, turn: Turn, reply: Reply, data_json: str | None, duration: float) -> events.TaskCompleted:
         position, task, number = turn.position, turn.task, turn.number
-        messages = reply.messages or (Message("user", turn.prompt), Message("assistant", reply.text, reply.usage))
+        messages = reply.turn(turn.prompt)
         self._state.settle(
             position,
             TaskResult(

@@ -51,11 +51,17 @@ async def stored_run(config: Config, run_id: str) -> StoredRun:
     return StoredRun(store, record, tasks, RunState(dag_of(record, tasks), tasks))
 
 
+def has_ended(record: RunRecord, retry_failed: bool) -> bool:
+    """Whether the run is over and is not to be reopened."""
+    status = RunStatus(record.status)
+    return status in RUN_DONE and not (retry_failed and status in RUN_REOPENINGS)
+
+
 def needs_no_work(run: StoredRun, retry_failed: bool) -> bool:
     """Whether the run has ended and is to stay so. Raises RunNotResumable for a cancelled one."""
     if run.status is RunStatus.CANCELLED:
         raise RunNotResumable(f"run {run.record.run_id} was cancelled for good; start a new run")
-    return run.status in RUN_DONE and not (retry_failed and run.status in RUN_REOPENINGS)
+    return has_ended(run.record, retry_failed)
 
 
 def ended_result(run: StoredRun) -> RunResult:

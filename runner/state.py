@@ -14,7 +14,7 @@ from persistence.records import TaskRecord
 from runner.dag import DAG
 from runner.prompt import names_used, render
 from runner.result import TaskResult
-from runner.status import TASK_DONE, TaskStatus
+from runner.status import TASK_DONE, TASK_TRANSITIONS, TaskStatus, may_follow
 from runner.task import JsonValue, Task
 
 
@@ -54,7 +54,8 @@ class RunState:
             self.statuses[position] = status
 
     def settle(self, position: int, result: TaskResult) -> None:
-        """The task is done."""
+        """The task is done. Refused, as a bug of ours, unless the table of transitions allows it."""
+        assert may_follow(TASK_TRANSITIONS, self.statuses[position], result.status), (position, result.status)
         self.statuses[position] = result.status
         self.results[position] = result
 

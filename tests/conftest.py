@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from persistence import SQLiteStore
+from persistence import MemoryStore, SQLiteStore, Store
 
 # A developer's own keys, servers and proxies must not reach a test, nor a test them.
 PRIVATE = ("OPENAI_", "ANTHROPIC_", "PLAIT_")
@@ -26,3 +26,19 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 async def sqlite_store(tmp_path: Path) -> AsyncGenerator[SQLiteStore]:
     async with SQLiteStore(tmp_path / "runs.db") as store:
         yield store
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Store]:
+    """Each of our stores in turn."""
+    if request.param == "memory":
+        yield MemoryStore()
+        return
+    async with SQLiteStore(tmp_path / "plait.db") as sqlite_store:
+        yield sqlite_store
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a database may be, with every character that a URI would take amiss; its folder does not exist yet."""
+    return tmp_path / "a folder" / "runs #1 100% ?x=y.db"

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +20,6 @@ from persistence import (
     TurnAppended,
 )
 from tests.contracts.store_samples import (
-    ANSWER,
-    ASK,
     CLAIMED,
     CREATED,
     DONE_A,
@@ -34,29 +30,9 @@ from tests.contracts.store_samples import (
     at,
     whole,
 )
+from tests.support.database import edit, in_child, make
 
 ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "a folder" / "runs #1 100% ?x=y.db"
-
-
-async def make(path: Path) -> None:
-    async with SQLiteStore(path) as store:
-        await Writer(store).write(*OPENING, START_A, ASK, ANSWER, DONE_A)
-
-
-def edit(path: Path, *sql: str) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for statement in sql:
-            connection.execute(statement).fetchall()
-
-
-def in_child(code: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 async def on_database(store: SQLiteStore, sql: str) -> int:

@@ -35,25 +35,10 @@ from tests.contracts.store_samples import (
     Writer,
     at,
 )
+from tests.support.database import edit, make
 
 SESSION = SessionOpened(at(4), "a", 1, "session-b")
 ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "a folder" / "runs #1 100% ?x=y.db"
-
-
-async def make(path: Path) -> None:
-    async with SQLiteStore(path) as store:
-        await Writer(store).write(*OPENING, START_A, ASK, ANSWER, DONE_A)
-
-
-def edit(path: Path, *sql: str) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for statement in sql:
-            connection.execute(statement).fetchall()
 
 
 @pytest.mark.parametrize("sql", re.findall(r"```sql\n(.*?)```", (ROOT / "docs/stores.md").read_text(), re.DOTALL))

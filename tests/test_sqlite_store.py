@@ -5,11 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import stat
-import subprocess
-import sys
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,32 +30,12 @@ from tests.contracts.store_samples import (
     owner,
     whole,
 )
+from tests.support.database import edit, in_child, make
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "a folder" / "runs #1 100% ?x=y.db"
-
-
-async def make(path: Path) -> None:
-    async with SQLiteStore(path) as store:
-        await Writer(store).write(*OPENING, START_A, ASK, ANSWER, DONE_A)
-
-
-def edit(path: Path, *sql: str) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for statement in sql:
-            connection.execute(statement).fetchall()
-
-
-def in_child(code: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 # The file.

@@ -25,9 +25,10 @@ from runner.cli.plain import Display, NoDisplay, PlainDisplay
 from runner.cli.progress import Progress
 from runner.cli.text import visible, without_controls
 from runner.dag import DAG
+from runner.ownership import has_ended
 from runner.result import RunResult
 from runner.run import Run
-from runner.status import RUN_DONE, RUN_REOPENINGS, RunStatus, TaskStatus
+from runner.status import RunStatus, TaskStatus
 from runner.translate import dag_of
 
 DEFAULT_CONCURRENCY = 8
@@ -76,7 +77,7 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
         tasks = await store.list_tasks(record.run_id)
         dag = dag_of(record, tasks)
         statuses = {task.task_id: TaskStatus(task.status) for task in tasks}
-        if _has_ended(record, wanted.retry_failed):
+        if has_ended(record, wanted.retry_failed):
             runner = Backing({}).runner({}, store=store)
             return _say_over(await runner.resume(record.run_id), dag, manner)
         if wanted.retry_failed:
@@ -89,11 +90,6 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
             runner = backing.runner(made, store=store, concurrency=concurrency)
             run = runner.start_resume(record.run_id, retry_failed=wanted.retry_failed)
             return await _see_through(run, dag, manner, statuses)
-
-
-def _has_ended(record: RunRecord, retry_failed: bool) -> bool:
-    status = RunStatus(record.status)
-    return status in RUN_DONE and not (retry_failed and status in RUN_REOPENINGS)
 
 
 def _reopened(statuses: Mapping[str, TaskStatus]) -> dict[str, TaskStatus]:

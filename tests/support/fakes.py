@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 
 from backends.errors import BackendError
-from backends.protocol import Message, Opening, Output, Reply, Usage
+from backends.protocol import Opening, Output, Reply, Usage
 from persistence import Batch, Store, StoreError
 from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 from runner import Clock
@@ -151,7 +151,3 @@ def failing(kind_error: BackendError, times: int, then: Answer = echo) -> Answer
         return kind_error if left[prompt] >= 0 else then(prompt, opening)
 
     return answer
-
-
-def message(role: Literal["user", "assistant"], content: str) -> Message:
-    return Message(role, content)

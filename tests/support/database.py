@@ -1,0 +1,30 @@
+"""Database files as the tests of the SQLite store need them: filled, tampered with, used by another process."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+from persistence import SQLiteStore
+from tests.contracts.store_samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
+
+ROOT = Path(__file__).parents[2]
+
+
+async def make(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await Writer(store).write(*OPENING, START_A, ASK, ANSWER, DONE_A)
+
+
+def edit(path: Path, *sql: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in sql:
+            connection.execute(statement).fetchall()
+
+
+def in_child(code: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -1,0 +1,115 @@
+"""Conversations after a restart and after the run: whoever goes on with them finds them whole."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from backends import BackendError, ErrorKind
+from persistence import Store
+from runner import (
+    DAG,
+    ParallelRunner,
+    PlaitError,
+    RunNotFound,
+    RunStatus,
+    Task,
+    TurnNotStored,
+)
+from tests.support.fakes import FaultyStore, Talker
+from tests.support.stopped import DIAMOND, stopped_after
+
+
+async def test_a_conversation_is_continued_after_a_restart(store: Store) -> None:
+    x, y = Task("x", prompt="one"), Task("y", prompt="two", continues="x")
+    dag = DAG([x, y, Task("z", prompt="three", continues="y")])
+    hanging = anyio.Event()
+
+    class Hanging(Talker):
+        def open(self, opening):
+            if len(self.openings) == 1:
+                hanging.set()
+            return super().open(opening)
+
+    def answer(prompt, _opening):
+        return f"re: {prompt}"
+
+    first = Hanging(answer)
+    async with ParallelRunner(first, store=store, concurrency=1).start(dag, "r") as run:
+        async for event in run.events():
+            if event.kind == "task_completed":
+                run.stop()
+    backend = Talker()
+    backend.made = 100
+    result = await ParallelRunner(backend, store=store).resume("r")
+    assert result.status is RunStatus.COMPLETED
+    history = [m.content for m in backend.openings[-1].history]
+    assert history == ["one", "re: one", "two", "re: two"]
+    assert backend.openings[-1].session_id == "session-1" and backend.openings[-1].resume
+
+
+async def test_a_person_goes_on_with_any_conversation(store: Store) -> None:
+    dag = DAG([Task("x", prompt="one"), Task("y", prompt="two", continues="x")])
+    run_id = (await ParallelRunner(Talker(), store=store).run(dag)).run_id
+    backend = Talker()
+    runner = ParallelRunner(backend, store=store)
+    assert (await runner.continue_task(run_id, "y", "and now?")).text == "re: and now?"
+    assert (await runner.continue_task(run_id, "y", "again")).text == "re: again"
+    assert [m.content for m in backend.openings[0].history] == ["one", "re: one", "two", "re: two"]
+    assert [m.content for m in backend.openings[1].history][-2:] == ["and now?", "re: and now?"]
+    assert backend.openings[0].resume and backend.openings[0].session_id == "session-1"
+    stored = await store.list_messages(run_id, "y")
+    assert [(m.attempt, m.role, m.content) for m in stored[2:]] == [
+        (0, "user", "and now?"),
+        (0, "assistant", "re: and now?"),
+        (0, "user", "again"),
+        (0, "assistant", "re: again"),
+    ]
+    record = await store.get_run(run_id)
+    assert record is not None and (record.status, record.owner) == ("completed", None)
+    result = await runner.resume(run_id)
+    assert result["y"].text == "re: two", "the result stays as it was"
+
+
+async def test_what_a_person_added_stays_out_of_conversations_of_the_run(store: Store) -> None:
+    dag = DAG([Task("x", prompt="one"), Task("y", prompt="two", continues="x")])
+    first = Talker()
+    async with ParallelRunner(first, store=store).start(dag, "r") as run:
+        async for event in run.events():
+            if event.kind == "task_completed":
+                run.stop()
+    await ParallelRunner(Talker(), store=store).continue_task("r", "x", "by the way")
+    backend = Talker()
+    await ParallelRunner(backend, store=store).resume("r")
+    assert [m.content for m in backend.openings[0].history] == ["one", "re: one"]
+
+
+async def test_answers_to_what_cannot_be_continued(store: Store) -> None:
+    await stopped_after(store, DIAMOND, 1)
+    runner = ParallelRunner(Talker(), store=store)
+    with pytest.raises(PlaitError, match="has no task 'e'"):
+        await runner.continue_task("r", "e", "hello")
+    with pytest.raises(PlaitError, match="task 'd' of run r is pending and has no conversation"):
+        await runner.continue_task("r", "d", "hello")
+    with pytest.raises(RunNotFound):
+        await runner.continue_task("nope", "a", "hello")
+    with pytest.raises(PlaitError, match="functions never have one"):
+        await runner.continue_task("r", "a", "hello")
+    await runner.run(DAG([Task("a", prompt="a")]), "t")
+    failing = ParallelRunner(Talker(lambda *_: BackendError(ErrorKind.AUTH, "no key")), store=store)
+    with pytest.raises(BackendError, match="no key"):
+        await failing.continue_task("t", "a", "hello")
+    assert len(await store.list_messages("t", "a")) == 2
+    faulty = FaultyStore(store, lambda n: "raise" if n > 1 else None)
+    with pytest.raises(TurnNotStored) as caught:
+        await ParallelRunner(Talker(), store=faulty).continue_task("t", "a", "hello")
+    assert caught.value.text == "re: hello"
+    assert (await runner.resume("r")).status is RunStatus.COMPLETED
+
+
+async def test_a_long_chain_of_conversations_is_read_back(store: Store) -> None:
+    dag = DAG([Task(f"t{i}", prompt=str(i), continues=f"t{i - 1}" if i else None) for i in range(1100)])
+    run_id = (await ParallelRunner(Talker(lambda p, _: p), store=store).run(dag)).run_id
+    backend = Talker()
+    await ParallelRunner(backend, store=store).continue_task(run_id, "t1099", "hello")
+    assert len(backend.openings[0].history) == 2200

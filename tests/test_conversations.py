@@ -1,0 +1,97 @@
+"""Conversations within a run: sessions, history, and tasks that continue one another."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends import Opening, Reply
+from persistence import MemoryStore
+from runner import (
+    DAG,
+    BackendMissing,
+    ParallelRunner,
+    RunStatus,
+    Task,
+)
+from tests.support.fakes import Talker
+
+
+async def test_conversations_continue_by_session_and_history() -> None:
+    backend, store = Talker(), MemoryStore()
+    dag = DAG(
+        [
+            Task("first", prompt="one"),
+            Task("second", prompt="two", continues="first"),
+            Task("third", prompt="three", continues="second"),
+            Task("fork", prompt="four", continues="first"),
+        ]
+    )
+    result = await ParallelRunner(backend, store=store).run(dag)
+    by_prompt = dict(zip(backend.prompts, backend.openings, strict=True))
+    assert by_prompt["one"].history == () and not by_prompt["one"].resume
+    assert [m.content for m in by_prompt["two"].history] == ["one", "re: one"]
+    assert [m.content for m in by_prompt["three"].history] == ["one", "re: one", "two", "re: two"]
+    assert [m.content for m in by_prompt["four"].history] == ["one", "re: one"]
+    assert {opening.session_id for opening in backend.openings} == {"session-1"}
+    assert by_prompt["two"].resume
+    own = await store.list_messages(result.run_id, "third")
+    assert [(m.role, m.content, m.input_tokens, m.output_tokens) for m in own] == [
+        ("user", "three", 0, 0),
+        ("assistant", "re: three", 5, 9),
+    ], "a task's own turns only: nothing is stored twice"
+
+
+async def test_the_session_is_stored_before_the_call_or_as_soon_as_it_is_known() -> None:
+    store, seen = MemoryStore(), []
+
+    class Watching(Talker):
+        def __init__(self, *, own_ids: bool) -> None:
+            super().__init__(own_ids=own_ids)
+            self.before: list[tuple[str, str | None]] = []
+
+        def open(self, opening: Opening):
+            run_id = opening.idempotency_key.split(":")[0]
+            talk, send = (made := super().open(opening)), made.send
+
+            async def watched(prompt: str) -> Reply:
+                task = (await store.list_tasks(run_id))[0]
+                self.before.append((task.status, task.session_id))
+                return await send(prompt)
+
+            talk.send = watched  # type: ignore[method-assign]
+            return talk
+
+    for own_ids, before in [(False, ("running", "session-1")), (True, ("running", None))]:
+        backend = Watching(own_ids=own_ids)
+        result = await ParallelRunner(backend, store=store).run(DAG([Task("a", prompt="x")]))
+        assert backend.before == [before]
+        stored = (await store.list_tasks(result.run_id))[0]
+        assert stored.session_id == ("own-1" if own_ids else "session-1") == result["a"].session_id
+        seen.append([event.kind for event in await store.list_events(result.run_id)])
+    assert "session_opened" in seen[1]
+
+
+async def test_a_session_id_that_only_the_reply_names_is_stored_and_continued() -> None:
+    store = MemoryStore()
+    backend = Talker(lambda prompt, _: Reply(f"<{prompt}>", session_id="from-reply"))
+    dag = DAG([Task("a", prompt="one"), Task("b", prompt="two", continues="a")])
+    result = await ParallelRunner(backend, store=store).run(dag)
+    assert (backend.openings[1].session_id, backend.openings[1].resume) == ("from-reply", True)
+    assert [task.session_id for task in await store.list_tasks(result.run_id)] == ["from-reply"] * 2
+
+
+async def test_an_id_that_the_reply_does_not_repeat_is_kept() -> None:
+    backend = Talker(lambda prompt, _: Reply(f"<{prompt}>"), own_ids=True)
+    dag = DAG([Task("a", prompt="one"), Task("b", prompt="two", continues="a")])
+    result = await ParallelRunner(backend, store=MemoryStore()).run(dag)
+    assert result["a"].session_id == "own-1"
+    assert (backend.openings[1].session_id, backend.openings[1].resume) == ("own-1", True)
+
+
+async def test_a_continuing_task_may_name_the_default_backend_outright() -> None:
+    dag = DAG([Task("a", prompt="one"), Task("b", prompt="two", continues="a", backend="small")])
+    small, other = Talker(), Talker()
+    result = await ParallelRunner(backends={"small": small, "other": other}, default="small").run(dag)
+    assert result.status is RunStatus.COMPLETED
+    with pytest.raises(BackendMissing, match="that conversation is on 'other', and stays there"):
+        await ParallelRunner(backends={"small": small, "other": other}, default="other").run(dag)

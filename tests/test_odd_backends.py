@@ -1,0 +1,191 @@
+"""Whatever a backend does, it harms its own task alone, and what was paid for is kept."""
+
+from __future__ import annotations
+
+import asyncio
+
+import anyio
+import pytest
+
+from backends import BackendError, ErrorKind, Message, Opening, Reply, Usage
+from persistence import MemoryStore, SQLiteStore
+from runner import (
+    DAG,
+    ParallelRunner,
+    Retry,
+    RunStatus,
+    Task,
+    TaskStatus,
+)
+from tests.support.fakes import Talker
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (ValueError("boom"), "ValueError: boom"),
+        (TimeoutError(), "TimeoutError"),
+        (ExceptionGroup("g", [BackendError(ErrorKind.UNEXPECTED, "inner")]), "inner"),
+        (KeyError("k"), "KeyError: 'k'"),
+    ],
+)
+async def test_a_raising_backend_fails_its_task_alone(answer: Exception, error: str) -> None:
+    result = await ParallelRunner(Talker(lambda p, _: answer if p == "bad" else "ok")).run(
+        DAG([Task("bad", prompt="bad"), Task("good", prompt="good")])
+    )
+    assert (result["bad"].error_kind, result["bad"].error) == ("unexpected", error)
+    assert result["good"].text == "ok"
+
+
+async def test_odd_replies_are_failures_or_stored_whole(tmp_path) -> None:
+    answers: dict[str, object] = {
+        "nothing": None,
+        "no reply": "text where a Reply belongs",
+        "nan": Reply("nan", data={"x": float("nan")}),
+        "object": Reply("object", data=object()),  # type: ignore[arg-type]
+        "big": Reply("x" * 10_000_000),
+        "surrogate": Reply("a\udc80b", messages=(Message("user", "\ud800"), Message("assistant", "a\udc80b"))),
+        "nul": Reply("a\0b"),
+    }
+
+    class Odd(Talker):
+        def open(self, opening: Opening):
+            talk = super().open(opening)
+
+            async def send(prompt: str) -> Reply:
+                return answers[prompt]  # type: ignore[return-value]
+
+            talk.send = send  # type: ignore[method-assign]
+            return talk
+
+    async with SQLiteStore(tmp_path / "plait.db") as store:
+        runner = ParallelRunner(Odd(), store=store)
+        dag = DAG([Task(name.replace(" ", "-"), prompt=name) for name in answers])
+        result = await runner.run(dag)
+        assert {task.id for task in result.tasks.values() if task.status is TaskStatus.FAILED} == {
+            "nothing",
+            "no-reply",
+            "nan",
+            "object",
+        }
+        assert (result["nan"].error_kind, result["nothing"].error_kind) == ("invalid_output", "unexpected")
+        again = await runner.resume(result.run_id)
+        assert not result.degraded
+        for name, text in [("big", "x" * 10_000_000), ("surrogate", "a\ufffdb"), ("nul", "a\0b")]:
+            assert again[name].text == result[name].text == text
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def deep(levels: int):
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        Reply("x", usage=None),  # type: ignore[arg-type]
+        Reply("x", usage=Usage(2**70, 1)),
+        Reply("x", usage=Usage(1, -1)),
+        Reply(b"bytes"),  # type: ignore[arg-type]
+        Reply("x", session_id=7),  # type: ignore[arg-type]
+        Reply("x", messages=("no message",)),  # type: ignore[arg-type]
+        BackendError("strange", "kind"),  # type: ignore[arg-type]
+        BackendError(ErrorKind.AUTH, ["no", "text"]),  # type: ignore[arg-type]
+        BackendError(ErrorKind.TRANSIENT, "x", retry_after="3"),  # type: ignore[arg-type]
+        BackendError(ErrorKind.RATE_LIMITED, "x", retry_after=1e7),
+        Reply("x", usage=Usage(1.5, 1)),  # type: ignore[arg-type]
+        Reply("x", messages=(Message(None, "x"),)),  # type: ignore[arg-type]
+        Reply("x", data=deep(300)),
+        asyncio.CancelledError(),
+        SystemExit(0),
+        MuteError(),
+    ],
+)
+async def test_a_broken_backend_fails_its_own_task_and_nothing_else(odd: Reply | Exception) -> None:
+    store = MemoryStore()
+    backend = Talker(lambda prompt, _: odd if prompt == "bad" else "ok")
+    dag = DAG([Task("bad", prompt="bad", retry=Retry(attempts=1)), Task("good", prompt="good")])
+    result = await ParallelRunner(backend, store=store).run(dag)
+    assert (result["bad"].status, result["good"].text, result.degraded) == (TaskStatus.FAILED, "ok", ())
+    record = await store.get_run(result.run_id)
+    assert record is not None
+    assert record.counts == {"failed": 1, "completed": 1}
+
+
+async def test_a_backend_without_session_ids_to_give_fails_nothing() -> None:
+    class Raising(Talker):
+        def new_session_id(self) -> str | None:
+            raise RuntimeError("no ids today")
+
+    result = await ParallelRunner(Raising(), store=MemoryStore()).run(DAG([Task("a", prompt="x")]))
+    assert (result.status, result.degraded) == (RunStatus.COMPLETED, ())
+
+
+async def test_half_characters_in_results_reach_dependents_as_whole_ones(tmp_path) -> None:
+    """A model that is cut inside an emoji leaves half of a surrogate pair."""
+    dag = DAG(
+        [
+            Task("a", prompt="a", backend="half"),
+            Task("b", prompt="{{ a.emoji }} {{ who }}", depends_on=["a"]),
+            Task("c", prompt="{{ b }}", depends_on=["b"]),
+        ],
+        inputs={"who": "\ud83d"},
+    )
+
+    async def half(_prompt: str) -> dict[str, str]:
+        return {"emoji": "\ud83d"}
+
+    async with SQLiteStore(tmp_path / "plait.db") as store:
+        runner = ParallelRunner(Talker(), backends={"half": half}, store=store)
+        result = await runner.run(dag)
+        assert (result.status, result.degraded) == (RunStatus.COMPLETED, ())
+        assert result["c"].text == "re: re: \ufffd \ufffd"
+        again = await runner.resume(result.run_id)
+        assert again.text == result.text
+
+
+async def test_a_reply_is_kept_when_closing_its_conversation_fails() -> None:
+    class Slamming(Talker):
+        def open(self, opening: Opening):
+            talk = super().open(opening)
+
+            class Slam:
+                async def __aenter__(self):
+                    return talk
+
+                async def __aexit__(self, *error):
+                    if opening.metadata:
+                        await anyio.sleep_forever()
+                    raise RuntimeError("the door is stuck")
+
+            return Slam()
+
+    dag = DAG([Task("a", prompt="x"), Task("b", prompt="y", timeout=0.05, metadata={"slow": True})])
+    backend = Slamming()
+    result = await ParallelRunner(backend).run(dag)
+    assert result.text == {"a": "re: x", "b": "re: y"}
+    assert sorted(backend.prompts) == ["x", "y"]
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_what_a_failed_turn_cost_is_counted(kind: str, sqlite_store: SQLiteStore) -> None:
+    store = MemoryStore() if kind == "memory" else sqlite_store
+    costly = BackendError(ErrorKind.INVALID_OUTPUT, "no JSON", usage=Usage(10, 5, 0.25))
+    dag = DAG([Task("a", prompt="x", retry=Retry(attempts=2, base_delay=0))])
+    result = await ParallelRunner(Talker(lambda *_: costly), store=store).run(dag)
+    assert result["a"].usage == Usage(10, 5, 0.25)
+    attempts = await store.list_attempts(result.run_id)
+    assert [(a.status, a.input_tokens, a.output_tokens, a.cost_usd) for a in attempts] == [
+        ("retried", 10, 5, 0.25),
+        ("failed", 10, 5, 0.25),
+    ]
+    record = await store.get_run(result.run_id)
+    assert record is not None
+    assert (record.input_tokens, record.output_tokens, record.cost_usd) == (20, 10, 0.5)

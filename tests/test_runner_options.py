@@ -1,0 +1,100 @@
+"""What a runner is made with and a run is called: kept as given, or refused in one line."""
+
+from __future__ import annotations
+
+import json
+
+import anyio
+import pytest
+
+from persistence import MemoryStore
+from runner import (
+    DAG,
+    FailureMode,
+    ParallelRunner,
+    RunExists,
+    Task,
+)
+from tests.support.fakes import QuickClock, Talker
+
+HAIKU = DAG(
+    [
+        Task("facts", prompt="List three facts."),
+        Task("haiku", prompt="Write a haiku from these facts:\n{{ facts }}", depends_on=["facts"]),
+    ]
+)
+
+
+async def test_a_given_run_id_is_kept_and_may_not_be_used_twice() -> None:
+    runner = ParallelRunner(Talker(), store=MemoryStore())
+    assert (await runner.run(HAIKU, run_id="mine")).run_id == "mine"
+    with pytest.raises(RunExists, match="already has a run 'mine'; resume it, or give another run id"):
+        await runner.run(HAIKU, run_id="mine")
+
+
+async def test_made_run_ids_sort_by_time_and_differ() -> None:
+    runner = ParallelRunner(Talker())
+    ids = [(await runner.run(DAG([Task("a")]))).run_id for _ in range(20)]
+    assert len(set(ids)) == 20
+    clock = QuickClock()
+    runner = ParallelRunner(Talker(), clock=clock)
+    timed = []
+    for _ in range(5):
+        timed.append((await runner.run(DAG([Task("a")]))).run_id)
+        clock.now += 1.0
+    assert timed == sorted(timed)
+
+
+async def test_one_runner_runs_several_dags_at_once() -> None:
+    store = MemoryStore()
+    runner = ParallelRunner(Talker(), store=store)
+    ids: list[str] = []
+
+    async def one() -> None:
+        ids.append((await runner.run(HAIKU)).run_id)
+
+    async with anyio.create_task_group() as tg:
+        for _ in range(5):
+            tg.start_soon(one)
+    assert {run.run_id for run in await store.list_runs()} == set(ids)
+    assert {run.status for run in await store.list_runs()} == {"completed"}
+
+
+@pytest.mark.parametrize("bad", [{"concurrency": 0}, {"limits": {"x": 0}}])
+def test_bad_options_are_refused(bad: dict) -> None:
+    with pytest.raises(ValueError, match="must be at least 1, not 0"):
+        ParallelRunner(Talker(), **bad)
+
+
+def test_a_failure_mode_may_be_given_as_a_word() -> None:
+    assert Task("a", failure_mode="soft").failure_mode is FailureMode.SOFT  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'sotf' is not a valid FailureMode"):
+        Task("a", failure_mode="sotf")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"limits": {"nope": 1}}, "limits names 'nope', which is no backend of this runner"),
+        ({"default": "nope"}, "default names 'nope', which is no backend of this runner"),
+        ({"store_timeout": -1}, "store_timeout must be more than 0 seconds, not -1"),
+    ],
+)
+def test_misspelt_options_are_refused(bad: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ParallelRunner(backends={"one": Talker(), "two": Talker()}, **bad)
+
+
+@pytest.mark.parametrize("bad", ["last", "", "a b", "\ud800", "x" * 200, ".hidden"])
+def test_run_ids_that_could_not_be_typed_are_refused(bad: str) -> None:
+    with pytest.raises(ValueError, match="run id"):
+        ParallelRunner(Talker()).start(DAG([Task("a")]), bad)
+
+
+async def test_settings_never_hide_the_inputs() -> None:
+    store = MemoryStore()
+    dag = DAG([Task("a", prompt="{{ who }}")], inputs={"who": "Ada"})
+    await ParallelRunner(Talker(), store=store).run(dag, "r", settings={"inputs": {"who": "Eve"}})
+    record = await store.get_run("r")
+    assert record is not None
+    assert json.loads(record.settings)["inputs"] == {"who": "Ada"}

@@ -1,0 +1,134 @@
+"""Who may take a run over, and what a claim that fails leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from persistence import Batch, MemoryStore, RunClaimed, Store, StoreError
+from runner import (
+    ParallelRunner,
+    RunExists,
+    RunOwned,
+    RunStatus,
+)
+from runner.owner import claim_for_this_process, forget
+from tests.support.fakes import FaultyStore, Talker
+from tests.support.stopped import DIAMOND, stopped_after
+
+
+async def test_a_store_that_cannot_be_claimed_is_an_error_not_a_run(store: Store) -> None:
+    await stopped_after(store, DIAMOND, 1)
+    backend = Talker()
+    with pytest.raises(StoreError, match="planted"):
+        await ParallelRunner(backend, store=FaultyStore(store, lambda _: "raise")).resume("r")
+    assert backend.prompts == []
+    assert (await ParallelRunner(backend, store=store).resume("r")).status is RunStatus.COMPLETED
+
+
+async def test_two_resumes_at_once_one_runs_one_is_refused(store: Store) -> None:
+    await stopped_after(store, DIAMOND, 1)
+    executed: list[str] = []
+    outcomes: list[str] = []
+
+    async def body(prompt: str) -> str:
+        executed.append(prompt)
+        await anyio.lowlevel.checkpoint()
+        return prompt
+
+    async def resume() -> None:
+        try:
+            outcomes.append((await ParallelRunner(body, store=store).resume("r")).status.value)
+        except RunOwned as error:
+            outcomes.append("owned" if "run r" in str(error) and "process" in str(error) else str(error))
+
+    async with anyio.create_task_group() as tg:
+        for _ in range(5):
+            tg.start_soon(resume)
+    assert sorted(outcomes) == ["completed", *["owned"] * 4]
+    assert len(executed) == len(set(executed)) == 3
+
+
+async def claimed_by(store: Store, **changes: object) -> None:
+    """Leave run "r" claimed by an owner that differs from this process in `changes`."""
+    await stopped_after(store, DIAMOND, 1)
+    record = await store.get_run("r")
+    assert record is not None
+    import random
+    import time
+
+    owner = claim_for_this_process(random.Random(), "2026-01-01T00:00:00.000Z")
+    forget(owner)
+    expires = changes.pop("expires", time.time() + 100)
+    claim = RunClaimed("2026-01-01T00:00:00.000Z", replace(owner, **changes), expires)  # type: ignore[arg-type]
+    await store.write(Batch("r", record.epoch, record.last_seq + 1, (claim,)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "free"),
+    [
+        ({}, True),  # this process, but nobody here runs it
+        ({"pid": 1, "process_started": ""}, False),
+        ({"pid": 1, "process_started": "another"}, True),  # the pid was used again
+        ({"pid": 4_190_000}, True),  # gone
+        ({"boot_id": "another boot"}, True),
+        ({"host": "another host"}, False),
+        ({"host": "another host", "expires": 1.0}, True),  # its lease ran out
+        ({"pid": 1, "process_started": "", "expires": 1.0}, True),
+    ],
+)
+async def test_who_may_take_over(changes: dict, free: bool) -> None:
+    store = MemoryStore()
+    await claimed_by(store, **changes)
+    runner = ParallelRunner(Talker(), store=store)
+    if free:
+        assert (await runner.resume("r")).status is RunStatus.COMPLETED
+        return
+    with pytest.raises(RunOwned, match=r"is being run by process .* since 2026-01-01T00:00:00.000Z"):
+        await runner.resume("r")
+
+
+@pytest.mark.parametrize("native", [False, True])
+async def test_a_resume_cancelled_while_it_claims_leaves_the_run_to_others(native: bool) -> None:
+    inner = MemoryStore()
+    await stopped_after(inner, DIAMOND, 1)
+    claiming, go_on = anyio.Event(), anyio.Event()
+
+    class Slow(FaultyStore):
+        async def write(self, batch: Batch) -> None:
+            await super().write(batch)
+            if self.writes == 1:
+                claiming.set()
+                await go_on.wait()
+
+    runner = ParallelRunner(Talker(), store=Slow(inner, lambda _: None))
+    async with anyio.create_task_group() as group:
+        if native:
+            tasks: list[asyncio.Task] = []
+
+            async def body() -> None:
+                tasks.append(asyncio.current_task())
+                await runner.resume("r")
+
+            group.start_soon(body)
+            await claiming.wait()
+            tasks[0].cancel()
+        else:
+            group.start_soon(runner.resume, "r")
+            await claiming.wait()
+            group.cancel_scope.cancel()
+    record = await inner.get_run("r")
+    assert record is not None
+    assert record.owner is None
+    assert (await ParallelRunner(Talker(), store=inner).resume("r")).status is RunStatus.COMPLETED
+
+
+async def test_a_taken_id_is_refused_also_when_the_store_fails_at_first() -> None:
+    inner = MemoryStore()
+    await ParallelRunner(Talker(), store=inner).run(DIAMOND, "taken")
+    store = FaultyStore(inner, lambda n: "raise" if n == 1 else None)
+    with pytest.raises(RunExists):
+        await ParallelRunner(Talker(), store=store).run(DIAMOND, "taken")
