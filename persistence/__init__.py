@@ -11,6 +11,7 @@ from persistence.changes import (
     RunReleased,
     RunStatusChanged,
     SessionOpened,
+    TaskAnswered,
     TaskCancelled,
     TaskCompleted,
     TaskFailed,
@@ -18,6 +19,7 @@ from persistence.changes import (
     TaskReopened,
     TaskRetried,
     TaskStarted,
+    TaskWaiting,
     TurnAppended,
 )
 from persistence.errors import Conflict, Fenced, StoreError, StoreUnusable
@@ -48,6 +50,7 @@ __all__ = [
     "Store",
     "StoreError",
     "StoreUnusable",
+    "TaskAnswered",
     "TaskCancelled",
     "TaskCompleted",
     "TaskFailed",
@@ -56,5 +59,6 @@ __all__ = [
     "TaskReopened",
     "TaskRetried",
     "TaskStarted",
+    "TaskWaiting",
     "TurnAppended",
 ]

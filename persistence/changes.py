@@ -88,18 +88,24 @@ class RunStatusChanged:
 
 @value
 class TaskStarted:
-    """pending -> running, attempt `attempt` (one more than the last). `session_id` where it was chosen beforehand."""
+    """pending -> running, attempt `attempt` (one more than the last). `session_id` where it was chosen beforehand.
+
+    `confirmed`: the attempt goes on with a session that is known to hold the task's prompt; see SessionOpened.
+    """
 
     at: str
     task_id: str
     attempt: int
     backend: str
     session_id: str | None = None
+    confirmed: bool = False
 
 
 @value
 class SessionOpened:
-    """The conversation's id became known, or became another one."""
+    """The conversation's id became known, or became another one; from now on it is confirmed: its backend has the
+    session, with the task's prompt in it, and can go on with it by that id.
+    """
 
     at: str
     task_id: str
@@ -125,7 +131,7 @@ class TurnAppended:
 
 @value
 class TaskCompleted:
-    """running -> completed. `data` is the structured result as JSON, None if there is none."""
+    """running or waiting_input -> completed. `data` is the structured result as JSON, None if there is none."""
 
     at: str
     task_id: str
@@ -140,7 +146,7 @@ class TaskCompleted:
 
 @value
 class TaskFailed:
-    """running -> failed, or skipped, as `status` says."""
+    """running or waiting_input -> failed, or skipped, as `status` says."""
 
     at: str
     task_id: str
@@ -172,12 +178,36 @@ class TaskRetried:
 
 @value
 class TaskInterrupted:
-    """running -> pending: the attempt ended with its owner (a stop, or a crash); its outcome is unknown."""
+    """running -> pending: the attempt ended with its owner; its outcome is unknown. `crashed`: the owner did not leave
+    by itself but died, which counts in `TaskRecord.crashes`.
+    """
 
     at: str
     task_id: str
     attempt: int
     reason: str
+    crashed: bool = False
+
+
+@value
+class TaskWaiting:
+    """running -> waiting_input: the attempt ended as interrupted, and a person has to say what follows. `question` is
+    the text they are asked. `crashed` as in TaskInterrupted.
+    """
+
+    at: str
+    task_id: str
+    attempt: int
+    question: str
+    crashed: bool = False
+
+
+@value
+class TaskAnswered:
+    """waiting_input -> pending: a person had it run again."""
+
+    at: str
+    task_id: str
 
 
 @value
@@ -190,10 +220,13 @@ class TaskCancelled:
 
 @value
 class TaskReopened:
-    """failed -> pending, because a person asked for it."""
+    """failed -> pending, because a person asked for it. `damaged`: completed -> pending, its result thrown away,
+    because what is stored of it does not fit its checksum.
+    """
 
     at: str
     task_id: str
+    damaged: bool = False
 
 
 Change: TypeAlias = (
@@ -209,6 +242,8 @@ Change: TypeAlias = (
     | TaskFailed
     | TaskRetried
     | TaskInterrupted
+    | TaskWaiting
+    | TaskAnswered
     | TaskCancelled
     | TaskReopened
 )

@@ -33,7 +33,9 @@ class RunRecord:
 class TaskRecord:
     """A task as it is stored, with the result of its last attempt. `attempt` is 0 before the first one.
 
-    `damaged` is True when text or data do not fit their checksum: then both are None.
+    `damaged` is True when text or data do not fit their checksum: then both are None. `crashes` is how often an owner
+    died while the task ran. `session_confirmed` as in SessionOpened, for the last attempt. `question` is what a person
+    is asked while the task is waiting_input.
     """
 
     task_id: str
@@ -56,6 +58,9 @@ class TaskRecord:
     started_at: str | None = None
     ended_at: str | None = None
     damaged: bool = False
+    crashes: int = 0
+    session_confirmed: bool = False
+    question: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from persistence.changes import (
     RunReleased,
     RunStatusChanged,
     SessionOpened,
+    TaskAnswered,
     TaskCancelled,
     TaskCompleted,
     TaskFailed,
@@ -26,6 +27,7 @@ from persistence.changes import (
     TaskReopened,
     TaskRetried,
     TaskStarted,
+    TaskWaiting,
     TurnAppended,
 )
 from persistence.errors import Conflict, Fenced
@@ -41,19 +43,27 @@ RUN_MAY_BECOME: Mapping[str, frozenset[str]] = {
     "waiting_input": frozenset({"running", "cancelling", "cancelled"}),
     "cancelling": frozenset({"cancelled"}),
     "failed": frozenset({"running"}),
+    "completed": frozenset({"running"}),
 }
-"""What a run's status may become; a failed run runs again when a person asks for it."""
+"""What a run's status may become. A failed run runs again when a person asks for it, a completed one only when they ask
+for results that were found damaged.
+"""
 
 TASK_MUST_BE: Mapping[type, frozenset[str]] = {
     TaskStarted: frozenset({"pending"}),
-    TaskCompleted: frozenset({"running"}),
-    TaskFailed: frozenset({"running"}),
+    TaskCompleted: frozenset({"running", "waiting_input"}),
+    TaskFailed: frozenset({"running", "waiting_input"}),
     TaskRetried: frozenset({"running"}),
     TaskInterrupted: frozenset({"running"}),
+    TaskWaiting: frozenset({"running"}),
+    TaskAnswered: frozenset({"waiting_input"}),
     TaskCancelled: frozenset({"pending", "running", "waiting_input"}),
     TaskReopened: frozenset({"failed"}),
 }
 """The statuses of a task from which each change may go on. The SQL statements carry the same words as guards."""
+
+DAMAGED_MUST_BE = frozenset({"completed"})
+"""The same for a TaskReopened that says `damaged`."""
 
 FAILED_STATUSES = frozenset({"failed", "skipped"})
 _ENDED = frozenset({"completed", "failed", "cancelled"})
@@ -238,6 +248,14 @@ def _task_interrupted(change: TaskInterrupted) -> EventParts:
     return change.at, "task_interrupted", change.task_id, change.attempt, _pair("reason", change.reason)
 
 
+def _task_waiting(change: TaskWaiting) -> EventParts:
+    return change.at, "task_waiting_input", change.task_id, change.attempt, "{}"
+
+
+def _task_answered(change: TaskAnswered) -> EventParts:
+    return change.at, "task_answered", change.task_id, None, "{}"
+
+
 def _task_cancelled(change: TaskCancelled) -> EventParts:
     return change.at, "task_cancelled", change.task_id, None, "{}"
 
@@ -265,6 +283,8 @@ _EVENTS: dict[type, Callable[..., EventParts]] = {
     TaskFailed: _task_failed,
     TaskRetried: _task_retried,
     TaskInterrupted: _task_interrupted,
+    TaskWaiting: _task_waiting,
+    TaskAnswered: _task_answered,
     TaskCancelled: _task_cancelled,
     TaskReopened: _task_reopened,
 }

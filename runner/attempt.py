@@ -12,6 +12,7 @@ from backends.errors import BackendError, BackendUnavailable, ErrorKind
 from backends.protocol import NO_USAGE, Backend, JsonValue, Message, Opening, Reply, Role, Usage
 from backends.text import clean_text
 from backends.values import value
+from persistence.boundaries import reached
 from runner.cancelling import being_cancelled
 from runner.errors import PromptError
 from runner.log import logger
@@ -57,7 +58,9 @@ async def _turn(backend: Backend, opening: Opening, prompt: str, replies: list[R
     """One turn; its reply is kept even if closing the conversation then fails or takes too long: it is paid for."""
     try:
         async with backend.open(opening) as conversation:
+            reached("attempt.before_call")
             replies.append(await conversation.send(prompt))
+            reached("attempt.after_call")
     except Exception as error:
         if not replies:
             raise

@@ -20,6 +20,7 @@ from typing import Protocol
 import anyio
 import anyio.lowlevel
 
+from persistence.boundaries import reached
 from persistence.changes import Batch, Change, LeaseRenewed, RunClaimed
 from persistence.errors import Conflict, Fenced, StoreError
 from persistence.protocol import Store
@@ -176,6 +177,7 @@ class Checkpointer:
         """Renew the lease until cancelled."""
         while True:
             await self._clock.sleep(LEASE_SECONDS / 3)
+            reached("lease.before_renewal")
             self.submit((), LeaseRenewed(self._clock.wall() + LEASE_SECONDS))
 
     def close(self) -> None:
@@ -217,6 +219,7 @@ class Checkpointer:
         if self.fatal is None:
             for event in group.events:
                 self._feed.publish(event)
+            reached("told")
         group.settled.set()
 
     def _worth_trying(self) -> bool:
@@ -255,10 +258,12 @@ class Checkpointer:
         self._log.error("change_not_stored", error=str(error))
 
     async def _try_write(self, head: tuple[Change, ...]) -> StoreError | None:
+        reached("batch.before_write")
         try:
             await self._store.write(Batch(self._run_id, self._position.epoch, self._position.next_seq, head))
         except StoreError as error:
             return error
+        reached("batch.after_write")
         return None
 
     def _failed(self, error: StoreError) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import anyio
 
 from backends.protocol import Backend
+from persistence.boundaries import reached
 from persistence.changes import Change, Owner, RunReleased
 from persistence.errors import Conflict, Fenced
 from persistence.protocol import Store
@@ -136,6 +137,7 @@ async def _execute(run: Prepared, config: Config, sink: Sink, feed: Feed, contro
     finally:
         left = execution.leave()
         sink.submit(left)
+        reached("run.leaving")
     last = left[-1]
     assert isinstance(last, events.RunEnded)
     return RunResult(run.run_id, last.status, run.state.all_results(), last.error)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import anyio
 
+from persistence.boundaries import reached
 from persistence.changes import Batch, Change, Owner, RunClaimed, RunReleased
 from persistence.errors import Conflict, Fenced, StoreError
 from persistence.protocol import Store
@@ -48,6 +49,7 @@ async def stored_run(config: Config, run_id: str) -> StoredRun:
     if record is None:
         raise RunNotFound(f"the store has no run {run_id!r}; `plait runs` lists those that it has")
     tasks = await store.list_tasks(run_id)
+    reached("resume.read")
     return StoredRun(store, record, tasks, RunState(dag_of(record, tasks), tasks))
 
 
@@ -125,6 +127,7 @@ async def claim(config: Config, store: Store, record: RunRecord, then: Sequence[
         with anyio.CancelScope(shield=True), suppress(StoreError):
             await store.write(release)
         raise
+    reached("claim.written")
     return owner, Position(record.epoch + 1, batch.last_seq + 1)
 
 

@@ -15,6 +15,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from persistence.boundaries import reached
 from persistence.errors import StoreUnusable
 from persistence.sqlite.transaction import transaction
 
@@ -156,8 +157,10 @@ def _create(path: Path) -> None:
         with closing(_connect(fresh, "rw")) as connection:
             _migrate(connection)
             _use_wal(fresh, connection)
+        reached("file.before_link")
         with suppress(FileExistsError):  # another process was faster: its file is as good
             os.link(fresh, path)
+        reached("file.after_link")
     finally:
         fresh.unlink(missing_ok=True)
 
@@ -171,6 +174,7 @@ def _migrate(connection: sqlite3.Connection) -> None:
         for step in range(version + 1, SCHEMA_VERSION + 1):
             for statement in _statements(step):
                 connection.execute(statement)
+        reached("schema.before_commit")
 
 
 def _statements(version: int) -> Iterator[str]:

@@ -16,6 +16,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from persistence import rules
+from persistence.boundaries import reached
 from persistence.changes import (
     RunCreated,
     SessionOpened,
@@ -53,7 +54,10 @@ def write_batch(connection: sqlite3.Connection, batch: Batch) -> None:
     """Apply what is not applied yet, all or nothing. Raises Fenced, Conflict, or what sqlite3 raises."""
     try:
         with transaction(connection, "BEGIN IMMEDIATE"):
+            reached("txn.begun")
             _apply(connection, batch, _write_groups)
+            reached("txn.before_commit")
+        reached("txn.after_commit")
     except (_Refused, sqlite3.IntegrityError) as error:
         raise _diagnosed(connection, batch) from error
     except (UnicodeEncodeError, OverflowError, ValueError, sqlite3.DataError) as error:
