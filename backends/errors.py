@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from backends.protocol import NO_USAGE, Usage
+from backends.protocol import NO_USAGE, Message, Usage
 
 
 class ErrorKind(StrEnum):
@@ -40,14 +40,22 @@ class BackendError(Exception):
     """A turn failed.
 
     `kind` decides about a retry; `message` is one line for a person, without keys and without prompt text;
-    `retry_after` is the server's own hint in seconds, or None. `usage` is what the failed turn cost all the same.
+    `retry_after` is the server's own hint in seconds, or None. `usage` is what the failed turn cost all the same, and
+    `messages` what was said in it, the prompt included, where there was more than the prompt.
     """
 
     def __init__(
-        self, kind: ErrorKind, message: str, *, retry_after: float | None = None, usage: Usage = NO_USAGE
+        self,
+        kind: ErrorKind,
+        message: str,
+        *,
+        retry_after: float | None = None,
+        usage: Usage = NO_USAGE,
+        messages: tuple[Message, ...] = (),
     ) -> None:
         super().__init__(message)
         self.usage = usage
+        self.messages = messages
         self.kind = kind
         self.message = message
         self.retry_after = retry_after

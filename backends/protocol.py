@@ -88,7 +88,9 @@ class Opening:
     `session_id` names the conversation: with `resume` it exists already and is to be continued, otherwise it is new and
     was chosen by `Backend.new_session_id` (None where the backend makes its own). `history` holds the earlier messages,
     oldest first, for backends that keep none themselves. `idempotency_key` is stable over all attempts of a task.
-    `on_output` and `on_session` are plain calls that never block and never raise.
+    `on_output` and `on_session` are plain calls that never block and never raise. `on_session` says that the backend
+    has the session by now, with the prompt of this turn in it: if the turn is cut after that, it is taken up by
+    opening the session with `resume` and saying that there was an interruption. Who keeps nothing never calls it.
     """
 
     session_id: str | None = None

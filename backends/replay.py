@@ -38,6 +38,7 @@ class ReplayConversation:
         except BackendError as error:
             # What a turn cost before it failed is paid for as well.
             error.usage += _usage_of(turn)
+            error.messages = tuple(turn) if len(turn) > 1 else ()
             raise
         self._history += turn
         return Reply(text, data, self.session_id, _usage_of(turn), tuple(turn))

@@ -27,13 +27,16 @@ if TYPE_CHECKING:
     )
     from runner.parallel import ParallelRunner
     from runner.plan import Plan, PlanError, load_plan
-    from runner.result import Degradation, RunResult, TaskResult
+    from runner.preview import Preview
+    from runner.result import Degradation, Receipt, RunResult, TaskResult
     from runner.run import Run
     from runner.status import RunStatus, TaskStatus
     from runner.task import FailureMode, Retry, Task
+    from runner.verdict import Action, Verdict
 
 __all__ = [
     "DAG",
+    "Action",
     "BackendMissing",
     "Clock",
     "DAGError",
@@ -44,8 +47,10 @@ __all__ = [
     "PlaitError",
     "Plan",
     "PlanError",
+    "Preview",
     "Problem",
     "PromptError",
+    "Receipt",
     "Retry",
     "Run",
     "RunExists",
@@ -59,6 +64,7 @@ __all__ = [
     "TaskResult",
     "TaskStatus",
     "TurnNotStored",
+    "Verdict",
     "load_plan",
 ]
 
@@ -69,10 +75,12 @@ _HOMES = {
     "RunNotResumable RunOwned StoreRequired TurnNotStored",
     "parallel": "ParallelRunner",
     "plan": "Plan PlanError load_plan",
-    "result": "Degradation RunResult TaskResult",
+    "preview": "Preview",
+    "result": "Degradation Receipt RunResult TaskResult",
     "run": "Run",
     "status": "RunStatus TaskStatus",
     "task": "FailureMode Retry Task",
+    "verdict": "Action Verdict",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import NoneType
-from typing import cast, get_args
+from typing import TypeGuard, cast, get_args
 
 import anyio
 
@@ -82,9 +83,12 @@ def _checked(reply: Reply) -> Outcome:
             raise BackendError(ErrorKind.INVALID_OUTPUT, f"the reply's data is not JSON: {error}") from error
     if reply.text.isascii() and all(message.content.isascii() for message in reply.messages):
         return Outcome(reply, data_json, None)
-    messages = tuple(Message(m.role, clean_text(m.content), m.usage) for m in reply.messages)
-    clean = Reply(clean_text(reply.text), reply.data, reply.session_id, reply.usage, messages)
+    clean = Reply(clean_text(reply.text), reply.data, reply.session_id, reply.usage, _clean(reply.messages))
     return Outcome(clean, data_json, None)
+
+
+def _clean(messages: Sequence[Message]) -> tuple[Message, ...]:
+    return tuple(Message(m.role, clean_text(m.content), m.usage) for m in messages)
 
 
 _ROLES = get_args(Role)
@@ -106,12 +110,16 @@ def _what_is_wrong(reply: object) -> str | None:
         value = getattr(reply, name)
         if not isinstance(value, kinds):
             return f"its {name} is of type {type(value).__name__}"
-    for message in reply.messages:
-        if not isinstance(message, Message) or not isinstance(message.content, str) or message.role not in _ROLES:  # pyright: ignore[reportUnnecessaryIsInstance]
-            return f"its messages are not all a Message with text and one of the roles {', '.join(_ROLES)}"
-        if not _countable(message.usage):
-            return f"its message has usage {message.usage!r}"
+    if not _are_messages(reply.messages):
+        return f"its messages are not all a Message with text, usage and one of the roles {', '.join(_ROLES)}"
     return None if _countable(reply.usage) else f"its usage is {reply.usage!r}"
+
+
+def _are_messages(messages: object) -> TypeGuard[tuple[Message, ...]]:
+    return isinstance(messages, tuple) and all(
+        isinstance(one, Message) and isinstance(one.content, str) and one.role in _ROLES and _countable(one.usage)  # pyright: ignore[reportUnnecessaryIsInstance]
+        for one in cast("tuple[object, ...]", messages)
+    )
 
 
 def _countable(usage: object) -> bool:
@@ -152,7 +160,8 @@ def _tidied(error: BackendError) -> BackendError:
     text = clean_text(message) if isinstance(message, str) else _text_of(error)  # pyright: ignore[reportUnnecessaryIsInstance]
     sound = isinstance(hint, int | float) and 0 <= hint < float("inf")
     usage = error.usage if _countable(error.usage) else NO_USAGE
-    tidied = BackendError(kind, text[:2000], retry_after=hint if sound else None, usage=usage)
+    messages = _clean(error.messages) if _are_messages(error.messages) else ()
+    tidied = BackendError(kind, text[:2000], retry_after=hint if sound else None, usage=usage, messages=messages)
     tidied.__cause__ = error
     return tidied
 

@@ -28,7 +28,6 @@ from runner import events
 from runner.clock import Clock, iso
 from runner.feed import Feed
 from runner.log import logger
-from runner.owner import LEASE_SECONDS
 from runner.result import Degradation
 from runner.translate import changes
 
@@ -63,6 +62,11 @@ class _Group:
 class Sink(Protocol):
     """Where an execution hands on what happened."""
 
+    @property
+    def away(self) -> bool:
+        """Whether what is handed on does not get written down right now, though it should."""
+        ...
+
     def submit(self, happened: Sequence[events.Event]) -> None:
         """Have `happened` stored in one transaction, then told. Never waits."""
         ...
@@ -76,6 +80,8 @@ class Sink(Protocol):
 
 class NoStore:
     """The sink of a run that is not written down."""
+
+    away = False
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
@@ -173,12 +179,12 @@ class Checkpointer:
             if self._unstored and self.away:
                 self.degraded[-1] = replace(self.degraded[-1], lost=len(self._unstored))
 
-    async def keep_lease(self) -> None:
-        """Renew the lease until cancelled."""
+    async def keep_lease(self, lease: float) -> None:
+        """Renew the lease of `lease` seconds until cancelled."""
         while True:
-            await self._clock.sleep(LEASE_SECONDS / 3)
+            await self._clock.sleep(lease / 3)
             reached("lease.before_renewal")
-            self.submit((), LeaseRenewed(self._clock.wall() + LEASE_SECONDS))
+            self.submit((), LeaseRenewed(self._clock.wall() + lease))
 
     def close(self) -> None:
         """Have the writer finish."""

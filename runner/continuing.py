@@ -16,7 +16,7 @@ from runner.drive import Config, require_backends
 from runner.errors import PlaitError, TurnNotStored
 from runner.feed import Feed
 from runner.owner import forget
-from runner.ownership import StoredRun, claim, refuse_owned
+from runner.ownership import StoredRun, claim, wait_until_free
 from runner.task import Task
 
 _PERSON = 0
@@ -31,7 +31,7 @@ async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Rep
     task = dag[task_id]
     name = dag.backend_of(task) or config.default
     require_backends(config, {name}, task_id)
-    refuse_owned(config, run.record)
+    await wait_until_free(config, run, Feed())
     opening = await _opening(run, task)
     owner, position = await claim(config, run.store, run.record, ())
     checkpointer = Checkpointer(run.store, run_id, Feed(), config.clock, config.strict)
@@ -43,7 +43,7 @@ async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Rep
         outside.start_soon(checkpointer.write_until_closed)
         try:
             async with anyio.create_task_group() as beside:
-                beside.start_soon(checkpointer.keep_lease)
+                beside.start_soon(checkpointer.keep_lease, config.lease)
                 outcome = await attempt(config.backends[name], opening, message, task.timeout)
                 reply, failure = outcome.reply, outcome.error
                 beside.cancel_scope.cancel()

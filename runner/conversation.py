@@ -15,6 +15,7 @@ from runner.state import Past
 async def load_past(store: Store, run_id: str, dag: DAG, task_id: str, *, persons: bool = False) -> Past:
     """The messages of `task_id` behind those of the tasks that it continues, oldest first, without a session id.
 
+    Of a task's attempts only the last one counts, and of that what was answered: a turn that was cut is no turn.
     Turns that a person added after the run belong to the task they were added to: tasks that continue it do not see
     them, and with `persons` they are read for `task_id` itself. Raises StoreError; PlaitError for a damaged message.
     """
@@ -25,7 +26,11 @@ async def load_past(store: Store, run_id: str, dag: DAG, task_id: str, *, person
     for link in reversed(links):
         with_persons = persons and link == task_id
         stored = await store.list_messages(run_id, link)
-        messages += [_message(run_id, record) for record in stored if with_persons or record.attempt > 0]
+        last = max((record.attempt for record in stored), default=0)
+        own = [record for record in stored if record.attempt == last or (with_persons and not record.attempt)]
+        while own and own[-1].role != "assistant":
+            own.pop()
+        messages += [_message(run_id, record) for record in own]
     return Past(None, tuple(messages))
 
 

@@ -43,8 +43,9 @@ class DAG:
         problems += self._link()
         self.dependents: list[list[int]] = _reverse(self.dependencies)
         """For each task, the positions of the tasks that wait for it, in order of declaration."""
-        self._order = _topological(self.dependencies, self.dependents)
-        if len(self._order) < len(self.tasks):
+        self.order = _topological(self.dependencies, self.dependents)
+        """All positions, each behind those that it waits for."""
+        if len(self.order) < len(self.tasks):
             problems.append(self._cycle_problem())
         else:
             problems += self._prompt_problems()
@@ -76,7 +77,7 @@ class DAG:
     def priorities(self) -> list[float]:
         """For each task, the weight of the longest path from its start to the end of the graph."""
         longest = [0.0] * len(self.tasks)
-        for position in reversed(self._order):
+        for position in reversed(self.order):
             after = max((longest[dependent] for dependent in self.dependents[position]), default=0.0)
             longest[position] = self.tasks[position].weight + after
         return longest
@@ -180,7 +181,7 @@ class DAG:
     def _cycle_problem(self) -> Problem:
         import networkx as nx  # noqa: PLC0415 - only on the way to an error
 
-        left = set(range(len(self.tasks))) - set(self._order)
+        left = set(range(len(self.tasks))) - set(self.order)
         graph: nx.DiGraph[int] = nx.DiGraph()
         graph.add_edges_from((first, second) for first in left for second in self.dependents[first] if second in left)
         edges = cast("list[tuple[int, int]]", nx.find_cycle(graph))  # pyright: ignore[reportUnknownMemberType]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 
@@ -44,6 +44,7 @@ class Config:
     concurrency: int
     limits: Mapping[str, int]
     strict: bool
+    lease: float
     clock: Clock
     rng: random.Random
 
@@ -62,6 +63,10 @@ class Prepared:
     first: Sequence[events.Event] = ()
     claim: Sequence[Change] = ()
     position: Position = Position()  # noqa: RUF009 - frozen
+
+    @property
+    def resumed(self) -> bool:
+        return self.position.next_seq > 1
 
 
 async def drive(run: Prepared, config: Config, feed: Feed, control: Control) -> RunResult:
@@ -95,7 +100,7 @@ async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Fee
             if checkpointer.fatal is None:
                 began = True
                 async with anyio.create_task_group() as beside:
-                    beside.start_soon(checkpointer.keep_lease)
+                    beside.start_soon(checkpointer.keep_lease, config.lease)
                     result = await _execute(run, config, checkpointer, feed, control)
                     beside.cancel_scope.cancel()
         finally:
@@ -107,7 +112,7 @@ async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Fee
                 checkpointer.close()
     await _raise_fatal(run.run_id, store, checkpointer)
     assert result is not None
-    return RunResult(result.run_id, result.status, result.tasks, result.error, tuple(checkpointer.degraded))
+    return replace(result, degraded=tuple(checkpointer.degraded))
 
 
 async def _raise_fatal(run_id: str, store: Store, checkpointer: Checkpointer) -> None:
@@ -127,6 +132,7 @@ async def _execute(run: Prepared, config: Config, sink: Sink, feed: Feed, contro
         concurrency=config.concurrency,
         limits=config.limits,
         statuses=run.state.statuses,
+        alone=run.state.on_their_last_chance(),
     )
     around = Surroundings(run.run_id, config.backends, run.names, sink, feed, config.clock, config.rng)
     execution = Execution(run.state, schedule, around)
@@ -140,7 +146,8 @@ async def _execute(run: Prepared, config: Config, sink: Sink, feed: Feed, contro
         reached("run.leaving")
     last = left[-1]
     assert isinstance(last, events.RunEnded)
-    return RunResult(run.run_id, last.status, run.state.all_results(), last.error)
+    receipt = run.state.receipt() if run.resumed else None
+    return RunResult(run.run_id, last.status, run.state.all_results(), last.error, receipt=receipt)
 
 
 def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ()) -> list[str]:

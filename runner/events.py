@@ -53,6 +53,16 @@ class RunResumed(Event):
 
 
 @value
+class RunWatched(Event):
+    """Whether the run's owner still lives cannot be told from here; it is given `seconds` to show it."""
+
+    kind: ClassVar[str] = "run_watched"
+    run_id: str
+    owner: str
+    seconds: float
+
+
+@value
 class RunEnded(Event):
     """Base of the events that end a run for this process; nothing follows one."""
 
@@ -90,6 +100,13 @@ class RunInterrupted(RunEnded):
 
 
 @value
+class RunWaitingInput(RunEnded):
+    """Nothing can run any more before a person has answered; `resume` goes on after that."""
+
+    kind: ClassVar[str] = "run_waiting_input"
+
+
+@value
 class TaskEvent(Event):
     """Base of the events of one task."""
 
@@ -99,16 +116,19 @@ class TaskEvent(Event):
 
 @value
 class TaskStarted(TaskEvent):
-    """The attempt is recorded as running; its backend is called next."""
+    """The attempt is recorded as running; its backend is called next. `confirmed`: it goes on with the conversation of
+    an attempt that was interrupted.
+    """
 
     kind: ClassVar[str] = "task_started"
     backend: str
     session_id: str | None = None
+    confirmed: bool = False
 
 
 @value
 class SessionOpened(TaskEvent):
-    """The conversation's id became known during the turn."""
+    """The conversation's id became known during the turn, or its backend confirmed the one that was chosen."""
 
     kind: ClassVar[str] = "session_opened"
     session_id: str
@@ -147,6 +167,7 @@ class TaskRetrying(TaskEvent):
     delay_s: float
     duration_s: float
     usage: Usage = NO_USAGE
+    messages: tuple[Message, ...] = ()
 
 
 @value
@@ -159,14 +180,25 @@ class TaskFailed(TaskEvent):
     error: str
     duration_s: float
     usage: Usage = NO_USAGE
+    messages: tuple[Message, ...] = ()
 
 
 @value
 class TaskInterrupted(TaskEvent):
-    """The attempt ended with its owner; the task is pending again."""
+    """The attempt ended with its owner; the task is pending again. `crashed`: the owner died, rather than left."""
 
     kind: ClassVar[str] = "task_interrupted"
     reason: str
+    crashed: bool = False
+
+
+@value
+class TaskWaiting(TaskEvent):
+    """The attempt ended with its owner, and only a person can say whether it took effect."""
+
+    kind: ClassVar[str] = "task_waiting_input"
+    question: str
+    crashed: bool = False
 
 
 @value
@@ -178,9 +210,12 @@ class TaskCancelled(TaskEvent):
 
 @value
 class TaskReopened(TaskEvent):
-    """The failed task is pending again because `resume` was asked to retry failed tasks."""
+    """The failed task is pending again because `resume` was asked to retry failed tasks. `damaged`: it was completed,
+    but its stored result cannot be used.
+    """
 
     kind: ClassVar[str] = "task_reopened"
+    damaged: bool = False
 
 
 @value

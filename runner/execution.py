@@ -14,8 +14,8 @@ from typing import Literal
 import anyio
 import anyio.abc
 
-from backends.errors import BackendError
-from backends.protocol import Reply
+from backends.errors import BackendError, ErrorKind
+from backends.protocol import Message, Reply
 from runner import events
 from runner.attempt import Outcome
 from runner.clock import stamper
@@ -27,6 +27,7 @@ from runner.state import Past, RunState
 from runner.status import TASK_DONE, RunStatus, TaskStatus
 from runner.task import FailureMode
 from runner.turn import Surroundings, Turn, Turns
+from runner.verdict import at_most_once_question
 
 
 @dataclass(slots=True)
@@ -79,6 +80,10 @@ class Execution:
             if self.ended_by == "cancel" and status not in TASK_DONE:
                 self._state.settle(position, TaskResult(task_id, TaskStatus.CANCELLED, attempts=number))
                 happened.append(events.TaskCancelled(at, task_id, number))
+            elif status is TaskStatus.RUNNING and self._tasks[position].at_most_once:
+                question = at_most_once_question(number)
+                self._state.ask(position, question)
+                happened.append(events.TaskWaiting(at, task_id, number, question))
             elif status is TaskStatus.RUNNING:
                 self._state.statuses[position] = TaskStatus.PENDING
                 happened.append(events.TaskInterrupted(at, task_id, number, "the run was stopped"))
@@ -92,6 +97,8 @@ class Execution:
         failed = [r.id for r in self._state.results.values() if r.status is TaskStatus.FAILED]
         if not self._schedule.exhausted:
             return events.RunInterrupted(at, run_id, RunStatus.INTERRUPTED)
+        if TaskStatus.WAITING_INPUT in self._state.statuses:
+            return events.RunWaitingInput(at, run_id, RunStatus.WAITING_INPUT)
         if failed:
             blocked = sum(status not in TASK_DONE for status in self._state.statuses)
             first = next(r for r in self._state.results.values() if r.status is TaskStatus.FAILED)
@@ -107,10 +114,13 @@ class Execution:
         while self.ended_by is None and (position := self._schedule.take()) is not None:
             self._state.statuses[position] = TaskStatus.RUNNING
             self._state.attempts[position] += 1
+            self._state.started.add(position)
             turn = self._turns.begin(position)
             turns.append(turn)
             name = self._around.names[position]
-            happened.append(events.TaskStarted(self._stamp(), turn.task.id, turn.number, name, turn.session_id))
+            happened.append(
+                events.TaskStarted(self._stamp(), turn.task.id, turn.number, name, turn.session_id, turn.confirmed)
+            )
         return turns, happened
 
     async def _start(self, turns: list[Turn], happened: list[events.Event]) -> None:
@@ -159,14 +169,18 @@ class Execution:
         if outcome.reply is not None:
             return self._completed(turn, outcome.reply, outcome.data_json, duration)
         assert outcome.error is not None
+        if turn.goes_on and outcome.error.kind is ErrorKind.SESSION_LOST:
+            return self._retrying(turn, outcome.error, duration, 0.0)  # not the task's fault: it starts over
         self._state.failures[turn.position] += 1
-        if deserves_retry(turn.task.retry, self._state.failures[turn.position], outcome.error):
-            return self._retrying(turn, outcome.error, duration)
+        failures = self._state.failures[turn.position]
+        if not turn.task.at_most_once and deserves_retry(turn.task.retry, failures, outcome.error):
+            delay = retry_delay(turn.task.retry, failures, outcome.error.retry_after, self._around.rng)
+            return self._retrying(turn, outcome.error, duration, delay)
         return self._failed(turn, outcome.error, duration)
 
     def _completed(self, turn: Turn, reply: Reply, data_json: str | None, duration: float) -> events.TaskCompleted:
         position, task, number = turn.position, turn.task, turn.number
-        messages = reply.turn(turn.prompt)
+        messages = turn.messages(reply)
         self._state.settle(
             position,
             TaskResult(
@@ -197,16 +211,23 @@ class Execution:
             messages,
         )
 
-    def _retrying(self, turn: Turn, error: BackendError, duration: float) -> events.TaskRetrying:
+    def _retrying(self, turn: Turn, error: BackendError, duration: float, delay: float) -> events.TaskRetrying:
         position, task, number = turn.position, turn.task, turn.number
-        delay = retry_delay(task.retry, self._state.failures[position], error.retry_after, self._around.rng)
         self._state.statuses[position] = TaskStatus.PENDING
         self._schedule.set_aside(position)
         assert self._workers is not None
         self._workers.start_soon(self._try_again, position, delay)
         self._log.info("task_retrying", task=task.id, error_kind=error.kind.value, delay_s=round(delay, 3))
         return events.TaskRetrying(
-            self._stamp(), task.id, number, error.kind.value, error.message, delay, duration, error.usage
+            self._stamp(),
+            task.id,
+            number,
+            error.kind.value,
+            error.message,
+            delay,
+            duration,
+            error.usage,
+            error.messages,
         )
 
     async def _try_again(self, position: int, delay: float) -> None:
@@ -229,6 +250,8 @@ class Execution:
         self._state.settle(position, result)
         self._schedule.finish(position, status)
         self._log.info("task_failed", task=task.id, error_kind=error.kind.value, status=status.value)
+        # The prompt as it was sent is worth keeping where nothing else shows what the failure was about.
+        messages = error.messages or ((Message("user", turn.prompt),) if turn.prompt else ())
         return events.TaskFailed(
-            self._stamp(), task.id, number, status, error.kind.value, error.message, duration, error.usage
+            self._stamp(), task.id, number, status, error.kind.value, error.message, duration, error.usage, messages
         )

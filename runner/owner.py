@@ -1,8 +1,9 @@
 """Who runs a run, and whether that process still lives.
 
 A claim on the same host can be judged by facts: another boot, a pid that is gone, or a pid that was given to another
-process since (its start time differs). On another host only the lease tells. The epoch in the store is what makes it
-safe; this page only decides whether trying is reasonable.
+process since (its start time differs). Otherwise only the lease tells, and no two clocks agree well enough to compare
+times: whoever wants the run watches for as long as a lease lasts, on their own clock, whether the owner renews it. The
+epoch in the store is what makes a take-over safe; this page only decides whether trying is reasonable.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from persistence.changes import Owner
 
 LEASE_SECONDS = 30.0
-"""How long a claim holds without renewal. It is renewed at a third of this."""
+"""How long a claim holds without renewal, unless a runner is told otherwise. It is renewed at a third of this."""
 
 _live_here: set[str] = set()
 
@@ -63,8 +64,8 @@ def liveness(owner: Owner) -> Liveness:
     return Liveness.ALIVE
 
 
-def may_take_over(owner: Owner | None, lease_expires_at: float | None, now: float) -> bool:
-    """Whether a run with this owner is free: no owner, a dead one, or one whose lease ran out."""
+def seems_free(owner: Owner | None, lease_expires_at: float | None, now: float) -> bool:
+    """Whether nobody seems to run a run with this owner at Unix time `now`. Only for showing: clocks can be wrong."""
     if owner is None or liveness(owner) is Liveness.DEAD:
         return True
     return lease_expires_at is None or lease_expires_at < now

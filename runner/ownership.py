@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import anyio
 
+from backends.errors import ErrorKind
 from persistence.boundaries import reached
 from persistence.changes import Batch, Change, Owner, RunClaimed, RunReleased
 from persistence.errors import Conflict, Fenced, StoreError
@@ -19,11 +20,14 @@ from runner.clock import iso
 from runner.conversation import load_past
 from runner.drive import Config, Prepared, backend_names
 from runner.errors import RunNotFound, RunNotResumable, RunOwned, StoreRequired
-from runner.owner import LEASE_SECONDS, claim_for_this_process, forget, may_take_over
-from runner.result import RunResult
+from runner.feed import Feed
+from runner.owner import Liveness, claim_for_this_process, forget, liveness
+from runner.result import RunResult, TaskResult
 from runner.state import Past, RunState
 from runner.status import RUN_DONE, RUN_REOPENINGS, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
+from runner.task import FailureMode
 from runner.translate import changes, dag_of
+from runner.verdict import Action, Verdict, judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +57,18 @@ async def stored_run(config: Config, run_id: str) -> StoredRun:
     return StoredRun(store, record, tasks, RunState(dag_of(record, tasks), tasks))
 
 
-def has_ended(record: RunRecord, retry_failed: bool) -> bool:
-    """Whether the run is over and is not to be reopened."""
+def has_ended(record: RunRecord, tasks: Sequence[TaskRecord], retry_failed: bool) -> bool:
+    """Whether the run is over and is not to be reopened, as one that failed or has damaged results can be."""
     status = RunStatus(record.status)
-    return status in RUN_DONE and not (retry_failed and status in RUN_REOPENINGS)
+    reopens = retry_failed and (status in RUN_REOPENINGS or any(task.damaged for task in tasks))
+    return status in RUN_DONE and not reopens
 
 
 def needs_no_work(run: StoredRun, retry_failed: bool) -> bool:
     """Whether the run has ended and is to stay so. Raises RunNotResumable for a cancelled one."""
     if run.status is RunStatus.CANCELLED:
         raise RunNotResumable(f"run {run.record.run_id} was cancelled for good; start a new run")
-    return has_ended(run.record, retry_failed)
+    return has_ended(run.record, run.tasks, retry_failed)
 
 
 def ended_result(run: StoredRun) -> RunResult:
@@ -72,48 +77,97 @@ def ended_result(run: StoredRun) -> RunResult:
     damaged = [record.task_id for record in run.tasks if record.damaged]
     if not damaged:
         return RunResult(run.record.run_id, run.status, results, run.record.error)
-    error = f"the stored results of {', '.join(damaged[:5])} are damaged"
+    error = f"the stored results of {', '.join(damaged[:5])} are damaged; resume with retry_failed runs them again"
     return RunResult(run.record.run_id, RunStatus.FAILED, results, error)
 
 
-async def take_over(config: Config, run: StoredRun, retry_failed: bool) -> Prepared:
+async def take_over(config: Config, run: StoredRun, retry_failed: bool, feed: Feed) -> Prepared:
     """Claim the run and make it ready to go on, in one transaction. Raises RunOwned, BackendMissing, StoreError."""
     state, record = run.state, run.record
-    refuse_owned(config, record)
-    happened: list[events.Event] = []
+    await wait_until_free(config, run, feed)
+    verdicts = judge(state.dag, run.tasks, retry_failed=retry_failed)
     at = iso(config.clock.wall())
-    for i, status in enumerate(state.statuses):
-        task_id, attempt = run.tasks[i].task_id, state.attempts[i]
-        if status is TaskStatus.RUNNING:
-            state.statuses[i] = TaskStatus.PENDING
-            happened.append(events.TaskInterrupted(at, task_id, attempt, "its process ended"))
-        elif retry_failed and status in TASK_REOPENINGS and not run.tasks[i].damaged:
-            state.reopen(i)
-            happened.append(events.TaskReopened(at, task_id, attempt))
+    happened: list[events.Event] = []
+    for position, verdict in enumerate(verdicts):
+        event = _settled(state, run.tasks[position], verdict, at)
+        if event is not None:
+            happened.append(event)
+    state.repeats = frozenset(position for position, verdict in enumerate(verdicts) if verdict.repeats)
     names = backend_names(state.dag, config, state.statuses)
     reused = sum(status is TaskStatus.COMPLETED for status in state.statuses)
     happened.insert(0, events.RunResumed(at, record.run_id, run.status, reused))
     await _load_conversations(run)
-    owner, position = await claim(config, run.store, record, [change for e in happened for change in changes(e)])
-    return Prepared(record.run_id, state, names, owner, happened, (), position)
+    owner, goes_on = await claim(config, run.store, record, [change for e in happened for change in changes(e)])
+    return Prepared(record.run_id, state, names, owner, happened, (), goes_on)
 
 
-def refuse_owned(config: Config, record: RunRecord) -> None:
-    """Raise RunOwned while another live process runs the run."""
-    owner = record.owner
-    if owner is not None and not may_take_over(owner, record.lease_expires_at, config.clock.wall()):
-        until = "" if record.lease_expires_at is None else f"; its claim holds until {iso(record.lease_expires_at)}"
-        raise RunOwned(
-            f"run {record.run_id} is being run by process {owner.pid} on {owner.host} since {owner.claimed_at}{until}. "
-            f"Stop that process first, or wait for it"
-        )
+def _settled(state: RunState, record: TaskRecord, verdict: Verdict, at: str) -> events.Event | None:
+    """Bring `state` in line with `verdict`; the event that says so, if something changed."""
+    position, task_id, attempt = record.position, record.task_id, record.attempt
+    under_way = state.statuses[position] is TaskStatus.RUNNING
+    if verdict.action is Action.CONTINUE and record.session_id is not None:
+        state.interrupted[position] = record.session_id
+    if under_way and verdict.action is Action.ASK:
+        state.ask(position, verdict.reason)
+        return events.TaskWaiting(at, task_id, attempt, verdict.reason, crashed=True)
+    if under_way and verdict.action is Action.FAIL:
+        return _crashed(state, position, verdict, at)
+    if under_way:
+        state.statuses[position] = TaskStatus.PENDING
+        state.crashes[position] = record.crashes + 1
+        return events.TaskInterrupted(at, task_id, attempt, "its process ended", crashed=True)
+    if verdict.action is Action.START_OVER and state.statuses[position] in TASK_REOPENINGS:
+        state.reopen(position)
+        return events.TaskReopened(at, task_id, attempt, damaged=record.damaged)
+    return None
+
+
+def _crashed(state: RunState, position: int, verdict: Verdict, at: str) -> events.TaskFailed:
+    task, attempt, kind = state.dag.tasks[position], state.attempts[position], ErrorKind.CRASHED.value
+    status = TaskStatus.SKIPPED if task.failure_mode is FailureMode.SKIP else TaskStatus.FAILED
+    result = TaskResult(task.id, status, error_kind=kind, error=verdict.reason, attempts=attempt)
+    state.settle(position, result)
+    return events.TaskFailed(at, task.id, attempt, status, kind, verdict.reason, 0.0)
+
+
+async def wait_until_free(config: Config, run: StoredRun, feed: Feed) -> None:
+    """Return once nobody runs the run: at once where its owner left or is provably dead, else after a whole lease in
+    which nothing was heard of it. Raises RunOwned while it lives, StoreError.
+    """
+    record = run.record
+    owner, expires = record.owner, record.lease_expires_at
+    if owner is None:
+        return
+    alive = liveness(owner)
+    if alive is Liveness.DEAD:
+        return
+    if alive is Liveness.ALIVE and expires is not None and expires > config.clock.wall():
+        raise _owned(record, owner)
+    # Clocks jump and differ between hosts. What counts is whether the owner is heard of while we watch.
+    at = iso(config.clock.wall())
+    feed.publish(events.RunWatched(at, record.run_id, f"process {owner.pid} on {owner.host}", config.lease))
+    for _ in range(_LOOKS):
+        await config.clock.sleep(config.lease / _LOOKS)
+        now = await run.store.get_run(record.run_id)
+        if now is None or (now.epoch, now.last_seq) != (record.epoch, record.last_seq):
+            raise _owned(record, owner)
+
+
+_LOOKS = 3
+
+
+def _owned(record: RunRecord, owner: Owner) -> RunOwned:
+    return RunOwned(
+        f"run {record.run_id} is being run by process {owner.pid} on {owner.host} since {owner.claimed_at}. "
+        f"Stop that process first, or wait for it"
+    )
 
 
 async def claim(config: Config, store: Store, record: RunRecord, then: Sequence[Change]) -> tuple[Owner, Position]:
     """Make this process the owner, with `then` in the same transaction; where the run's changes go on."""
     at = iso(config.clock.wall())
     owner = claim_for_this_process(config.rng, at)
-    claimed = RunClaimed(at, owner, config.clock.wall() + LEASE_SECONDS)
+    claimed = RunClaimed(at, owner, config.clock.wall() + config.lease)
     batch = Batch(record.run_id, record.epoch, record.last_seq + 1, (claimed, *then))
     try:
         await store.write(batch)

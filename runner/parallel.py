@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from backends.function import as_backend
 from backends.protocol import Backend, Reply
 from persistence.changes import RunClaimed
 from persistence.protocol import Store
 from runner import events
+from runner.answering import Settlement, settle
 from runner.clock import Clock, iso, new_run_id
 from runner.continuing import say
 from runner.dag import DAG, nearest
@@ -20,6 +21,7 @@ from runner.feed import Feed
 from runner.owner import LEASE_SECONDS, claim_for_this_process
 from runner.ownership import ended_result, needs_no_work, stored_run, take_over
 from runner.patient import PatientStore
+from runner.preview import Preview, preview
 from runner.result import RunResult
 from runner.run import Control, Run
 from runner.state import RunState
@@ -40,6 +42,8 @@ class ParallelRunner:
     `default` names the default one among these; if there is only one, it is that. `concurrency` is how many tasks run
     at once in all, `limits` how many on one backend. `store` may be None: then nothing is written down and nothing can
     be resumed. A store that fails never ends a run, unless `strict`; one call to it may take `store_timeout` seconds.
+    `lease` is for how many seconds a claim on a run holds without renewal, the same for all who share a store; an owner
+    that cannot be seen from here is given that long to show that it lives.
     `clock` and `rng` are where time and chance come from. One runner may run several DAGs at the same time, each with
     its own limits.
     """
@@ -55,6 +59,7 @@ class ParallelRunner:
         limits: Mapping[str, int] | None = None,
         strict: bool = False,
         store_timeout: float = 10.0,
+        lease: float = LEASE_SECONDS,
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -63,8 +68,9 @@ class ParallelRunner:
         for name, limit in (limits or {}).items():
             if limit < 1:
                 raise ValueError(f"the limit of backend {name!r} must be at least 1, not {limit}")
-        if not store_timeout > 0:
-            raise ValueError(f"store_timeout must be more than 0 seconds, not {store_timeout}")
+        for option, seconds in (("store_timeout", store_timeout), ("lease", lease)):
+            if not seconds > 0:
+                raise ValueError(f"{option} must be more than 0 seconds, not {seconds}")
         named = {name: as_backend(one) for name, one in (backends or {}).items()}
         if backend is not None:
             named[DEFAULT_BACKEND] = as_backend(backend)
@@ -83,6 +89,7 @@ class ParallelRunner:
             concurrency,
             dict(limits or {}),
             strict,
+            lease,
             clock or Clock(),
             rng or random.Random(),  # noqa: S311 - jitter and readable ids, no secrets
         )
@@ -106,16 +113,38 @@ class ParallelRunner:
     async def resume(self, run_id: str, *, retry_failed: bool = False) -> RunResult:
         """Go on with a stored run: what is completed is kept, what was under way or never began is run.
 
-        Needs nothing but the store and the backends. Failed tasks stay failed, unless `retry_failed`. A run that is
-        complete, or has failed with nothing left to run, comes back as it is. Raises StoreRequired, RunNotFound,
-        RunOwned while another live process runs it, RunNotResumable for a cancelled run, BackendMissing, and
-        StoreError when the store cannot be read or claimed; otherwise as `run`.
+        Needs nothing but the store and the backends. A task that was under way when its process died goes on with its
+        conversation where its backend had confirmed one, and starts over otherwise, or waits for a person if it is
+        `at_most_once`; `preview_resume` tells beforehand. Failed tasks stay failed, unless `retry_failed`, which also
+        runs completed ones again whose stored result is damaged. A run that is complete, or has failed with nothing
+        left to run, comes back as it is.
+
+        An owner that is provably dead is succeeded at once; one that cannot be judged from here is watched for one
+        `lease` first. Raises StoreRequired, RunNotFound, RunOwned while another live process runs it, RunNotResumable
+        for a cancelled run, BackendMissing, and StoreError when the store cannot be read or claimed; else as `run`.
         """
         return await self._resume(run_id, retry_failed)(Feed(), Control())
 
     def start_resume(self, run_id: str, *, retry_failed: bool = False) -> Run:
         """Like `resume`, beside the caller: see `start`."""
         return Run(run_id, self._resume(run_id, retry_failed))
+
+    async def preview_resume(self, run_id: str, *, retry_failed: bool = False) -> Preview:
+        """What `resume` would do now with each task, and why. Changes nothing and claims nothing.
+
+        Raises StoreRequired, RunNotFound, RunOwned while another live process runs it, RunNotResumable for a cancelled
+        run, StoreError.
+        """
+        return await preview(self._config, await stored_run(self._config, run_id), retry_failed)
+
+    async def answer(self, run_id: str, task_id: str, how: Literal["done", "again", "fail"], text: str = "") -> None:
+        """Settle a task that waits for a person; `resume` then goes on with the run.
+
+        `done`: it took effect, and `text` is its result, JSON where the task has an output_schema. `again`: it is run
+        again. `fail`: it failed, `text` saying why. Raises RunNotFound, RunOwned while a live process runs the run,
+        PlaitError for an unknown task, one that waits for nobody or a text that does not fit, StoreError.
+        """
+        await settle(self._config, await stored_run(self._config, run_id), task_id, Settlement(how, text))
 
     async def continue_task(self, run_id: str, task_id: str, message: str) -> Reply:
         """Go on with a task's conversation after the run: say `message`, store the turn, return the reply.
@@ -142,7 +171,7 @@ class ParallelRunner:
             at = iso(config.clock.wall())
             created = events.RunCreated(at, run_id, dag, {**(settings or {}), "concurrency": config.concurrency})
             owner = claim_for_this_process(config.rng, at)
-            claim = RunClaimed(at, owner, config.clock.wall() + LEASE_SECONDS)
+            claim = RunClaimed(at, owner, config.clock.wall() + config.lease)
             first = (created, events.RunStarted(at, run_id))
             return await drive(Prepared(run_id, RunState(dag), names, owner, first, (claim,)), config, feed, control)
 
@@ -155,6 +184,6 @@ class ParallelRunner:
             run = await stored_run(config, run_id)
             if needs_no_work(run, retry_failed):
                 return ended_result(run)
-            return await drive(await take_over(config, run, retry_failed), config, feed, control)
+            return await drive(await take_over(config, run, retry_failed, feed), config, feed, control)
 
         return drive_stored

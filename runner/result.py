@@ -16,6 +16,7 @@ class TaskResult:
     """Where a task stands at the end. `text` and `data` are set when it completed, the error fields when it failed.
 
     `attempts` counts all attempts, earlier processes included. `reused` is True when an earlier process did it.
+    `question` is what a person is asked while it is waiting_input.
     """
 
     id: str
@@ -29,6 +30,7 @@ class TaskResult:
     duration_s: float = 0.0
     session_id: str | None = None
     reused: bool = False
+    question: str | None = None
 
     @property
     def value(self) -> JsonValue:
@@ -49,10 +51,22 @@ class Degradation:
 
 
 @dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a resume did, in numbers of tasks: `reused` were done before, `ran` were executed by this process, and
+    `repeated` of these had an attempt under way when they were interrupted, so that they may be billed twice.
+    """
+
+    reused: int
+    ran: int
+    repeated: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunResult:
     """What a run came to. `tasks` holds every task by id, in the order of the DAG.
 
-    `status` is completed, failed, cancelled or interrupted. `degraded` lists when the store was away; empty is good.
+    `status` is completed, failed, waiting_input, cancelled or interrupted. `degraded` lists when the store was away;
+    empty is good. `receipt` is there after a resume.
     """
 
     run_id: str
@@ -60,6 +74,7 @@ class RunResult:
     tasks: Mapping[str, TaskResult]
     error: str | None = None
     degraded: tuple[Degradation, ...] = ()
+    receipt: Receipt | None = None
     text: Mapping[str, str] = field(init=False)
     """The text of every completed task, by id."""
 
@@ -83,6 +98,11 @@ class RunResult:
     def failed(self) -> tuple[str, ...]:
         """Ids of the tasks that failed."""
         return tuple(task.id for task in self.tasks.values() if task.status is TaskStatus.FAILED)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Ids of the tasks that wait for a person."""
+        return tuple(task.id for task in self.tasks.values() if task.status is TaskStatus.WAITING_INPUT)
 
     @property
     def blocked(self) -> tuple[str, ...]:

@@ -13,9 +13,10 @@ from backends.protocol import Message, Usage
 from persistence.records import TaskRecord
 from runner.dag import DAG
 from runner.prompt import names_used, render
-from runner.result import TaskResult
+from runner.result import Receipt, TaskResult
 from runner.status import TASK_DONE, TASK_TRANSITIONS, TaskStatus, may_follow
 from runner.task import JsonValue, Task
+from runner.verdict import last_chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +41,32 @@ class RunState:
         self.continued = {dag.position(task.continues) for task in dag if task.continues is not None}
         """Tasks whose conversation a later one goes on with: only these are kept in memory."""
         self.conversations: dict[int, Past] = {}
+        self.interrupted: dict[int, str] = {}
+        """Session ids of tasks whose conversation is known to have begun, by position: their next attempt goes on."""
+        self.crashes: dict[int, int] = {}
+        """How often an owner died while the task ran, where it did."""
+        self.questions: dict[int, str] = {}
+        """What a person is asked, by position."""
+        self.started: set[int] = set()
+        """Tasks that this process has begun."""
+        self.repeats: frozenset[int] = frozenset()
+        """Tasks with an attempt that may be paid for twice, once they are begun."""
         for position, record in enumerate(records):
             self._load(position, record)
 
     def _load(self, position: int, record: TaskRecord) -> None:
         status = TaskStatus(record.status)
         self.attempts[position] = record.attempt
+        if record.crashes:
+            self.crashes[position] = record.crashes
         if status in TASK_DONE:
             result = _stored_result(record, status)
             self.statuses[position] = result.status
             self.results[position] = result
-        elif status is TaskStatus.RUNNING:
+        else:
             self.statuses[position] = status
+            if status is TaskStatus.WAITING_INPUT:
+                self.questions[position] = record.question or ""
 
     def settle(self, position: int, result: TaskResult) -> None:
         """The task is done. Refused, as a bug of ours, unless the table of transitions allows it."""
@@ -63,6 +78,22 @@ class RunState:
         """The failed task is pending again."""
         self.statuses[position] = TaskStatus.PENDING
         del self.results[position]
+
+    def ask(self, position: int, question: str) -> None:
+        """The running task waits for a person."""
+        self.statuses[position] = TaskStatus.WAITING_INPUT
+        self.questions[position] = question
+
+    def on_their_last_chance(self) -> list[int]:
+        """Positions of tasks that are to run alone, because the next crash while they run is their last."""
+        return [
+            position for position, crashes in self.crashes.items() if last_chance(self.dag.tasks[position], crashes)
+        ]
+
+    def receipt(self) -> Receipt:
+        """What a resume came to."""
+        reused = sum(result.reused for result in self.results.values())
+        return Receipt(reused, len(self.started), len(self.started & self.repeats))
 
     def past(self, task: Task) -> Past | None:
         """The conversation that `task` goes on with; None when it begins one."""
@@ -101,7 +132,12 @@ class RunState:
         """Every task by id, those that are not done included."""
         return {
             task.id: self.results.get(position)
-            or TaskResult(task.id, self.statuses[position], attempts=self.attempts[position])
+            or TaskResult(
+                task.id,
+                self.statuses[position],
+                attempts=self.attempts[position],
+                question=self.questions.get(position) if self.statuses[position] is TaskStatus.WAITING_INPUT else None,
+            )
             for position, task in enumerate(self.dag.tasks)
         }
 
@@ -113,7 +149,8 @@ def _stored_result(record: TaskRecord, status: TaskStatus) -> TaskResult:
             record.task_id,
             TaskStatus.FAILED,
             error_kind="damaged",
-            error="the stored result does not fit its checksum, so it is not used; run this task again in a new run",
+            error="the stored result does not fit its checksum, so it is not used; resume with retry_failed "
+            "(--retry-failed) runs it again",
             attempts=record.attempt,
             usage=usage,
             reused=True,

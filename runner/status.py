@@ -46,7 +46,9 @@ TASK_TRANSITIONS: Mapping[TaskStatus, frozenset[TaskStatus]] = MappingProxyType(
         _T.RUNNING: frozenset(
             {_T.PENDING, _T.WAITING_INPUT, _T.COMPLETED, _T.FAILED, _T.SKIPPED, _T.CANCELLED},
         ),
-        _T.WAITING_INPUT: frozenset({_T.PENDING, _T.RUNNING, _T.COMPLETED, _T.FAILED, _T.CANCELLED}),
+        _T.WAITING_INPUT: frozenset(
+            {_T.PENDING, _T.RUNNING, _T.COMPLETED, _T.FAILED, _T.SKIPPED, _T.CANCELLED},
+        ),
         _T.COMPLETED: frozenset(),
         _T.FAILED: frozenset(),
         _T.SKIPPED: frozenset(),

@@ -34,16 +34,21 @@ class Retry:
     `attempts` counts all tries, the first included. Before try n+1 the runner waits a random time between 0 and
     min(`max_delay`, `base_delay` * 2**(n-1)) seconds (exponential backoff, full jitter), or, where the server said how
     long to wait, that long plus up to `base_delay`: a hint is never shortened. `on` holds `ErrorKind` values.
+    A task that was running when its process died is run again by `resume`, until that has happened `max_crashes` times:
+    then it fails as crashed. Its last try is made with nothing else running, so that no other task's crash convicts it.
     """
 
     attempts: int = 3
     base_delay: float = 1.0
     max_delay: float = 60.0
     on: frozenset[str] = DEFAULT_RETRY_ON
+    max_crashes: int = 3
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
             raise ValueError(f"retry attempts must be at least 1, not {self.attempts}; 1 means no retry")
+        if self.max_crashes < 1:
+            raise ValueError(f"max_crashes must be at least 1, not {self.max_crashes}; 1 means no other try")
         if not (self.base_delay >= 0 and self.max_delay >= 0):
             raise ValueError(f"retry delays must be at least 0 s, not {self.base_delay} and {self.max_delay}")
         if max(self.base_delay, self.max_delay) == float("inf"):
@@ -64,6 +69,9 @@ class Task:
     that the answer has to fit. `weight` is the expected relative duration, used to start long paths first. `item` is
     what `{{ item }}` stands for, and `aliases` gives further template names: each stands for one task's result, or for
     the list of several; plan files fill both for `for_each`. `metadata` is carried along and shown, never used.
+
+    `at_most_once` is for what must not happen twice: it is never retried, not begun while its start cannot be written
+    down, and when its process ends before it does, it is waiting_input: a person says what follows (`answer`).
     """
 
     id: str
@@ -79,6 +87,7 @@ class Task:
     item: JsonValue = None
     aliases: Mapping[str, str | Sequence[str]] = field(default_factory=dict[str, "str | Sequence[str]"])
     metadata: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+    at_most_once: bool = False
 
     def __post_init__(self) -> None:
         # "soft" is as good as FailureMode.SOFT to whoever writes it, and must be so here too.

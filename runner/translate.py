@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from backends.protocol import Message
 from backends.text import clean_text
 from persistence import changes as stored
 from persistence.records import RunRecord, TaskRecord
@@ -57,7 +58,10 @@ def _run_ended(event: events.RunEnded) -> tuple[stored.Change, ...]:
 
 
 def _task_started(event: events.TaskStarted) -> tuple[stored.Change, ...]:
-    return (stored.TaskStarted(event.at, event.task_id, event.attempt, event.backend, event.session_id),)
+    started = stored.TaskStarted(
+        event.at, event.task_id, event.attempt, event.backend, event.session_id, event.confirmed
+    )
+    return (started,)
 
 
 def _session_opened(event: events.SessionOpened) -> tuple[stored.Change, ...]:
@@ -65,17 +69,11 @@ def _session_opened(event: events.SessionOpened) -> tuple[stored.Change, ...]:
 
 
 def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
-    at, task_id, attempt, usage = event.at, event.task_id, event.attempt, event.usage
-    turns = [
-        stored.TurnAppended(
-            at, task_id, attempt, message.role, message.content, message.usage.input_tokens, message.usage.output_tokens
-        )
-        for message in event.messages
-    ]
+    usage = event.usage
     completed = stored.TaskCompleted(
-        at,
-        task_id,
-        attempt,
+        event.at,
+        event.task_id,
+        event.attempt,
         event.text,
         event.data_json,
         usage.input_tokens,
@@ -83,7 +81,17 @@ def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
         usage.cost_usd,
         event.duration_s,
     )
-    return (*turns, completed)
+    return (*turns(event.at, event.task_id, event.attempt, event.messages), completed)
+
+
+def turns(at: str, task_id: str, attempt: int, messages: Sequence[Message]) -> list[stored.Change]:
+    """The messages of a turn as they are stored."""
+    return [
+        stored.TurnAppended(
+            at, task_id, attempt, message.role, message.content, message.usage.input_tokens, message.usage.output_tokens
+        )
+        for message in messages
+    ]
 
 
 def _task_retrying(event: events.TaskRetrying) -> tuple[stored.Change, ...]:
@@ -99,7 +107,7 @@ def _task_retrying(event: events.TaskRetrying) -> tuple[stored.Change, ...]:
         *tokens,
         event.usage.cost_usd,
     )
-    return (retried,)
+    return (*turns(event.at, event.task_id, event.attempt, event.messages), retried)
 
 
 def _task_failed(event: events.TaskFailed) -> tuple[stored.Change, ...]:
@@ -115,11 +123,15 @@ def _task_failed(event: events.TaskFailed) -> tuple[stored.Change, ...]:
         *tokens,
         event.usage.cost_usd,
     )
-    return (failed,)
+    return (*turns(event.at, event.task_id, event.attempt, event.messages), failed)
 
 
 def _task_interrupted(event: events.TaskInterrupted) -> tuple[stored.Change, ...]:
-    return (stored.TaskInterrupted(event.at, event.task_id, event.attempt, event.reason),)
+    return (stored.TaskInterrupted(event.at, event.task_id, event.attempt, event.reason, event.crashed),)
+
+
+def _task_waiting(event: events.TaskWaiting) -> tuple[stored.Change, ...]:
+    return (stored.TaskWaiting(event.at, event.task_id, event.attempt, event.question, event.crashed),)
 
 
 def _task_cancelled(event: events.TaskCancelled) -> tuple[stored.Change, ...]:
@@ -127,7 +139,7 @@ def _task_cancelled(event: events.TaskCancelled) -> tuple[stored.Change, ...]:
 
 
 def _task_reopened(event: events.TaskReopened) -> tuple[stored.Change, ...]:
-    return (stored.TaskReopened(event.at, event.task_id),)
+    return (stored.TaskReopened(event.at, event.task_id, event.damaged),)
 
 
 _CHANGES = cast(
@@ -140,12 +152,14 @@ _CHANGES = cast(
         events.RunFailed: _run_ended,
         events.RunCancelled: _run_ended,
         events.RunInterrupted: _run_ended,
+        events.RunWaitingInput: _run_ended,
         events.TaskStarted: _task_started,
         events.SessionOpened: _session_opened,
         events.TaskCompleted: _task_completed,
         events.TaskRetrying: _task_retrying,
         events.TaskFailed: _task_failed,
         events.TaskInterrupted: _task_interrupted,
+        events.TaskWaiting: _task_waiting,
         events.TaskCancelled: _task_cancelled,
         events.TaskReopened: _task_reopened,
     },
@@ -170,6 +184,7 @@ def _spec(task: Task) -> str:
             "base_delay": retry.base_delay,
             "max_delay": retry.max_delay,
             "on": sorted(retry.on),
+            "max_crashes": retry.max_crashes,
         }
     if task.timeout is not None:
         spec["timeout"] = task.timeout
@@ -183,6 +198,8 @@ def _spec(task: Task) -> str:
         spec["aliases"] = task.aliases
     if task.metadata:
         spec["metadata"] = task.metadata
+    if task.at_most_once:
+        spec["at_most_once"] = True
     return to_json(spec) if spec else "{}"
 
 
@@ -194,8 +211,8 @@ def task_of(record: TaskRecord) -> Task:
     if "failure_mode" in spec:
         spec["failure_mode"] = FailureMode(spec["failure_mode"])
     if "retry" in spec:
-        retry = spec["retry"]
-        spec["retry"] = Retry(retry["attempts"], retry["base_delay"], retry["max_delay"], frozenset(retry["on"]))
+        retry: dict[str, Any] = {**spec["retry"], "on": frozenset(spec["retry"]["on"])}
+        spec["retry"] = Retry(**retry)
     return Task(record.task_id, record.prompt, record.depends_on, record.backend, **spec)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from backends.protocol import Backend, Opening, Output
+from backends.errors import BackendError, ErrorKind
+from backends.protocol import Backend, Message, Opening, Output, Reply
 from backends.text import clean_text
 from runner import events
 from runner.attempt import Outcome, attempt, classified
@@ -17,6 +18,11 @@ from runner.feed import Feed
 from runner.log import logger
 from runner.state import Past, RunState
 from runner.task import Task
+
+_NOT_WRITTEN_DOWN = (
+    "the store is away, so this at_most_once task was not begun: after a crash nobody could tell that it had been; "
+    "resume with --retry-failed when the store answers"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +38,34 @@ class Surroundings:
     rng: random.Random
 
 
+INTERRUPTED = (
+    "You were interrupted while you worked on the request above: the program that asked you ended before your answer "
+    "was written down. Look at what you have done already, do what is missing, and give your whole answer again."
+)
+"""What is said in a conversation that an interruption cut, instead of the prompt, which it holds already."""
+
+
 @dataclass(slots=True, eq=False)
 class Turn:
-    """Attempt `number` of the task at `position`, recorded as running. `session_id` is as far as it is known."""
+    """Attempt `number` of the task at `position`, recorded as running. `session_id` is as far as it is known.
+
+    `goes_on`: it takes up the conversation of an attempt that was interrupted. `confirmed`: see SessionOpened.
+    """
 
     position: int
     task: Task
     number: int
     session_id: str | None
+    goes_on: bool = False
+    confirmed: bool = False
     prompt: str = ""
     over: bool = False
+
+    def messages(self, reply: Reply) -> tuple[Message, ...]:
+        """What was said in the turn that `reply` ended."""
+        if not self.goes_on:
+            return reply.turn(self.prompt)
+        return (Message("user", self.prompt), *reply.turn(INTERRUPTED))
 
 
 class Turns:
@@ -56,12 +80,18 @@ class Turns:
     def begin(self, position: int) -> Turn:
         """The turn that is to be recorded as running."""
         task = self._state.dag.tasks[position]
+        number = self._state.attempts[position]
+        begun = self._state.interrupted.pop(position, None)
+        if begun is not None:
+            return Turn(position, task, number, begun, goes_on=True, confirmed=True)
         past = self._state.past(task)
         session_id = self._new_session_id(self._around.names[position]) if past is None else past.session_id
-        return Turn(position, task, self._state.attempts[position], session_id)
+        return Turn(position, task, number, session_id)
 
     async def have(self, turn: Turn) -> Outcome:
         """Render the prompt and call the backend. Raises nothing but cancellation."""
+        if turn.task.at_most_once and self._around.sink.away:
+            return Outcome(None, None, BackendError(ErrorKind.UNEXPECTED, _NOT_WRITTEN_DOWN))
         try:
             turn.prompt = clean_text(self._state.prompt(turn.task))
         except Exception as error:
@@ -69,7 +99,7 @@ class Turns:
         past = self._state.past(turn.task) or Past()
         opening = Opening(
             session_id=turn.session_id,
-            resume=past.session_id is not None,
+            resume=turn.goes_on or past.session_id is not None,
             history=past.messages,
             output_schema=turn.task.output_schema,
             idempotency_key=f"{self._around.run_id}:{turn.task.id}",
@@ -78,7 +108,7 @@ class Turns:
             on_session=partial(self._session, turn),
         )
         backend = self._around.backends[self._around.names[turn.position]]
-        outcome = await attempt(backend, opening, turn.prompt, turn.task.timeout)
+        outcome = await attempt(backend, opening, INTERRUPTED if turn.goes_on else turn.prompt, turn.task.timeout)
         turn.over = True
         if outcome.reply is not None and outcome.reply.session_id is not None:
             self._session(turn, outcome.reply.session_id, last=True)
@@ -98,9 +128,13 @@ class Turns:
             self._around.feed.publish(event)
 
     def _session(self, turn: Turn, session_id: str, *, last: bool = False) -> None:
-        """The id became known, or another one. A call after the turn's end, or with no text, changes nothing."""
+        """The id became known, or another one, or was confirmed. A call after the turn's end, or with no text, changes
+        nothing; `last` is the reply's own word, which need not confirm what the turn's end has settled.
+        """
         known = clean_text(session_id) if isinstance(session_id, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
-        if known is None or known == turn.session_id or (turn.over and not last):
+        if known is None or (turn.over and not last):
             return
-        turn.session_id = known
+        if known == turn.session_id and (turn.confirmed or last):
+            return
+        turn.session_id, turn.confirmed = known, True
         self._around.sink.submit([events.SessionOpened(self._stamp(), turn.task.id, turn.number, known)])

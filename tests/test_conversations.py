@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from backends import Opening, Reply
-from persistence import MemoryStore
+from backends import BackendError, ErrorKind, Message, Opening, Reply, Usage
+from persistence import MemoryStore, Store
 from runner import (
     DAG,
     BackendMissing,
     ParallelRunner,
+    Retry,
     RunStatus,
     Task,
 )
@@ -95,3 +96,34 @@ async def test_a_continuing_task_may_name_the_default_backend_outright() -> None
     assert result.status is RunStatus.COMPLETED
     with pytest.raises(BackendMissing, match="that conversation is on 'other', and stays there"):
         await ParallelRunner(backends={"small": small, "other": other}, default="other").run(dag)
+
+
+async def test_what_was_said_in_a_failed_turn_is_kept_and_not_taken_for_a_turn(store: Store) -> None:
+    asked = (Message("user", "count"), Message("assistant", "many"), Message("user", "no, a number"))
+    poor = (*asked, Message("assistant", "several", Usage(1, 2)))
+    errors = [
+        BackendError(ErrorKind.INVALID_OUTPUT, "no number", messages=poor),
+        BackendError(ErrorKind.TRANSIENT, "reset"),
+    ]
+    backend = Talker(lambda prompt, _: errors.pop(0) if errors else f"re: {prompt}")
+    dag = DAG(
+        [
+            Task("a", prompt="count", retry=Retry(attempts=3, base_delay=0)),
+            Task("b", prompt="go on", continues="a"),
+        ]
+    )
+    await ParallelRunner(backend, store=store).run(dag, "r")
+    stored = [(m.attempt, m.content) for m in await store.list_messages("r", "a")]
+    assert stored == [*((1, message.content) for message in poor), (3, "count"), (3, "re: count")]
+    assert [m.content for m in backend.openings[-1].history] == ["count", "re: count"]
+
+
+async def test_a_task_that_failed_for_good_keeps_its_prompt(store: Store) -> None:
+    refused = BackendError(ErrorKind.REFUSED, "no")
+    dag = DAG([Task("a", prompt="say {{ word }}")], inputs={"word": "it"})
+    runner = ParallelRunner(Talker(lambda *_: refused), store=store)
+    await runner.run(dag, "r")
+    assert [(m.role, m.content) for m in await store.list_messages("r", "a")] == [("user", "say it")]
+    backend = Talker()
+    await ParallelRunner(backend, store=store).continue_task("r", "a", "why not?")
+    assert backend.openings[0].history == ()  # a prompt that nobody answered is no turn

@@ -217,4 +217,26 @@ async def test_a_completed_run_with_a_damaged_result_does_not_count_as_completed
     damage(path)
     async with SQLiteStore(path, mode="existing") as store:
         result = await ParallelRunner(Talker(), store=store).resume("r")
-    assert (result.status, result.error) == (RunStatus.FAILED, "the stored results of a are damaged")
+        assert result.status is RunStatus.FAILED
+        assert result.error == "the stored results of a are damaged; resume with retry_failed runs them again"
+        backend = Talker()
+        mended = await ParallelRunner(backend, store=store).resume("r", retry_failed=True)
+        assert (mended.status, mended["a"].text, backend.prompts) == (RunStatus.COMPLETED, "re: a", ["a"])
+        again = await ParallelRunner(backend, store=store).resume("r")
+    assert (again.status, again["a"].text, again["a"].attempts) == (RunStatus.COMPLETED, "re: a", 2)
+
+
+async def test_what_depends_on_a_task_that_is_tried_again_is_not_run_again_itself(store: Store) -> None:
+    dag = DAG(
+        [
+            Task("a", prompt="a", failure_mode=FailureMode.SOFT),
+            Task("b", prompt="b {{ a }}", depends_on=["a"]),
+            Task("c", prompt="c {{ b }}", depends_on=["b"]),
+        ]
+    )
+    refused = BackendError(ErrorKind.REFUSED, "no")
+    first = await ParallelRunner(Talker(lambda p, _: refused if p == "a" else p), store=store).run(dag, "r")
+    assert (first.failed, first["b"].status) == (("a",), TaskStatus.COMPLETED)
+    backend = Talker()
+    result = await ParallelRunner(backend, store=store).resume("r", retry_failed=True)
+    assert (result.status, backend.prompts) == (RunStatus.COMPLETED, ["a"])

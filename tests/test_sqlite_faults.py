@@ -51,11 +51,10 @@ async def test_a_full_disk_undoes_the_batch_and_the_same_batch_goes_in_later(pat
         before = await whole(store)
         starts = [TaskStarted(at(3), task.task_id, 1, "fast") for task in tasks]
         turns = [TurnAppended(at(3), task.task_id, 1, "user", "x" * 500) for task in tasks]
-        for _ in range(2):
-            with pytest.raises(StoreError, match="full; free some space"):
-                await writer.write(*starts, *turns)
-            assert await whole(store) == before
-        await on_database(store, "PRAGMA max_page_count = 1000000")
+        with pytest.raises(StoreError, match="full; free some space"):
+            await writer.write(*starts, *turns)
+        # The limit was the connection's, and what comes next has another connection.
+        assert await whole(store) == before
         await writer.write(*starts, *turns)
         run = await store.get_run(RUN)
         assert run is not None

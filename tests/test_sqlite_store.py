@@ -41,7 +41,7 @@ ROOT = Path(__file__).parent.parent
 # The file.
 
 
-@pytest.fixture(params=[0o000, 0o022, 0o277], ids=oct)
+@pytest.fixture(params=[0o000, 0o022, 0o077, 0o277, 0o777], ids=oct)
 def umask(request: pytest.FixtureRequest) -> Iterator[None]:
     before = os.umask(request.param)
     yield
@@ -50,12 +50,13 @@ def umask(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.usefixtures("umask")
 async def test_nobody_else_can_read_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "runs" / "plait.db"
+    path = tmp_path / "new" / "runs" / "plait.db"
     async with SQLiteStore(path) as store:
         await Writer(store).write(*OPENING)
+        await store.purge([])
         modes = {entry.name: stat.S_IMODE(entry.stat().st_mode) for entry in path.parent.iterdir()}
         assert modes == {"plait.db": 0o600, "plait.db-wal": 0o600, "plait.db-shm": 0o600}
-        assert stat.S_IMODE(path.parent.stat().st_mode) & 0o077 == 0
+        assert [stat.S_IMODE(f.stat().st_mode) for f in (path.parent, path.parent.parent)] == [0o700, 0o700]
     assert [entry.name for entry in path.parent.iterdir()] == ["plait.db"]
 
 
@@ -114,6 +115,8 @@ def truncated(path: Path) -> None:
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda path: path.write_bytes(b""), "is empty"),
     "text": (lambda path: path.write_text("not a database\n" * 500), "not a database"),
+    "zeros": (lambda path: path.write_bytes(bytes(50_000)), "not a database"),
+    "a header alone": (lambda path: path.write_bytes(path.read_bytes()[:100]), "not a database"),
     "truncated": (truncated, "damaged"),
     "foreign": (lambda path: edit(path, "PRAGMA application_id = 7"), "another program"),
     "not ours": (lambda path: edit(path, "PRAGMA application_id = 0", "PRAGMA user_version = 0"), "another program"),
@@ -136,12 +139,15 @@ async def test_a_bad_file_is_refused_and_left_as_it_is(path: Path, kind: str, mo
     spoil, reason = REFUSED[kind]
     spoil(path)
     before = {entry.name: entry.read_bytes() for entry in path.parent.iterdir()}
+    touched = path.stat()
     with pytest.raises(StoreUnusable, match=reason) as refused:
         async with SQLiteStore(path, mode=mode):
             pass
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
     assert path.read_bytes() == before[path.name]
+    found = path.stat()
+    assert (found.st_mtime_ns, found.st_mode, found.st_ino) == (touched.st_mtime_ns, touched.st_mode, touched.st_ino)
     assert {entry.name for entry in path.parent.iterdir()} - set(before) <= {f"{path.name}-wal", f"{path.name}-shm"}
 
 

@@ -21,7 +21,9 @@ from persistence import (
     SessionOpened,
     SQLiteStore,
     StoreError,
+    TaskInterrupted,
     TaskStarted,
+    TaskWaiting,
     TurnAppended,
 )
 from tests.contracts.store_contract import StoreContract
@@ -62,7 +64,11 @@ CHANGES: list[Change] = [
     SessionOpened(at(6), "a", 2, "u"),
     SessionOpened(at(6), "c", 0, "v"),
     SessionOpened(at(6), "a", 1, "t"),
+    SessionOpened(at(6), "a", 0, "w"),
     TurnAppended(at(6), "a", 1, "user", "hello"),
+    TaskStarted(at(6), "a", 2, "fast", "s", confirmed=True),
+    TaskWaiting(at(6), "a", 2, "Crashed?", crashed=True),
+    TaskInterrupted(at(6), "a", 1, "crash", crashed=True),
     RunClaimed(at(6), owner("next"), 9.0),
     RunStatusChanged(at(6), "completed"),
     CREATED,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from persistence import Batch, MemoryStore, RunClaimed, Store, StoreError
+from persistence import Batch, LeaseRenewed, MemoryStore, RunClaimed, Store, StoreError
 from runner import (
     ParallelRunner,
     RunExists,
@@ -16,7 +16,7 @@ from runner import (
     RunStatus,
 )
 from runner.owner import claim_for_this_process, forget
-from tests.support.fakes import FaultyStore, Talker
+from tests.support.fakes import FaultyStore, QuickClock, Talker
 from tests.support.stopped import DIAMOND, stopped_after
 
 
@@ -58,11 +58,10 @@ async def claimed_by(store: Store, **changes: object) -> None:
     record = await store.get_run("r")
     assert record is not None
     import random
-    import time
 
     owner = claim_for_this_process(random.Random(), "2026-01-01T00:00:00.000Z")
     forget(owner)
-    expires = changes.pop("expires", time.time() + 100)
+    expires = changes.pop("expires", 3_000_000_000.0)
     claim = RunClaimed("2026-01-01T00:00:00.000Z", replace(owner, **changes), expires)  # type: ignore[arg-type]
     await store.write(Batch("r", record.epoch, record.last_seq + 1, (claim,)))
 
@@ -75,20 +74,56 @@ async def claimed_by(store: Store, **changes: object) -> None:
         ({"pid": 1, "process_started": "another"}, True),  # the pid was used again
         ({"pid": 4_190_000}, True),  # gone
         ({"boot_id": "another boot"}, True),
-        ({"host": "another host"}, False),
-        ({"host": "another host", "expires": 1.0}, True),  # its lease ran out
-        ({"pid": 1, "process_started": "", "expires": 1.0}, True),
     ],
 )
-async def test_who_may_take_over(changes: dict, free: bool) -> None:
+async def test_who_may_take_over_at_once(changes: dict, free: bool) -> None:
     store = MemoryStore()
     await claimed_by(store, **changes)
-    runner = ParallelRunner(Talker(), store=store)
+    clock = QuickClock()
+    runner = ParallelRunner(Talker(), store=store, clock=clock)
     if free:
         assert (await runner.resume("r")).status is RunStatus.COMPLETED
+        assert clock.slept == []
         return
     with pytest.raises(RunOwned, match=r"is being run by process .* since 2026-01-01T00:00:00.000Z"):
         await runner.resume("r")
+
+
+UNSEEN = [
+    {"host": "another host"},  # whatever its lease says: clocks of two hosts differ
+    {"host": "another host", "expires": 1.0},
+    {"pid": 1, "process_started": "", "expires": 1.0},  # alive, but it does not renew
+]
+
+
+@pytest.mark.parametrize("changes", UNSEEN)
+async def test_an_owner_that_cannot_be_judged_is_watched_for_a_lease(changes: dict) -> None:
+    store = MemoryStore()
+    await claimed_by(store, **changes)
+    clock = QuickClock()
+    async with ParallelRunner(Talker(), store=store, clock=clock, lease=6.0).start_resume("r") as run:
+        seen = [event.kind async for event in run.events()]
+    assert (await run.result()).status is RunStatus.COMPLETED
+    assert (clock.slept[:3], seen[:2]) == ([2.0, 2.0, 2.0], ["run_watched", "run_resumed"])  # then renewals
+
+
+@pytest.mark.parametrize("changes", UNSEEN)
+async def test_an_owner_that_is_heard_of_while_it_is_watched_keeps_its_run(changes: dict) -> None:
+    store = MemoryStore()
+    await claimed_by(store, **changes)
+
+    class Renewing(QuickClock):
+        async def sleep(self, seconds: float) -> None:
+            await super().sleep(seconds)
+            if len(self.slept) == 2:
+                record = await store.get_run("r")
+                assert record is not None
+                await store.write(Batch("r", record.epoch, record.last_seq + 1, (LeaseRenewed(1.0),)))
+
+    backend = Talker()
+    with pytest.raises(RunOwned, match="is being run by process"):
+        await ParallelRunner(backend, store=store, clock=Renewing(), lease=6.0).resume("r")
+    assert backend.prompts == []
 
 
 @pytest.mark.parametrize("native", [False, True])

@@ -11,7 +11,7 @@ from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRe
 from persistence.rules import Claim, RunHead, start_detail
 from persistence.sqlite import statements as sql
 from persistence.sqlite.checksum import message_checksum, result_checksum
-from persistence.sqlite.transaction import transaction
+from persistence.sqlite.transaction import forgiving, transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,15 +35,11 @@ def read(
     except sqlite3.OperationalError as error:
         if "decode" not in str(error):
             raise
-    connection.text_factory = _forgiving
+    connection.text_factory = forgiving
     try:
         return function(connection, *args, **kwargs)
     finally:
         connection.text_factory = str
-
-
-def _forgiving(raw: bytes) -> str:
-    return raw.decode(errors="replace")
 
 
 def read_head(connection: sqlite3.Connection, run_id: str) -> RunHead | None:
@@ -115,7 +111,8 @@ def list_tasks(connection: sqlite3.Connection, run_id: str) -> tuple[TaskRecord,
 
 def _task(run_id: str, row: Row, depends_on: tuple[str, ...]) -> TaskRecord:
     task_id, position, prompt, backend, spec, status, attempt, text, data, checksum = row[:10]
-    error_kind, error, session_id, input_tokens, output_tokens, cost_usd, duration_s, started_at, ended_at = row[10:]
+    error_kind, error, session_id, input_tokens, output_tokens, cost_usd, duration_s, started_at, ended_at = row[10:19]
+    crashes, session_confirmed, question = row[19:]
     damaged = _is_damaged(run_id, task_id, status, text, data, checksum)
     if damaged:
         text = data = None
@@ -141,11 +138,15 @@ def _task(run_id: str, row: Row, depends_on: tuple[str, ...]) -> TaskRecord:
         started_at,
         ended_at,
         damaged,
+        crashes,
+        session_confirmed == 1,
+        question,
     )
 
 
 def _is_damaged(*stored: Any) -> bool:
     run_id, task_id, status, text, data, checksum = stored
+    # A text whose blob is gone reads as None, which no longer fits the checksum.
     if status != "completed":
         return any(value is not None for value in (text, data, checksum))
     return text is None or checksum != result_checksum(run_id, task_id, text, data)
@@ -166,8 +167,8 @@ def list_messages(connection: sqlite3.Connection, run_id: str, task_id: str) -> 
 
 def _message(run_id: str, task_id: str, position: int, row: Row) -> MessageRecord:
     attempt, role, content, input_tokens, output_tokens, at, checksum = row
-    damaged = checksum != message_checksum(run_id, task_id, role, content)
-    shown = "" if damaged else content
+    damaged = content is None or checksum != message_checksum(run_id, task_id, role, content)
+    shown: str = content or "" if not damaged else ""
     return MessageRecord(task_id, position, attempt, role, shown, input_tokens, output_tokens, at, damaged)
 
 

@@ -39,47 +39,51 @@ ADD_TASKS = Bulk("INSERT INTO tasks (run_id, task_id, position, backend, prompt,
 ADD_DEPENDENCIES = Bulk("INSERT INTO dependencies (run_id, task_id, position, depends_on) SELECT * FROM", 4)
 START_TASKS = Bulk(
     """UPDATE tasks SET status = 'running', attempt = column3, attempt_status = 'running', attempt_backend = column4,
-    session_id = column5, started_at = column6, started_seq = column7, ended_at = NULL, ended_seq = NULL,
-    error_kind = NULL, error = NULL, input_tokens = 0, output_tokens = 0, cost_usd = NULL, duration_s = NULL FROM""",
-    7,
+    session_id = column5, session_confirmed = column6, started_at = column7, started_seq = column8, ended_at = NULL,
+    ended_seq = NULL, error_kind = NULL, error = NULL, input_tokens = 0, output_tokens = 0, cost_usd = NULL,
+    duration_s = NULL FROM""",
+    8,
     "AS new WHERE run_id = column1 AND task_id = column2 AND status = 'pending' AND attempt = column3 - 1",
 )
 SET_SESSIONS = Bulk(
-    "UPDATE tasks SET session_id = column4 FROM",
+    "UPDATE tasks SET session_id = column4, session_confirmed = 1 FROM",
     4,
     """AS new WHERE run_id = column1 AND task_id = column2
     AND attempt > 0 AND attempt = iif(column3 > 0, column3, attempt)""",
 )
 COMPLETE_TASKS = Bulk(
     """UPDATE tasks SET status = 'completed', attempt_status = 'completed', ended_at = column4, ended_seq = column5,
-    input_tokens = column6, output_tokens = column7, cost_usd = column8, duration_s = column9,
-    text = column10, data = column11, checksum = column12 FROM""",
-    12,
-    "AS new WHERE run_id = column1 AND task_id = column2 AND status = 'running' AND attempt = column3",
+    question = NULL, input_tokens = column6, output_tokens = column7, cost_usd = column8, duration_s = column9,
+    text = column10, data = column11, checksum = column12, text_sha256 = column13, data_sha256 = column14 FROM""",
+    14,
+    """AS new WHERE run_id = column1 AND task_id = column2 AND attempt = column3
+    AND (status = 'running' OR status = 'waiting_input')""",
 )
 END_TASKS = Bulk(
     """UPDATE tasks SET status = column6, attempt_status = column7, ended_at = column4, ended_seq = column5,
     error_kind = column8, error = column9, duration_s = column10, input_tokens = column11, output_tokens = column12,
-    cost_usd = column13 FROM""",
-    13,
-    "AS new WHERE run_id = column1 AND task_id = column2 AND status = 'running' AND attempt = column3",
+    cost_usd = column13, question = column14, crashes = crashes + column15 FROM""",
+    15,
+    """AS new WHERE run_id = column1 AND task_id = column2 AND attempt = column3
+    AND (status = 'running' OR status = 'waiting_input' AND (column6 = 'failed' OR column6 = 'skipped'))""",
 )
 CANCEL_TASKS = Bulk(
     """UPDATE tasks SET status = 'cancelled', attempt_status = iif(status = 'running', 'cancelled', attempt_status),
-    ended_at = iif(status = 'running', column3, ended_at), ended_seq = iif(status = 'running', column4, ended_seq)
-    FROM""",
+    ended_at = iif(status = 'running', column3, ended_at), ended_seq = iif(status = 'running', column4, ended_seq),
+    question = NULL FROM""",
     4,
     "AS new WHERE run_id = column1 AND task_id = column2 AND status IN ('pending', 'running', 'waiting_input')",
 )
-REOPEN_TASKS = Bulk(
-    "UPDATE tasks SET status = 'pending' FROM",
-    2,
-    "AS new WHERE run_id = column1 AND task_id = column2 AND status = 'failed'",
+REQUEUE_TASKS = Bulk(
+    """UPDATE tasks SET status = 'pending', question = NULL, text = NULL, data = NULL, checksum = NULL,
+    text_sha256 = NULL, data_sha256 = NULL FROM""",
+    3,
+    "AS new WHERE run_id = column1 AND task_id = column2 AND status = column3",
 )
 ADD_MESSAGES = Bulk(
-    """INSERT INTO messages (run_id, task_id, seq, attempt, role, at, input_tokens, output_tokens, content, checksum)
-    SELECT * FROM""",
-    10,
+    """INSERT INTO messages (run_id, task_id, seq, attempt, role, at, input_tokens, output_tokens, checksum, content,
+    content_sha256) SELECT * FROM""",
+    11,
 )
 ADD_SESSIONS = Bulk(
     "INSERT INTO sessions (run_id, task_id, session_id, attempt, opened_at) SELECT * FROM",
@@ -92,7 +96,7 @@ ADD_EVENTS = Bulk("INSERT INTO other_events (run_id, seq, at, kind, task_id, att
 IN_ORDER = (
     ADD_TASKS,
     ADD_DEPENDENCIES,
-    REOPEN_TASKS,
+    REQUEUE_TASKS,
     START_TASKS,
     SET_SESSIONS,
     COMPLETE_TASKS,
@@ -103,6 +107,12 @@ IN_ORDER = (
     ADD_EVENTS,
 )
 """The order in which gathered rows are written: a task exists before it starts, and starts before it ends."""
+
+ADD_BLOB = """
+INSERT INTO blobs (sha256, size, content) VALUES (?, ?, ?)
+ON CONFLICT (sha256) DO UPDATE SET content = excluded.content WHERE content IS NOT excluded.content
+"""
+"""What is there stays, unless it was damaged."""
 
 ADD_RUN = """
 INSERT INTO runs (run_id, name, settings, created_at, status, last_seq, epoch, claims)
@@ -130,8 +140,10 @@ COUNT_TASKS = "SELECT status, count(*) FROM tasks WHERE run_id = ? GROUP BY stat
 SUM_USAGE = "SELECT sum(input_tokens), sum(output_tokens), sum(cost_usd) FROM attempts WHERE run_id = ?"
 GET_TASK_STATUS = "SELECT status, attempt FROM tasks WHERE run_id = ? AND task_id = ?"
 LIST_TASKS = """
-SELECT task_id, position, prompt, backend, spec, status, attempt, text, data, checksum, error_kind, error, session_id,
-    input_tokens, output_tokens, cost_usd, duration_s, started_at, ended_at
+SELECT task_id, position, prompt, backend, spec, status, attempt,
+    coalesce(text, (SELECT content FROM blobs WHERE sha256 = text_sha256)),
+    coalesce(data, (SELECT content FROM blobs WHERE sha256 = data_sha256)), checksum, error_kind, error, session_id,
+    input_tokens, output_tokens, cost_usd, duration_s, started_at, ended_at, crashes, session_confirmed, question
 FROM tasks WHERE run_id = ? ORDER BY position
 """
 LIST_DEPENDENCIES = "SELECT task_id, depends_on FROM dependencies WHERE run_id = ? ORDER BY task_id, position"
@@ -140,9 +152,50 @@ _ATTEMPT = """SELECT task_id, attempt, status, backend, session_id, started_at, 
 LIST_ATTEMPTS = f"{_ATTEMPT} WHERE run_id = ? ORDER BY started_seq"
 LIST_TASK_ATTEMPTS = f"{_ATTEMPT} WHERE run_id = ? AND task_id = ? ORDER BY attempt"
 LIST_MESSAGES = """
-SELECT attempt, role, content, input_tokens, output_tokens, at, checksum
+SELECT attempt, role, coalesce(content, (SELECT content FROM blobs WHERE sha256 = content_sha256)), input_tokens,
+    output_tokens, at, checksum
 FROM messages WHERE run_id = ? AND task_id = ? ORDER BY seq
 """
 LIST_EVENTS = """
 SELECT seq, at, kind, task_id, attempt, detail, backend FROM events WHERE run_id = ? AND seq > ? ORDER BY seq LIMIT ?
+"""
+
+GET_OWNERSHIP = """
+SELECT status = 'completed' OR status = 'failed' OR status = 'cancelled', status, owner_pid, owner_host
+FROM runs WHERE run_id = ?
+"""
+DELETE_RUN = (
+    "DELETE FROM other_events WHERE run_id = ?",
+    "DELETE FROM messages WHERE run_id = ?",
+    "DELETE FROM sessions WHERE run_id = ?",
+    "DELETE FROM earlier_attempts WHERE run_id = ?",
+    "DELETE FROM dependencies WHERE run_id = ?",
+    "DELETE FROM tasks WHERE run_id = ?",
+    "DELETE FROM runs WHERE run_id = ?",
+)
+"""Those who refer to others first."""
+DELETE_UNUSED_BLOBS = """
+DELETE FROM blobs WHERE NOT EXISTS (SELECT 1 FROM tasks WHERE text_sha256 = blobs.sha256)
+    AND NOT EXISTS (SELECT 1 FROM tasks WHERE data_sha256 = blobs.sha256)
+    AND NOT EXISTS (SELECT 1 FROM messages WHERE content_sha256 = blobs.sha256)
+"""
+RUN_SIZES = """
+SELECT run_id, sum(bytes) FROM (
+    SELECT run_id, length(CAST(settings AS BLOB)) + ifnull(length(CAST(error AS BLOB)), 0) AS bytes FROM runs
+    UNION ALL
+    SELECT run_id, length(CAST(prompt AS BLOB)) + length(CAST(spec AS BLOB)) + ifnull(length(CAST(text AS BLOB)), 0)
+        + ifnull(length(CAST(data AS BLOB)), 0) + ifnull(length(CAST(error AS BLOB)), 0) FROM tasks
+    UNION ALL
+    SELECT run_id, ifnull(length(CAST(error AS BLOB)), 0) FROM earlier_attempts
+    UNION ALL
+    SELECT run_id, length(CAST(content AS BLOB)) FROM messages WHERE content IS NOT NULL
+    UNION ALL
+    SELECT run_id, size FROM (
+        SELECT run_id, text_sha256 AS sha256 FROM tasks WHERE text_sha256 IS NOT NULL
+        UNION
+        SELECT run_id, data_sha256 FROM tasks WHERE data_sha256 IS NOT NULL
+        UNION
+        SELECT run_id, content_sha256 FROM messages WHERE content_sha256 IS NOT NULL
+    ) JOIN blobs USING (sha256)
+) GROUP BY run_id
 """

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 from persistence.errors import StoreError
-from persistence.sqlite import reading
+from persistence.sqlite import purging, reading
 from persistence.sqlite.opening import BUSY_TIMEOUT_S, Mode, open_database
 from persistence.sqlite.thread import DatabaseThread
 from persistence.sqlite.writing import write_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from types import TracebackType
 
     from persistence.changes import Batch
     from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+    from persistence.sqlite.purging import Purged
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,6 +44,12 @@ class SQLiteStore:
     - `"read"`: only read, also while another process writes. `write` raises StoreError.
 
     Several processes may share one file, each with a store of its own. A store can be opened again after it was closed.
+
+    A `write` that raised because of the disk (full, failing, read-only, damaged) is *unknown*: the batch is in the file
+    whole or not at all, and which of the two may only show after the next opening, because SQLite cannot tell whether a
+    commit that failed while it was being flushed has reached the disk. Nothing is ever added to such a transaction: the
+    next call gets a new connection to the very same file, and writing the same batch again settles it. Where no
+    connection is to be had, calls raise StoreError, and each next one tries again. What was acknowledged before stays.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, mode: Mode = "create") -> None:
@@ -59,8 +65,8 @@ class SQLiteStore:
     async def __aenter__(self) -> Self:
         if self._thread is not None:
             raise StoreError(f"the store {self.path} is open already; use one object for each opening")
-        self._thread = await DatabaseThread.start(partial(open_database, self.path, self.mode))
-        self._file = self._identity()
+        self._file = None
+        self._thread = await DatabaseThread.start(self._connect)
         return self
 
     async def __aexit__(
@@ -75,11 +81,7 @@ class SQLiteStore:
             await thread.stop()
 
     async def write(self, batch: Batch) -> None:
-        if self.mode == "read":
-            raise StoreError(f"the store {self.path} was opened for reading only; open it with mode 'existing'")
-        if self._identity() != self._file:
-            # SQLite would go on writing into the removed file, and every write would succeed.
-            raise StoreError(f"the store {self.path} was removed or replaced while in use; put it back, or start again")
+        self._check_writable()
         await self._call(write_batch, batch)
 
     async def get_run(self, run_id: str) -> RunRecord | None:
@@ -100,6 +102,43 @@ class SQLiteStore:
     async def list_events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[EventRecord, ...]:
         return await self._call(reading.read, reading.list_events, run_id, after, limit)
 
+    async def run_sizes(self) -> dict[str, int]:
+        """How many bytes of text each run holds: prompts, results, messages, settings. A large text counts once for
+        each run that holds it, though it is stored only once. Reads the whole file.
+        """
+        return await self._call(purging.run_sizes)
+
+    async def purge(self, run_ids: Collection[str]) -> Purged:
+        """Delete runs with all that is theirs, so that no byte of them is left in the file or in its WAL.
+
+        All of them or none: raises Conflict, naming them, when runs have not ended (completed, failed or cancelled) or
+        have an owner. Ids that the store does not have are passed over. The file is then written anew, which takes time
+        and free space in proportion to what stays; other writers wait meanwhile. Where another process is in the way of
+        that, the runs are deleted all the same, and `Purged.remains` says what is left to do. Raises StoreError like
+        `write`; cancelled, it is finished all the same.
+        """
+        self._check_writable()
+        return await self._call(purging.purge, tuple(run_ids))
+
+    def _check_writable(self) -> None:
+        if self.mode == "read":
+            raise StoreError(f"the store {self.path} was opened for reading only; open it with mode 'existing'")
+        self._check_identity()
+
+    def _connect(self, look_for_damage: bool) -> sqlite3.Connection:
+        """For the thread: the first connection, or another one to the very same file."""
+        if self._file is None:
+            connection = open_database(self.path, self.mode)
+            self._file = self._identity()
+            return connection
+        self._check_identity()
+        return open_database(self.path, "read" if self.mode == "read" else "existing", look_for_damage=look_for_damage)
+
+    def _check_identity(self) -> None:
+        if self._identity() != self._file:
+            # SQLite would go on writing into the removed file, and every write would succeed.
+            raise StoreError(f"the store {self.path} was removed or replaced while in use; put it back, or start again")
+
     def _identity(self) -> tuple[int, int] | None:
         try:
             found = self.path.stat()
@@ -115,10 +154,10 @@ class SQLiteStore:
             raise StoreError(f"the store {self.path} is not open; use it inside `async with`")
         try:
             return await thread.run(function, *args, **kwargs)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise self._explained(error) from error
 
-    def _explained(self, error: sqlite3.Error) -> StoreError:
+    def _explained(self, error: Exception) -> StoreError:
         code: int | None = getattr(error, "sqlite_errorcode", None)
         hint = None if code is None else _HINTS.get(code & 0xFF)
         return StoreError(f"the store {self.path} failed: {error}" + (f"; {hint}" if hint else ""))

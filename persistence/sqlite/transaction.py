@@ -10,6 +10,11 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 
+def forgiving(raw: bytes) -> str:
+    """A text factory for damaged text."""
+    return raw.decode(errors="replace")
+
+
 @contextmanager
 def transaction(
     connection: sqlite3.Connection, begin: Literal["BEGIN", "BEGIN IMMEDIATE"] = "BEGIN"

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from bisect import bisect_left
-from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from persistence import rules
 from persistence.boundaries import reached
 from persistence.changes import (
     RunCreated,
     SessionOpened,
+    TaskAnswered,
     TaskCancelled,
     TaskCompleted,
     TaskFailed,
@@ -27,12 +26,14 @@ from persistence.changes import (
     TaskReopened,
     TaskRetried,
     TaskStarted,
+    TaskWaiting,
     TurnAppended,
 )
 from persistence.errors import Conflict
 from persistence.sqlite import statements as sql
 from persistence.sqlite.checksum import message_checksum, result_checksum
 from persistence.sqlite.reading import read_head
+from persistence.sqlite.rows import Refused, Row, Rows
 from persistence.sqlite.transaction import transaction
 
 if TYPE_CHECKING:
@@ -43,12 +44,6 @@ if TYPE_CHECKING:
 
     Writer = Callable[[sqlite3.Connection, str, int, Sequence[Change]], None]
 
-Row = tuple[Any, ...]
-
-
-class _Refused(Exception):  # noqa: N818
-    """A guarded statement changed fewer rows than it was given."""
-
 
 def write_batch(connection: sqlite3.Connection, batch: Batch) -> None:
     """Apply what is not applied yet, all or nothing. Raises Fenced, Conflict, or what sqlite3 raises."""
@@ -58,8 +53,10 @@ def write_batch(connection: sqlite3.Connection, batch: Batch) -> None:
             _apply(connection, batch, _write_groups)
             reached("txn.before_commit")
         reached("txn.after_commit")
-    except (_Refused, sqlite3.IntegrityError) as error:
+    except (Refused, sqlite3.IntegrityError) as error:
         raise _diagnosed(connection, batch) from error
+    except UnicodeDecodeError:  # SQLite quotes a damaged page: not the batch's fault
+        raise
     except (UnicodeEncodeError, OverflowError, ValueError, sqlite3.DataError) as error:
         raise Conflict(f"run {batch.run_id!r}: a value of the batch cannot be stored: {error}") from error
 
@@ -97,7 +94,7 @@ def _set_head(connection: sqlite3.Connection, run_id: str, head: RunHead, last_s
 
 
 def _write_groups(connection: sqlite3.Connection, run_id: str, first_seq: int, changes: Sequence[Change]) -> None:
-    rows = _Rows(connection, run_id)
+    rows = Rows(connection, run_id)
     for seq, change in enumerate(changes, first_seq):
         kind = type(change)
         add_rows = _ROWS.get(kind)
@@ -114,7 +111,7 @@ def _write_singly(connection: sqlite3.Connection, run_id: str, first_seq: int, c
     for seq, change in enumerate(changes, first_seq):
         try:
             _write_groups(connection, run_id, seq, (change,))
-        except (_Refused, sqlite3.IntegrityError) as error:
+        except (Refused, sqlite3.IntegrityError) as error:
             task_id = getattr(change, "task_id", None)
             found = connection.execute(sql.GET_TASK_STATUS, (run_id, task_id)).fetchone()
             raise rules.refusal(run_id, change, found) from error
@@ -129,48 +126,7 @@ def _diagnosed(connection: sqlite3.Connection, batch: Batch) -> Conflict:
         return conflict
 
 
-def _execute(connection: sqlite3.Connection, bulk: sql.Bulk, rows: list[Row]) -> None:
-    largest = sql.SIZES[-1]
-    for start in range(0, len(rows), largest):
-        part = rows[start : start + largest]
-        size = sql.SIZES[bisect_left(sql.SIZES, len(part))]
-        values = tuple(chain(chain.from_iterable(part), repeat(None, (size - len(part)) * bulk.width)))
-        if connection.execute(sql.bulk_sql(bulk, size), values).rowcount != len(part):
-            raise _Refused
-
-
-_RANKS: Final = {bulk: rank for rank, bulk in enumerate(sql.IN_ORDER)}
-
-
-class _Rows:
-    """The rows that wait to be written, by statement."""
-
-    def __init__(self, connection: sqlite3.Connection, run_id: str) -> None:
-        self._connection = connection
-        self.run_id = run_id
-        self._reached: dict[str, int] = {}
-        self._waiting: dict[sql.Bulk, list[Row]] = {bulk: [] for bulk in sql.IN_ORDER}
-
-    def add(self, bulk: sql.Bulk, row: Row) -> None:
-        self._waiting[bulk].append(row)
-
-    def change(self, bulk: sql.Bulk, task_id: str, row: Row) -> None:
-        """Like `add`, for statements whose order counts within a task."""
-        rank = _RANKS[bulk]
-        if rank <= self._reached.get(task_id, -1):
-            self.flush()
-        self._reached[task_id] = rank
-        self._waiting[bulk].append(row)
-
-    def flush(self) -> None:
-        self._reached.clear()
-        for bulk, rows in self._waiting.items():
-            if rows:
-                _execute(self._connection, bulk, rows)
-                rows.clear()
-
-
-def _created(rows: _Rows, _seq: int, change: RunCreated) -> None:
+def _created(rows: Rows, _seq: int, change: RunCreated) -> None:
     run_id = rows.run_id
     for position, task in enumerate(change.tasks):
         rows.add(sql.ADD_TASKS, (run_id, task.task_id, position, task.backend, task.prompt, task.spec))
@@ -178,61 +134,85 @@ def _created(rows: _Rows, _seq: int, change: RunCreated) -> None:
             rows.add(sql.ADD_DEPENDENCIES, (run_id, task.task_id, place, upstream))
 
 
-def _reopened(rows: _Rows, _seq: int, change: TaskReopened) -> None:
-    rows.change(sql.REOPEN_TASKS, change.task_id, (rows.run_id, change.task_id))
+def _reopened(rows: Rows, _seq: int, change: TaskReopened) -> None:
+    was = "completed" if change.damaged else "failed"
+    rows.change(sql.REQUEUE_TASKS, change.task_id, (rows.run_id, change.task_id, was))
 
 
-def _cancelled(rows: _Rows, seq: int, change: TaskCancelled) -> None:
+def _answered(rows: Rows, _seq: int, change: TaskAnswered) -> None:
+    rows.change(sql.REQUEUE_TASKS, change.task_id, (rows.run_id, change.task_id, "waiting_input"))
+
+
+def _cancelled(rows: Rows, seq: int, change: TaskCancelled) -> None:
     rows.change(sql.CANCEL_TASKS, change.task_id, (rows.run_id, change.task_id, change.at, seq))
 
 
-def _started(rows: _Rows, seq: int, change: TaskStarted) -> None:
+def _started(rows: Rows, seq: int, change: TaskStarted) -> None:
     run_id, task_id, attempt, session_id = rows.run_id, change.task_id, change.attempt, change.session_id
-    rows.change(sql.START_TASKS, task_id, (run_id, task_id, attempt, change.backend, session_id, change.at, seq))
+    row = (run_id, task_id, attempt, change.backend, session_id, change.confirmed, change.at, seq)
+    rows.change(sql.START_TASKS, task_id, row)
     if session_id is not None:
         rows.add(sql.ADD_SESSIONS, (run_id, task_id, session_id, attempt, change.at))
 
 
-def _session(rows: _Rows, _seq: int, change: SessionOpened) -> None:
+def _session(rows: Rows, _seq: int, change: SessionOpened) -> None:
     run_id, task_id, attempt, session_id = rows.run_id, change.task_id, change.attempt, change.session_id
     rows.change(sql.SET_SESSIONS, task_id, (run_id, task_id, attempt, session_id))
     rows.add(sql.ADD_SESSIONS, (run_id, task_id, session_id, attempt, change.at))
 
 
-def _turn(rows: _Rows, seq: int, change: TurnAppended) -> None:
+def _turn(rows: Rows, seq: int, change: TurnAppended) -> None:
     run_id, task_id, role, content = rows.run_id, change.task_id, change.role, change.content
     checksum = message_checksum(run_id, task_id, role, content)
     tokens = change.input_tokens, change.output_tokens
-    rows.add(sql.ADD_MESSAGES, (run_id, task_id, seq, change.attempt, role, change.at, *tokens, content, checksum))
+    row = (run_id, task_id, seq, change.attempt, role, change.at, *tokens, checksum, *rows.inline_or_blob(content))
+    rows.add(sql.ADD_MESSAGES, row)
 
 
-def _completed(rows: _Rows, seq: int, change: TaskCompleted) -> None:
+def _completed(rows: Rows, seq: int, change: TaskCompleted) -> None:
     run_id, task_id, text, data = rows.run_id, change.task_id, change.text, change.data
     usage = change.input_tokens, change.output_tokens, change.cost_usd, change.duration_s
-    result = text, data, result_checksum(run_id, task_id, text, data)
+    checksum = result_checksum(run_id, task_id, text, data)
+    (own_text, text_sha256), (own_data, data_sha256) = rows.inline_or_blob(text), rows.inline_or_blob(data)
+    result = own_text, own_data, checksum, text_sha256, data_sha256
     row = (run_id, task_id, change.attempt, change.at, seq, *usage, *result)
     rows.change(sql.COMPLETE_TASKS, task_id, row)
 
 
-def _failed(rows: _Rows, seq: int, change: TaskFailed) -> None:
+def _failed(rows: Rows, seq: int, change: TaskFailed) -> None:
     rules.check_failed(rows.run_id, change)
     ended = (change.status, change.status, change.error_kind, change.error, change.duration_s)
     _end(rows, seq, change, (*ended, change.input_tokens, change.output_tokens, change.cost_usd))
 
 
-def _retried(rows: _Rows, seq: int, change: TaskRetried) -> None:
+def _retried(rows: Rows, seq: int, change: TaskRetried) -> None:
     ended = ("pending", "retried", change.error_kind, change.error, change.duration_s)
     _end(rows, seq, change, (*ended, change.input_tokens, change.output_tokens, change.cost_usd))
 
 
-def _interrupted(rows: _Rows, seq: int, change: TaskInterrupted) -> None:
-    _end(rows, seq, change, ("pending", "interrupted", None, change.reason, None, 0, 0, None))
+def _interrupted(rows: Rows, seq: int, change: TaskInterrupted) -> None:
+    ended = ("pending", "interrupted", None, change.reason, None, *_NO_USAGE)
+    _end(rows, seq, change, ended, (None, change.crashed))
 
 
-def _end(rows: _Rows, seq: int, change: TaskFailed | TaskRetried | TaskInterrupted, ended: Row) -> None:
+def _waiting(rows: Rows, seq: int, change: TaskWaiting) -> None:
+    ended = ("waiting_input", "interrupted", None, None, None, *_NO_USAGE)
+    _end(rows, seq, change, ended, (change.question, change.crashed))
+
+
+_NO_USAGE: Final = (0, 0, None)
+
+
+def _end(
+    rows: Rows,
+    seq: int,
+    change: TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting,
+    ended: Row,
+    left: Row = (None, False),
+) -> None:
     """`ended`: the statuses of the task and of its attempt, the error's kind, the error, the seconds it took, and
-    the usage."""
-    row = (rows.run_id, change.task_id, change.attempt, change.at, seq, *ended)
+    the usage. `left`: the question that a person is asked, and whether the owner died."""
+    row = (rows.run_id, change.task_id, change.attempt, change.at, seq, *ended, *left)
     rows.change(sql.END_TASKS, change.task_id, row)
 
 
@@ -246,6 +226,8 @@ _ROWS: Final[dict[type, Callable[..., None]]] = {
     TaskFailed: _failed,
     TaskRetried: _retried,
     TaskInterrupted: _interrupted,
+    TaskWaiting: _waiting,
+    TaskAnswered: _answered,
     TaskCancelled: _cancelled,
 }
 """What writes each change to a task."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import click
 
+from runner.cli.answer_command import answer_command
+from runner.cli.crash_command import crash_command
+from runner.cli.doctor_command import doctor_command
 from runner.cli.exits import EXIT_CODES
+from runner.cli.gc_command import gc_command
 from runner.cli.look_commands import runs_command, show_command
 from runner.cli.plan_commands import check_command, graph_command, schema_command, version_command
 from runner.cli.run_commands import continue_command, resume_command, run_command
@@ -24,9 +28,13 @@ for _command in (
     run_command,
     resume_command,
     continue_command,
+    answer_command,
     runs_command,
     show_command,
     graph_command,
+    gc_command,
+    doctor_command,
+    crash_command,
     schema_command,
     version_command,
 ):

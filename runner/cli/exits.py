@@ -19,13 +19,14 @@ FAILED = 1
 USAGE = 2
 STORE = 3
 WAITING = 4
+TAKEN_OVER = 5
 CANCELLED = 6
 AT_ONCE = 130
 
 EXIT_CODES = """\
 Exit codes: 0 completed; 1 tasks failed; 2 usage or bad input (mistakes in a plan, an unknown run or task, a missing
-backend, a run that another process owns); 3 the store cannot be used; 4 waiting for a person; 6 cancelled, or left
-before its end by Ctrl-C; 130 left at once by a second Ctrl-C.
+backend, a run that another process owns); 3 the store cannot be used; 4 waiting for a person (plait answer); 5 taken
+over by another process; 6 cancelled, or left before its end by Ctrl-C; 130 left at once by a second Ctrl-C.
 """
 
 
@@ -82,7 +83,7 @@ def fault_of(error: Exception) -> Fault | None:
     if isinstance(error, TurnNotStored | StoreError):
         return Fault(str(error), STORE)
     if isinstance(error, OwnershipLost):
-        return Fault(str(error), CANCELLED)
+        return Fault(str(error), TAKEN_OVER)
     if isinstance(error, PlaitError | BackendUnavailable):
         # Mistakes in a plan come one a line, each with its place, as compilers have it.
         return Fault(str(error), USAGE, "" if hasattr(error, "problems") else "plait: ")

@@ -11,15 +11,16 @@ from runner.cli.options import json_option, store_option
 
 @click.command("runs", short_help="List the runs.")
 @click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True, help="How many, newest first.")
+@click.option("--long", "at_length", is_flag=True, help="Show their cost, size and owner as well.")
 @store_option
 @json_option
-def runs_command(limit: int, store_path: Path, as_json: bool) -> int:
+def runs_command(limit: int, at_length: bool, store_path: Path, as_json: bool) -> int:
     """List the runs in the store, newest first. A run that nobody goes on with is shown as interrupted."""
     import anyio  # noqa: PLC0415
 
-    from runner.cli.looking import list_runs  # noqa: PLC0415
+    from runner.cli.looking import list_runs, list_runs_at_length  # noqa: PLC0415
 
-    return anyio.run(list_runs, store_path, limit, as_json)
+    return anyio.run(list_runs_at_length if at_length else list_runs, store_path, limit, as_json)
 
 
 @click.command("show", short_help="Show a run or one of its tasks.")

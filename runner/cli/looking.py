@@ -18,7 +18,8 @@ from runner.cli.exits import COMPLETED, tell
 from runner.cli.lookup import find_run, find_task, shown_status, store_for_reading
 from runner.cli.options import plait
 from runner.cli.report import tell_value
-from runner.cli.text import age, columns, dollars, one_line, seconds, tokens, visible
+from runner.cli.text import age, columns, dollars, one_line, seconds, size, tokens, visible
+from runner.owner import Liveness, liveness
 from runner.status import TASK_DONE, RunStatus, TaskStatus
 
 _LONGEST_ERROR = 120
@@ -33,10 +34,47 @@ async def list_runs(path: Path, limit: int, as_json: bool) -> int:
         tell_value([_run_value(run) for run in runs])
         return COMPLETED
     if not runs:
-        tell("no runs yet; `plait run PLAN` makes one")
-        return COMPLETED
+        return _tell_no_runs()
     rows = [("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "AGE"), *map(_run_row, runs)]
     _tell_table(rows, 2, [None, *(shown_status(run) for run in runs)], frozenset({3, 4, 5}))
+    return COMPLETED
+
+
+async def list_runs_at_length(path: Path, limit: int, as_json: bool) -> int:
+    """The same with what they cost, the bytes that they take in the store, and the process that runs or ran them."""
+    async with store_for_reading(path) as store:
+        runs = await store.list_runs(limit)
+        sizes = await store.run_sizes()
+    if as_json:
+        tell_value([{**_run_value(run), **_long_value(run, sizes.get(run.run_id, 0))} for run in runs])
+        return COMPLETED
+    if not runs:
+        return _tell_no_runs()
+    head = ("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "COST", "SIZE", "AGE", "OWNER")
+    rows = [head, *(_long_row(run, sizes.get(run.run_id, 0)) for run in runs)]
+    _tell_table(rows, 2, [None, *(shown_status(run) for run in runs)], frozenset({3, 4, 5, 6, 7}))
+    return COMPLETED
+
+
+def _long_row(run: RunRecord, held: int) -> tuple[str, ...]:
+    *row, created = _run_row(run)
+    return (*row, dollars(run.cost_usd), size(held), created, _owner(run))
+
+
+def _long_value(run: RunRecord, held: int) -> dict[str, Any]:
+    owner = None if run.owner is None else {**asdict(run.owner), "liveness": liveness(run.owner).value}
+    return {"size_bytes": held, "owner": owner}
+
+
+def _owner(run: RunRecord) -> str:
+    if run.owner is None:
+        return ""
+    gone = ", gone" if liveness(run.owner) is Liveness.DEAD else ""
+    return one_line(f"process {run.owner.pid} on {run.owner.host}{gone}")
+
+
+def _tell_no_runs() -> int:
+    tell("no runs yet; `plait run PLAN` makes one")
     return COMPLETED
 
 

@@ -72,6 +72,9 @@ def line_of(event: events.Event) -> str:
             line = f"run {one_line(event.run_id)} started"
         case events.RunResumed():
             line = f"run {one_line(event.run_id)} resumed, {counted(event.reused, 'task')} completed before"
+        case events.RunWatched():
+            line = f"run {one_line(event.run_id)} is owned by {one_line(event.owner)}; "
+            line += f"watching for {seconds(event.seconds)} whether that still lives"
         case events.StoreDegraded():
             line = f"the store failed, going on without it: {_error(event.error)}"
         case events.StoreRecovered():
@@ -88,7 +91,8 @@ def _words(event: events.TaskEvent) -> str:
     match event:
         case events.TaskStarted():
             again = f", attempt {event.attempt}" if event.attempt > 1 else ""
-            line = f"started ({one_line(event.backend)}{again})"
+            goes_on = ", goes on with its conversation" if event.confirmed else ""
+            line = f"started ({one_line(event.backend)}{again}{goes_on})"
         case events.TaskCompleted():
             line = f"completed {cost(event)}"
         case events.TaskRetrying():
@@ -98,6 +102,8 @@ def _words(event: events.TaskEvent) -> str:
             line = f"{word} {seconds(event.duration_s)} {event.error_kind}: {_error(event.error)}"
         case events.TaskInterrupted():
             line = f"interrupted: {_error(event.reason)}"
+        case events.TaskWaiting():
+            line = f"waits for a person: {_error(event.question)}"
         case events.TaskCancelled():
             line = "cancelled"
         case events.TaskReopened():

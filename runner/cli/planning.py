@@ -14,7 +14,8 @@ import click
 
 from persistence.records import RunRecord, TaskRecord
 from runner import DAG, Plan, PlanError, TaskStatus
-from runner.cli.exits import COMPLETED, USAGE, Fault, tell
+from runner.cli.exits import COMPLETED, USAGE, tell
+from runner.cli.files import write_file
 from runner.cli.lookup import find_run, shown_status, store_for_reading
 from runner.cli.options import PLAN_SUFFIXES
 from runner.cli.plans import read_plan
@@ -22,16 +23,16 @@ from runner.cli.report import tell_value
 from runner.cli.text import counted, one_line, seconds, tokens, visible
 from runner.graph import Look, mermaid, page, svg
 from runner.layout import layers
+from runner.plan.functions import missing_functions
 from runner.translate import dag_of
 
-_OPEN, _PRIVATE = 0o666, 0o600  # what a run shows may be as private as its store
 _LONGEST_PATH = 12  # tasks of the critical path that are named
 
 
 def check(path: Path, inputs: Mapping[str, str], as_json: bool) -> int:
     """Say what the plan would run; its mistakes go the way of all errors, or into the JSON."""
     try:
-        plan = read_plan(path, inputs)
+        plan = _read_with_functions(path, inputs)
     except PlanError as error:
         if not as_json:
             raise
@@ -57,6 +58,14 @@ def check(path: Path, inputs: Mapping[str, str], as_json: bool) -> int:
     return COMPLETED
 
 
+def _read_with_functions(path: Path, inputs: Mapping[str, str]) -> Plan:
+    """The plan, whose functions are there as far as can be told. Raises PlanError."""
+    plan = read_plan(path, inputs)
+    if missing := missing_functions(plan):
+        raise PlanError(missing)
+    return plan
+
+
 def _facts(plan: Plan) -> dict[str, Any]:
     dag = plan.dag
     default = plan.default_backend or (next(iter(plan.backends)) if len(plan.backends) == 1 else "default")
@@ -80,14 +89,14 @@ def draw(what: str, to: Delivery, inputs: Mapping[str, str], store: Path) -> int
         raise click.UsageError(f"-o writes .html or .svg, not {to.file.name!r}")
     if _is_plan(what):
         plan = read_plan(Path(what), inputs)
-        _deliver(_Scene(plan.dag, {}, plan.name, "plan", _OPEN), to)
+        _deliver(_Scene(plan.dag, {}, plan.name, "plan", private=False), to)
         return COMPLETED
     if inputs:
         raise click.UsageError("--set is for plans; a run has its inputs")
     run, tasks = anyio.run(_stored, store, what)
     looks = {task.task_id: _look(task) for task in tasks}
     caption = f"run {run.run_id}, {shown_status(run).value}"
-    _deliver(_Scene(dag_of(run, tasks), looks, run.name or "plait", caption, _PRIVATE), to)
+    _deliver(_Scene(dag_of(run, tasks), looks, run.name or "plait", caption, private=True), to)
     return COMPLETED
 
 
@@ -121,13 +130,13 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """What is to be drawn, and the mode of a file that shows it."""
+    """What is to be drawn. `private`: it shows what a store holds, so a file of it is for its owner alone."""
 
     dag: DAG
     looks: Mapping[str, Look]
     title: str
     caption: str
-    mode: int
+    private: bool
 
 
 def _as_value(scene: _Scene) -> dict[str, Any]:
@@ -150,11 +159,4 @@ def _deliver(scene: _Scene, to: Delivery) -> None:
         return
     make = page if output.suffix.lower() == ".html" else svg
     picture = make(scene.dag, scene.looks, title=visible(scene.title), caption=visible(scene.caption))
-    try:
-        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, scene.mode)
-        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - the mode holds from the first byte on
-            if scene.mode == _PRIVATE:
-                os.fchmod(descriptor, _PRIVATE)
-            file.write(picture)
-    except OSError as error:
-        raise Fault(f"cannot write {output}: {error.strerror}") from error
+    write_file(output, picture, private=scene.private)

@@ -76,6 +76,8 @@ class Progress:
             self._set(event.task_id, event.status)
         elif isinstance(event, events.TaskCancelled):
             self._set(event.task_id, TaskStatus.CANCELLED)
+        elif isinstance(event, events.TaskWaiting):
+            self._set(event.task_id, TaskStatus.WAITING_INPUT)
         else:
             if isinstance(event, events.TaskRetrying):
                 self.retries[event.task_id] = self.clock() + event.delay_s

@@ -49,6 +49,7 @@ def tell_json(ending: Ending, store: Path | None) -> None:
             "error": result.error,
             "reused": result.reused,
             "ran": ending.ran,
+            "possibly_billed_twice": result.receipt.repeated if result.receipt else 0,
             "seconds": round(ending.took, 3),
             **_usage(result),
             "store": None if store is None else str(store),
@@ -81,6 +82,7 @@ def _task(task: TaskResult) -> dict[str, Any]:
         "seconds": task.duration_s,
         "session_id": task.session_id,
         "reused": task.reused,
+        "question": task.question,
     }
 
 
@@ -94,7 +96,7 @@ def say_summary(dag: DAG, ending: Ending, store: Path | None) -> None:
     result = ending.result
     status = coloured(result.status.value, result.status, sys.stderr)
     exits.write(sys.stderr, f"\n{status} in {seconds(ending.took)}: {', '.join(_numbers(ending))}\n")
-    for line in (*_failures(result), *_store_trouble(result)):
+    for line in (*_failures(result), *_questions(result), *_store_trouble(result)):
         exits.say(line)
     if store is not None:
         for what, line in _next_commands(dag, result, store):
@@ -110,12 +112,14 @@ def _numbers(ending: Ending) -> Iterator[str]:
     result = ending.result
     done = sum(task.status is TaskStatus.COMPLETED for task in result.tasks.values())
     yield f"{done:,} of {counted(len(result.tasks), 'task')} completed"
-    if result.reused:
-        yield f"reused {result.reused:,}, ran {ending.ran:,}"
+    if receipt := result.receipt:
+        yield f"reused {receipt.reused:,}, ran {receipt.ran:,}, possibly billed twice {receipt.repeated:,}"
     for status in (TaskStatus.FAILED, TaskStatus.SKIPPED, TaskStatus.CANCELLED):
         number = sum(task.status is status for task in result.tasks.values())
         if number:
             yield f"{number:,} {status.value}"
+    if result.waiting:
+        yield f"{len(result.waiting):,} waiting for a person"
     if result.blocked:
         yield f"{len(result.blocked):,} blocked"
     usage = result.usage
@@ -135,6 +139,11 @@ def _failures(result: RunResult) -> Iterator[str]:
         yield f"  failed    and {len(failed) - _MOST_FAILURES} more"
 
 
+def _questions(result: RunResult) -> Iterator[str]:
+    for task_id in result.waiting:
+        yield f"  waiting   {task_id}: {one_line(result[task_id].question or '', 300)}"
+
+
 def _store_trouble(result: RunResult) -> Iterator[str]:
     for one in result.degraded:
         what = f"until {one.until}" if one.until else f"to the end: {counted(one.lost, 'change')} not stored"
@@ -144,6 +153,8 @@ def _store_trouble(result: RunResult) -> Iterator[str]:
 def _next_commands(dag: DAG, result: RunResult, store: Path) -> Iterator[tuple[str, str]]:
     run_id = result.run_id
     yield "show", plait(store, "show", run_id)
+    if result.waiting:
+        yield "answer", plait(store, "answer", run_id, result.waiting[0], "--again")
     if result.status is RunStatus.INTERRUPTED:
         yield "resume", plait(store, "resume", run_id)
     elif result.failed:

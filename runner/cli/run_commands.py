@@ -53,7 +53,8 @@ def run_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
 
 @click.command("resume", short_help="Go on with a run.")
 @click.argument("run", required=False)
-@click.option("--retry-failed", is_flag=True, help="Run failed tasks again.")
+@click.option("--retry-failed", is_flag=True, help="Run failed tasks again, and those whose stored result is damaged.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done with each task, and why.")
 @_plan_option
 @concurrency_option
 @store_option
@@ -63,14 +64,16 @@ def run_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
 def resume_command(run: str | None, retry_failed: bool, plan: Path | None, **options: Any) -> int:
     """Go on with RUN: a run's id, its beginning, or `last`. Without it, the newest run that can be resumed.
 
-    What is completed is kept; what was under way or never began is run.
+    What is completed is kept; what was under way or never began is run. A conversation that was cut goes on where its
+    backend is known to have it.
     """
     import anyio  # noqa: PLC0415
 
     from runner.cli.running import Resumption, resume_run  # noqa: PLC0415
 
     configure_log(options["log_style"], options["log_level"])
-    return anyio.run(resume_run, Resumption(run, retry_failed, plan), _manner(options))
+    wanted = Resumption(run, retry_failed, plan, options["dry_run"])
+    return anyio.run(resume_run, wanted, _manner(options))
 
 
 @click.command("continue", short_help="Go on with a task's conversation.")

@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from persistence import SQLiteStore
-from persistence.records import RunRecord
+from persistence.records import RunRecord, TaskRecord
 from runner import Plan
 from runner.cli import report
 from runner.cli.backing import Backing, Kept, names_needed
 from runner.cli.driving import Ending, follow
 from runner.cli.exits import COMPLETED, say, tell
-from runner.cli.lookup import find_run, find_task, newest_resumable, store_for_going_on
+from runner.cli.lookup import find_run, find_task, newest_resumable, store_for_going_on, store_for_reading
 from runner.cli.options import plait
 from runner.cli.plain import Display, NoDisplay, PlainDisplay
+from runner.cli.previewing import tell_preview
 from runner.cli.progress import Progress
 from runner.cli.text import visible, without_controls
 from runner.dag import DAG
@@ -30,6 +31,7 @@ from runner.result import RunResult
 from runner.run import Run
 from runner.status import RunStatus, TaskStatus
 from runner.translate import dag_of
+from runner.verdict import RUNS, Action, judge
 
 DEFAULT_CONCURRENCY = 8
 
@@ -64,24 +66,28 @@ class Resumption:
     run: str | None
     retry_failed: bool = False
     plan: Path | None = None
+    dry_run: bool = False
 
 
 async def resume_run(wanted: Resumption, manner: Manner) -> int:
     """Go on with a run; the exit code."""
     assert manner.store is not None
-    async with store_for_going_on(manner.store) as store:
+    open_store = store_for_reading if wanted.dry_run else store_for_going_on
+    async with open_store(manner.store) as store:
         if wanted.run is None:
             record = await newest_resumable(store, wanted.retry_failed)
         else:
             record = await find_run(store, wanted.run)
         tasks = await store.list_tasks(record.run_id)
         dag = dag_of(record, tasks)
-        statuses = {task.task_id: TaskStatus(task.status) for task in tasks}
-        if has_ended(record, wanted.retry_failed):
-            runner = Backing({}).runner({}, store=store)
-            return _say_over(await runner.resume(record.run_id), dag, manner)
-        if wanted.retry_failed:
-            statuses = _reopened(statuses)
+        looking = Backing({}).runner({}, store=store)
+        if wanted.dry_run:
+            preview = await looking.preview_resume(record.run_id, retry_failed=wanted.retry_failed)
+            return tell_preview(preview, manner.as_json)
+        if has_ended(record, tasks, wanted.retry_failed):
+            return _say_over(await looking.resume(record.run_id), dag, manner)
+        verdicts = judge(dag, tasks, retry_failed=wanted.retry_failed)
+        statuses = {task.task_id: _status(verdict.action, task) for task, verdict in zip(tasks, verdicts, strict=True)}
         kept = Kept.of(record)
         names = names_needed(dag, kept.default, statuses.values())
         backing = kept.backing(names, wanted.plan)
@@ -92,10 +98,11 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
             return await _see_through(run, dag, manner, statuses)
 
 
-def _reopened(statuses: Mapping[str, TaskStatus]) -> dict[str, TaskStatus]:
-    return {
-        task_id: TaskStatus.PENDING if status is TaskStatus.FAILED else status for task_id, status in statuses.items()
-    }
+def _status(action: Action, task: TaskRecord) -> TaskStatus:
+    """Where a task stands once the run goes on."""
+    if action in RUNS or action is Action.BLOCKED:
+        return TaskStatus.PENDING
+    return TaskStatus.WAITING_INPUT if action is Action.ASK else TaskStatus(task.status)
 
 
 def _stored_concurrency(record: RunRecord) -> int:
@@ -138,9 +145,7 @@ def _display(dag: DAG, manner: Manner, statuses: Mapping[str, TaskStatus] | None
         return PlainDisplay()
     from runner.cli.live import LiveDisplay  # noqa: PLC0415 - rich takes a while and is not needed in a pipe
 
-    # What was under way at a crash begins anew.
-    settled = {k: TaskStatus.PENDING if v is TaskStatus.RUNNING else v for k, v in (statuses or {}).items()}
-    return LiveDisplay(Progress(dag, time.monotonic, settled), dag.name or "plait")
+    return LiveDisplay(Progress(dag, time.monotonic, statuses), dag.name or "plait")
 
 
 async def continue_task(word: str, task_id: str, message: str, moved_to: Path | None, manner: Manner) -> int:

@@ -85,6 +85,18 @@ def tokens(into: int, out: int) -> str:
     return f"{into:,}+{out:,}" if into or out else ""
 
 
+def size(value: int) -> str:
+    """Bytes in the unit that reads best: `512 B`, `3.4 kB`, `12 MB`."""
+    if value < 1000:
+        return f"{value} B"
+    shown = float(value)
+    for unit in ("kB", "MB", "GB", "TB"):
+        shown /= 1000
+        if shown < 999.5 or unit == "TB":
+            break
+    return f"{shown:.1f} {unit}" if shown < 10 else f"{shown:,.0f} {unit}"
+
+
 def dollars(value: float | None) -> str:
     """A cost; empty for None."""
     return "" if value is None else f"${value:.4f}" if value < 1 else f"${value:.2f}"

@@ -184,6 +184,7 @@ def _task(part: TaskPart, member: Member, defaults: DefaultsPart) -> Task:
         item=member.item,
         aliases=member.aliases,
         metadata=part.metadata,
+        at_most_once=part.at_most_once,
     )
 
 

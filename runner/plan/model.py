@@ -74,6 +74,8 @@ class RetryPart(_Part):
     """Seconds that a wait is at most, unless the server asks for longer."""
     on: list[Kind] = Field(default_factory=lambda: sorted(DEFAULT_RETRY_ON))
     """Kinds of errors that are tried again."""
+    max_crashes: int = Field(default=DEFAULT_RETRY.max_crashes, ge=1, le=1000)
+    """How often the run's process may die while the task runs, before the task fails as crashed."""
 
 
 class DefaultsPart(_Part):
@@ -112,6 +114,8 @@ class TaskPart(_Part):
     """Expected relative duration; long paths start first."""
     for_each: str | None = None
     """Name of an input that is a list: one task for each element, which is {{ item }} in the prompt."""
+    at_most_once: bool = False
+    """Never run twice: not retried, and after a crash a person says what follows (plait answer)."""
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Carried along and shown, never used."""
 

@@ -6,7 +6,7 @@ It needs pytest with pytest-asyncio in its `auto` mode, and nothing of plait but
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -24,6 +24,8 @@ from persistence import (
     TaskStarted,
     TurnAppended,
 )
+from tests.contracts.store_interrupted import InterruptedContract
+from tests.contracts.store_records import RecordsContract
 from tests.contracts.store_samples import (
     ANSWER,
     ASK,
@@ -42,14 +44,8 @@ from tests.contracts.store_samples import (
     whole,
 )
 
-if TYPE_CHECKING:
-    pass
 
-
-from tests.contracts.store_records import RecordsContract
-
-
-class StoreContract(RecordsContract):
+class StoreContract(RecordsContract, InterruptedContract):
     """Every line of `persistence.Store`'s contract."""
 
     # All or nothing, once or many times.

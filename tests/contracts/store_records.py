@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,13 +17,16 @@ from persistence import (
     RunStatusChanged,
     SessionOpened,
     Store,
+    TaskAnswered,
     TaskCancelled,
     TaskCompleted,
     TaskInterrupted,
     TaskReopened,
     TaskStarted,
+    TaskWaiting,
     TurnAppended,
 )
+from tests.contracts.opened_store import OpenedStore
 from tests.contracts.store_samples import (
     ANSWER,
     ASK,
@@ -33,7 +35,6 @@ from tests.contracts.store_samples import (
     DONE_A,
     LEGAL,
     NEXT,
-    OPENING,
     RUN,
     RUN_LEGAL,
     RUN_WAY,
@@ -44,30 +45,6 @@ from tests.contracts.store_samples import (
     owner,
     whole,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-
-class OpenedStore:
-    """Opens the store under test."""
-
-    def open_store(self, folder: Path) -> AbstractAsyncContextManager[Store]:
-        """A new, empty store; `folder` is an empty directory that it may use."""
-        raise NotImplementedError
-
-    @pytest.fixture
-    async def store(self, tmp_path: Path) -> AsyncGenerator[Store]:
-        async with self.open_store(tmp_path) as store:
-            yield store
-
-    @pytest.fixture
-    async def writer(self, store: Store) -> Writer:
-        writer = Writer(store)
-        await writer.write(*OPENING)
-        return writer
 
 
 class RecordsContract(OpenedStore):
@@ -238,6 +215,9 @@ class RecordsContract(OpenedStore):
             TaskCompleted(at(1), "x", 1, "text"),
             TaskCancelled(at(1), "x"),
             TaskReopened(at(1), "x"),
+            TaskReopened(at(1), "x", damaged=True),
+            TaskWaiting(at(1), "x", 1, "?"),
+            TaskAnswered(at(1), "x"),
             TurnAppended(at(1), "x", 1, "user", "text"),
             SessionOpened(at(1), "x", 1, "s"),
         ],

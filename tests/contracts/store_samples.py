@@ -16,6 +16,7 @@ from persistence import (
     RunCreated,
     RunStatusChanged,
     Store,
+    TaskAnswered,
     TaskCancelled,
     TaskCompleted,
     TaskFailed,
@@ -23,6 +24,7 @@ from persistence import (
     TaskReopened,
     TaskRetried,
     TaskStarted,
+    TaskWaiting,
     TurnAppended,
 )
 
@@ -73,6 +75,7 @@ async def whole(store: Store, run_id: str = RUN) -> tuple[Any, ...]:
     return run, tasks, attempts, messages, await store.list_events(run_id)
 
 
+ASKED = TaskWaiting(at(4), "a", 1, "Was it sent?", crashed=True)
 AT_START: dict[str, tuple[Change, ...]] = {
     "pending": (),
     "running": (START_A,),
@@ -84,6 +87,12 @@ AT_START: dict[str, tuple[Change, ...]] = {
     "cancelled": (START_A, TaskCancelled(at(4), "a")),
     "cancelled before": (TaskCancelled(at(4), "a"),),
     "reopened": (START_A, TaskFailed(at(4), "a", 1, "failed", "auth", "no key"), TaskReopened(at(5), "a")),
+    "reopened as damaged": (START_A, DONE_A, TaskReopened(at(5), "a", damaged=True)),
+    "waiting": (START_A, ASKED),
+    "answered": (START_A, ASKED, TaskAnswered(at(5), "a")),
+    "done by a person": (START_A, ASKED, TaskCompleted(at(5), "a", 1, "Done.")),
+    "failed by a person": (START_A, ASKED, TaskFailed(at(5), "a", 1, "failed", "refused", "no")),
+    "cancelled while waiting": (START_A, ASKED, TaskCancelled(at(5), "a")),
 }
 NEXT: dict[str, Change] = {
     "start 1": TaskStarted(at(6), "a", 1, "fast"),
@@ -96,7 +105,10 @@ NEXT: dict[str, Change] = {
     "retry": TaskRetried(at(6), "a", 1, "transient", "no", 1.0),
     "interrupt": TaskInterrupted(at(6), "a", 1, "stop"),
     "cancel": TaskCancelled(at(6), "a"),
+    "ask": TaskWaiting(at(6), "a", 1, "And now?"),
+    "answer": TaskAnswered(at(6), "a"),
     "reopen": TaskReopened(at(6), "a"),
+    "reopen as damaged": TaskReopened(at(6), "a", damaged=True),
 }
 _PENDING_AGAIN = {"start 2": "running", "cancel": "cancelled"}
 LEGAL: dict[str, dict[str, str]] = {
@@ -107,23 +119,36 @@ LEGAL: dict[str, dict[str, str]] = {
         "skip": "skipped",
         "retry": "pending",
         "interrupt": "pending",
+        "ask": "waiting_input",
+        "cancel": "cancelled",
+    },
+    "waiting": {
+        "complete": "completed",
+        "fail": "failed",
+        "skip": "skipped",
+        "answer": "pending",
         "cancel": "cancelled",
     },
     "retried": _PENDING_AGAIN,
     "interrupted": _PENDING_AGAIN,
     "reopened": _PENDING_AGAIN,
-    "completed": {},
+    "reopened as damaged": _PENDING_AGAIN,
+    "answered": _PENDING_AGAIN,
+    "completed": {"reopen as damaged": "pending"},
+    "done by a person": {"reopen as damaged": "pending"},
     "failed": {"reopen": "pending"},
+    "failed by a person": {"reopen": "pending"},
     "skipped": {},
     "cancelled": {},
     "cancelled before": {},
+    "cancelled while waiting": {},
 }
 RUN_LEGAL: dict[str, set[str]] = {
     "queued": {"running", "cancelled"},
     "running": {"waiting_input", "completed", "failed", "cancelling", "cancelled"},
     "waiting_input": {"running", "cancelling", "cancelled"},
     "cancelling": {"cancelled"},
-    "completed": set(),
+    "completed": {"running"},
     "failed": {"running"},
     "cancelled": set(),
 }

@@ -1,0 +1,218 @@
+"""Whether this SQLite, a place and a file are fit for a store.
+
+It only looks: nothing is made, mended or migrated, and the file is opened by SQLite alone, for reading. (SQLite leaves
+an empty WAL and its index beside a file that was read, as after every read.)
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+from contextlib import closing
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Final
+
+from persistence.errors import StoreUnusable
+from persistence.sqlite import reading
+from persistence.sqlite.mounts import Place, file_system_of, place_of
+from persistence.sqlite.opening import OLDEST_SQLITE, SCHEMA_VERSION, open_database
+from persistence.sqlite.transaction import forgiving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_WAL_RESET_BUG: Final = (((3, 7, 0), (3, 44, 6)), ((3, 45, 0), (3, 50, 7)), ((3, 51, 0), (3, 51, 3)))
+"""Versions that have it, each from the first one to before the second. Two connections that write and checkpoint at
+the same moment may then lose committed rows, or the whole file.
+"""
+_LARGE_WAL: Final = 64 << 20  # bytes; 4 MiB is usual
+_LITTLE_SPACE: Final = 100_000_000  # bytes
+_MOST_NAMED: Final = 5
+_ALL: Final = 1 << 31
+
+
+class Fitness(StrEnum):
+    """What a finding means: fit, fit with a reservation, or unfit."""
+
+    OK = "ok"
+    WARNING = "warning"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: what was `found`, and what to do about it (`advice`, empty where nothing is)."""
+
+    check: str
+    fitness: Fitness
+    found: str
+    advice: str = ""
+
+
+def library(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> Finding:
+    """Whether SQLite `version` is new enough, and free of the WAL-reset bug."""
+    name = ".".join(map(str, version))
+    if version < OLDEST_SQLITE:
+        oldest = ".".join(map(str, OLDEST_SQLITE[:2]))
+        return Finding("sqlite", Fitness.BAD, f"{name} is too old", f"use a Python with SQLite {oldest} or later")
+    if any(first <= version < fixed for first, fixed in _WAL_RESET_BUG):
+        return Finding(
+            "sqlite",
+            Fitness.WARNING,
+            f"{name} has the WAL-reset bug: in rare cases two processes that write to one file lose what they wrote",
+            "let one process at a time write to a store, or use a Python with SQLite 3.51.3, 3.50.7 or 3.44.6",
+        )
+    return Finding("sqlite", Fitness.OK, name)
+
+
+def file_system(path: Path, mountinfo: str | None) -> Finding:
+    """Whether a store at `path` lies on a local disk. `mountinfo`: the text of /proc/self/mountinfo, None elsewhere
+    than on Linux.
+    """
+    kind = file_system_of(path.resolve(), mountinfo or "")
+    place, local = place_of(kind), "put the store on a local disk with --store"
+    name = "file system"
+    if place is Place.NETWORK:
+        return Finding(
+            name, Fitness.BAD, f"{kind} is a network file system; it lacks the memory that WAL shares", local
+        )
+    if place is Place.SHARED:
+        return Finding(name, Fitness.BAD, f"{kind} is a folder shared with another system; WAL is unsafe there", local)
+    if place is Place.IN_MEMORY:
+        return Finding(name, Fitness.WARNING, f"{kind} is gone when this machine stops", local)
+    if place is Place.UNKNOWN:
+        found = f"cannot tell what {kind} is" if kind else "cannot tell"
+        return Finding(name, Fitness.OK, found, "make sure that it is a local disk")
+    return Finding(name, Fitness.OK, kind)
+
+
+def space(folder: Path) -> Finding:
+    """Whether `folder`, which exists, has room for more."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return Finding("space", Fitness.WARNING, f"cannot tell: {error.strerror}")
+    shown = f"{free / 1e6:,.0f} MB free"
+    if free < _LITTLE_SPACE:
+        return Finding("space", Fitness.WARNING, shown, "free some; a run whose store is full goes on unrecorded")
+    return Finding("space", Fitness.OK, shown)
+
+
+def permissions(path: Path) -> Iterator[Finding]:
+    """Whether the store at `path`, its WAL and its directory are ours, and nobody else's to read."""
+    found = [_folder_trouble(path.parent), *(_file_trouble(_beside(path, end)) for end in ("", "-wal", "-shm"))]
+    troubles = [Finding("permissions", Fitness.WARNING, *one) for one in found if one is not None]
+    yield from troubles or [Finding("permissions", Fitness.OK, "nobody else may read it")]
+
+
+def _folder_trouble(folder: Path) -> tuple[str, str] | None:
+    elsewhere = "keep the store in a directory of its own"
+    user, mode = _user_and_mode(folder)
+    if user not in (None, os.geteuid()):
+        return f"{folder} belongs to user {user}, this is user {os.geteuid()}", elsewhere
+    if mode & 0o077:
+        return f"{folder} is open to others (mode {mode:04o})", f"chmod 700 {quote(str(folder))}, or {elsewhere}"
+    return None
+
+
+def _file_trouble(file: Path) -> tuple[str, str] | None:
+    user, mode = _user_and_mode(file)
+    if user is None:
+        return None
+    if user != os.geteuid():
+        return f"{file} belongs to user {user}, this is user {os.geteuid()}", "work on it as the user it belongs to"
+    if mode & 0o077:
+        return f"{file} is open to others (mode {mode:04o})", f"chmod 600 {quote(str(file))}"
+    if not os.access(file, os.R_OK | os.W_OK):
+        return f"{file} may not be read and written", f"chmod 600 {quote(str(file))}"
+    return None
+
+
+def _user_and_mode(file: Path) -> tuple[int | None, int]:
+    try:
+        found = file.stat()
+    except OSError:
+        return None, 0
+    return found.st_uid, stat.S_IMODE(found.st_mode)
+
+
+def file(path: Path) -> Iterator[Finding]:
+    """What SQLite and the checksums say of the store at `path`. Ends with the first thing that makes it unreadable."""
+    try:
+        connection = open_database(path, "read")
+    except StoreUnusable as error:
+        yield Finding("file", Fitness.BAD, str(error))
+        return
+    with closing(connection):
+        connection.text_factory = forgiving  # what is no text fits no checksum, and is named by it
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        try:
+            yield _schema(version)
+            yield _pages(connection)
+            yield _rows(connection)
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # a message of SQLite's may quote a damaged page
+            yield Finding("file", Fitness.BAD, f"{path} cannot be read: {error}", "restore a copy")
+            return
+    yield _wal(path)
+
+
+def leftovers(path: Path) -> Iterator[Finding]:
+    """Half-made files that a crash at the very first start left beside `path`."""
+    names = sorted(one.name for one in path.parent.glob(f".{path.name}.*.new"))
+    if names:
+        what = f"{len(names)} half-made by a start that was cut off: {', '.join(names[:_MOST_NAMED])}"
+        yield Finding(
+            "left over", Fitness.WARNING, what, f"remove them from {path.parent}, if no plait starts just now"
+        )
+
+
+def _beside(path: Path, end: str) -> Path:
+    return Path(f"{path}{end}")
+
+
+def _schema(version: int) -> Finding:
+    older = f"version {version}; the next run or resume brings it to {SCHEMA_VERSION}"
+    return Finding("schema", Fitness.OK, older if version < SCHEMA_VERSION else f"version {version}")
+
+
+def _pages(connection: sqlite3.Connection) -> Finding:
+    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict == "ok":
+        return Finding("pages", Fitness.OK, "whole")
+    damage = str(verdict).strip().replace("\n", "; ")
+    return Finding("pages", Fitness.BAD, f"damaged: {damage}", "restore a copy; nothing can be resumed from this one")
+
+
+def _rows(connection: sqlite3.Connection) -> Finding:
+    results = messages = 0
+    damaged: list[str] = []
+    for run in reading.list_runs(connection, _ALL):
+        for task in reading.list_tasks(connection, run.run_id):
+            name = f"{run.run_id}/{task.task_id}"
+            talk = reading.list_messages(connection, run.run_id, task.task_id)
+            results += task.status == "completed"
+            messages += len(talk)
+            damaged += [name] if task.damaged or any(message.damaged for message in talk) else []
+    checked = f"results: {results:,}, messages: {messages:,}"
+    if not damaged:
+        return Finding("checksums", Fitness.OK, f"all fit ({checked})")
+    more = f" and {len(damaged) - _MOST_NAMED} more" if len(damaged) > _MOST_NAMED else ""
+    found = f"damaged: {', '.join(damaged[:_MOST_NAMED])}{more} ({checked})"
+    return Finding("checksums", Fitness.BAD, found, "run these tasks again in a new run, or restore a copy")
+
+
+def _wal(path: Path) -> Finding:
+    try:
+        size = _beside(path, "-wal").stat().st_size
+    except OSError:
+        size = 0
+    shown = f"{size / 1e6:,.1f} MB"
+    if size > _LARGE_WAL:
+        advice = "end what has been reading the store for long; the next write then shrinks it"
+        return Finding("wal", Fitness.WARNING, shown, advice)
+    return Finding("wal", Fitness.OK, shown)

@@ -1,0 +1,55 @@
+"""On which kind of file system a file lies, as Linux tells it. Pure: the table of mounts comes in as text."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_NETWORK: Final = frozenset(
+    {"nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "ncpfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs",
+     "orangefs", "pvfs2", "davfs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.s3fs",
+     "fuse.rclone", "fuse.gcsfuse", "fuse.davfs", "fuse.cifs", "fuse.juicefs", "fuse.goofys", "fuse.mountpoint-s3"}
+)  # fmt: skip
+# A folder of another machine's host, by way of a hypervisor: no shared memory across that border either.
+_SHARED: Final = frozenset({"9p", "virtiofs", "vboxsf", "vmhgfs", "fuse.vmhgfs-fuse", "prl_fs", "drvfs"})
+_IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+
+
+class Place(Enum):
+    """What a kind of file system means for a store in WAL mode, which needs memory shared by all that use the file."""
+
+    LOCAL = "local"
+    NETWORK = "network"
+    SHARED = "shared"
+    IN_MEMORY = "in memory"
+    UNKNOWN = "unknown"
+
+
+def file_system_of(path: Path, mountinfo: str) -> str:
+    """The type of the file system that `path`, absolute and without links, lies on; `mountinfo` is the text of
+    /proc/self/mountinfo. Empty where it does not tell.
+    """
+    best, kind = -1, ""
+    for line in mountinfo.splitlines():
+        fields, _, rest = line.partition(" - ")
+        columns = fields.split(" ")
+        if len(columns) < 5 or not rest:
+            continue
+        point = _OCTAL.sub(lambda found: chr(int(found[1], 8)), columns[4])
+        # A later line is mounted over an earlier one.
+        if len(point) >= best and path.is_relative_to(point):
+            best, kind = len(point), rest.split(" ")[0]
+    return kind
+
+
+def place_of(kind: str) -> Place:
+    """What the type `kind` means for a store."""
+    for place, kinds in ((Place.NETWORK, _NETWORK), (Place.SHARED, _SHARED), (Place.IN_MEMORY, _IN_MEMORY)):
+        if kind in kinds:
+            return place
+    return Place.UNKNOWN if not kind or kind.startswith("fuse") else Place.LOCAL

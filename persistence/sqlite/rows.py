@@ -1,0 +1,76 @@
+"""The rows of a batch, gathered by the statement that writes them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from hashlib import sha256
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, Final
+
+from persistence.sqlite import statements as sql
+
+if TYPE_CHECKING:
+    import sqlite3
+
+Row = tuple[Any, ...]
+
+
+class Refused(Exception):  # noqa: N818
+    """A guarded statement changed fewer rows than it was given."""
+
+
+def _execute(connection: sqlite3.Connection, bulk: sql.Bulk, rows: list[Row]) -> None:
+    largest = sql.SIZES[-1]
+    for start in range(0, len(rows), largest):
+        part = rows[start : start + largest]
+        size = sql.SIZES[bisect_left(sql.SIZES, len(part))]
+        values = tuple(chain(chain.from_iterable(part), repeat(None, (size - len(part)) * bulk.width)))
+        if connection.execute(sql.bulk_sql(bulk, size), values).rowcount != len(part):
+            raise Refused
+
+
+_INLINE_BYTES: Final = 64 * 1024
+_MOST_BYTES_PER_CHARACTER: Final = 4
+_RANKS: Final = {bulk: rank for rank, bulk in enumerate(sql.IN_ORDER)}
+
+
+class Rows:
+    """The rows that wait to be written, by statement."""
+
+    def __init__(self, connection: sqlite3.Connection, run_id: str) -> None:
+        self._connection = connection
+        self.run_id = run_id
+        self._blobs: set[bytes] = set()
+        self._reached: dict[str, int] = {}
+        self._waiting: dict[sql.Bulk, list[Row]] = {bulk: [] for bulk in sql.IN_ORDER}
+
+    def add(self, bulk: sql.Bulk, row: Row) -> None:
+        self._waiting[bulk].append(row)
+
+    def change(self, bulk: sql.Bulk, task_id: str, row: Row) -> None:
+        """Like `add`, for statements whose order counts within a task."""
+        rank = _RANKS[bulk]
+        if rank <= self._reached.get(task_id, -1):
+            self.flush()
+        self._reached[task_id] = rank
+        self._waiting[bulk].append(row)
+
+    def inline_or_blob(self, text: str | None) -> tuple[str | None, bytes | None]:
+        """The text, if it is to stand in its row; if it is large, the key of the blob that it becomes."""
+        if text is None or len(text) <= _INLINE_BYTES // _MOST_BYTES_PER_CHARACTER:
+            return text, None
+        encoded = text.encode()
+        if len(encoded) <= _INLINE_BYTES:
+            return text, None
+        key = sha256(encoded).digest()
+        if key not in self._blobs:
+            self._connection.execute(sql.ADD_BLOB, (key, len(encoded), text))
+            self._blobs.add(key)
+        return None, key
+
+    def flush(self) -> None:
+        self._reached.clear()
+        for bulk, rows in self._waiting.items():
+            if rows:
+                _execute(self._connection, bulk, rows)
+                rows.clear()

@@ -1,0 +1,207 @@
+"""What a batch makes of a run in memory, apart from the run until all of the batch went through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from persistence import rules
+from persistence.changes import (
+    RunCreated,
+    SessionOpened,
+    TaskAnswered,
+    TaskCancelled,
+    TaskCompleted,
+    TaskFailed,
+    TaskInterrupted,
+    TaskReopened,
+    TaskRetried,
+    TaskStarted,
+    TaskWaiting,
+    TurnAppended,
+)
+from persistence.records import AttemptRecord, EventRecord, MessageRecord, TaskRecord
+
+if TYPE_CHECKING:
+    from persistence.changes import Change
+    from persistence.rules import RunHead
+
+AttemptKey = tuple[str, int]
+TaskChange: TypeAlias = (
+    TaskStarted
+    | TaskCompleted
+    | TaskFailed
+    | TaskRetried
+    | TaskInterrupted
+    | TaskWaiting
+    | TaskAnswered
+    | TaskCancelled
+    | TaskReopened
+)
+
+
+@dataclass(slots=True)
+class MemoryRun:
+    """A run as it is kept."""
+
+    head: RunHead
+    tasks: dict[str, TaskRecord] = field(default_factory=dict[str, TaskRecord])
+    attempts: dict[AttemptKey, AttemptRecord] = field(default_factory=dict[AttemptKey, AttemptRecord])
+    messages: dict[str, list[MessageRecord]] = field(default_factory=dict[str, list[MessageRecord]])
+    events: list[EventRecord] = field(default_factory=list[EventRecord])
+
+
+class Staged:
+    """What a batch makes of a run, apart from it until `publish`."""
+
+    def __init__(self, run_id: str, run: MemoryRun) -> None:
+        self._run_id = run_id
+        self._run = run
+        self._head = run.head
+        self._tasks: dict[str, TaskRecord] = {}
+        self._attempts: dict[AttemptKey, AttemptRecord] = {}
+        self._messages: dict[str, list[MessageRecord]] = {}
+        self._events: list[EventRecord] = []
+
+    def publish(self, last_seq: int) -> None:
+        run = self._run
+        run.head = replace(self._head, last_seq=last_seq)
+        run.tasks.update(self._tasks)
+        run.attempts.update(self._attempts)
+        for task_id, messages in self._messages.items():
+            run.messages.setdefault(task_id, []).extend(messages)
+        run.events.extend(self._events)
+
+    def apply(self, seq: int, change: Change) -> None:
+        self._head = rules.advance(self._head, change, seq, self._run_id)
+        match change:
+            case RunCreated():
+                self._create(change)
+            case TaskStarted():
+                self._start(change)
+            case SessionOpened():
+                self._open_session(change)
+            case TurnAppended():
+                self._append(change)
+            case TaskCompleted():
+                task = replace(self._task(change), text=change.text, data=change.data)
+                self._end(change, task, "completed", "completed")
+            case TaskFailed() | TaskRetried() | TaskInterrupted() | TaskWaiting() | TaskCancelled():
+                self._end_without_result(change)
+            case TaskReopened() | TaskAnswered():
+                self._tasks[change.task_id] = replace(
+                    self._task(change), status="pending", question=None, text=None, data=None
+                )
+            case _:
+                pass
+        event = rules.event_of(change)
+        if event is not None:
+            self._events.append(EventRecord(seq, *event))
+
+    def _create(self, change: RunCreated) -> None:
+        for position, new in enumerate(change.tasks):
+            if new.task_id in self._tasks:
+                raise rules.refusal(self._run_id, change, None)
+            self._tasks[new.task_id] = TaskRecord(
+                new.task_id, position, new.prompt, tuple(new.depends_on), new.backend, new.spec, "pending", 0
+            )
+        if not all(upstream in self._tasks for new in change.tasks for upstream in new.depends_on):
+            raise rules.refusal(self._run_id, change, None)
+
+    def _find(self, change: Change, task_id: str) -> TaskRecord:
+        task = self._tasks.get(task_id) or self._run.tasks.get(task_id)
+        if task is None:
+            raise rules.refusal(self._run_id, change, None)
+        return task
+
+    def _task(self, change: TaskChange) -> TaskRecord:
+        """The task as it stands, where the table lets `change` follow."""
+        task = self._find(change, change.task_id)
+        attempt = getattr(change, "attempt", task.attempt)
+        expected = task.attempt + 1 if isinstance(change, TaskStarted) else task.attempt
+        if task.status not in _must_be(change) or attempt != expected:
+            raise rules.refusal(self._run_id, change, (task.status, task.attempt))
+        return task
+
+    def _attempt(self, task: TaskRecord, attempt: int) -> AttemptRecord | None:
+        key = task.task_id, attempt
+        return self._attempts.get(key) or self._run.attempts.get(key)
+
+    def _put(self, attempt: AttemptRecord) -> None:
+        self._attempts[attempt.task_id, attempt.attempt] = attempt
+
+    def _start(self, change: TaskStarted) -> None:
+        task_id, number = change.task_id, change.attempt
+        confirmed = change.confirmed
+        self._tasks[task_id] = replace(
+            self._task(change), status="running", attempt=number, session_confirmed=confirmed
+        )
+        ended = (None, None, None, 0, 0, None, None)
+        self._put(AttemptRecord(task_id, number, "running", change.backend, change.session_id, change.at, *ended))
+
+    def _open_session(self, change: SessionOpened) -> None:
+        task = self._find(change, change.task_id)
+        attempt = self._attempt(task, task.attempt)
+        if attempt is None or change.attempt not in {0, task.attempt}:
+            raise rules.refusal(self._run_id, change, (task.status, task.attempt))
+        self._tasks[task.task_id] = replace(task, session_confirmed=True)
+        self._put(replace(attempt, session_id=change.session_id))
+
+    def _append(self, change: TurnAppended) -> None:
+        self._find(change, change.task_id)
+        appended = self._messages.setdefault(change.task_id, [])
+        position = len(self._run.messages.get(change.task_id, ())) + len(appended)
+        said = change.role, change.content, change.input_tokens, change.output_tokens, change.at
+        appended.append(MessageRecord(change.task_id, position, change.attempt, *said))
+
+    def _end_without_result(
+        self, change: TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting | TaskCancelled
+    ) -> None:
+        task = self._task(change)
+        match change:
+            case TaskFailed():
+                rules.check_failed(self._run_id, change)
+                self._end(change, task, change.status, change.status)
+            case TaskRetried():
+                self._end(change, task, "pending", "retried")
+            case TaskInterrupted():
+                self._end(change, _crashed(task, change), "pending", "interrupted")
+            case TaskWaiting():
+                self._end(change, _crashed(task, change), "waiting_input", "interrupted")
+                self._tasks[task.task_id] = replace(self._tasks[task.task_id], question=change.question)
+            case TaskCancelled():
+                self._end(change, task, "cancelled", "cancelled")
+
+    def _end(
+        self,
+        change: TaskCompleted | TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting | TaskCancelled,
+        task: TaskRecord,
+        status: str,
+        attempt_status: str,
+    ) -> None:
+        """The task and its last attempt, with these statuses. Cancelling changes no attempt that has ended."""
+        self._tasks[task.task_id] = replace(task, status=status, question=None)
+        attempt = self._attempt(task, task.attempt)
+        if attempt is None or (isinstance(change, TaskCancelled) and task.status != "running"):
+            return
+        ended: dict[str, Any] = {"status": attempt_status, "ended_at": change.at}
+        match change:
+            case TaskCompleted() | TaskFailed() | TaskRetried():
+                ended |= {"input_tokens": change.input_tokens, "output_tokens": change.output_tokens}
+                ended |= {"cost_usd": change.cost_usd, "duration_s": change.duration_s}
+                if not isinstance(change, TaskCompleted):
+                    ended |= {"error_kind": change.error_kind, "error": change.error}
+            case TaskInterrupted():
+                ended["error"] = change.reason
+            case TaskWaiting() | TaskCancelled():
+                pass
+        self._put(replace(attempt, **ended))
+
+
+def _must_be(change: TaskChange) -> frozenset[str]:
+    damaged = isinstance(change, TaskReopened) and change.damaged
+    return rules.DAMAGED_MUST_BE if damaged else rules.TASK_MUST_BE[type(change)]
+
+
+def _crashed(task: TaskRecord, change: TaskInterrupted | TaskWaiting) -> TaskRecord:
+    return replace(task, crashes=task.crashes + change.crashed)

@@ -1,0 +1,139 @@
+"""What `plait doctor` looks at, and how it says so."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import anyio
+
+from backends.leftovers import left_over_servers
+from persistence.changes import Owner
+from persistence.errors import StoreError
+from persistence.records import RunRecord
+from persistence.sqlite import health
+from persistence.sqlite.health import Finding, Fitness
+from runner.cli.exits import COMPLETED, STORE, tell
+from runner.cli.lookup import shown_status, store_for_reading
+from runner.cli.options import DEFAULT_STORE, plait
+from runner.cli.report import tell_value
+from runner.cli.text import columns, counted, one_line
+from runner.owner import Liveness, liveness
+from runner.status import RUN_DONE, RunStatus
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_MOST_RUNS = 5
+_ALL = 1 << 31
+
+
+def examine(path: Path, as_json: bool) -> int:
+    """Look at everything and say it; the exit code."""
+    findings = [*_machine(path), *_store(path), *_children()]
+    if as_json:
+        tell_value(_value(path, findings))
+    else:
+        _tell(findings)
+    return STORE if any(one.fitness is Fitness.BAD for one in findings) else COMPLETED
+
+
+def _machine(path: Path) -> Iterator[Finding]:
+    yield Finding("python", Fitness.OK, f"{platform.python_version()}, plait {version('plait')}")
+    yield health.library()
+    folder = next((one for one in path.absolute().parents if _there(one)), path.absolute())
+    mounts = _MOUNTS.read_text(errors="replace") if _MOUNTS.exists() else None
+    yield health.file_system(path if _there(path) else folder, mounts)
+    yield health.space(folder)
+
+
+def _there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # it may be, where we may not look
+        return True
+
+
+def _store(given: Path) -> Iterator[Finding]:
+    path = given.absolute()
+    if _there(path):
+        yield Finding("store", Fitness.OK, str(path))
+        yield from health.permissions(path)
+    yield from health.leftovers(path)
+    if given == DEFAULT_STORE and not _there(path):
+        yield Finding("store", Fitness.OK, f"there is none at {DEFAULT_STORE} yet", "`plait run PLAN` makes one")
+        return
+    readable = True
+    for finding in health.file(path):
+        readable = readable and finding.check != "file"
+        yield finding
+    if readable:
+        yield from _runs(given)
+
+
+def _runs(path: Path) -> Iterator[Finding]:
+    try:
+        runs = anyio.run(_all_runs, path)
+    except StoreError as error:
+        yield Finding("runs", Fitness.BAD, str(error))
+        return
+    states = [(run, shown_status(run)) for run in runs]
+    interrupted = [run for run, status in states if status is RunStatus.INTERRUPTED]
+    under_way = [run for run, status in states if run.owner and status not in RUN_DONE | {RunStatus.INTERRUPTED}]
+    if not interrupted and not under_way:
+        yield Finding("runs", Fitness.OK, f"{counted(len(runs), 'run')}, none under way or interrupted")
+    yield from map(_under_way, under_way)
+    yield from _interrupted(path, interrupted)
+
+
+async def _all_runs(path: Path) -> tuple[RunRecord, ...]:
+    async with store_for_reading(path) as store:
+        return await store.list_runs(_ALL)
+
+
+def _under_way(run: RunRecord) -> Finding:
+    owner = run.owner
+    by = f"process {owner.pid} on {owner.host} since {owner.claimed_at}" if owner else "nobody"
+    return Finding("runs", Fitness.OK, f"{run.run_id} is being run by {by}")
+
+
+def _interrupted(path: Path, runs: list[RunRecord]) -> Iterator[Finding]:
+    for run in runs[:_MOST_RUNS]:
+        owner = run.owner
+        whose = f": process {owner.pid} on {owner.host} {_state(owner)}" if owner else ""
+        advice = plait(path, "resume", run.run_id)
+        yield Finding("runs", Fitness.WARNING, f"{run.run_id} is interrupted{whose}", advice)
+    if len(runs) > _MOST_RUNS:
+        more = f"{len(runs) - _MOST_RUNS:,} more are interrupted"
+        yield Finding("runs", Fitness.WARNING, more, plait(path, "runs", "--limit", "1000"))
+
+
+def _state(owner: Owner) -> str:
+    return "is gone" if liveness(owner) is Liveness.DEAD else "has not renewed its claim"
+
+
+def _children() -> Iterator[Finding]:
+    pids = left_over_servers()
+    if pids is None:
+        yield Finding("children", Fitness.OK, "cannot tell", "look for processes that run _llama_server.py")
+    elif pids:
+        shown = " ".join(map(str, pids))
+        found = f"{counted(len(pids), 'model server')} left behind by a process that is gone: {shown}"
+        yield Finding("children", Fitness.WARNING, found, f"kill {shown}")
+    else:
+        yield Finding("children", Fitness.OK, "none left behind")
+
+
+def _value(path: Path, findings: list[Finding]) -> dict[str, object]:
+    worst = max((one.fitness for one in findings), key=list(Fitness).index)
+    checks = [
+        {"check": one.check, "verdict": one.fitness.value, "found": one.found, "advice": one.advice} for one in findings
+    ]
+    return {"verdict": worst.value, "store": str(path), "checks": checks}
+
+
+def _tell(findings: list[Finding]) -> None:
+    rows = columns((one.fitness.value, one.check) for one in findings)
+    for one, (verdict, check) in zip(findings, rows, strict=True):
+        advice = f"; {one_line(one.advice)}" if one.advice else ""
+        tell(f"{verdict}  {check}  {one_line(one.found)}{advice}")

@@ -1,0 +1,51 @@
+"""Files that the command writes for a person."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from runner.cli.exits import Fault
+
+_OPEN, _PRIVATE = 0o666, 0o600
+
+
+def write_file(path: Path, text: str, *, private: bool) -> None:
+    """Write `text` to `path`: whole or not at all, also through a crash. A `private` file is the user's alone under any
+    umask. What was there is replaced. Raises Fault.
+    """
+    target = path.resolve()  # a link stays, and what it leads to is replaced
+    fresh = target.with_name(f".{target.name}.{secrets.token_hex(8)}.new")
+    try:
+        _write(fresh, text, _PRIVATE if private else _OPEN)
+        fresh.replace(target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise Fault(f"cannot write {path}: {error.strerror}") from error
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - the mode holds from the first byte on
+        if mode == _PRIVATE:
+            path.chmod(mode)  # a umask may have taken even the owner's rights
+        file.write(text)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the new name survive a power loss, where folders can be synced."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

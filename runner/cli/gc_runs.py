@@ -1,0 +1,74 @@
+"""What `plait gc` deletes, and what it says about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from persistence.records import RunRecord
+from persistence.sqlite import Purged
+from runner.cli.exits import COMPLETED, say, tell
+from runner.cli.lookup import store_for_going_on, store_for_reading
+from runner.cli.report import tell_value
+from runner.cli.text import counted, one_line, size
+from runner.purge import Expiry, expired
+
+_ALL = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    runs: Sequence[RunRecord]
+    sizes: Mapping[str, int]
+    kept: int
+    purged: Purged | None = None
+    """None for a dry run."""
+
+
+async def delete_expired(path: Path, expiry: Expiry, dry_run: bool, as_json: bool) -> int:
+    """Delete the runs for which `expiry` is met, or only say which they are."""
+    async with store_for_reading(path) if dry_run else store_for_going_on(path) as store:
+        runs = await store.list_runs(_ALL)
+        old = expired(runs, expiry, time.time())
+        sizes = await store.run_sizes()
+        # Without any as well: an earlier purge may have left something to wipe.
+        purged = None if dry_run else await store.purge([run.run_id for run in old])
+    _say(_Outcome(old, sizes, len(runs) - len(old), purged), as_json)
+    return COMPLETED
+
+
+def _say(outcome: _Outcome, as_json: bool) -> None:
+    purged = outcome.purged
+    if as_json:
+        tell_value(_value(outcome))
+    else:
+        for run in outcome.runs:
+            held = size(outcome.sizes.get(run.run_id, 0))
+            tell(f"{one_line(run.run_id)}  {one_line(run.name, 40)}  {run.status}, {held}")
+        done = "would delete" if purged is None else "deleted"
+        freed = "" if purged is None else f", {size(purged.freed_bytes)} freed"
+        tell(f"{done} {counted(len(outcome.runs), 'run')}{freed}; {outcome.kept:,} kept")
+    if purged is not None and purged.remains is not None:
+        say(f"plait: {purged.remains}")
+
+
+def _value(outcome: _Outcome) -> dict[str, object]:
+    purged = outcome.purged
+    return {
+        "dry_run": purged is None,
+        "deleted": [
+            {
+                "run_id": run.run_id,
+                "name": run.name,
+                "status": run.status,
+                "ended_at": run.ended_at,
+                "size_bytes": outcome.sizes.get(run.run_id, 0),
+            }
+            for run in outcome.runs
+        ],
+        "kept": outcome.kept,
+        "freed_bytes": 0 if purged is None else purged.freed_bytes,
+        "remains": None if purged is None else purged.remains,
+    }

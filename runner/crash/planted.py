@@ -1,0 +1,147 @@
+"""Bugs to be caught: what the harness says is worth as much as what it can see.
+
+Each is put into the children alone, in place of one function, and has to break an invariant. They reach into private
+parts and stand for mistakes that were made elsewhere, or could be made here one day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import anyio.lowlevel
+
+from persistence import Batch, Fenced, rules
+from persistence.boundaries import BOUNDARIES
+from persistence.sqlite import reading, store
+from runner import events, ownership, verdict
+from runner.checkpoint import Checkpointer, Position
+from runner.crash.trial import Kind
+from runner.state import RunState
+from runner.status import TaskStatus
+
+Original = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """A bug: `instead(original, ...)` is called in place of `owner.attribute`. It shows in trials of `kind` that end a
+    process at one of `names`, at one of the first `latest` hits.
+    """
+
+    name: str
+    owner: Any
+    attribute: str
+    instead: Callable[..., Any]
+    names: Sequence[str] = BOUNDARIES[3:]
+    latest: int = 10
+    kind: Kind = Kind.KILLS
+
+    def plant(self) -> None:
+        """From now on this process has the bug."""
+        original: Original = getattr(self.owner, self.attribute)
+
+        def buggy(*args: Any) -> Any:
+            return self.instead(original, *args)
+
+        setattr(self.owner, self.attribute, buggy)
+
+
+async def _tell_first(write_group: Original, self: Any) -> None:
+    for event in self._groups[0].events if self._groups else ():
+        self._feed.publish(event)
+    await _turns_of_the_loop()
+    await write_group(self)
+
+
+async def _wake_first(write_group: Original, self: Any) -> None:
+    if self._groups:
+        self._groups[0].settled.set()
+    await _turns_of_the_loop()
+    await write_group(self)
+
+
+async def _turns_of_the_loop() -> None:
+    for _ in range(5):
+        await anyio.lowlevel.checkpoint()
+
+
+async def _start_unwritten(commit: Original, self: Any, happened: Sequence[events.Event], *plain: Any) -> None:
+    if happened and all(isinstance(event, events.TaskStarted) for event in happened):
+        self.submit(happened, *plain)
+        await anyio.lowlevel.checkpoint()
+    else:
+        await commit(self, happened, *plain)
+
+
+async def _write_in_pieces(try_write: Original, self: Any, head: Sequence[Any]) -> Any:
+    error = None
+    for length in range(1, len(head) + 1):
+        error = error or await try_write(self, head[:length])
+    return error
+
+
+async def _number_anew(try_write: Original, self: Any, head: Sequence[Any]) -> Any:
+    error = await try_write(self, head)
+    if error is not None and (run := await self._store.get_run(self._run_id)) is not None:
+        self._position = Position(run.epoch, run.last_seq + 1)
+    return error
+
+
+def _use_the_number_again(settled: Original, state: RunState, record: Any, *judged: Any) -> Any:
+    event = settled(state, record, *judged)
+    if isinstance(event, events.TaskInterrupted):
+        state.attempts[record.position] -= 1
+    return event
+
+
+def _queue_completed(load: Original, state: RunState, position: int, record: Any) -> None:
+    load(state, position, record)
+    if state.statuses[position] is TaskStatus.COMPLETED:
+        state.statuses[position] = TaskStatus.PENDING
+        del state.results[position]
+
+
+def _forget_crashes(under_way: Original, task: Any, record: Any) -> Any:
+    return under_way(task, replace(record, crashes=0))
+
+
+def _ignore_the_epoch(first_unapplied: Original, batch: Batch, head: Any) -> Any:
+    try:
+        return first_unapplied(batch, head)
+    except Fenced:
+        return min(len(batch.changes), max(0, head.last_seq - batch.first_seq + 1))
+
+
+async def _do_not_wait(_wait_until_free: Original, *_: Any) -> None:
+    return None
+
+
+def _create_always(open_database: Original, path: Any, mode: str) -> Any:
+    return open_database(path, "create" if mode == "existing" else mode)
+
+
+def _believe_anything(_is_damaged: Original, *_: Any) -> bool:
+    return False
+
+
+_COMMIT = ("batch.before_write", "txn.begun", "txn.before_commit")
+_STOP = ("batch.before_write",)
+_LOSE = ("txn.after_commit",)
+
+PLANTED = (
+    Planted("told before the commit", Checkpointer, "_write_group", _tell_first, _COMMIT),
+    Planted("dependents woken before the commit", Checkpointer, "_write_group", _wake_first, _COMMIT),
+    Planted("called before its start is stored", Checkpointer, "commit", _start_unwritten, _COMMIT),
+    Planted("a batch committed in pieces", Checkpointer, "_try_write", _write_in_pieces),
+    Planted("a lost answer taken for no commit", Checkpointer, "_try_write", _number_anew, _LOSE, kind=Kind.UNSURE),
+    Planted("an attempt's number used twice", ownership, "_settled", _use_the_number_again),
+    Planted("completed tasks queued again", RunState, "_load", _queue_completed),
+    Planted("crashes not counted", verdict, "_under_way", _forget_crashes, kind=Kind.CRASHER),
+    Planted("no epoch check", rules, "first_unapplied", _ignore_the_epoch, _STOP, kind=Kind.RIVAL),
+    Planted("claimed beside a living owner", ownership, "wait_until_free", _do_not_wait, _STOP, kind=Kind.RIVAL),
+    Planted("a missing store made to resume", store, "open_database", _create_always, ("file.before_link",), 1),
+    Planted("checksums not looked at", reading, "_is_damaged", _believe_anything, kind=Kind.ROT),
+)
+"""All of them."""

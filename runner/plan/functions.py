@@ -1,0 +1,163 @@
+"""Whether the functions that a plan's backends call are there, without running any code of the user's.
+
+What is said here is what `plait run` would stumble over: a file or module that is not there or cannot be parsed, a name
+that is nowhere in it. Python can make names in many ways; whenever one of these is in sight, nothing is said.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import importlib.util
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from backends.spec import FunctionSpec
+from runner.dag import nearest
+from runner.plan.build import Plan
+from runner.plan.errors import PlanError, PlanProblem
+from runner.plan.source import MAX_BYTES, Source, read_source
+
+_MAKES_NAMES = frozenset({"globals", "vars", "exec", "eval", "setattr", "__getattr__", "__dict__", "modules"})
+_MOVES_MODULES = frozenset({"__path__", "modules", "meta_path", "path_hooks"})
+
+
+def missing_functions(plan: Plan) -> list[PlanProblem]:
+    """A problem, with its place in the plan file, for each function that cannot be there. Reads the files that define
+    them; imports nothing.
+    """
+    calls = {name: spec.call for name, spec in plan.backends.items() if isinstance(spec, FunctionSpec)}
+    said = {name: problem for name, call in calls.items() if (problem := _problem(call, plan.folder))}
+    if not said:
+        return []
+    source = _places(plan.path)
+    return [source.problem(("backends", name, "call"), problem) for name, problem in said.items()]
+
+
+def _places(path: Path) -> Source:
+    form = path.suffix.lower().removeprefix(".")
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        return read_source(data, format=form if form in {"json", "toml"} else "yaml", file=str(path))
+    except (OSError, PlanError):  # it came as text, or has changed since it was read
+        return Source(str(path))
+
+
+def _problem(call: str, folder: Path) -> str | None:
+    where, _, name = call.rpartition(":")
+    name = name.partition(".")[0]
+    if not where.endswith(".py"):
+        file, problem = _module_file(where)
+        return problem if file is None else _problem_in(file, where, name)
+    file = folder / where
+    if not file.is_file():
+        return f"there is no file {file}; write `call` relative to the plan file's folder"
+    return _problem_in(file, where, name)
+
+
+def _problem_in(file: Path, where: str, name: str) -> str | None:
+    try:
+        names = _names(_parsed(file))
+    except SyntaxError as error:
+        line = f" in line {error.lineno}" if error.lineno else ""
+        return f"{where} is not Python: {error.msg}{line}"
+    except (OSError, ValueError, RecursionError, MemoryError):
+        return None
+    if names is None or name in names:
+        return None
+    if file.name == "__init__.py" and name in _modules_in([file.parent]):
+        return None  # a module is an attribute of its package from its first import on
+    return f"{where} has no {name!r}{nearest(name, names)}"
+
+
+def _parsed(file: Path) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(file.read_bytes(), filename=str(file))
+
+
+def _module_file(module: str) -> tuple[Path | None, str | None]:
+    """The file that holds `module`, None where that cannot be told; and the problem if there is no such module."""
+    head, *rest = module.split(".")
+    spec = _top_level(head)
+    if spec is None:
+        return None, f"there is no module {head!r} here; check its spelling, or install it"
+    name = head
+    for part in rest:
+        folders = spec.submodule_search_locations
+        if folders is None or _may_move_modules(spec):
+            return None, None
+        name, package = f"{name}.{part}", name
+        spec = importlib.machinery.PathFinder.find_spec(name, list(folders))
+        if spec is None:
+            return None, f"{package} has no module {part!r}{nearest(part, _modules_in(folders))}"
+    is_source = isinstance(spec.loader, importlib.machinery.SourceFileLoader)
+    return (Path(spec.origin) if is_source and spec.origin else None), None
+
+
+def _top_level(name: str) -> importlib.machinery.ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # it is loaded, and does not say from where
+        return importlib.machinery.ModuleSpec(name, None)
+
+
+def _may_move_modules(spec: importlib.machinery.ModuleSpec) -> bool:
+    """Whether the package can hold modules that lie elsewhere than in its folder."""
+    if spec.loader is None or spec.origin is None:
+        return False
+    try:
+        return not _MOVES_MODULES.isdisjoint(_words(_parsed(Path(spec.origin))))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return True
+
+
+def _modules_in(folders: Iterable[str | Path]) -> list[str]:
+    return [file.stem for folder in folders for file in Path(folder).glob("*")]
+
+
+def _words(tree: ast.AST) -> Iterator[str]:
+    """Every name that the code mentions."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=word) | ast.Attribute(attr=word) | ast.FunctionDef(name=word) | ast.alias(name=word):
+                yield word
+            case _:
+                pass
+
+
+def _names(tree: ast.Module) -> set[str] | None:
+    """The names that the module may define, rather too many than too few; None where they cannot be told."""
+    if not _MAKES_NAMES.isdisjoint(_words(tree)):
+        return None
+    names: set[str] = set()
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
+            return None
+        names.update(_bound_by(node))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            # Within these only `global` makes a name of the module.
+            waiting.extend(part for part in ast.walk(node) if isinstance(part, ast.Global))
+        else:
+            waiting.extend(ast.iter_child_nodes(node))
+    return names
+
+
+def _bound_by(node: ast.AST) -> Iterable[str]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+            return [alias.asname or alias.name.partition(".")[0] for alias in aliases]
+        case ast.Name(id=name, ctx=ast.Store()) | ast.ExceptHandler(name=str(name)):
+            return [name]
+        case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
+            return [name]
+        case ast.Global(names=names):
+            return names
+        case _:
+            return []

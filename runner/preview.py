@@ -1,0 +1,71 @@
+"""What a resume would do, without doing it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from runner.conversation import load_past
+from runner.drive import Config
+from runner.errors import PlaitError
+from runner.feed import Feed
+from runner.ownership import StoredRun, needs_no_work, wait_until_free
+from runner.status import RunStatus
+from runner.verdict import RUNS, Action, Verdict, judge
+
+_CHARACTERS_A_TOKEN = 4
+"""What English text comes to with the usual tokenizers; only an estimate can be made without asking the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What `resume` would do with each task of a run that is stored as `status`, by id, in the order of the DAG.
+
+    `ended`: the run is over, and resume would only return what is stored.
+    """
+
+    run_id: str
+    status: RunStatus
+    tasks: Mapping[str, Verdict]
+    ended: bool = False
+
+    def count(self, *actions: Action) -> int:
+        """How many tasks are to be dealt with in one of these ways."""
+        return sum(verdict.action in actions for verdict in self.tasks.values())
+
+    @property
+    def runs(self) -> int:
+        """How many tasks would be executed, if none fails."""
+        return self.count(*RUNS)
+
+    @property
+    def repeats(self) -> tuple[Verdict, ...]:
+        """The tasks that may be paid for twice."""
+        return tuple(verdict for verdict in self.tasks.values() if verdict.repeats and verdict.action in RUNS)
+
+    @property
+    def repeated_input_tokens(self) -> int:
+        """About how many input tokens these have; what had been answered comes on top, and nobody counted it."""
+        return sum(verdict.input_tokens for verdict in self.repeats)
+
+
+async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview:
+    """See `ParallelRunner.preview_resume`."""
+    ended = needs_no_work(run, retry_failed)
+    if not ended:
+        await wait_until_free(config, run, Feed())
+    verdicts = judge(run.state.dag, run.tasks, retry_failed=retry_failed and not ended)
+    weighed = [await _weighed(run, verdict) if verdict.repeats else verdict for verdict in verdicts]
+    return Preview(run.record.run_id, run.status, {verdict.task_id: verdict for verdict in weighed}, ended)
+
+
+async def _weighed(run: StoredRun, verdict: Verdict) -> Verdict:
+    task = run.state.dag[verdict.task_id]
+    try:
+        characters = len(run.state.prompt(task))
+        if task.continues is not None:
+            past = await load_past(run.store, run.record.run_id, run.state.dag, task.continues)
+            characters += sum(len(message.content) for message in past.messages)
+    except PlaitError:  # a prompt or a conversation that cannot be had costs nothing
+        return verdict
+    return replace(verdict, input_tokens=-(-characters // _CHARACTERS_A_TOKEN))

@@ -1,0 +1,136 @@
+"""What a resume does with each task of a stored run, and why. Pure.
+
+`plait resume --dry-run` prints these verdicts and `resume` acts on them: one function, so that the two agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from persistence.records import TaskRecord
+from runner.dag import DAG
+from runner.status import TaskStatus
+from runner.task import FailureMode, Task
+
+
+class Action(StrEnum):
+    """What a resume does with a task."""
+
+    KEEP = "keep"
+    """It is done and stays as it is."""
+    CONTINUE = "continue"
+    """Its conversation is known to have begun, and goes on with a word about the interruption."""
+    START_OVER = "start over"
+    """Another attempt from the beginning."""
+    START = "start"
+    """Its first attempt."""
+    ASK = "ask"
+    """A person has to say what follows: `plait answer`."""
+    FAIL = "fail"
+    """The process died too often while it ran: it fails as crashed."""
+    BLOCKED = "blocked"
+    """It cannot start, because of what became of a task that it depends on."""
+
+
+RUNS = frozenset({Action.CONTINUE, Action.START_OVER, Action.START})
+"""Actions that have the task executed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a resume does with `task_id`, and why. `repeats`: an attempt of unknown or discarded outcome is run again,
+    so that it may be paid for twice; then `input_tokens` is about how many its prompt and history have (a quarter of
+    their characters), where that was asked for.
+    """
+
+    task_id: str
+    action: Action
+    reason: str
+    repeats: bool = False
+    input_tokens: int = 0
+
+
+def judge(dag: DAG, records: Sequence[TaskRecord], *, retry_failed: bool = False) -> list[Verdict]:
+    """A verdict for each task, by position, once the run has no living owner. Tasks that run are taken to succeed."""
+    verdicts = [
+        _alone(task, record, retry_failed=retry_failed) for task, record in zip(dag.tasks, records, strict=True)
+    ]
+    passes = [False] * len(verdicts)
+    for position in dag.order:
+        verdict, task = verdicts[position], dag.tasks[position]
+        if verdict.action in RUNS:
+            in_the_way = [dag.tasks[n].id for n in dag.dependencies[position] if not passes[n]]
+            if in_the_way:
+                verdict = Verdict(task.id, Action.BLOCKED, f"it waits for {', '.join(in_the_way[:3])}")
+                verdicts[position] = verdict
+        passes[position] = verdict.action in RUNS or _lets_pass(task, records[position], verdict)
+    return verdicts
+
+
+def last_chance(task: Task, crashes: int) -> bool:
+    """Whether the next death of its process would convict the task: then it runs alone, so that no other's is held
+    against it.
+    """
+    return 0 < crashes == task.retry.max_crashes - 1
+
+
+def at_most_once_question(attempt: int) -> str:
+    """What a person is asked about a task that must not run twice."""
+    return (
+        f"attempt {attempt} was under way when its process ended, and the task is marked at_most_once: "
+        f"did it take effect? Answer --done TEXT, --again or --fail"
+    )
+
+
+def _alone(task: Task, record: TaskRecord, *, retry_failed: bool) -> Verdict:
+    """The verdict on a task as if nothing that it depends on stood in its way."""
+    status = TaskStatus(record.status)
+    if status is TaskStatus.RUNNING:
+        return _under_way(task, record)
+    if status is TaskStatus.PENDING:
+        return _pending(task, record)
+    if status is TaskStatus.WAITING_INPUT:
+        return Verdict(task.id, Action.ASK, record.question or "it waits for an answer")
+    action = Action.START_OVER if retry_failed else Action.KEEP
+    if record.damaged:
+        hint = "" if retry_failed else ", so it counts as failed; --retry-failed runs it again"
+        reason = f"its stored result does not fit its checksum{hint}"
+        return Verdict(task.id, action, reason, repeats=retry_failed)
+    if status is TaskStatus.FAILED:
+        return Verdict(task.id, action, f"failed ({record.error_kind})")
+    return Verdict(task.id, Action.KEEP, status.value)
+
+
+def _under_way(task: Task, record: TaskRecord) -> Verdict:
+    died = f"its process died during attempt {record.attempt}"
+    if task.at_most_once:
+        return Verdict(task.id, Action.ASK, at_most_once_question(record.attempt))
+    if record.crashes + 1 >= task.retry.max_crashes:
+        times = f"{record.crashes + 1} times" if record.crashes else "once"
+        reason = f"its process died {times} while it ran, and max_crashes is {task.retry.max_crashes}"
+        return Verdict(task.id, Action.FAIL, reason)
+    if record.session_confirmed:
+        return Verdict(task.id, Action.CONTINUE, f"{died}; session {record.session_id} is known", repeats=True)
+    return Verdict(task.id, Action.START_OVER, died, repeats=True)
+
+
+def _pending(task: Task, record: TaskRecord) -> Verdict:
+    if not record.attempt:
+        return Verdict(task.id, Action.START, "it never began")
+    if record.session_confirmed:
+        reason = f"attempt {record.attempt} was interrupted; session {record.session_id} is known"
+        return Verdict(task.id, Action.CONTINUE, reason, repeats=True)
+    if record.error_kind is None:
+        return Verdict(task.id, Action.START_OVER, f"attempt {record.attempt} was interrupted", repeats=True)
+    return Verdict(task.id, Action.START_OVER, f"attempt {record.attempt} failed ({record.error_kind})")
+
+
+def _lets_pass(task: Task, record: TaskRecord, verdict: Verdict) -> bool:
+    if verdict.action not in {Action.KEEP, Action.FAIL}:
+        return False
+    status = TaskStatus(record.status)
+    if status is TaskStatus.FAILED or record.damaged or verdict.action is Action.FAIL:
+        return task.failure_mode is not FailureMode.HARD
+    return status in {TaskStatus.COMPLETED, TaskStatus.SKIPPED}

@@ -1,0 +1,143 @@
+"""The store contract, part two: what crashes leave, what a person is asked, and results that are asked for again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from persistence import (
+    Change,
+    SessionOpened,
+    TaskAnswered,
+    TaskCancelled,
+    TaskCompleted,
+    TaskFailed,
+    TaskInterrupted,
+    TaskReopened,
+    TaskStarted,
+    TaskWaiting,
+)
+from tests.contracts.opened_store import OpenedStore
+from tests.contracts.store_samples import ASK, ASKED, DONE_A, RUN, START_A, Writer, at, whole
+
+if TYPE_CHECKING:
+    from persistence import Store
+    from persistence.records import TaskRecord
+
+CRASHED = TaskInterrupted(at(4), "a", 1, "its process ended", crashed=True)
+
+
+async def task_a(store: Store) -> TaskRecord:
+    return (await store.list_tasks(RUN))[0]
+
+
+class InterruptedContract(OpenedStore):
+    """What is kept of attempts that ended with their owner."""
+
+    async def test_crashes_are_counted_over_all_attempts(self, store: Store, writer: Writer) -> None:
+        assert (await task_a(store)).crashes == 0
+        await writer.write(START_A, replace(CRASHED, crashed=False))
+        assert (await task_a(store)).crashes == 0
+        await writer.write(replace(START_A, attempt=2), replace(CRASHED, attempt=2))
+        await writer.write(replace(START_A, attempt=3), replace(ASKED, attempt=3), TaskAnswered(at(5), "a"))
+        assert [task.crashes for task in await store.list_tasks(RUN)] == [2, 0, 0]
+        await writer.write(replace(START_A, attempt=4), replace(DONE_A, attempt=4))
+        assert (await task_a(store)).crashes == 2
+
+    async def test_a_session_is_confirmed_for_one_attempt(self, store: Store, writer: Writer) -> None:
+        async def confirmed(*changes: Change) -> bool:
+            await writer.write(*changes)
+            return (await task_a(store)).session_confirmed
+
+        assert not await confirmed(START_A)
+        assert await confirmed(SessionOpened(at(4), "a", 1, "session-a"))
+        assert await confirmed(CRASHED)
+        assert await confirmed(replace(START_A, attempt=2, confirmed=True))
+        assert not await confirmed(replace(CRASHED, attempt=2), replace(START_A, attempt=3))
+        assert await confirmed(SessionOpened(at(6), "a", 3, "one"), replace(DONE_A, attempt=3))
+        assert await confirmed(SessionOpened(at(7), "a", 0, "a person's"))
+        assert [task.session_confirmed for task in await store.list_tasks(RUN)] == [True, False, False]
+
+    async def test_a_person_is_asked_and_the_attempt_is_over(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A, ASK, ASKED)
+        task = await task_a(store)
+        assert (task.status, task.question, task.attempt, task.crashes) == ("waiting_input", "Was it sent?", 1, 1)
+        assert (task.text, task.damaged, task.session_id) == (None, False, "session-a")
+        (attempt,) = await store.list_attempts(RUN)
+        assert (attempt.status, attempt.ended_at, attempt.error, attempt.duration_s) == (
+            "interrupted",
+            at(4),
+            None,
+            None,
+        )
+        run = await store.get_run(RUN)
+        assert run is not None
+        assert run.counts == {"waiting_input": 1, "pending": 2}
+        last = (await store.list_events(RUN))[-1]
+        assert (last.kind, last.task_id, last.attempt, last.detail) == ("task_waiting_input", "a", 1, "{}")
+
+    async def test_a_person_has_it_run_again(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A, ASKED)
+        await writer.write(TaskAnswered(at(6), "a"))
+        task = await task_a(store)
+        assert (task.status, task.question, task.attempt) == ("pending", None, 1)
+        last = (await store.list_events(RUN))[-1]
+        assert (last.kind, last.task_id, last.attempt) == ("task_answered", "a", None)
+        await writer.write(replace(START_A, attempt=2), TaskWaiting(at(7), "a", 2, "And now?"))
+        task = await task_a(store)
+        assert (task.question, task.crashes) == ("And now?", 1)
+        assert [a.status for a in await store.list_attempts(RUN)] == ["interrupted", "interrupted"]
+
+    async def test_a_person_says_what_came_of_it(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A, ASKED, TaskCompleted(at(6), "a", 1, "It was sent.", duration_s=0.0))
+        task = await task_a(store)
+        assert (task.status, task.text, task.question, task.crashes) == ("completed", "It was sent.", None, 1)
+        assert (task.started_at, task.ended_at, task.session_id) == (at(3), at(6), "session-a")
+        (attempt,) = await store.list_attempts(RUN)
+        assert (attempt.status, attempt.started_at, attempt.ended_at) == ("completed", at(3), at(6))
+        kinds = [(e.seq, e.kind) for e in await store.list_events(RUN)][-3:]
+        assert kinds == [(4, "task_started"), (5, "task_waiting_input"), (6, "task_completed")]
+
+    async def test_a_person_gives_it_up(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A, ASKED, TaskFailed(at(6), "a", 1, "failed", "refused", "a person gave it up"))
+        task = await task_a(store)
+        assert (task.status, task.error_kind, task.question, task.ended_at) == ("failed", "refused", None, at(6))
+        (attempt,) = await store.list_attempts(RUN)
+        assert (attempt.status, attempt.error) == ("failed", "a person gave it up")
+
+    async def test_cancelled_while_a_person_is_asked(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A, ASKED, TaskCancelled(at(6), "a"))
+        task = await task_a(store)
+        assert (task.status, task.question, task.ended_at) == ("cancelled", None, at(4))
+        assert [a.status for a in await store.list_attempts(RUN)] == ["interrupted"]
+
+    @pytest.mark.parametrize("size", [10, 100_000])
+    async def test_a_damaged_result_is_thrown_away_and_had_again(self, store: Store, writer: Writer, size: int) -> None:
+        done = replace(DONE_A, text="x" * size, data=f'"{"y" * size}"')
+        await writer.write(START_A, ASK, done)
+        await writer.write(TaskReopened(at(6), "a", damaged=True))
+        task = await task_a(store)
+        assert (task.status, task.text, task.data, task.damaged, task.attempt) == ("pending", None, None, False, 1)
+        assert [a.status for a in await store.list_attempts(RUN)] == ["completed"]
+        await writer.write(replace(START_A, attempt=2), replace(done, attempt=2))
+        task = await task_a(store)
+        assert (task.text, task.data, task.damaged, task.attempt) == (done.text, done.data, False, 2)
+        assert [a.status for a in await store.list_attempts(RUN)] == ["completed", "completed"]
+        kinds = [(e.kind, e.attempt) for e in await store.list_events(RUN)][2:]
+        assert kinds == [
+            ("task_started", 1),
+            ("task_completed", 1),
+            ("task_reopened", None),
+            ("task_started", 2),
+            ("task_completed", 2),
+        ]
+
+    async def test_waiting_written_again_changes_nothing(self, store: Store, writer: Writer) -> None:
+        batches = [await writer.write(change) for change in (START_A, ASKED, TaskAnswered(at(5), "a"))]
+        await writer.write(TaskStarted(at(6), "a", 2, "fast"))
+        before = await whole(store)
+        for batch in batches:
+            await store.write(batch)
+        assert await whole(store) == before

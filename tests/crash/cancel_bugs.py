@@ -1,0 +1,94 @@
+"""Bugs that the cancellations have to show, each planted by changing one thing while it is looked for."""
+
+# A bug is planted in the inside of things.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import anyio
+import anyio.lowlevel
+
+from persistence.changes import LeaseRenewed
+from persistence.sqlite import store, thread, writing
+from runner import checkpoint, events, execution, ownership
+
+
+class _Unshielding:
+    """anyio, but for what shields."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(anyio, name)
+
+    def CancelScope(self, *, shield: bool) -> anyio.CancelScope:  # noqa: N802 - stands for the class
+        return anyio.CancelScope(shield=not shield)
+
+
+def _writer_not_shielded() -> AbstractContextManager[object]:
+    return mock.patch.object(checkpoint, "anyio", _Unshielding())
+
+
+@contextmanager
+def _statement_by_statement() -> Generator[None]:
+    """A batch is begun, written and committed by three calls of the thread instead of one."""
+    run = thread.DatabaseThread.run
+
+    async def in_steps(self: Any, function: Any, *args: Any) -> Any:
+        if function is not writing.write_batch:
+            return await run(self, function, *args)
+        await run(self, _execute, "BEGIN IMMEDIATE")
+        written = await run(self, function, *args)
+        await run(self, _execute, "COMMIT")
+        return written
+
+    with (
+        mock.patch.object(thread.DatabaseThread, "run", in_steps),
+        mock.patch.object(writing, "transaction", return_value=nullcontext()),
+    ):
+        yield
+
+
+def _execute(connection: sqlite3.Connection, statement: str) -> None:
+    connection.execute(statement)
+
+
+def _nothing_settled() -> AbstractContextManager[object]:
+    """A run that is cancelled is left as it stands: nobody says what became of the tasks under way."""
+
+    def leave(self: Any) -> list[events.Event]:
+        return [self._end(self._stamp())]
+
+    return mock.patch.object(execution.Execution, "leave", leave)
+
+
+def _claim_not_given_back() -> AbstractContextManager[object]:
+    def released(_at: str) -> LeaseRenewed:
+        return LeaseRenewed(0.0)
+
+    return mock.patch.object(ownership, "RunReleased", released)
+
+
+def _store_not_closed() -> AbstractContextManager[object]:
+    """A store that is cancelled while it closes leaves its thread going."""
+
+    async def close(self: Any) -> None:
+        await anyio.lowlevel.checkpoint()
+        connection, self._thread = self._thread, None
+        if connection is not None:
+            await connection.stop()
+
+    return mock.patch.object(store.SQLiteStore, "close", close)
+
+
+BUGS: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "the writer's shield removed": _writer_not_shielded,
+    "a transaction in three calls": _statement_by_statement,
+    "what was under way not settled": _nothing_settled,
+    "a cancelled claim not given back": _claim_not_given_back,
+    "a cancelled close leaves the thread": _store_not_closed,
+}

@@ -1,0 +1,160 @@
+"""Bugs that the schedules have to show, each planted by changing one thing while it is looked for."""
+
+# A bug is planted in the inside of things.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import anyio
+import anyio.lowlevel
+
+from persistence.changes import Batch, Change
+from persistence.errors import Conflict, Fenced, StoreError
+from persistence.records import TaskRecord
+from runner import checkpoint, events, execution, ownership, schedule, state
+from runner.drive import Config
+from runner.feed import Feed
+from runner.status import TaskStatus
+
+
+def _dependents_before_commit() -> AbstractContextManager[object]:
+    async def commit(self: Any, happened: Sequence[events.Event], *plain: Change) -> None:
+        self.submit(happened, *plain)
+        await anyio.lowlevel.checkpoint()
+
+    return mock.patch.object(checkpoint.Checkpointer, "commit", commit)
+
+
+def _told_before_commit() -> AbstractContextManager[object]:
+    gathered = checkpoint.Checkpointer._gathered
+
+    def telling(self: Any, happened: Sequence[events.Event], plain: Sequence[Change]) -> object:
+        for event in happened:
+            self._feed.publish(event)
+        return gathered(self, happened, plain)
+
+    return mock.patch.object(checkpoint.Checkpointer, "_gathered", telling)
+
+
+def _limit_off_by_one() -> AbstractContextManager[object]:
+    take = schedule.Schedule.take
+
+    def generous(self: Any) -> int | None:
+        self._concurrency += 1
+        try:
+            return take(self)
+        finally:
+            self._concurrency -= 1
+
+    return mock.patch.object(schedule.Schedule, "take", generous)
+
+
+def _one_more(lane: Callable[[float], object], limit: float) -> object:
+    return lane(limit + 1)
+
+
+def _backend_limit_off_by_one() -> AbstractContextManager[object]:
+    lane = schedule._Lane
+    return mock.patch.object(schedule, "_Lane", partial(_one_more, lane))
+
+
+def _wake_up_lost() -> AbstractContextManager[object]:
+    """An idle worker looks, and only a moment later lies down: whoever wakes the idle in between does not see it."""
+    next_turn = execution.Execution._next_turn
+
+    async def slow(self: Any) -> object:
+        if not self._schedule.exhausted:
+            await self._around.clock.sleep(0.005)
+            waiting = execution._Idle(anyio.Event())
+            self._idle.append(waiting)
+            await waiting.wake.wait()
+            return waiting.next
+        return await next_turn(self)
+
+    return mock.patch.object(execution.Execution, "_next_turn", slow)
+
+
+def _retry_not_requeued() -> AbstractContextManager[object]:
+    async def forgetful(self: Any, _position: int, delay: float) -> None:
+        await self._around.clock.sleep(delay)
+        await self._start(*self._take())
+
+    return mock.patch.object(execution.Execution, "_try_again", forgetful)
+
+
+def _unknown_taken_for_not_stored() -> AbstractContextManager[object]:
+    """After an error the same changes are written anew, behind whatever the store has by then."""
+
+    async def anew(self: Any, head: tuple[Change, ...]) -> StoreError | None:
+        try:
+            await self._store.write(Batch(self._run_id, self._position.epoch, self._position.next_seq, head))
+        except (Conflict, Fenced) as error:
+            return error
+        except StoreError as error:
+            record = await self._store.get_run(self._run_id)
+            if record is not None:
+                self._position = checkpoint.Position(record.epoch, record.last_seq + 1)
+            return error
+        return None
+
+    return mock.patch.object(checkpoint.Checkpointer, "_try_write", anew)
+
+
+def _lease_by_wall_clock_alone() -> AbstractContextManager[object]:
+    wait_until_free = ownership.wait_until_free
+
+    async def trusting(config: Config, run: ownership.StoredRun, feed: Feed) -> None:
+        if (run.record.lease_expires_at or 0.0) > config.clock.wall():
+            await wait_until_free(config, run, feed)
+
+    return mock.patch.object(ownership, "wait_until_free", trusting)
+
+
+def _done_tasks_again() -> AbstractContextManager[object]:
+    load = state.RunState._load
+
+    def forgetting(self: Any, position: int, record: TaskRecord) -> None:
+        load(self, position, record)
+        if self.statuses[position] is TaskStatus.COMPLETED:
+            self.reopen(position)
+
+    return mock.patch.object(state.RunState, "_load", forgetting)
+
+
+def _stop_taken_for_crash() -> AbstractContextManager[object]:
+    """What was under way at a stop is left as it is, instead of being settled."""
+    leave = execution.Execution.leave
+
+    def careless(self: Any) -> list[events.Event]:
+        left = leave(self)
+        return [event for event in left if not isinstance(event, events.TaskInterrupted)]
+
+    return mock.patch.object(execution.Execution, "leave", careless)
+
+
+def _at_most_once_tried_again() -> AbstractContextManager[object]:
+    def unasking(self: Any, position: int, _question: str) -> None:
+        self.statuses[position] = TaskStatus.PENDING
+
+    return mock.patch.object(state.RunState, "ask", unasking)
+
+
+BUGS: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "dependents woken before the commit": _dependents_before_commit,
+    "told before the commit": _told_before_commit,
+    "concurrency off by one": _limit_off_by_one,
+    "a backend's limit off by one": _backend_limit_off_by_one,
+    "wake-up of an idle worker lost": _wake_up_lost,
+    "requeue forgotten after a retry's delay": _retry_not_requeued,
+    "commit error taken for not stored": _unknown_taken_for_not_stored,
+    "lease judged by the wall clock alone": _lease_by_wall_clock_alone,
+    "resume runs done tasks again": _done_tasks_again,
+    "what a stop cut left as running": _stop_taken_for_crash,
+    "at_most_once begun again unasked": _at_most_once_tried_again,
+}

@@ -1,0 +1,151 @@
+"""`plait crashtest`: real kills at every boundary, and a command that can say no."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from persistence.boundaries import BOUNDARIES
+from runner.crash.planted import PLANTED
+from runner.crash.server import get_ready
+from tests.support.command import PLAIT, Done, environment, plait
+
+PLAN = """
+name: yours
+concurrency: 3
+inputs: {topic: tea}
+tasks:
+  - {id: list, prompt: "Names of {{ topic }}"}
+  - {id: one, prompt: "About {{ list }}", depends_on: [list], failure_mode: soft}
+  - {id: two, prompt: "More about {{ list }}", depends_on: [list], retry: {attempts: 2, base_delay: 30}}
+  - {id: book, prompt: "{{ inputs.topic }} {{ two }}", depends_on: [one, two], at_most_once: true}
+  - {id: end, prompt: "Shorter.", continues: book}
+"""
+
+
+def crashtest(folder: Path, *words: str) -> Done:
+    """The command in a process of its own, given more time than others."""
+    done = subprocess.run(
+        [*PLAIT, "crashtest", *words],
+        cwd=folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def test_five_hundred_kills_at_every_boundary_lose_nothing(tmp_path: Path) -> None:
+    done = crashtest(tmp_path, "--kills", "500", "--json")
+    assert done.code == 0, done.out + done.err
+    value = done.value
+    assert value["ok"] is True
+    assert 500 <= value["kills_landed"] <= value["kills_scheduled"]
+    assert value["kills_landed"] == sum(value["boundaries"].values())
+    assert set(value["boundaries"]) == set(BOUNDARIES)
+    assert all(value["boundaries"].values())
+    assert value["never_hit"] == value["violations"] == []
+    assert value["results_acknowledged"] > 500
+    assert value["acknowledged_results_lost"] == value["completed_tasks_executed_again"] == 0
+    assert value["extra_attempts_per_task_in_flight"] == 1
+    assert value["failure_rate_below"] == pytest.approx(3 / value["kills_landed"])
+    assert value["planted_bugs"] == {bug.name: True for bug in PLANTED}
+    assert list(tmp_path.iterdir()) == [], "the folder is left as it was"
+
+
+def test_a_plan_is_certified_without_its_backends_and_its_store(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    done = crashtest(tmp_path, "plan.yaml", "--kills", "60", "--set", "topic=rice")
+    assert done.code == 0, done.out + done.err
+    lines = done.out.splitlines()
+    assert lines[0].startswith("passed in ")
+    assert f"boundaries            {len(BOUNDARIES)} of {len(BOUNDARIES)} covered" in done.out
+    assert f"planted bugs          {len(PLANTED)} of {len(PLANTED)} caught" in done.out
+    assert ", of which 0 lost" in done.out
+    assert "0 executed again" in done.out
+    assert done.err == f"plait: landing 60 kills at {len(BOUNDARIES)} boundaries, in {tmp_path}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
+
+
+def test_a_boundary_that_was_never_hit_is_a_failure(tmp_path: Path) -> None:
+    done = crashtest(tmp_path, "--kills", "1")
+    assert done.code == 1
+    assert done.out.startswith("FAILED in ")
+    assert "covered; never hit: " in done.out
+
+
+BROKEN = """
+import sys
+from runner.cli import main
+from runner.crash.planted import PLANTED
+next(bug for bug in PLANTED if bug.name == "completed tasks queued again").plant()
+main()
+"""
+
+
+def broken(folder: Path, *words: str) -> Done:
+    """The command of a plait that executes completed tasks again."""
+    command = [sys.executable, "-c", BROKEN, "crashtest", *words]
+    done = subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def test_a_violation_comes_with_the_command_that_shows_it_again(tmp_path: Path) -> None:
+    found = broken(tmp_path, "--kills", "30")
+    assert found.code == 1
+    violation = next(line for line in found.err.splitlines() if line.startswith("I2: "))
+    what, _, command = violation.partition("; again: ")
+    assert "was executed again after it had ended" in what
+    again = command.split("crashtest ")[1].split()
+    assert again[0] == "--case"
+    repeated = broken(tmp_path, *again)
+    assert repeated.code == 1
+    assert repeated.out.endswith(" kills landed\n")
+    assert "FAILED" in repeated.out
+    assert "I2: " in repeated.err
+    as_json = broken(tmp_path, *again, "--json")
+    assert as_json.value["ok"] is False
+    assert as_json.value["violations"]
+    fine = plait(tmp_path, "crashtest", *again)
+    assert (fine.code, fine.err) == (0, "")
+    assert "all invariants held" in fine.out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["nowhere.yaml"], 2, "nowhere.yaml: cannot read the plan: No such file or directory; check the path"),
+        (["--case", "kills-1-lunch:3"], 2, "'lunch:3' is no place to stop at: a boundary and a number, as in"),
+        (["--case", "kisses-1"], 2, "'kisses-1' names no case: it starts with kills, crasher, unsure, rival, rot"),
+        (["--set", "a=b"], 2, "--set is for plans; random cases have no inputs"),
+        (["--kills", "0"], 2, "'--kills'"),
+        (["--store", "/proc/none/x.db"], 3, "No such file or directory; name another place with --store"),
+    ],
+)
+def test_bad_input_is_one_clear_line(tmp_path: Path, words: list[str], code: int, message: str) -> None:
+    done = plait(tmp_path, "crashtest", *words)
+    assert done.code == code
+    assert message in done.err
+    assert done.out == ""
+
+
+def test_a_process_with_threads_is_not_forked() -> None:
+    from threading import Event, Thread
+
+    over = Event()
+    thread = Thread(target=over.wait)
+    thread.start()
+    try:
+        with pytest.raises(RuntimeError, match="has threads already; run them in a process of their own"):
+            get_ready()
+    finally:
+        over.set()
+        thread.join()

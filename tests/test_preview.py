@@ -1,0 +1,141 @@
+"""What `resume --dry-run` says, and what a resume then does: the same, in 1,000 random cases."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from backends import BackendError, ErrorKind
+from backends.protocol import Opening
+from persistence import MemoryStore, Store
+from runner import DAG, Action, FailureMode, ParallelRunner, Retry, RunOwned, RunStatus, Task, TaskStatus
+from runner.turn import INTERRUPTED
+from tests.support.crashed import Dying, die
+from tests.support.fakes import Talker
+
+CASES = 1_000
+
+
+@dataclass
+class Seen:
+    """How a resume opened a task's conversation first."""
+
+    resumed: bool
+    prompt: str
+
+
+def random_dag(rng: random.Random) -> DAG:
+    tasks: list[Task] = []
+    for i in range(rng.randint(1, 8)):
+        needs = [f"t{n}" for n in range(i) if rng.random() < 0.3]
+        tasks.append(
+            Task(
+                f"t{i}",
+                prompt=" ".join([f"t{i}", *(f"{{{{ {n} }}}}" for n in needs)]),
+                depends_on=needs,
+                continues=rng.choice(needs) if needs and rng.random() < 0.2 else None,
+                failure_mode=rng.choice(list(FailureMode)),
+                retry=Retry(attempts=1, max_crashes=rng.randint(1, 4)),
+                at_most_once=rng.random() < 0.15,
+            )
+        )
+    return DAG(tasks)
+
+
+async def crashed_somewhere(rng: random.Random, store: Store) -> bool:
+    """Leave run "r" as one to three deaths of its process left it; False if it came to its end before."""
+    dag: DAG | None = random_dag(rng)
+    fails = {f"t{i}" for i in range(8) if rng.random() < 0.15}
+    gone = BackendError(ErrorKind.REFUSED, "no")
+    for _ in range(rng.randint(1, 3)):
+        hangs = {f"t{i}" for i in range(8) if rng.random() < 0.5}
+        answers = Talker(lambda prompt, _: gone if prompt.split()[0] in fails else f"re: {prompt.split()[0]}")
+        confirmed = {name for name in hangs if rng.random() < 0.5}
+        backend = Dying(
+            lambda prompt, hangs=hangs: prompt == INTERRUPTED or prompt.split()[0] in hangs,
+            lambda prompt, confirmed=confirmed: prompt.split()[0] in confirmed,
+            answers,
+        )
+        if await die(store, backend, dag):
+            return False
+        dag = None
+    return True
+
+
+async def check(seed: int) -> bool:
+    rng = random.Random(seed)
+    store = MemoryStore()
+    if not await crashed_somewhere(rng, store):
+        return False
+    seen: dict[str, Seen] = {}
+
+    class Noting(Talker):
+        def open(self, opening: Opening):
+            self.key = opening.idempotency_key.partition(":")[2]
+            seen.setdefault(self.key, Seen(opening.resume and opening.session_id is not None, ""))
+            return super().open(opening)
+
+    before = {task.task_id: task for task in await store.list_tasks("r")}
+    retry_failed = rng.random() < 0.3
+    runner = ParallelRunner(Noting(), store=store, concurrency=1)
+    preview = await runner.preview_resume("r", retry_failed=retry_failed)
+    assert [task.status for task in await store.list_tasks("r")] == [task.status for task in before.values()]
+    result = await runner.resume("r", retry_failed=retry_failed)
+    for task_id, verdict in preview.tasks.items():
+        where = f"seed {seed}, {task_id}: {verdict}"
+        now = result[task_id]
+        ran = task_id in seen
+        assert ran == (verdict.action in {Action.START, Action.START_OVER, Action.CONTINUE}), where
+        if verdict.action is Action.KEEP:
+            assert now.status.value == before[task_id].status, where
+        elif verdict.action is Action.ASK:
+            assert now.status is TaskStatus.WAITING_INPUT, where
+        elif verdict.action is Action.BLOCKED:
+            assert now.status is TaskStatus.PENDING, where
+        elif verdict.action is Action.FAIL:
+            assert now.error_kind == "crashed", where
+        else:
+            assert now.status is TaskStatus.COMPLETED, where
+            # A first attempt begins nothing anew; a continued one is in the very same session.
+            same_session = now.session_id == before[task_id].session_id
+            assert (verdict.action is not Action.CONTINUE) or same_session, where
+            said = [m.content for m in await store.list_messages("r", task_id) if m.attempt == now.attempts]
+            assert (INTERRUPTED in said) == (verdict.action is Action.CONTINUE), where
+    if result.receipt is None:
+        assert preview.ended
+        return True
+    assert result.receipt.ran == preview.runs, seed
+    assert result.receipt.repeated == len(preview.repeats), seed
+    return True
+
+
+@pytest.mark.parametrize("part", range(4))
+async def test_what_is_foretold_is_what_happens(part: int) -> None:
+    checked, seed = 0, part * 1_000_000
+    while checked < CASES // 4:
+        checked += await check(seed)
+        seed += 1
+
+
+async def test_the_estimate_counts_prompt_and_history(store: Store) -> None:
+    dag = DAG([Task("a", prompt="x" * 36), Task("b", prompt="y" * 60, continues="a")])
+    await die(store, Dying(lambda prompt: prompt.startswith("y")), dag)
+    preview = await ParallelRunner(Talker(), store=store).preview_resume("r")
+    assert [verdict.task_id for verdict in preview.repeats] == ["b"]
+    assert preview.repeated_input_tokens == (60 + 36 + len("re: ") + 36) // 4
+
+
+async def test_a_preview_of_a_run_that_is_over_or_owned(store: Store) -> None:
+    runner = ParallelRunner(Talker(), store=store)
+    await runner.run(DAG([Task("a", prompt="a")]), "done")
+    preview = await runner.preview_resume("done")
+    assert (preview.ended, preview.status, preview.runs) == (True, RunStatus.COMPLETED, 0)
+    backend = Dying(lambda _: True)
+    async with ParallelRunner(backend, store=store).start(DAG([Task("a", prompt="a")]), "live") as run:
+        async for event in run.events():
+            if event.kind == "task_started":
+                with pytest.raises(RunOwned, match="is being run by process"):
+                    await runner.preview_resume("live")
+                run.stop()

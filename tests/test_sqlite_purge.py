@@ -1,0 +1,173 @@
+"""Deleting runs so that no byte of them is left, and what runs hold."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from persistence import Conflict, NewTask, RunReleased, RunStatusChanged, SQLiteStore, StoreError, TaskReopened
+from persistence.sqlite import Purged
+from tests.contracts.store_samples import (
+    ANSWER,
+    ASK,
+    AT_START,
+    CREATED,
+    DONE_A,
+    OPENING,
+    START_A,
+    Writer,
+    at,
+    whole,
+)
+
+CANARY = "canary-7f3a"
+LARGE = "more than enough " * 5000
+ENDS = (RunStatusChanged(at(9), "completed"), RunReleased(at(9)))
+
+
+async def fill(store: SQLiteStore, run_id: str, canary: str = "", *, large: str = "", ends: bool = True) -> Writer:
+    """A run with `canary` in every text that a run has."""
+    writer = Writer(store, run_id)
+    tasks = tuple(replace(task, prompt=f"{task.prompt}{canary}") for task in CREATED.tasks)
+    answer, done = replace(ANSWER, content=f"{canary} {large}"), replace(DONE_A, text=f"{canary} {large}")
+    await writer.write(replace(CREATED, tasks=tasks, settings=f'{{"x":"{canary}"}}'), *OPENING[1:])
+    for change in (START_A, replace(ASK, content=canary), answer, replace(done, data=f'"{canary}{large}"')):
+        await writer.write(change)
+    retried = [replace(change, task_id="c") for change in AT_START["retried"]]  # type: ignore[call-arg]
+    await writer.write(*retried, replace(START_A, task_id="c", attempt=2), *(ENDS if ends else ()))
+    return writer
+
+
+def found(path: Path, text: str) -> list[str]:
+    """The files that hold `text`. Another process looks: closing a file here would drop SQLite's locks on it."""
+    grep = subprocess.run(["grep", "-rlF", text, str(path.parent)], capture_output=True, text=True, check=False)
+    return grep.stdout.splitlines()
+
+
+def tables(path: Path) -> dict[str, set[str]]:
+    names = ("runs", "tasks", "dependencies", "earlier_attempts", "sessions", "messages", "other_events")
+    with closing(sqlite3.connect(path)) as connection:
+        return {n: {row[0] for row in connection.execute(f"SELECT run_id FROM {n}")} for n in names}
+
+
+@pytest.mark.parametrize("large", ["", LARGE], ids=["small texts", "large texts"])
+async def test_no_byte_of_a_purged_run_is_left(path: Path, large: str) -> None:
+    async with SQLiteStore(path) as store:
+        await fill(store, "old", CANARY, large=large)
+        await fill(store, "kept", large=large)
+        kept = await whole(store, "kept")
+        assert found(path, CANARY)
+        async with SQLiteStore(path, mode="read"):  # open, but not reading
+            purged = await store.purge(["old", "unknown"])
+        assert (purged.run_ids, purged.remains) == (("old",), None)
+        assert found(path, CANARY) == []
+        assert await store.get_run("old") is None
+        assert await whole(store, "kept") == kept
+        await fill(store, "new", large=large)
+    assert found(path, CANARY) == []
+    assert tables(path) == {name: {"kept", "new"} for name in tables(path)}
+
+
+async def test_a_result_thrown_away_earlier_is_gone_as_well(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        writer = await fill(store, "old", CANARY, large=LARGE, ends=False)
+        await writer.write(TaskReopened(at(9), "a", damaged=True), *ENDS)
+        await store.purge(["old"])
+        assert found(path, CANARY) == []
+
+
+async def test_a_large_text_stays_as_long_as_a_run_holds_it(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        for run_id in ("one", "two"):
+            await fill(store, run_id, "same", large=LARGE)
+        purged = await store.purge(["one"])
+        assert purged.freed_bytes == 0
+        assert (await store.list_tasks("two"))[0].text == f"same {LARGE}"
+        purged = await store.purge(["two"])
+        assert purged.freed_bytes > len(LARGE)
+        assert found(path, "more than enough") == []
+
+
+async def test_runs_that_go_on_are_refused_and_named(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        for run_id in ("done", "live"):
+            await fill(store, run_id, ends=run_id == "done")
+        await Writer(store, "claimed").write(*OPENING, RunStatusChanged(at(9), "failed"))
+        with pytest.raises(Conflict, match=r"nothing was deleted: run 'live' is running.*run 'claimed' is in use by"):
+            await store.purge(["done", "live", "claimed"])
+        assert len(await store.list_runs()) == 3
+        async with SQLiteStore(path, mode="read") as reader:
+            with pytest.raises(StoreError, match="for reading only"):
+                await reader.purge(["done"])
+
+
+async def test_somebody_who_reads_is_told_of_and_purging_again_makes_up_for_it(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await fill(store, "old", CANARY)
+        thread = store._thread
+        assert thread is not None
+        await thread.run(lambda connection: connection.execute("PRAGMA busy_timeout = 10").fetchall())
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN")
+            assert other.execute("SELECT count(*) FROM runs").fetchone() == (1,)
+            purged = await store.purge(["old"])
+            assert purged.run_ids == ("old",)
+            assert purged.remains is not None
+            assert "another process is still reading" in purged.remains
+            assert await store.list_runs() == ()
+        assert (await store.purge([])).remains is None
+        assert found(path, CANARY) == []
+
+
+async def test_somebody_who_writes_keeps_the_file_from_being_written_anew(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await fill(store, "old", CANARY)
+        thread = store._thread
+        assert thread is not None
+
+        def deleted_while_another_writes(connection: sqlite3.Connection) -> Purged:
+            from persistence.sqlite import purging
+
+            deleted = purging._delete(connection, ["old"])
+            connection.execute("PRAGMA busy_timeout = 10").fetchall()
+            with closing(sqlite3.connect(path, isolation_level=None)) as other:
+                other.execute("BEGIN IMMEDIATE")
+                return Purged(deleted, 0, purging._wipe(connection))
+
+        purged = await thread.run(deleted_while_another_writes)
+        assert purged.remains is not None
+        assert "locked" in purged.remains
+        await store.purge(["old"])
+        assert found(path, CANARY) == []
+
+
+async def test_purging_a_large_run_does_not_take_for_ever(path: Path) -> None:
+    """Each row that goes is looked for in the tables that refer to it."""
+    tasks = tuple(NewTask(f"t{n}", "p", (f"t{n - 1}",) if n else ()) for n in range(5000))
+    async with SQLiteStore(path) as store:
+        writer = Writer(store)
+        await writer.write(replace(CREATED, tasks=tasks), *OPENING[1:])
+        for change in (START_A, ASK, ANSWER, DONE_A):
+            await writer.write(*(replace(change, task_id=task.task_id) for task in tasks))
+        await writer.write(*ENDS)
+        await store.purge(["run-1"])
+        assert await store.list_runs() == ()
+
+
+async def test_run_sizes_are_bytes_of_text(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        assert await store.run_sizes() == {}
+        for run_id in ("one", "two"):
+            await fill(store, run_id, "é", large=LARGE)
+        text, data = len(f"é {LARGE}".encode()), len(f'"é{LARGE}"'.encode())
+        prompts = sum(len(f"{task.prompt}é".encode()) + len(task.spec) for task in CREATED.tasks)
+        size = text + data + prompts + len('{"x":"é"}'.encode()) + len("é".encode())
+        errors = len("reset")
+        assert await store.run_sizes() == {"one": size + errors, "two": size + errors}
+    async with SQLiteStore(path, mode="read") as store:
+        assert set(await store.run_sizes()) == {"one", "two"}

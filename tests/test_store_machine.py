@@ -1,0 +1,252 @@
+"""Hypothesis drives a SQLite store through any changes, crashes and errors, beside a memory store that has none.
+
+`HYPOTHESIS_PROFILE=nightly` in the environment tries much more, and other things each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from persistence import (
+    Batch,
+    Change,
+    Conflict,
+    LeaseRenewed,
+    MemoryStore,
+    RunClaimed,
+    RunReleased,
+    RunStatusChanged,
+    SessionOpened,
+    SQLiteStore,
+    StoreError,
+    TaskAnswered,
+    TaskCancelled,
+    TaskCompleted,
+    TaskFailed,
+    TaskInterrupted,
+    TaskReopened,
+    TaskRetried,
+    TaskStarted,
+    TaskWaiting,
+    TurnAppended,
+    boundaries,
+)
+from tests.contracts.store_samples import CREATED, at, owner, whole
+
+T = TypeVar("T")
+
+RUNS = ("run-1", "run-2")
+TEXTS = {"none": "", "short": "short", "odd": "\U0001f311 odd \0 text", "large": "a large text " * 6000}
+SAID = st.sampled_from(list(TEXTS))
+STATUSES = st.sampled_from(["running", "waiting_input", "completed", "failed", "cancelling", "cancelled"])
+NAMES = st.sampled_from(["txn.begun", "txn.before_commit", "txn.after_commit"])
+ENDED = {"completed", "failed", "cancelled"}
+
+
+def task_changes(task_id: str, attempt: int, text: str, flag: bool) -> list[Change]:
+    """Every change of a task, with `attempt` as the last one."""
+    return [
+        TaskStarted(at(3), task_id, attempt + 1, "fast", text[:20] if flag else None, confirmed=flag),
+        SessionOpened(at(3), task_id, attempt, text[:20]),
+        SessionOpened(at(3), task_id, 0, "a person's"),
+        TurnAppended(at(3), task_id, attempt, "assistant", text, 1, 2),
+        TaskCompleted(at(4), task_id, attempt, text, text if flag else None, 3, 4, 0.5, 1.5),
+        TaskFailed(at(4), task_id, attempt, "skipped" if flag else "failed", "auth", text[:20], 0.5, 1, 1),
+        TaskRetried(at(4), task_id, attempt, "transient", text[:20], 0.5),
+        TaskInterrupted(at(4), task_id, attempt, "gone", crashed=flag),
+        TaskWaiting(at(4), task_id, attempt, text[:20], crashed=flag),
+        TaskAnswered(at(5), task_id),
+        TaskCancelled(at(5), task_id),
+        TaskReopened(at(5), task_id, damaged=flag),
+    ]
+
+
+STEPS = st.tuples(st.sampled_from("abc"), st.integers(0, 11), SAID, st.booleans(), st.sampled_from([0, 0, 0, 0, 1]))
+
+
+class PlantedError(Exception):
+    """What a boundary raises."""
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """One database file, and what it has to say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.Runner()
+        self.folder = tempfile.TemporaryDirectory()
+        self.copies = 0
+        self.path = Path(self.folder.name) / "0.db"
+        self.store = SQLiteStore(self.path)
+        self.model = MemoryStore()
+        self.written: list[Batch] = []
+        self.do(self.store.__aenter__())
+
+    def do(self, call: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run(call)
+
+    def teardown(self) -> None:
+        boundaries.on_reach = None
+        self.do(self.store.close())
+        self.loop.close()
+        self.folder.cleanup()
+
+    def write(self, batch: Batch) -> None:
+        """The same outcome in both stores."""
+        expected = self.outcome(self.model, batch)
+        assert self.outcome(self.store, batch) == expected, batch
+        if expected is None:
+            self.written.append(batch)
+
+    def outcome(self, store: SQLiteStore | MemoryStore, batch: Batch) -> type | None:
+        try:
+            self.do(store.write(batch))
+        except (StoreError, PlantedError) as error:
+            return type(error)
+        return None
+
+    def next_batch(self, run_id: str, steps: list[Any]) -> Batch:
+        """A batch that goes on where the run is, with changes that mostly follow."""
+        run, tasks = self.do(self.model.get_run(run_id)), self.do(self.model.list_tasks(run_id))
+        attempts = {task.task_id: task.attempt for task in tasks}
+        changes: list[Change] = []
+        for task_id, kind, said, flag, off in steps:
+            change = task_changes(task_id, attempts.get(task_id, 0) + off, TEXTS[said], flag)[kind]
+            if isinstance(change, TaskStarted) and not off:
+                attempts[task_id] = change.attempt
+            changes.append(change)
+        return Batch(run_id, run.epoch if run else 0, run.last_seq + 1 if run else 1, tuple(changes))
+
+    def reopen(self, copy: Path) -> None:
+        self.do(self.store.close())
+        self.path, self.store = copy, SQLiteStore(copy, mode="existing")
+        self.do(self.store.__aenter__())
+
+    def copied(self) -> Path:
+        """The files as a process that dies now would leave them."""
+        self.copies += 1
+        copy = Path(self.folder.name) / f"{self.copies}.db"
+        for end in ("", "-wal"):
+            shutil.copy(f"{self.path}{end}", f"{copy}{end}")
+        return copy
+
+    @initialize()
+    def first_run(self) -> None:
+        self.create("run-1")
+
+    @rule(run_id=st.sampled_from(RUNS))
+    def create(self, run_id: str) -> None:
+        changes = (CREATED, RunClaimed(at(1), owner(), 1000.5), RunStatusChanged(at(2), "running"))
+        self.write(Batch(run_id, 0, 1, changes))
+
+    @rule(run_id=st.sampled_from(RUNS), steps=st.lists(STEPS, min_size=1, max_size=5))
+    def change_tasks(self, run_id: str, steps: list[Any]) -> None:
+        self.write(self.next_batch(run_id, steps))
+
+    @rule(run_id=st.sampled_from(RUNS), task_id=st.sampled_from("abc"), then=st.sampled_from([3, 4, 8]), said=SAID)
+    def start_and_go_on(self, run_id: str, task_id: str, then: int, said: str) -> None:
+        """What mostly follows: a start, and a turn, a result or a question."""
+        self.write(self.next_batch(run_id, [(task_id, 0, said, True, 0), (task_id, then, said, False, 0)]))
+
+    @rule(run_id=st.sampled_from(RUNS), status=STATUSES)
+    def change_status(self, run_id: str, status: str) -> None:
+        self.write(replace(self.next_batch(run_id, []), changes=(RunStatusChanged(at(6), status, "why"),)))
+
+    @rule(run_id=st.sampled_from(RUNS), name=st.sampled_from(["next", "other"]))
+    def claim(self, run_id: str, name: str) -> None:
+        self.write(replace(self.next_batch(run_id, []), changes=(RunClaimed(at(7), owner(name), 2000.0),)))
+
+    @rule(run_id=st.sampled_from(RUNS), release=st.booleans())
+    def renew_or_release(self, run_id: str, release: bool) -> None:
+        change = RunReleased(at(8)) if release else LeaseRenewed(3000.0)
+        self.write(replace(self.next_batch(run_id, []), changes=(change,)))
+
+    @rule(run_id=st.sampled_from(RUNS), steps=st.lists(STEPS, max_size=3), epoch=st.sampled_from([-1, 1]))
+    def write_at_another_epoch(self, run_id: str, steps: list[Any], epoch: int) -> None:
+        batch = self.next_batch(run_id, steps)
+        self.write(replace(batch, epoch=batch.epoch + epoch))
+
+    @rule(run_id=st.sampled_from(RUNS), steps=st.lists(STEPS, min_size=1, max_size=3), shift=st.sampled_from([-2, 1]))
+    def write_at_another_number(self, run_id: str, steps: list[Any], shift: int) -> None:
+        batch = self.next_batch(run_id, steps)
+        self.write(replace(batch, first_seq=batch.first_seq + shift))
+
+    @precondition(lambda self: self.written)
+    @rule(data=st.data())
+    def write_again(self, data: st.DataObject) -> None:
+        batch = data.draw(st.sampled_from(self.written))
+        cut = data.draw(st.integers(0, len(batch.changes)))
+        self.write(replace(batch, changes=batch.changes[:cut]))
+        self.write(batch)
+
+    @rule()
+    def crash(self) -> None:
+        self.reopen(self.copied())
+
+    @rule(run_id=st.sampled_from(RUNS), steps=st.lists(STEPS, min_size=1, max_size=4), name=NAMES, dies=st.booleans())
+    def fail_inside_a_transaction(self, run_id: str, steps: list[Any], name: str, dies: bool) -> None:
+        """The store raises, or its process dies, at a boundary; then the batch is written again."""
+        batch, copies = self.next_batch(run_id, steps), list[Path]()
+
+        def on_reach(reached: str) -> None:
+            if reached == name:
+                if dies:
+                    copies.append(self.copied())
+                raise PlantedError
+
+        boundaries.on_reach = on_reach
+        outcome = self.outcome(self.store, batch)
+        boundaries.on_reach = None
+        if copies:
+            self.reopen(copies[0])
+        if outcome is PlantedError and name == "txn.after_commit":
+            assert self.outcome(self.model, batch) is None
+        self.same_in_both_stores()
+        self.write(batch)
+
+    @rule(run_id=st.sampled_from(RUNS))
+    def purge(self, run_id: str) -> None:
+        run = self.do(self.model.get_run(run_id))
+        if run is not None and (run.status not in ENDED or run.owner is not None):
+            try:
+                self.do(self.store.purge([run_id]))
+            except Conflict:
+                return
+            raise AssertionError("a run that goes on was deleted")
+        purged = self.do(self.store.purge([run_id]))
+        assert (len(purged.run_ids), purged.remains) == (run is not None, None)
+        self.model._runs.pop(run_id, None)
+        self.written = [batch for batch in self.written if batch.run_id != run_id]
+
+    @invariant()
+    def same_in_both_stores(self) -> None:
+        for run_id in RUNS:
+            assert self.do(whole(self.store, run_id)) == self.do(whole(self.model, run_id))
+
+    @invariant()
+    def no_transaction_is_open(self) -> None:
+        thread = self.store._thread
+        assert thread is not None
+        assert not self.do(thread.run(lambda connection: connection.in_transaction))
+
+
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+TestStoreMachine = StoreMachine.TestCase
+TestStoreMachine.settings = settings(
+    max_examples=3000 if NIGHTLY else 60,
+    stateful_step_count=60 if NIGHTLY else 25,
+    derandomize=not NIGHTLY,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
