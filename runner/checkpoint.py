@@ -33,6 +33,8 @@ from runner.translate import changes
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 5.0
+LAST_TRIES_S = (0.1, 0.2)
+"""The waits before the last attempts to write, when the run has ended."""
 BATCH_LIMIT = 20_000
 """Changes in one transaction at most, so that catching up after a long outage goes in steps."""
 
@@ -214,11 +216,22 @@ class Checkpointer:
         self._unstored += group.changes
         if self._unstored and self.fatal is None and (group.ending or self._worth_trying()):
             await self._write_unstored()
+        if group.ending:
+            await self._try_a_last_time()
         self._settle(group)
         while self.away and self._groups and not self._groups[0].ending:
             waiting = self._groups.popleft()
             self._unstored += waiting.changes
             self._settle(waiting)
+
+    async def _try_a_last_time(self) -> None:
+        """No later write will bring along what a passing failure left unwritten. A store that hangs had its time."""
+        began = self._clock.monotonic()
+        for delay in LAST_TRIES_S:
+            if not self.away or self.fatal or self._clock.monotonic() - began >= 1.0:
+                return
+            await self._clock.sleep(delay)
+            await self._write_unstored()
 
     def _settle(self, group: _Group) -> None:
         """Tell what happened and let those go on who waited; what was refused for good never happened."""

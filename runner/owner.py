@@ -53,9 +53,12 @@ def liveness(owner: Owner) -> Liveness:
     """Whether `owner`'s process is known to be alive or dead, seen from here."""
     if owner.host != platform.node():
         return Liveness.UNKNOWN
-    boot = _boot_id()
-    if boot and owner.boot_id and boot != owner.boot_id:
+    boot, _, pids = _boot_id().partition("/")
+    its_boot, _, its_pids = owner.boot_id.partition("/")
+    if boot and its_boot and boot != its_boot:
         return Liveness.DEAD
+    if pids and its_pids and pids != its_pids:
+        return Liveness.UNKNOWN  # two containers of one name: its pid means nothing here
     if owner.pid == os.getpid():
         return Liveness.ALIVE if owner.owner_id in _live_here else Liveness.DEAD
     started = _process_started(owner.pid)
@@ -72,8 +75,10 @@ def seems_free(owner: Owner | None, lease_expires_at: float | None, now: float) 
 
 
 def _boot_id() -> str:
+    """The boot of this machine and, behind a slash, the namespace that pids belong to; "" where neither is told."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return ""
 

@@ -97,6 +97,7 @@ async def take_over(config: Config, run: StoredRun, retry_failed: bool, feed: Fe
     reused = sum(status is TaskStatus.COMPLETED for status in state.statuses)
     happened.insert(0, events.RunResumed(at, record.run_id, run.status, reused))
     await _load_conversations(run)
+    await _load_failures(run)
     owner, goes_on = await claim(config, run.store, record, [change for e in happened for change in changes(e)])
     return Prepared(record.run_id, state, names, owner, happened, (), goes_on)
 
@@ -149,8 +150,11 @@ async def wait_until_free(config: Config, run: StoredRun, feed: Feed) -> None:
     for _ in range(_LOOKS):
         await config.clock.sleep(config.lease / _LOOKS)
         now = await run.store.get_run(record.run_id)
-        if now is None or (now.epoch, now.last_seq) != (record.epoch, record.last_seq):
-            raise _owned(record, owner)
+        if now is None or (now.epoch, now.last_seq) == (record.epoch, record.last_seq):
+            continue
+        if now.owner is None:
+            raise RunOwned(f"run {record.run_id} was left by its owner, process {owner.pid}, just now; look again")
+        raise _owned(record, owner)
 
 
 _LOOKS = 3
@@ -195,3 +199,16 @@ async def _load_conversations(run: StoredRun) -> None:
         if state.statuses[position] is TaskStatus.COMPLETED and position not in state.conversations:
             past = await load_past(run.store, run.record.run_id, state.dag, task.continues)
             state.conversations[position] = Past(run.tasks[position].session_id, past.messages)
+
+
+async def _load_failures(run: StoredRun) -> None:
+    """Count the failed attempts of earlier processes: a crash gives a task no new tries."""
+    state = run.state
+    for position, record in enumerate(run.tasks):
+        if not record.attempt or state.statuses[position] in TASK_DONE:
+            continue
+        for attempt in await run.store.list_attempts(run.record.run_id, record.task_id):
+            if attempt.status == "retried":
+                state.failures[position] += 1
+            elif attempt.status == TaskStatus.FAILED.value:  # reopened since, by a person
+                state.failures[position] = 0

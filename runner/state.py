@@ -35,7 +35,7 @@ class RunState:
         self.statuses = [TaskStatus.PENDING] * len(dag)
         self.attempts = [0] * len(dag)
         self.failures = [0] * len(dag)
-        """Failed attempts of this process, which the retry policy counts; interrupted ones are not held against it."""
+        """Failed attempts since the task was last begun anew, which the retry policy counts; interrupted ones do not."""
         self.results: dict[int, TaskResult] = {}
         """Results of the tasks that are done."""
         self.continued = {dag.position(task.continues) for task in dag if task.continues is not None}

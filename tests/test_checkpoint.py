@@ -9,7 +9,7 @@ import sys
 import anyio
 import pytest
 
-from persistence import Batch, MemoryStore, SQLiteStore, StoreError
+from persistence import Batch, MemoryStore, RunReleased, SQLiteStore, StoreError
 from runner import DAG, OwnershipLost, ParallelRunner, RunExists, RunStatus, Task
 from runner.events import RunCompleted, StoreDegraded, StoreRecovered, TaskStarted
 from tests.support.fakes import Fault, FaultyStore, Talker
@@ -255,6 +255,20 @@ async def test_nobody_waits_for_a_store_that_hangs_while_it_is_tried_again() -> 
         result = await ParallelRunner(body, store=store).run(chain)
     assert (result.status, result.degraded[0].lost) == (RunStatus.COMPLETED, 0)
     assert [task.text for task in await store.inner.list_tasks(result.run_id)] == [str(i) for i in range(40)]
+
+
+async def test_a_passing_failure_of_the_very_last_write_is_made_good() -> None:
+    class FailsAtTheEnd(FaultyStore):
+        async def write(self, batch: Batch) -> None:
+            if any(isinstance(change, RunReleased) for change in batch.changes) and self.writes < 1_000:
+                self.writes = 1_000
+                raise StoreError("a passing failure")
+            await super().write(batch)
+
+    store = FailsAtTheEnd(MemoryStore(), lambda _: None)
+    result = await run(store).run(WIDE)
+    assert [(one.lost, one.until is not None) for one in result.degraded] == [(0, True)]
+    await everything_is_stored(store.inner, result.run_id)  # type: ignore[arg-type]
 
 
 async def test_a_store_that_hangs_on_reading_is_an_error_at_resume() -> None:

@@ -244,7 +244,7 @@ class StoreMachine(RuleBasedStateMachine):
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(
-    max_examples=3000 if NIGHTLY else 60,
+    max_examples=3000 if NIGHTLY else 35,
     stateful_step_count=60 if NIGHTLY else 25,
     derandomize=not NIGHTLY,
     deadline=None,

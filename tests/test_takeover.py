@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 
 import anyio
@@ -57,7 +58,6 @@ async def claimed_by(store: Store, **changes: object) -> None:
     await stopped_after(store, DIAMOND, 1)
     record = await store.get_run("r")
     assert record is not None
-    import random
 
     owner = claim_for_this_process(random.Random(), "2026-01-01T00:00:00.000Z")
     forget(owner)
@@ -73,7 +73,7 @@ async def claimed_by(store: Store, **changes: object) -> None:
         ({"pid": 1, "process_started": ""}, False),
         ({"pid": 1, "process_started": "another"}, True),  # the pid was used again
         ({"pid": 4_190_000}, True),  # gone
-        ({"boot_id": "another boot"}, True),
+        ({"boot_id": "another boot/pid:[1]"}, True),
     ],
 )
 async def test_who_may_take_over_at_once(changes: dict, free: bool) -> None:
@@ -89,7 +89,11 @@ async def test_who_may_take_over_at_once(changes: dict, free: bool) -> None:
         await runner.resume("r")
 
 
+HERE = claim_for_this_process(random.Random(1), "2026-01-01T00:00:00.000Z")
+forget(HERE)
+
 UNSEEN = [
+    {"boot_id": HERE.boot_id.partition("/")[0] + "/pid:[1]"},  # another container: its pids are not ours
     {"host": "another host"},  # whatever its lease says: clocks of two hosts differ
     {"host": "another host", "expires": 1.0},
     {"pid": 1, "process_started": "", "expires": 1.0},  # alive, but it does not renew

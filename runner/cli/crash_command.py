@@ -18,9 +18,11 @@ _DEFAULT_CONCURRENCY = 8
 
 @click.command("crashtest", short_help="Kill runs at every boundary; certify that nothing is lost.")
 @click.argument("plan", type=_PATH, required=False)
-@click.option("--kills", type=click.IntRange(1), default=500, show_default=True, help="How many kills have to land.")
+@click.option(
+    "--kills", type=click.IntRange(1), default=500, show_default=True, help="How many kills have to land at least."
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The first case; others follow.")
-@click.option("--case", "word", metavar="CASE", help="Try one case again, as a violation names it.")
+@click.option("--case", "word", metavar="CASE", help="Try one case again, up to ten times, as a violation names it.")
 @set_option
 @store_option
 @json_option

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from persistence import Batch, RunReleased, SQLiteStore
 from persistence.records import RunRecord
 from persistence.sqlite import Purged
 from runner.cli.exits import COMPLETED, say, tell
 from runner.cli.lookup import store_for_going_on, store_for_reading
 from runner.cli.report import tell_value
 from runner.cli.text import counted, one_line, size
+from runner.clock import iso
+from runner.owner import Liveness, liveness
 from runner.purge import Expiry, expired
+from runner.status import RUN_DONE, RunStatus
 
 _ALL = 1 << 31
 
@@ -31,12 +35,22 @@ async def delete_expired(path: Path, expiry: Expiry, dry_run: bool, as_json: boo
     """Delete the runs for which `expiry` is met, or only say which they are."""
     async with store_for_reading(path) if dry_run else store_for_going_on(path) as store:
         runs = await store.list_runs(_ALL)
+        if not dry_run:
+            runs = [await _left_by_the_dead(store, run) for run in runs]
         old = expired(runs, expiry, time.time())
         sizes = await store.run_sizes()
         # Without any as well: an earlier purge may have left something to wipe.
         purged = None if dry_run else await store.purge([run.run_id for run in old])
     _say(_Outcome(old, sizes, len(runs) - len(old), purged), as_json)
     return COMPLETED
+
+
+async def _left_by_the_dead(store: SQLiteStore, run: RunRecord) -> RunRecord:
+    """The run, released where it has ended and its owner died, as when somebody's `plait continue` was killed."""
+    if RunStatus(run.status) not in RUN_DONE or run.owner is None or liveness(run.owner) is not Liveness.DEAD:
+        return run
+    await store.write(Batch(run.run_id, run.epoch, run.last_seq + 1, (RunReleased(iso(time.time())),)))
+    return replace(run, owner=None)
 
 
 def _say(outcome: _Outcome, as_json: bool) -> None:

@@ -2,8 +2,8 @@
 
 A wait is any `await` of any task of the call at which it really waits. After each cancellation nothing may be left (no
 open transaction, no task, no thread), nothing half-written, the run settled and without an owner; and a fresh store and
-a fresh runner have to bring the run to the very end that it would have come to, without executing again what is
-completed (once from each state that the cancellations leave). `python -m tests.crash.cancels CALL WAIT HOW` repeats one cancellation.
+a fresh runner have to bring the run, once from each state that a cancellation leaves, to the very end that it would
+have come to, executing nothing again that is completed. `python -m tests.crash.cancels CALL WAIT HOW` repeats one.
 """
 
 from __future__ import annotations

@@ -119,8 +119,9 @@ class _Teller:
             check_ended(self.world, outcome.result, self._ends)
             return
         for _ in range(self._rng.choice((1, 1, 2, 3, 12))):
-            outcome = await self._round(self._rng.choice(HOWS), self._runner(self._story.faults))
-            if outcome.result is not None and outcome.result.status in RUN_DONE:
+            await self._round(self._rng.choice(HOWS), self._runner(self._story.faults))
+            record = await self._store.get_run(RUN)
+            if record is not None and RunStatus(record.status) in RUN_DONE:
                 break
             await self._answer()
         await self._finish(self._store)
