@@ -70,7 +70,7 @@ def _refuse_loss(checkpointer: Checkpointer, reply: Reply) -> None:
 
 async def _opening(run: StoredRun, task: Task) -> Opening:
     run_id, position = run.record.run_id, run.state.dag.position(task.id)
-    past = await load_past(run.store, run_id, run.state.dag, task.id, persons=True)
+    past = await load_past(run.store, run_id, run.state, task.id, persons=True)
     session_id = run.tasks[position].session_id
     if session_id is None:
         status = run.state.statuses[position].value

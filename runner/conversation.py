@@ -7,20 +7,20 @@ from typing import cast
 from backends.protocol import Message, Role, Usage
 from persistence.protocol import Store
 from persistence.records import MessageRecord
-from runner.dag import DAG
 from runner.errors import PlaitError
-from runner.state import Past
+from runner.state import Past, RunState
 
 
-async def load_past(store: Store, run_id: str, dag: DAG, task_id: str, *, persons: bool = False) -> Past:
+async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *, persons: bool = False) -> Past:
     """The messages of `task_id` behind those of the tasks that it continues, oldest first, without a session id.
 
-    Of a task's attempts only the last one counts, and of that what was answered: a turn that was cut is no turn.
-    Turns that a person added after the run belong to the task they were added to: tasks that continue it do not see
-    them, and with `persons` they are read for `task_id` itself. Raises StoreError; PlaitError for a damaged message.
+    A task that did not complete has no conversation to go on with: whoever continued it began afresh. Of a task's
+    attempts only the last one counts, and of that what was answered: a turn that was cut is no turn. Turns that a
+    person added after the run belong to the task they were added to: tasks that continue it do not see them, and with
+    `persons` they are read for `task_id` itself. Raises StoreError; PlaitError for a damaged message.
     """
     links = [task_id]
-    while (before := dag[links[-1]].continues) is not None:
+    while (before := state.dag[links[-1]].continues) is not None and state.is_completed(before):
         links.append(before)
     messages: list[Message] = []
     for link in reversed(links):

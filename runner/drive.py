@@ -19,7 +19,7 @@ from persistence.changes import Change, Owner, RunReleased
 from persistence.errors import Conflict, Fenced
 from persistence.protocol import Store
 from runner import events
-from runner.checkpoint import Checkpointer, NoStore, Position, Sink
+from runner.checkpoint import Checkpointer, Position
 from runner.clock import Clock, iso
 from runner.dag import DAG
 from runner.errors import BackendMissing, OwnershipLost, RunExists
@@ -29,6 +29,7 @@ from runner.owner import forget
 from runner.result import RunResult
 from runner.run import Control
 from runner.schedule import Schedule
+from runner.sink import NoStore, Sink
 from runner.state import RunState
 from runner.status import TASK_DONE, TaskStatus
 from runner.turn import Surroundings

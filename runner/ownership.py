@@ -197,7 +197,7 @@ async def _load_conversations(run: StoredRun) -> None:
             continue
         position = state.dag.position(task.continues)
         if state.statuses[position] is TaskStatus.COMPLETED and position not in state.conversations:
-            past = await load_past(run.store, run.record.run_id, state.dag, task.continues)
+            past = await load_past(run.store, run.record.run_id, state, task.continues)
             state.conversations[position] = Past(run.tasks[position].session_id, past.messages)
 
 
@@ -208,7 +208,7 @@ async def _load_failures(run: StoredRun) -> None:
         if not record.attempt or state.statuses[position] in TASK_DONE:
             continue
         for attempt in await run.store.list_attempts(run.record.run_id, record.task_id):
-            if attempt.status == "retried":
+            if attempt.status == "retried" and attempt.error_kind != ErrorKind.SESSION_LOST.value:
                 state.failures[position] += 1
             elif attempt.status == TaskStatus.FAILED.value:  # reopened since, by a person
                 state.failures[position] = 0

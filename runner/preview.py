@@ -63,8 +63,8 @@ async def _weighed(run: StoredRun, verdict: Verdict) -> Verdict:
     task = run.state.dag[verdict.task_id]
     try:
         characters = len(run.state.prompt(task))
-        if task.continues is not None:
-            past = await load_past(run.store, run.record.run_id, run.state.dag, task.continues)
+        if task.continues is not None and run.state.is_completed(task.continues):
+            past = await load_past(run.store, run.record.run_id, run.state, task.continues)
             characters += sum(len(message.content) for message in past.messages)
     except PlaitError:  # a prompt or a conversation that cannot be had costs nothing
         return verdict

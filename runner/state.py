@@ -35,7 +35,7 @@ class RunState:
         self.statuses = [TaskStatus.PENDING] * len(dag)
         self.attempts = [0] * len(dag)
         self.failures = [0] * len(dag)
-        """Failed attempts since the task was last begun anew, which the retry policy counts; interrupted ones do not."""
+        """Failed attempts of each task, which the retry policy counts; interrupted ones are not held against it."""
         self.results: dict[int, TaskResult] = {}
         """Results of the tasks that are done."""
         self.continued = {dag.position(task.continues) for task in dag if task.continues is not None}
@@ -94,6 +94,10 @@ class RunState:
         """What a resume came to."""
         reused = sum(result.reused for result in self.results.values())
         return Receipt(reused, len(self.started), len(self.started & self.repeats))
+
+    def is_completed(self, task_id: str) -> bool:
+        """Whether the task has a result and a conversation to go on with."""
+        return self.statuses[self.dag.position(task_id)] is TaskStatus.COMPLETED
 
     def past(self, task: Task) -> Past | None:
         """The conversation that `task` goes on with; None when it begins one."""

@@ -12,10 +12,10 @@ from backends.protocol import Backend, Message, Opening, Output, Reply
 from backends.text import clean_text
 from runner import events
 from runner.attempt import Outcome, attempt, classified
-from runner.checkpoint import Sink
 from runner.clock import Clock
 from runner.feed import Feed
 from runner.log import logger
+from runner.sink import Sink
 from runner.state import Past, RunState
 from runner.task import Task
 

@@ -119,12 +119,13 @@ def _under_way(task: Task, record: TaskRecord) -> Verdict:
 def _pending(task: Task, record: TaskRecord) -> Verdict:
     if not record.attempt:
         return Verdict(task.id, Action.START, "it never began")
+    if record.error_kind is not None:
+        return Verdict(task.id, Action.START_OVER, f"attempt {record.attempt} failed ({record.error_kind})")
+    interrupted = f"attempt {record.attempt} was interrupted"
     if record.session_confirmed:
-        reason = f"attempt {record.attempt} was interrupted; session {record.session_id} is known"
+        reason = f"{interrupted}; session {record.session_id} is known"
         return Verdict(task.id, Action.CONTINUE, reason, repeats=True)
-    if record.error_kind is None:
-        return Verdict(task.id, Action.START_OVER, f"attempt {record.attempt} was interrupted", repeats=True)
-    return Verdict(task.id, Action.START_OVER, f"attempt {record.attempt} failed ({record.error_kind})")
+    return Verdict(task.id, Action.START_OVER, interrupted, repeats=True)
 
 
 def _lets_pass(task: Task, record: TaskRecord, verdict: Verdict) -> bool:

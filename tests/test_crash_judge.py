@@ -11,8 +11,11 @@ from runner import DAG, FailureMode, Retry, RunStatus, Task, TaskStatus
 from runner.crash.case import NEVER, Case, Part, chain_case, plan_case, random_case
 from runner.crash.judge import Judge, Verdict
 from runner.crash.oracle import Expected, expected, run_status
+from runner.crash.planted import PLANTED
 from runner.crash.snapshot import mark
 from runner.crash.trial import Kind, Point, Trial, parse_trial
+from tests.crash.bugs import TO_BE_SEEN, unseen
+from tests.crash.report import Report
 
 CASE = chain_case()
 ENDS = expected(CASE)
@@ -180,3 +183,13 @@ def test_a_word_that_names_no_trial(word: str) -> None:
 def test_a_trial_that_needs_a_place_says_so(word: str) -> None:
     with pytest.raises(ValueError, match=f"'{word}' names no place to stop at, and a trial of that kind needs one"):
         parse_trial(word)
+
+
+def test_every_planted_bug_has_a_name_of_its_own_and_every_known_mistake_a_bug() -> None:
+    names = [bug.name for bug in PLANTED]
+    assert len(set(names)) == len(names)
+    assert {name for module, name in TO_BE_SEEN.values() if module == "kills"} <= set(names)
+    seen = Report(method="kills", unit="kills", cases=1, planted=dict.fromkeys(names, True))
+    assert unseen({"kills": seen}) == []
+    missed = Report(method="kills", unit="kills", cases=1, planted={**seen.planted, "crashes not counted": False})
+    assert unseen({"kills": missed}) == ["crashes not counted"]

@@ -33,6 +33,20 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
     assert schedules.is_caught(bug)
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        4703,  # half an answer of a task that failed softly is replayed, by resume, to one that continues it
+        4890,
+        8266,
+        414,  # a session that was lost counts as a failure of the task's, but only after another resume
+        514,
+    ],
+)
+def test_a_seed_that_once_showed_a_fault_shows_none(seed: int) -> None:
+    assert not schedules.tell(seed).violations
+
+
 def test_a_violation_names_its_seed_and_how_to_repeat_it() -> None:
     with BUGS["told before the commit"]():
         (first, *_) = schedules.tell(0).violations

@@ -49,7 +49,7 @@ async def texts(path: Path, mode: str) -> Texts:
 def flipped(pages: bytes, rng: random.Random) -> bytes:
     """One bit flipped, behind the page of the schema."""
     content = bytearray(pages)
-    content[rng.randrange(16_384, len(content))] ^= 1 << rng.randrange(8)
+    content[rng.randrange(8_192, len(content))] ^= 1 << rng.randrange(8)
     return bytes(content)
 
 
@@ -113,7 +113,7 @@ async def test_a_log_that_was_cut_is_a_prefix_of_what_happened(tmp_path: Path) -
             subprocess.run(["cp", f"{path}{end}", f"{crashed}{end}"], check=True)
     log = Path(f"{crashed}-wal").read_bytes()
     rng, seen = random.Random(4), []
-    frames = [32 + n * (16_384 + 24) for n in range((len(log) - 32) // (16_384 + 24) + 1)]
+    frames = [32 + n * (8_192 + 24) for n in range((len(log) - 32) // (8_192 + 24) + 1)]
     for cut in sorted({*frames, *(frame - 1 for frame in frames), *(rng.randrange(len(log)) for _ in range(80))}):
         copy = tmp_path / f"{cut}.db"
         shutil.copy(crashed, copy)

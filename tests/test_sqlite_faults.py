@@ -121,7 +121,7 @@ async def test_a_damaged_message_is_told_and_not_given(path: Path, value: str) -
 async def test_pages_damaged_by_hand_are_refused(path: Path) -> None:
     await make(path)
     content = bytearray(path.read_bytes())
-    content[4096 * 3 : 4096 * 3 + 200] = b"\xa5" * 200
+    content[8192 * 3 : 8192 * 3 + 200] = b"\xa5" * 200
     path.write_bytes(content)
     with pytest.raises(StoreUnusable, match="damaged"):
         async with SQLiteStore(path, mode="existing"):

@@ -20,7 +20,7 @@ TEXTS = {
     "200 bytes to 20 kB": (200, 2_000, 20_000),
     "about 1.5 kB": tuple(range(1_350, 1_650)),
     "exactly 1.5 kB": (1_500,),
-    "exactly 1.6 kB": (1_600,),
+    "2 to 10 kB": tuple(range(2_000, 10_000)),
 }
 
 

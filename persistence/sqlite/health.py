@@ -30,7 +30,7 @@ _WAL_RESET_BUG: Final = (((3, 7, 0), (3, 44, 6)), ((3, 45, 0), (3, 50, 7)), ((3,
 """Versions that have it, each from the first one to before the second. Two connections that write and checkpoint at
 the same moment may then lose committed rows, or the whole file.
 """
-_LARGE_WAL: Final = 64 << 20  # bytes; 4 MiB is usual
+_LARGE_WAL: Final = 64 << 20  # bytes; about 8 MiB is usual
 _LITTLE_SPACE: Final = 100_000_000  # bytes
 _MOST_NAMED: Final = 5
 _ALL: Final = 1 << 31
@@ -181,7 +181,7 @@ def _schema(version: int) -> Finding:
 
 
 def _pages(connection: sqlite3.Connection) -> Finding:
-    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if verdict == "ok":
         return Finding("pages", Fitness.OK, "whole")
     damage = str(verdict).strip().replace("\n", "; ")

@@ -36,7 +36,7 @@ async def delete_expired(path: Path, expiry: Expiry, dry_run: bool, as_json: boo
     async with store_for_reading(path) if dry_run else store_for_going_on(path) as store:
         runs = await store.list_runs(_ALL)
         if not dry_run:
-            runs = [await _left_by_the_dead(store, run) for run in runs]
+            runs = tuple([await _left_by_the_dead(store, run) for run in runs])
         old = expired(runs, expiry, time.time())
         sizes = await store.run_sizes()
         # Without any as well: an earlier purge may have left something to wipe.

@@ -28,9 +28,8 @@ from runner.crash.tally import Tally
 from runner.crash.trial import Kind, Point, Trial
 from runner.dag import DAG
 
-SAMPLE = 12
-"""Trials over a case that has too many boundaries to be killed at each of them."""
-SMALL = 90
+SMALL, SAMPLE = 130, 12
+"""A case that comes to a boundary so often at most is killed each time; one with more, in so many trials."""
 MOST_VIOLATIONS = 100
 """A worker that has seen so many needs no more evidence."""
 PATIENCE = 60
@@ -145,10 +144,9 @@ class Campaign:
         for point in first if len(first) <= SMALL else first[:SAMPLE]:
             yield Trial(Kind.KILLS, seed, (point, *_more_points(shown.hits, rng)))
         yield Trial(Kind.CRASHER, seed)
-        yield Trial(
-            Kind.UNSURE, seed, (Point("txn.after_commit", rng.randint(2, max(2, shown.hits["txn.after_commit"]))),)
-        )
-        yield Trial(Kind.RIVAL, seed, (Point("batch.before_write", rng.randint(2, max(2, shown.hits["told"] // 2))),))
+        writes = max(2, shown.hits["batch.before_write"])
+        yield Trial(Kind.UNSURE, seed, (Point("txn.after_commit", rng.randint(2, writes)),))
+        yield Trial(Kind.RIVAL, seed, (Point("batch.before_write", rng.randint(2, max(2, writes // 2))),))
         yield Trial(Kind.ROT, seed)
 
     def _take_in(self, tally: Tally, trial: Trial, shown: Shown) -> None:
@@ -216,6 +214,6 @@ def is_caught(bug: Planted, folder: Path) -> bool:
         points = [Point(rng.choice(bug.names), rng.randint(first, bug.latest)) for _ in range(rng.randint(1, 2))]
         trial = Trial(bug.kind, seed, tuple(points))
         case = random_case(seed)
-        if stage.play(trial, case).verdict.broken and not honest.play(trial, case).verdict.broken:
-            return True
+        if stage.play(trial, case).verdict.broken:
+            return not honest.play(trial, case).verdict.broken
     return False

@@ -127,7 +127,7 @@ def _dag(rng: random.Random) -> DAG:
     return DAG(tasks, name="power")
 
 
-RETRY = Retry(attempts=2, base_delay=0, on=frozenset({"unexpected"}))
+RETRY = Retry(attempts=9, base_delay=0, on=frozenset({"unexpected"}))
 
 
 def _backend() -> Talker:

@@ -10,7 +10,7 @@ import anyio
 from backends.protocol import Conversation, Opening, Reply
 from persistence import Store
 from runner import DAG, ParallelRunner, Run
-from tests.support.fakes import FaultyStore, Talker
+from tests.support.fakes import FaultyStore, QuickClock, Talker
 
 Hangs = Callable[[str], bool]
 """Whether the turn with this prompt is under way when the process dies."""
@@ -62,7 +62,8 @@ async def die(store: Store, backend: Dying, dag: DAG | None = None, run_id: str 
     """
     dead = False
     dying = FaultyStore(store, lambda _: "raise" if dead else None)
-    runner = ParallelRunner(backend, store=dying, concurrency=100)
+    # Its clock does not wait: a process that dies makes no last attempts to write.
+    runner = ParallelRunner(backend, store=dying, concurrency=100, clock=QuickClock())
     async with runner.start_resume(run_id) if dag is None else runner.start(dag, run_id) as run:
         ended = await _until_at_rest(run, dying, backend)
         dead = True

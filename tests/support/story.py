@@ -11,7 +11,7 @@ from typing import Literal
 from runner import DAG, FailureMode, Retry, RunStatus, Task, TaskStatus
 
 Behaviour = Literal["answers", "stumbles", "refuses", "breaks", "dawdles"]
-"""What a task's backend does: `stumbles` fails in two of three calls, `breaks` in all; `dawdles` is never in time."""
+"""What a task's backend does: `stumbles` fails twice, `breaks` always; `dawdles` is never in time."""
 
 FAILS_AS: Mapping[Behaviour, str] = {"refuses": "refused", "breaks": "transient", "dawdles": "timeout"}
 TALKERS = ("choosing", "naming", "replaying")

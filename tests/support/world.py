@@ -57,6 +57,7 @@ class World:
         self.acknowledged: dict[str, str] = {}
         """Results that were told while they were stored."""
         self.executions: Counter[str] = Counter()
+        self.stumbled: Counter[str] = Counter()
         self.active: Counter[str] = Counter()
         self.round = Round()
         self.sessions: dict[tuple[str | None, str], str] = {}
@@ -135,7 +136,8 @@ class World:
             raise BackendError(ErrorKind.TRANSIENT, "broken", messages=half)
         if behaviour == "dawdles":
             await anyio.sleep(100 * pace)
-        if behaviour == "stumbles" and self.executions[task_id] % 3:
+        if behaviour == "stumbles" and self.stumbled[task_id] < 2:
+            self.stumbled[task_id] += 1
             hint = self.rng.choice((None, 0.0, 20 * pace * self.rng.random()))
             raise BackendError(ErrorKind.RATE_LIMITED, "later", retry_after=hint, messages=half)
 
