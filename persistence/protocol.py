@@ -1,4 +1,4 @@
-"""The contract of a store. `tests/contracts/store_contract.py` checks every line; run it over a store of yours."""
+"""The contract of a store. `persistence.contract` checks every line; run it over a store of yours."""
 
 from __future__ import annotations
 

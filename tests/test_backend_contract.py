@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from backends import AnthropicBackend, FunctionBackend, OpenAIBackend
-from tests.contracts.backend_contract import BackendContract, Subject
+from backends.contract import BackendContract, Subject
 from tests.support.wire import Answer, ChatCompletions, Dialect, Exchange, Messages, events, serve, silence
 
 

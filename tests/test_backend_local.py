@@ -26,7 +26,7 @@ from backends import (
     Output,
     Reply,
 )
-from tests.contracts.backend_contract import SCHEMA, BackendContract, Subject
+from backends.contract import SCHEMA, BackendContract, Subject
 
 pytestmark = [
     pytest.mark.model,

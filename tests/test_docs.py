@@ -96,7 +96,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made: dict[str, Path] = {}
     for file in PAGES:
         made[file] = folder = tmp_path_factory.mktemp(Path(file).stem)
-        for name in ("examples", "docs", "tests/contracts"):
+        for name in ("examples", "docs"):
             shutil.copytree(ROOT / name, folder / name)
         shutil.copy(ROOT / "README.md", folder)
         for block in BLOCKS:

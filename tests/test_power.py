@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from persistence import SQLiteStore
-from tests.contracts.store_samples import whole
+from persistence.contract.samples import whole
 
 pytest.importorskip("apsw", reason="records the disk through apsw, of the extra `test`")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from persistence import NewTask, RunRecord, SQLiteStore, StoreError
-from tests.contracts.store_samples import ANSWER, ASK, CLAIMED, CREATED, DONE_A, RUN, RUNNING, START_A, Writer, whole
+from persistence.contract.samples import ANSWER, ASK, CLAIMED, CREATED, DONE_A, RUN, RUNNING, START_A, Writer, whole
 
 RUNS = ("run-1", "run-2")
 TASKS = tuple(f"t{number}" for number in range(20))

@@ -19,7 +19,7 @@ from persistence import (
     TaskStarted,
     TurnAppended,
 )
-from tests.contracts.store_samples import (
+from persistence.contract.samples import (
     CLAIMED,
     CREATED,
     DONE_A,

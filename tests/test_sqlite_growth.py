@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from persistence import Change, SQLiteStore, TurnAppended
-from tests.contracts.store_samples import ANSWER, ASK, DONE_A, OPENING, RUN, START_A, Writer, at
+from persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, RUN, START_A, Writer, at
 from tests.support.database import edit
 
 LARGE = "All that the model said. " * 4000

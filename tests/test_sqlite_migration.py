@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from persistence import SQLiteStore
-from tests.contracts.store_samples import OPENING, RUN, Writer, whole
+from persistence.contract.samples import OPENING, RUN, Writer, whole
 from tests.support.database import in_child, make
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from persistence import Conflict, NewTask, RunReleased, RunStatusChanged, SQLiteStore, StoreError, TaskReopened
-from persistence.sqlite import Purged
-from tests.contracts.store_samples import (
+from persistence.contract.samples import (
     ANSWER,
     ASK,
     AT_START,
@@ -24,6 +23,7 @@ from tests.contracts.store_samples import (
     at,
     whole,
 )
+from persistence.sqlite import Purged
 
 CANARY = "canary-7f3a"
 LARGE = "more than enough " * 5000

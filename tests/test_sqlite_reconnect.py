@@ -19,7 +19,7 @@ import anyio
 import pytest
 
 from persistence import SQLiteStore, StoreError, StoreUnusable
-from tests.contracts.store_samples import (
+from persistence.contract.samples import (
     ANSWER,
     ASK,
     DONE_A,

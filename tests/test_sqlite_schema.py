@@ -19,10 +19,7 @@ from persistence import (
     TaskCompleted,
     TaskStarted,
 )
-from persistence.sqlite import statements
-from persistence.sqlite.opening import open_database
-from persistence.sqlite.writing import write_batch
-from tests.contracts.store_samples import (
+from persistence.contract.samples import (
     ANSWER,
     ASK,
     AT_START,
@@ -35,6 +32,9 @@ from tests.contracts.store_samples import (
     Writer,
     at,
 )
+from persistence.sqlite import statements
+from persistence.sqlite.opening import open_database
+from persistence.sqlite.writing import write_batch
 from tests.support.database import edit, make
 
 SESSION = SessionOpened(at(4), "a", 1, "session-b")

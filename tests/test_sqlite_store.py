@@ -17,7 +17,7 @@ from persistence import (
     StoreError,
     StoreUnusable,
 )
-from tests.contracts.store_samples import (
+from persistence.contract.samples import (
     ANSWER,
     ASK,
     CLAIMED,
@@ -205,7 +205,7 @@ async def test_reading_while_another_connection_writes(path: Path) -> None:
 WRITE_RUNS = """
 import asyncio, sys
 from persistence import SQLiteStore
-from tests.contracts.store_samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
+from persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
 
 async def main(path, name, runs):
     async with SQLiteStore(path) as store:

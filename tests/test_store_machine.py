@@ -43,7 +43,7 @@ from persistence import (
     TurnAppended,
     boundaries,
 )
-from tests.contracts.store_samples import CREATED, at, owner, whole
+from persistence.contract.samples import CREATED, at, owner, whole
 
 T = TypeVar("T")
 

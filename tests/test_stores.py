@@ -26,8 +26,8 @@ from persistence import (
     TaskWaiting,
     TurnAppended,
 )
-from tests.contracts.store_contract import StoreContract
-from tests.contracts.store_samples import CREATED, NEXT, OPENING, RUN, at, owner, whole
+from persistence.contract import StoreContract
+from persistence.contract.samples import CREATED, NEXT, OPENING, RUN, at, owner, whole
 
 DOCS = Path(__file__).parent.parent / "docs" / "stores.md"
 

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from persistence import SQLiteStore
-from tests.contracts.store_samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
+from persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
 
 ROOT = Path(__file__).parents[2]
 

@@ -24,9 +24,9 @@ from persistence import (
     TaskStarted,
     TurnAppended,
 )
-from tests.contracts.store_interrupted import InterruptedContract
-from tests.contracts.store_records import RecordsContract
-from tests.contracts.store_samples import (
+from persistence.contract.interrupted import InterruptedContract
+from persistence.contract.records import RecordsContract
+from persistence.contract.samples import (
     ANSWER,
     ASK,
     CLAIMED,
@@ -43,6 +43,16 @@ from tests.contracts.store_samples import (
     owner,
     whole,
 )
+
+
+async def is_kept(store: Store, change: Any) -> None:
+    """Assert that what `change` holds is what is read."""
+    if isinstance(change, TurnAppended):
+        kept = (await store.list_messages(RUN, "a"))[-1]
+        assert (kept.content, kept.input_tokens) == (change.content, change.input_tokens)
+    else:
+        task = (await store.list_tasks(RUN))[0]
+        assert (task.text, task.output_tokens) == (change.text, change.output_tokens)
 
 
 class StoreContract(RecordsContract, InterruptedContract):
@@ -207,7 +217,4 @@ class StoreContract(RecordsContract, InterruptedContract):
             assert await whole(store) == before
             await writer.write(ASK, DONE_A)
         else:
-            kept = (await store.list_messages(RUN, "a"))[-1] if isinstance(change, TurnAppended) else None
-            assert kept is None or (kept.content, kept.input_tokens) == (change.content, change.input_tokens)
-            task = (await store.list_tasks(RUN))[0]
-            assert kept is not None or (task.text, task.output_tokens) == (change.text, change.output_tokens)
+            await is_kept(store, change)

@@ -19,8 +19,8 @@ from persistence import (
     TaskStarted,
     TaskWaiting,
 )
-from tests.contracts.opened_store import OpenedStore
-from tests.contracts.store_samples import ASK, ASKED, DONE_A, RUN, START_A, Writer, at, whole
+from persistence.contract.opened import OpenedStore
+from persistence.contract.samples import ASK, ASKED, DONE_A, RUN, START_A, Writer, at, whole
 
 if TYPE_CHECKING:
     from persistence import Store

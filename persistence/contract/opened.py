@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contracts.store_samples import OPENING, Writer
+from persistence.contract.samples import OPENING, Writer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

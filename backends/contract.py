@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import anyio
-import pytest
 
-from backends import Backend, BackendError, ErrorKind, Message, Opening, Output
+try:
+    import pytest
+except ImportError as error:
+    raise ImportError("backends.contract needs pytest: pip install 'plait[test]'") from error
 
-SCHEMA = {
+from backends import Backend, BackendError, ErrorKind, JsonValue, Message, Opening, Output
+
+SCHEMA: dict[str, JsonValue] = {
     "type": "object",
     "properties": {"mood": {"enum": ["good", "bad"]}},
     "required": ["mood"],

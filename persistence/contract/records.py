@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -26,8 +27,8 @@ from persistence import (
     TaskWaiting,
     TurnAppended,
 )
-from tests.contracts.opened_store import OpenedStore
-from tests.contracts.store_samples import (
+from persistence.contract.opened import OpenedStore
+from persistence.contract.samples import (
     ANSWER,
     ASK,
     AT_START,
@@ -125,7 +126,9 @@ class RecordsContract(OpenedStore):
 
     async def test_events_tell_the_history(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASK, SessionOpened(at(4), "a", 1, "s"), ANSWER, LeaseRenewed(2000.0), DONE_A)
-        await writer.write(*(replace(change, task_id="c") for change in AT_START["skipped"]), RunReleased(at(8)))  # type: ignore[call-arg]
+        await writer.write(
+            *(replace(cast("Any", change), task_id="c") for change in AT_START["skipped"]), RunReleased(at(8))
+        )
         events = await store.list_events(RUN)
         assert [(e.seq, e.kind, e.task_id, e.attempt) for e in events] == [
             (1, "run_created", None, None),

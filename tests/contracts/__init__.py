@@ -1,1 +1,0 @@
-"""Suites that every implementation of a protocol has to pass."""
