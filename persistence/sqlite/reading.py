@@ -7,6 +7,7 @@ import sqlite3
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from persistence.changes import Owner
+from persistence.errors import StoreError
 from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 from persistence.rules import Claim, RunHead, start_detail
 from persistence.sqlite import statements as sql
@@ -100,19 +101,23 @@ def _run(connection: sqlite3.Connection, run_id: str, head: RunHead, settings: s
 
 
 def list_tasks(connection: sqlite3.Connection, run_id: str) -> tuple[TaskRecord, ...]:
-    with transaction(connection):
-        rows: list[Row] = connection.execute(sql.LIST_TASKS, (run_id,)).fetchall()
-        edges: list[tuple[str, str]] = connection.execute(sql.LIST_DEPENDENCIES, (run_id,)).fetchall()
-    upstream: dict[str, list[str]] = {}
-    for task_id, depends_on in edges:
-        upstream.setdefault(task_id, []).append(depends_on)
-    return tuple(_task(run_id, row, tuple(upstream.get(row[0], ()))) for row in rows)
+    rows: list[Row] = connection.execute(sql.LIST_TASKS, (run_id,)).fetchall()
+    return tuple(_task(run_id, row) for row in rows)
 
 
-def _task(run_id: str, row: Row, depends_on: tuple[str, ...]) -> TaskRecord:
+def _edges(task_id: str, edges: str) -> tuple[str, ...]:
+    if edges == "[]":
+        return ()
+    try:
+        return tuple(json.loads(edges))
+    except (ValueError, TypeError) as error:
+        raise StoreError(f"the stored dependencies of task {task_id!r} are damaged: {error}; restore a copy") from error
+
+
+def _task(run_id: str, row: Row) -> TaskRecord:
     task_id, position, prompt, backend, spec, status, attempt, text, data, checksum = row[:10]
     error_kind, error, session_id, input_tokens, output_tokens, cost_usd, duration_s, started_at, ended_at = row[10:19]
-    crashes, session_confirmed, question = row[19:]
+    crashes, session_confirmed, question, edges = row[19:]
     damaged = _is_damaged(run_id, task_id, status, text, data, checksum)
     if damaged:
         text = data = None
@@ -121,7 +126,7 @@ def _task(run_id: str, row: Row, depends_on: tuple[str, ...]) -> TaskRecord:
         task_id,
         position,
         prompt,
-        depends_on,
+        _edges(task_id, edges),
         backend,
         spec,
         status,

@@ -1,7 +1,10 @@
 -- How a file of version 1 reads as one of version 2, for those who may only read. Temporary views hide the tables.
 
 CREATE TEMP VIEW tasks AS
-SELECT *, 0 AS crashes, 0 AS session_confirmed, NULL AS question, NULL AS text_sha256, NULL AS data_sha256
-FROM main.tasks;
+SELECT *, 0 AS crashes, 0 AS session_confirmed, NULL AS question, NULL AS text_sha256, NULL AS data_sha256,
+    (SELECT json_group_array(depends_on) FROM (
+        SELECT depends_on FROM main.dependencies AS d
+        WHERE d.run_id = t.run_id AND d.task_id = t.task_id ORDER BY d.position)) AS depends_on
+FROM main.tasks AS t;
 CREATE TEMP VIEW messages AS SELECT *, NULL AS content_sha256 FROM main.messages;
 CREATE TEMP VIEW blobs AS SELECT NULL AS sha256, 0 AS size, NULL AS content WHERE false;

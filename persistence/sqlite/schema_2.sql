@@ -1,4 +1,5 @@
--- Version 2. Crashes are counted, sessions confirmed, a person can be asked; large texts are stored once.
+-- Version 2. Crashes are counted, sessions confirmed, a person can be asked; large texts are stored once. A task's edges
+-- stand in its own row: a row for each would cost as much as all else that is written of the task when the run begins.
 -- `tasks` and `messages` get row ids: their rows are wide, and a table without row ids gives each row of more than a
 -- quarter page an overflow page of its own. Foreign keys are off while this runs, and checked at its end.
 
@@ -44,6 +45,7 @@ CREATE TABLE new_tasks (
     checksum BLOB,                       -- SHA-256 over run, task and result
     text_sha256 BLOB REFERENCES blobs (sha256),
     data_sha256 BLOB REFERENCES blobs (sha256),
+    depends_on TEXT NOT NULL,            -- JSON: the ids of the tasks that it waits for
     spec TEXT NOT NULL,
     prompt TEXT NOT NULL,
     text TEXT,                           -- the result; NULL when it is in blobs
@@ -54,14 +56,24 @@ CREATE TABLE new_tasks (
 INSERT INTO new_tasks (
     run_id, task_id, position, status, backend, attempt, attempt_status, attempt_backend, session_id, started_at,
     started_seq, ended_at, ended_seq, error_kind, error, input_tokens, output_tokens, cost_usd, duration_s, checksum,
-    spec, prompt, text, data)
+    depends_on, spec, prompt, text, data)
 SELECT run_id, task_id, position, status, backend, attempt, attempt_status, attempt_backend, session_id, started_at,
     started_seq, ended_at, ended_seq, error_kind, error, input_tokens, output_tokens, cost_usd, duration_s, checksum,
+    (SELECT json_group_array(depends_on) FROM (
+        SELECT depends_on FROM dependencies AS d
+        WHERE d.run_id = tasks.run_id AND d.task_id = tasks.task_id ORDER BY d.position)),
     spec, prompt, text, data
 FROM tasks ORDER BY run_id, position;
 
+DROP TABLE dependencies;
+
 DROP TABLE tasks;
 ALTER TABLE new_tasks RENAME TO tasks;
+
+-- Every edge, for reading: `task_id` waits for `depends_on`.
+CREATE VIEW dependencies AS
+SELECT tasks.run_id, tasks.task_id, edge.key AS position, edge.value AS depends_on
+FROM tasks, json_each(tasks.depends_on) AS edge;
 
 -- When a task starts again, its row turns to the new attempt; the one before is kept here.
 CREATE TRIGGER keep_earlier_attempt AFTER UPDATE OF attempt ON tasks

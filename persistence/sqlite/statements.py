@@ -35,8 +35,7 @@ def bulk_sql(bulk: Bulk, rows: int) -> str:
     return f"{bulk.head} (VALUES {', '.join([row] * rows)}) {bulk.tail}"
 
 
-ADD_TASKS = Bulk("INSERT INTO tasks (run_id, task_id, position, backend, prompt, spec) SELECT * FROM", 6)
-ADD_DEPENDENCIES = Bulk("INSERT INTO dependencies (run_id, task_id, position, depends_on) SELECT * FROM", 4)
+ADD_TASKS = Bulk("INSERT INTO tasks (run_id, task_id, position, backend, depends_on, prompt, spec) SELECT * FROM", 7)
 START_TASKS = Bulk(
     """UPDATE tasks SET status = 'running', attempt = column3, attempt_status = 'running', attempt_backend = column4,
     session_id = column5, session_confirmed = column6, started_at = column7, started_seq = column8, ended_at = NULL,
@@ -95,7 +94,6 @@ ADD_EVENTS = Bulk("INSERT INTO other_events (run_id, seq, at, kind, task_id, att
 
 IN_ORDER = (
     ADD_TASKS,
-    ADD_DEPENDENCIES,
     REQUEUE_TASKS,
     START_TASKS,
     SET_SESSIONS,
@@ -143,10 +141,10 @@ LIST_TASKS = """
 SELECT task_id, position, prompt, backend, spec, status, attempt,
     coalesce(text, (SELECT content FROM blobs WHERE sha256 = text_sha256)),
     coalesce(data, (SELECT content FROM blobs WHERE sha256 = data_sha256)), checksum, error_kind, error, session_id,
-    input_tokens, output_tokens, cost_usd, duration_s, started_at, ended_at, crashes, session_confirmed, question
+    input_tokens, output_tokens, cost_usd, duration_s, started_at, ended_at, crashes, session_confirmed, question,
+    depends_on
 FROM tasks WHERE run_id = ? ORDER BY position
 """
-LIST_DEPENDENCIES = "SELECT task_id, depends_on FROM dependencies WHERE run_id = ? ORDER BY task_id, position"
 _ATTEMPT = """SELECT task_id, attempt, status, backend, session_id, started_at, ended_at, error_kind, error,
     input_tokens, output_tokens, cost_usd, duration_s FROM attempts"""
 LIST_ATTEMPTS = f"{_ATTEMPT} WHERE run_id = ? ORDER BY started_seq"
@@ -169,7 +167,6 @@ DELETE_RUN = (
     "DELETE FROM messages WHERE run_id = ?",
     "DELETE FROM sessions WHERE run_id = ?",
     "DELETE FROM earlier_attempts WHERE run_id = ?",
-    "DELETE FROM dependencies WHERE run_id = ?",
     "DELETE FROM tasks WHERE run_id = ?",
     "DELETE FROM runs WHERE run_id = ?",
 )

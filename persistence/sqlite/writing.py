@@ -127,11 +127,12 @@ def _diagnosed(connection: sqlite3.Connection, batch: Batch) -> Conflict:
 
 
 def _created(rows: Rows, _seq: int, change: RunCreated) -> None:
-    run_id = rows.run_id
+    run_id, known = rows.run_id, {task.task_id for task in change.tasks}
     for position, task in enumerate(change.tasks):
-        rows.add(sql.ADD_TASKS, (run_id, task.task_id, position, task.backend, task.prompt, task.spec))
-        for place, upstream in enumerate(task.depends_on):
-            rows.add(sql.ADD_DEPENDENCIES, (run_id, task.task_id, place, upstream))
+        if not known.issuperset(task.depends_on):
+            raise Refused
+        edges = json.dumps(task.depends_on, ensure_ascii=False) if task.depends_on else "[]"
+        rows.add(sql.ADD_TASKS, (run_id, task.task_id, position, task.backend, edges, task.prompt, task.spec))
 
 
 def _reopened(rows: Rows, _seq: int, change: TaskReopened) -> None:
