@@ -76,7 +76,7 @@ async def _until_at_rest(run: Run, store: FaultyStore, backend: Dying) -> bool:
     before: tuple[int, int] | None = None
     while not backend.hanging or (store.writes, len(backend.hanging)) != before:
         before = (store.writes, len(backend.hanging))
-        with anyio.move_on_after(0.002):
+        with anyio.move_on_after(0.0005):
             await run.result()
             return True
     return False
