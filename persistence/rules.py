@@ -28,7 +28,6 @@ from persistence.changes import (
     TaskRetried,
     TaskStarted,
     TaskWaiting,
-    TurnAppended,
 )
 from persistence.errors import Conflict, Fenced
 
@@ -288,5 +287,3 @@ _EVENTS: dict[type, Callable[..., EventParts]] = {
     TaskCancelled: _task_cancelled,
     TaskReopened: _task_reopened,
 }
-
-LEAVES_NO_EVENT = (TurnAppended, LeaseRenewed, RunClaimed, RunReleased)

@@ -89,8 +89,10 @@ class Staged:
             case TaskFailed() | TaskRetried() | TaskInterrupted() | TaskWaiting() | TaskCancelled():
                 self._end_without_result(change)
             case TaskReopened() | TaskAnswered():
+                task = self._task(change)
+                confirmed = task.session_confirmed and isinstance(change, TaskAnswered)
                 self._tasks[change.task_id] = replace(
-                    self._task(change), status="pending", question=None, text=None, data=None
+                    task, status="pending", question=None, text=None, data=None, session_confirmed=confirmed
                 )
             case _:
                 pass
@@ -144,7 +146,7 @@ class Staged:
         attempt = self._attempt(task, task.attempt)
         if attempt is None or change.attempt not in {0, task.attempt}:
             raise rules.refusal(self._run_id, change, (task.status, task.attempt))
-        self._tasks[task.task_id] = replace(task, session_confirmed=True)
+        self._tasks[task.task_id] = replace(task, session_confirmed=task.session_confirmed or change.attempt > 0)
         self._put(replace(attempt, session_id=change.session_id))
 
     def _append(self, change: TurnAppended) -> None:

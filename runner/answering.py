@@ -63,7 +63,10 @@ def _outcome(run: StoredRun, task: Task, record: TaskRecord, settlement: Settlem
         status = TaskStatus.SKIPPED if task.failure_mode is FailureMode.SKIP else TaskStatus.FAILED
         return [TaskFailed(at, task.id, record.attempt, status.value, GIVEN_UP, text or "a person said that it failed")]
     data = None if task.output_schema is None else _data(task, text)
-    said = (Message("user", clean_text(run.state.prompt(task))), Message("assistant", text))
+    position = run.state.dag.position(task.id)
+    said = [Message("assistant", text)]
+    if not any(run.tasks[n].damaged for n in run.state.dag.dependencies[position]):  # else nobody knows what was asked
+        said.insert(0, Message("user", clean_text(run.state.prompt(task))))
     return [*turns(at, task.id, record.attempt, said), TaskCompleted(at, task.id, record.attempt, text, data)]
 
 

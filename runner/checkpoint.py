@@ -20,7 +20,7 @@ import anyio
 import anyio.lowlevel
 
 from persistence.boundaries import reached
-from persistence.changes import Batch, Change, LeaseRenewed, RunClaimed
+from persistence.changes import Batch, Change, LeaseRenewed, RunClaimed, RunReleased
 from persistence.errors import Conflict, Fenced, StoreError
 from persistence.protocol import Store
 from runner import events
@@ -57,7 +57,7 @@ class _Group:
     @property
     def ending(self) -> bool:
         """Whether the run ends with this: then the store is tried at once, for there is no later time."""
-        return bool(self.events) and isinstance(self.events[-1], events.RunEnded)
+        return bool(self.changes) and type(self.changes[-1]) is RunReleased
 
 
 class Checkpointer:

@@ -6,6 +6,7 @@ import anyio
 
 from backends.errors import BackendError
 from backends.protocol import Opening, Reply
+from backends.text import clean_text
 from persistence.changes import Change, RunReleased, SessionOpened, TurnAppended
 from runner.attempt import attempt
 from runner.checkpoint import Checkpointer
@@ -28,7 +29,7 @@ async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Rep
     dag, run_id = run.state.dag, run.record.run_id
     if task_id not in dag:
         raise PlaitError(f"run {run_id} has no task {task_id!r}{nearest(task_id, (task.id for task in dag))}")
-    task = dag[task_id]
+    task, message = dag[task_id], clean_text(message)
     name = dag.backend_of(task) or config.default
     require_backends(config, {name}, task_id)
     await wait_until_free(config, run, Feed())
@@ -62,7 +63,7 @@ async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Rep
 
 def _refuse_loss(checkpointer: Checkpointer, reply: Reply) -> None:
     """Raise TurnNotStored, with the answer, unless the turn is in the store."""
-    lost = checkpointer.degraded[-1].error if checkpointer.away else None
+    lost = next((one.error for one in checkpointer.degraded if one.lost), None)
     if checkpointer.fatal is not None or lost is not None:
         reason = checkpointer.fatal or lost
         raise TurnNotStored(f"the answer came, but could not be stored: {reason}", reply.text)

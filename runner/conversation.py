@@ -20,7 +20,7 @@ async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *,
     `persons` they are read for `task_id` itself. Raises StoreError; PlaitError for a damaged message.
     """
     links = [task_id]
-    while (before := state.dag[links[-1]].continues) is not None and state.is_completed(before):
+    while (before := state.went_on_with(links[-1])) is not None:
         links.append(before)
     messages: list[Message] = []
     for link in reversed(links):

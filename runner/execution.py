@@ -38,6 +38,10 @@ class _Idle:
     next: Turn | None = None
 
 
+STORE_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+"""How long a task marked at_most_once waits for a store that is away, before it fails."""
+
+
 class Execution:
     """Runs what is left of a run in this process, until nothing can start any more or somebody ends it."""
 
@@ -51,6 +55,8 @@ class Execution:
         self._log = logger(run=around.run_id)
         self._workers: anyio.abc.TaskGroup | None = None
         self._idle: list[_Idle] = []
+        self._under_way: dict[int, Turn] = {}
+        """The last turn of every task marked at_most_once."""
         self.ended_by: Literal["stop", "cancel"] | None = None
         """Who ended the run before its time: `stop` leaves it to be resumed, `cancel` is for good."""
 
@@ -73,14 +79,15 @@ class Execution:
         """Settle what was under way when the workers ended; the events to be submitted, the run's last one included."""
         at = self._stamp()
         happened: list[events.Event] = []
-        if self._schedule.exhausted:
+        asks = TaskStatus.WAITING_INPUT in self._state.statuses
+        if self._schedule.exhausted and not (asks and self.ended_by == "cancel"):
             self.ended_by = None  # it came too late: everything that could run had run
         for position, status in enumerate(self._state.statuses):
             task_id, number = self._tasks[position].id, self._state.attempts[position]
             if self.ended_by == "cancel" and status not in TASK_DONE:
                 self._state.settle(position, TaskResult(task_id, TaskStatus.CANCELLED, attempts=number))
                 happened.append(events.TaskCancelled(at, task_id, number))
-            elif status is TaskStatus.RUNNING and self._tasks[position].at_most_once:
+            elif status is TaskStatus.RUNNING and position in self._under_way and self._under_way[position].called:
                 question = at_most_once_question(number)
                 self._state.ask(position, question)
                 happened.append(events.TaskWaiting(at, task_id, number, question))
@@ -117,6 +124,10 @@ class Execution:
             self._state.started.add(position)
             turn = self._turns.begin(position)
             turns.append(turn)
+            if turn.task.at_most_once:
+                before = self._under_way.get(position)
+                turn.waits = before.waits + 1 if before is not None else 0
+                self._under_way[position] = turn
             name = self._around.names[position]
             happened.append(
                 events.TaskStarted(self._stamp(), turn.task.id, turn.number, name, turn.session_id, turn.confirmed)
@@ -171,6 +182,8 @@ class Execution:
         assert outcome.error is not None
         if turn.goes_on and outcome.error.kind is ErrorKind.SESSION_LOST:
             return self._retrying(turn, outcome.error, duration, 0.0)  # not the task's fault: it starts over
+        if turn.task.at_most_once and not turn.called and self._around.sink.away and turn.waits < len(STORE_WAITS_S):
+            return self._retrying(turn, outcome.error, duration, STORE_WAITS_S[turn.waits])
         self._state.failures[turn.position] += 1
         failures = self._state.failures[turn.position]
         if not turn.task.at_most_once and deserves_retry(turn.task.retry, failures, outcome.error):

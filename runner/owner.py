@@ -62,7 +62,7 @@ def liveness(owner: Owner) -> Liveness:
     if owner.pid == os.getpid():
         return Liveness.ALIVE if owner.owner_id in _live_here else Liveness.DEAD
     started = _process_started(owner.pid)
-    if started is None or (owner.process_started and started != owner.process_started):
+    if started is None or (started and owner.process_started and started != owner.process_started):
         return Liveness.DEAD
     return Liveness.ALIVE
 
@@ -87,8 +87,10 @@ def _process_started(pid: int) -> str | None:
     """The process's start time as its host counts it, "" where the host does not tell, None when it is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None if Path("/proc/self/stat").exists() else _probe(pid)
+    except OSError:  # no file descriptor is left, or we may not look: that says nothing of it
+        return ""
     # The command's name, in parentheses, may hold spaces: count fields behind it. proc(5): state is 3, start time 22.
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in {"Z", "X"} else fields[19]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
 
 import anyio
 
@@ -13,7 +15,7 @@ from persistence.boundaries import reached
 from persistence.changes import Batch, Change, Owner, RunClaimed, RunReleased
 from persistence.errors import Conflict, Fenced, StoreError
 from persistence.protocol import Store
-from persistence.records import RunRecord, TaskRecord
+from persistence.records import MessageRecord, RunRecord, TaskRecord
 from runner import events
 from runner.checkpoint import Position
 from runner.clock import iso
@@ -23,6 +25,7 @@ from runner.errors import RunNotFound, RunNotResumable, RunOwned, StoreRequired
 from runner.feed import Feed
 from runner.owner import Liveness, claim_for_this_process, forget, liveness
 from runner.result import RunResult, TaskResult
+from runner.run import Control
 from runner.state import Past, RunState
 from runner.status import RUN_DONE, RUN_REOPENINGS, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
 from runner.task import FailureMode
@@ -53,8 +56,32 @@ async def stored_run(config: Config, run_id: str) -> StoredRun:
     if record is None:
         raise RunNotFound(f"the store has no run {run_id!r}; `plait runs` lists those that it has")
     tasks = await store.list_tasks(run_id)
+    if not tasks:
+        raise RunNotFound(f"run {run_id!r} was deleted from the store just now")
+    dag = dag_of(record, tasks)
+    state = RunState(dag, tasks)
+    tasks = await _with_damaged_talk(store, run_id, state, tasks)
     reached("resume.read")
-    return StoredRun(store, record, tasks, RunState(dag_of(record, tasks), tasks))
+    return StoredRun(store, record, tasks, RunState(dag, tasks))
+
+
+async def _with_damaged_talk(
+    store: Store, run_id: str, state: RunState, tasks: tuple[TaskRecord, ...]
+) -> tuple[TaskRecord, ...]:
+    """A task whose conversation others are to go on with, and which does not fit its checksums, counts as damaged."""
+    links: set[str] = set()
+    for task, status in zip(state.dag, state.statuses, strict=True):
+        before = None if status in {TaskStatus.COMPLETED, TaskStatus.SKIPPED} else task.continues
+        while before is not None and before not in links and state.is_completed(before):
+            links.add(before)
+            before = state.dag[before].continues
+    damaged = {name for name in links if _is_damaged(await store.list_messages(run_id, name))}
+    return tuple(replace(task, damaged=True) if task.task_id in damaged else task for task in tasks)
+
+
+def _is_damaged(said: Sequence[MessageRecord]) -> bool:
+    last = max((message.attempt for message in said), default=0)
+    return any(message.damaged for message in said if message.attempt == last)
 
 
 def has_ended(record: RunRecord, tasks: Sequence[TaskRecord], retry_failed: bool) -> bool:
@@ -81,10 +108,9 @@ def ended_result(run: StoredRun) -> RunResult:
     return RunResult(run.record.run_id, RunStatus.FAILED, results, error)
 
 
-async def take_over(config: Config, run: StoredRun, retry_failed: bool, feed: Feed) -> Prepared:
-    """Claim the run and make it ready to go on, in one transaction. Raises RunOwned, BackendMissing, StoreError."""
+async def take_over(config: Config, run: StoredRun, retry_failed: bool) -> Prepared:
+    """Claim a free run and make it ready to go on, in one transaction. Raises RunOwned, BackendMissing, StoreError."""
     state, record = run.state, run.record
-    await wait_until_free(config, run, feed)
     verdicts = judge(state.dag, run.tasks, retry_failed=retry_failed)
     at = iso(config.clock.wall())
     happened: list[events.Event] = []
@@ -131,11 +157,11 @@ def _crashed(state: RunState, position: int, verdict: Verdict, at: str) -> event
     return events.TaskFailed(at, task.id, attempt, status, kind, verdict.reason, 0.0)
 
 
-async def wait_until_free(config: Config, run: StoredRun, feed: Feed) -> None:
+async def wait_until_free(config: Config, run: StoredRun, feed: Feed, control: Control | None = None) -> None:
     """Return once nobody runs the run: at once where its owner left or is provably dead, else after a whole lease in
-    which nothing was heard of it. Raises RunOwned while it lives, StoreError.
+    which nothing was heard of it; or once `control` is told to stop. Raises RunOwned while it lives, StoreError.
     """
-    record = run.record
+    record, control = run.record, control or Control()
     owner, expires = record.owner, record.lease_expires_at
     if owner is None:
         return
@@ -148,16 +174,25 @@ async def wait_until_free(config: Config, run: StoredRun, feed: Feed) -> None:
     at = iso(config.clock.wall())
     feed.publish(events.RunWatched(at, record.run_id, f"process {owner.pid} on {owner.host}", config.lease))
     for _ in range(_LOOKS):
-        await config.clock.sleep(config.lease / _LOOKS)
+        with anyio.CancelScope() as asleep:
+            control.attach(partial(_wake, asleep))
+            await config.clock.sleep(config.lease / _LOOKS)
+        if control.ended_by == "stop":
+            return
         now = await run.store.get_run(record.run_id)
         if now is None or (now.epoch, now.last_seq) == (record.epoch, record.last_seq):
             continue
         if now.owner is None:
             raise RunOwned(f"run {record.run_id} was left by its owner, process {owner.pid}, just now; look again")
-        raise _owned(record, owner)
+        raise _owned(now, now.owner)
 
 
 _LOOKS = 3
+
+
+def _wake(asleep: anyio.CancelScope, how: Literal["stop", "cancel"]) -> None:
+    if how == "stop":
+        asleep.cancel()
 
 
 def _owned(record: RunRecord, owner: Owner) -> RunOwned:
@@ -210,5 +245,5 @@ async def _load_failures(run: StoredRun) -> None:
         for attempt in await run.store.list_attempts(run.record.run_id, record.task_id):
             if attempt.status == "retried" and attempt.error_kind != ErrorKind.SESSION_LOST.value:
                 state.failures[position] += 1
-            elif attempt.status == TaskStatus.FAILED.value:  # reopened since, by a person
+            elif attempt.status in {TaskStatus.FAILED.value, TaskStatus.COMPLETED.value}:  # reopened since, by a person
                 state.failures[position] = 0

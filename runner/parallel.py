@@ -19,12 +19,13 @@ from runner.dag import DAG, nearest
 from runner.drive import Config, Prepared, backend_names, drive
 from runner.feed import Feed
 from runner.owner import LEASE_SECONDS, claim_for_this_process
-from runner.ownership import ended_result, needs_no_work, stored_run, take_over
+from runner.ownership import ended_result, needs_no_work, stored_run, take_over, wait_until_free
 from runner.patient import PatientStore
 from runner.preview import Preview, preview
 from runner.result import RunResult
 from runner.run import Control, Run
 from runner.state import RunState
+from runner.status import RunStatus
 from runner.task import JsonValue
 
 DEFAULT_BACKEND = "default"
@@ -184,6 +185,9 @@ class ParallelRunner:
             run = await stored_run(config, run_id)
             if needs_no_work(run, retry_failed):
                 return ended_result(run)
-            return await drive(await take_over(config, run, retry_failed, feed), config, feed, control)
+            await wait_until_free(config, run, feed, control)
+            if control.ended_by == "stop":
+                return RunResult(run_id, RunStatus.INTERRUPTED, run.state.all_results())
+            return await drive(await take_over(config, run, retry_failed), config, feed, control)
 
         return drive_stored

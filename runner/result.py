@@ -40,8 +40,8 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class Degradation:
-    """A time during which the store failed. `until` is None when it never answered again; then `lost` changes, the
-    last ones of the run, are not stored.
+    """A time during which the store failed. `until` is None when it never answered again. `lost` changes are not
+    stored: the last ones of the run, or one that the store would never have taken.
     """
 
     since: str

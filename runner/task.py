@@ -35,7 +35,8 @@ class Retry:
     min(`max_delay`, `base_delay` * 2**(n-1)) seconds (exponential backoff, full jitter), or, where the server said how
     long to wait, that long plus up to `base_delay`: a hint is never shortened. `on` holds `ErrorKind` values.
     A task that was running when its process died is run again by `resume`, until that has happened `max_crashes` times:
-    then it fails as crashed. Its last try is made with nothing else running, so that no other task's crash convicts it.
+    then it fails as crashed. Its last try is made with nothing else running, so that no other task's crash convicts it;
+    with `max_crashes` 1 the first try is the last one, and no such care is taken.
     """
 
     attempts: int = 3

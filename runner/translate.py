@@ -9,6 +9,7 @@ from typing import Any, cast
 from backends.protocol import Message
 from backends.text import clean_text
 from persistence import changes as stored
+from persistence.errors import StoreError
 from persistence.records import RunRecord, TaskRecord
 from runner import events
 from runner.dag import DAG
@@ -217,6 +218,11 @@ def task_of(record: TaskRecord) -> Task:
 
 
 def dag_of(run: RunRecord, tasks: tuple[TaskRecord, ...]) -> DAG:
-    """The DAG as it was given when the run was created."""
-    inputs = cast("Mapping[str, JsonValue]", json.loads(run.settings).get("inputs", {}))
-    return DAG([task_of(record) for record in tasks], name=run.name, inputs=inputs)
+    """The DAG as it was given when the run was created. Raises StoreError where that cannot be read any more."""
+    try:
+        inputs = cast("Mapping[str, JsonValue]", json.loads(run.settings).get("inputs", {}))
+        return DAG([task_of(record) for record in tasks], name=run.name, inputs=inputs)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(
+            f"what is stored of run {run.run_id!r} is damaged ({error}); restore a copy of the store"
+        ) from error

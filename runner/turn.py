@@ -20,7 +20,7 @@ from runner.state import Past, RunState
 from runner.task import Task
 
 _NOT_WRITTEN_DOWN = (
-    "the store is away, so this at_most_once task was not begun: after a crash nobody could tell that it had been; "
+    "the store is away, so this at_most_once task is not begun: after a crash nobody could tell that it had been; "
     "resume with --retry-failed when the store answers"
 )
 
@@ -59,6 +59,8 @@ class Turn:
     goes_on: bool = False
     confirmed: bool = False
     prompt: str = ""
+    called: bool = False
+    waits: int = 0
     over: bool = False
 
     def messages(self, reply: Reply) -> tuple[Message, ...]:
@@ -91,7 +93,7 @@ class Turns:
     async def have(self, turn: Turn) -> Outcome:
         """Render the prompt and call the backend. Raises nothing but cancellation."""
         if turn.task.at_most_once and self._around.sink.away:
-            return Outcome(None, None, BackendError(ErrorKind.UNEXPECTED, _NOT_WRITTEN_DOWN))
+            return Outcome(None, None, BackendError(ErrorKind.TRANSIENT, _NOT_WRITTEN_DOWN))
         try:
             turn.prompt = clean_text(self._state.prompt(turn.task))
         except Exception as error:
@@ -108,6 +110,7 @@ class Turns:
             on_session=partial(self._session, turn),
         )
         backend = self._around.backends[self._around.names[turn.position]]
+        turn.called = True
         outcome = await attempt(backend, opening, INTERRUPTED if turn.goes_on else turn.prompt, turn.task.timeout)
         turn.over = True
         if outcome.reply is not None and outcome.reply.session_id is not None:

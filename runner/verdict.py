@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from persistence.records import TaskRecord
@@ -65,8 +65,17 @@ def judge(dag: DAG, records: Sequence[TaskRecord], *, retry_failed: bool = False
             if in_the_way:
                 verdict = Verdict(task.id, Action.BLOCKED, f"it waits for {', '.join(in_the_way[:3])}")
                 verdicts[position] = verdict
+            elif verdict.action is Action.CONTINUE and _runs_again(dag, verdicts, position):
+                # Its session holds a prompt with what these came to before.
+                verdict = replace(verdict, action=Action.START_OVER, reason="what it depends on is run again")
+                verdicts[position] = verdict
         passes[position] = verdict.action in RUNS or _lets_pass(task, records[position], verdict)
     return verdicts
+
+
+def _runs_again(dag: DAG, verdicts: Sequence[Verdict], position: int) -> bool:
+    """Whether something that the task depends on is run again."""
+    return any(verdicts[n].action in RUNS for n in dag.dependencies[position])
 
 
 def last_chance(task: Task, crashes: int) -> bool:
@@ -95,12 +104,19 @@ def _alone(task: Task, record: TaskRecord, *, retry_failed: bool) -> Verdict:
         return Verdict(task.id, Action.ASK, record.question or "it waits for an answer")
     action = Action.START_OVER if retry_failed else Action.KEEP
     if record.damaged:
-        hint = "" if retry_failed else ", so it counts as failed; --retry-failed runs it again"
-        reason = f"its stored result does not fit its checksum{hint}"
-        return Verdict(task.id, action, reason, repeats=retry_failed)
+        return _damaged(task, retry_failed=retry_failed)
     if status is TaskStatus.FAILED:
         return Verdict(task.id, action, f"failed ({record.error_kind})")
     return Verdict(task.id, Action.KEEP, status.value)
+
+
+def _damaged(task: Task, *, retry_failed: bool) -> Verdict:
+    reason = "what is stored of it does not fit its checksum"
+    if task.at_most_once:
+        return Verdict(task.id, Action.KEEP, f"{reason}; it took effect, and must not happen twice")
+    if retry_failed:
+        return Verdict(task.id, Action.START_OVER, reason, repeats=True)
+    return Verdict(task.id, Action.KEEP, f"{reason}, so it counts as failed; --retry-failed runs it again")
 
 
 def _under_way(task: Task, record: TaskRecord) -> Verdict:

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from backends import BackendError, ErrorKind
-from persistence import Store
+from persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store
 from runner import (
     DAG,
     ParallelRunner,
@@ -113,3 +113,35 @@ async def test_a_long_chain_of_conversations_is_read_back(store: Store) -> None:
     backend = Talker()
     await ParallelRunner(backend, store=store).continue_task(run_id, "t1099", "hello")
     assert len(backend.openings[0].history) == 2200
+
+
+async def test_a_turn_that_cannot_be_stored_is_said_and_not_lost() -> None:
+    store = MemoryStore()
+    await ParallelRunner(Talker(), store=store).run(DAG([Task("a", prompt="one")]), "r")
+
+    class Picky(FaultyStore):
+        async def write(self, batch: Batch) -> None:
+            if any(getattr(change, "content", "") == "hello" for change in batch.changes):
+                raise Conflict("cannot keep this")
+            await super().write(batch)
+
+    with pytest.raises(TurnNotStored) as failed:
+        await ParallelRunner(Talker(), store=Picky(store, lambda _: None)).continue_task("r", "a", "hello")
+    assert failed.value.text == "re: hello"
+
+
+async def test_half_characters_of_a_person_are_stored_as_whole_ones(sqlite_store: SQLiteStore) -> None:
+    runner = ParallelRunner(Talker(), store=sqlite_store)
+    await runner.run(DAG([Task("a", prompt="one")]), "r")
+    await runner.continue_task("r", "a", "hello \ud800")
+    assert [m.content[:5] for m in await sqlite_store.list_messages("r", "a")][2:] == ["hello", "re: h"]
+
+
+async def test_a_paid_turn_survives_one_passing_failure() -> None:
+    store = MemoryStore()
+    await ParallelRunner(Talker(), store=store).run(DAG([Task("a", prompt="one")]), "r")
+    faulty = FaultyStore(store, lambda n: "raise" if n == 2 else None)  # the claim is the first write
+    await ParallelRunner(Talker(), store=faulty).continue_task("r", "a", "hello")
+    record = await store.get_run("r")
+    assert record is not None
+    assert (record.owner, len(await store.list_messages("r", "a"))) == (None, 4)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+
 import pytest
 
 from backends import BackendError, ErrorKind, Reply
 from backends.protocol import Opening
-from persistence import MemoryStore, Store
+from persistence import Batch, MemoryStore, SQLiteStore, Store
 from runner import DAG, Action, FailureMode, ParallelRunner, PlaitError, Retry, RunStatus, Task, TaskStatus
 from runner.turn import INTERRUPTED
 from tests.support.crashed import Dying, die
-from tests.support.fakes import FaultyStore, Talker
+from tests.support.fakes import FaultyStore, QuickClock, Talker
 
 WORK = DAG([Task("a", prompt="first"), Task("b", prompt="then {{ a }}", depends_on=["a"])])
 
@@ -153,7 +156,7 @@ async def test_at_most_once_is_neither_retried_nor_forgotten_at_a_stop(store: St
 async def test_at_most_once_is_not_begun_while_its_start_cannot_be_written_down() -> None:
     backend = Talker()
     store = FaultyStore(MemoryStore(), lambda n: "raise" if n > 1 else None)
-    result = await ParallelRunner(backend, store=store).run(ONCE)
+    result = await ParallelRunner(backend, store=store, clock=QuickClock()).run(ONCE)
     assert (result["pay"].status, backend.prompts) == (TaskStatus.FAILED, ["other"])
     assert "the store is away" in (result["pay"].error or "")
     assert (await ParallelRunner(backend).run(ONCE)).status is RunStatus.COMPLETED  # nothing to resume, nothing to ask
@@ -216,3 +219,38 @@ async def test_a_crasher_that_is_to_be_skipped_is_skipped(store: Store) -> None:
     await die(store, Dying(hangs_on("bad")), dag)
     result = await ParallelRunner(Talker(), store=store).resume("r")
     assert (result["bad"].status, result["after"].text) == (TaskStatus.SKIPPED, "re: after[]")
+
+
+async def test_a_passing_failure_of_the_store_only_delays_at_most_once() -> None:
+    store = FaultyStore(MemoryStore(), lambda n: "raise" if n == 2 else None)
+    dag = DAG([Task("a", prompt="one"), Task("pay", prompt="pay", depends_on=["a"], at_most_once=True)])
+    backend = Talker()
+    result = await ParallelRunner(backend, store=store).run(dag, "r")
+    assert (result.status, backend.prompts) == (RunStatus.COMPLETED, ["one", "pay"])
+
+
+async def test_a_task_that_was_never_called_is_not_asked_about() -> None:
+    inner, backend = MemoryStore(), Talker()
+
+    class Stopping(FaultyStore):
+        async def write(self, batch: Batch) -> None:
+            await super().write(batch)
+            if self.writes == 2:
+                run.stop()  # its start is stored, and it is not called yet
+
+    runner = ParallelRunner(backend, store=Stopping(inner, lambda _: None))
+    async with runner.start(DAG([Task("pay", prompt="pay", at_most_once=True)]), "r") as run:
+        pass
+    assert (backend.prompts, (await inner.list_tasks("r"))[0].status) == ([], "pending")
+
+
+async def test_what_nobody_can_know_any_more_is_not_stored_as_asked(tmp_path) -> None:
+    path = tmp_path / "p.db"
+    dag = DAG([Task("a", prompt="one"), Task("pay", prompt="pay {{ a }}", depends_on=["a"], at_most_once=True)])
+    async with SQLiteStore(path) as store:
+        await die(store, Dying(hangs_on("pay")), dag)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE tasks SET text = 'tampered' WHERE task_id = 'a'")
+    async with SQLiteStore(path, mode="existing") as store:
+        await ParallelRunner(Talker(), store=store).answer("r", "pay", "done", "ok")
+        assert [m.content for m in await store.list_messages("r", "pay")] == ["ok"]

@@ -1,13 +1,11 @@
 """Hypothesis drives a SQLite store through any changes, crashes and errors, beside a memory store that has none.
 
-`HYPOTHESIS_PROFILE=nightly` in the environment tries much more, and other things each time; it takes some ten minutes,
-so give pytest `-o faulthandler_timeout=3600`.
+`python -m tests.crash --nightly` tries much more, and other things for each seed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 from collections.abc import Coroutine
@@ -267,12 +265,11 @@ class StoreMachine(RuleBasedStateMachine):
         assert not self.do(thread.run(lambda connection: connection.in_transaction))
 
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(
-    max_examples=1000 if NIGHTLY else 35,
-    stateful_step_count=60 if NIGHTLY else 25,
-    derandomize=not NIGHTLY,
+    max_examples=35,
+    stateful_step_count=25,
+    derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

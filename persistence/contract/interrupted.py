@@ -141,3 +141,13 @@ class InterruptedContract(OpenedStore):
         for batch in batches:
             await store.write(batch)
         assert await whole(store) == before
+
+    async def test_only_attempts_confirm_and_reopening_forgets(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A, CRASHED, SessionOpened(at(5), "a", 0, "a person's"))
+        task = await task_a(store)
+        assert (task.session_id, task.session_confirmed) == ("a person's", False)
+        done = (replace(START_A, attempt=2), SessionOpened(at(6), "a", 2, "one"), replace(DONE_A, attempt=2))
+        await writer.write(*done)
+        assert (await task_a(store)).session_confirmed
+        await writer.write(TaskReopened(at(7), "a", damaged=True))
+        assert not (await task_a(store)).session_confirmed

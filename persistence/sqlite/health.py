@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from persistence.errors import StoreUnusable
 from persistence.sqlite import reading
 from persistence.sqlite.mounts import Place, file_system_of, place_of
-from persistence.sqlite.opening import OLDEST_SQLITE, SCHEMA_VERSION, open_database
+from persistence.sqlite.opening import OLDEST_SQLITE, SCHEMA_VERSION, half_made, open_database
 from persistence.sqlite.transaction import forgiving
 
 if TYPE_CHECKING:
@@ -163,12 +163,13 @@ def file(path: Path) -> Iterator[Finding]:
 
 def leftovers(path: Path) -> Iterator[Finding]:
     """Half-made files that a crash at the very first start left beside `path`."""
-    names = sorted(one.name for one in path.parent.glob(f".{path.name}.*.new"))
+    try:
+        names = [one.name for one in half_made(path)]
+    except OSError:  # there is no such folder, or it is not ours to look into; other findings say so
+        return
     if names:
         what = f"{len(names)} half-made by a start that was cut off: {', '.join(names[:_MOST_NAMED])}"
-        yield Finding(
-            "left over", Fitness.WARNING, what, f"remove them from {path.parent}, if no plait starts just now"
-        )
+        yield Finding("left over", Fitness.WARNING, what, "a run that starts an hour later removes them")
 
 
 def _beside(path: Path, end: str) -> Path:

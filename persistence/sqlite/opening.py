@@ -8,9 +8,11 @@ name only when it is whole: it is made under another name and linked, so an empt
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import sqlite3
 import stat
+import time
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -28,6 +30,9 @@ APPLICATION_ID: Final = 0x706C6174  # "plat"
 SCHEMA_VERSION: Final = 2
 BUSY_TIMEOUT_S: Final = 5.0
 OLDEST_SQLITE: Final = (3, 37, 0)  # STRICT tables
+
+_ABANDONED_S: Final = 3600.0
+"""How old a half-made file is when nobody makes it any more: making one takes milliseconds."""
 
 _PAGE_SIZE: Final = "PRAGMA page_size = 8192"
 """For new files. Texts of one to four thousand bytes fill pages of 4,096 badly: a row that does not fit into one goes
@@ -57,6 +62,8 @@ def open_database(path: Path, mode: Mode, *, look_for_damage: bool = True) -> sq
         _check_file(path)
         if mode != "read" and not os.access(path, os.W_OK):
             raise StoreUnusable(f"{path} may not be written; change its permissions, or only read it (mode 'read')")
+        if mode != "read":
+            _remove_abandoned(path)
         version = _inspect(path, thoroughly=look_for_damage and mode != "read")
         return _open_for_reading(path, version) if mode == "read" else _open_for_writing(path, version)
     except sqlite3.Error as error:
@@ -202,6 +209,19 @@ def _create(path: Path) -> None:
         reached("file.after_link")
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def half_made(path: Path) -> list[Path]:
+    """The files beside `path` that are to become it, or that a process left which died on the way."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.new(-journal|-wal|-shm)?")
+    return sorted(one for one in path.parent.iterdir() if name.fullmatch(one.name))
+
+
+def _remove_abandoned(path: Path) -> None:
+    with suppress(OSError):  # they only take room
+        for one in half_made(path):
+            if time.time() - one.stat().st_mtime > _ABANDONED_S:
+                one.unlink(missing_ok=True)
 
 
 def _migrate(connection: sqlite3.Connection) -> None:

@@ -45,7 +45,7 @@ START_TASKS = Bulk(
     "AS new WHERE run_id = column1 AND task_id = column2 AND status = 'pending' AND attempt = column3 - 1",
 )
 SET_SESSIONS = Bulk(
-    "UPDATE tasks SET session_id = column4, session_confirmed = 1 FROM",
+    "UPDATE tasks SET session_id = column4, session_confirmed = iif(column3 > 0, 1, session_confirmed) FROM",
     4,
     """AS new WHERE run_id = column1 AND task_id = column2
     AND attempt > 0 AND attempt = iif(column3 > 0, column3, attempt)""",
@@ -75,7 +75,8 @@ CANCEL_TASKS = Bulk(
 )
 REQUEUE_TASKS = Bulk(
     """UPDATE tasks SET status = 'pending', question = NULL, text = NULL, data = NULL, checksum = NULL,
-    text_sha256 = NULL, data_sha256 = NULL FROM""",
+    text_sha256 = NULL, data_sha256 = NULL,
+    session_confirmed = iif(column3 = 'waiting_input', session_confirmed, 0) FROM""",
     3,
     "AS new WHERE run_id = column1 AND task_id = column2 AND status = column3",
 )

@@ -8,7 +8,7 @@ from typing import Literal
 from runner.cli import report
 from runner.cli.backing import Backing
 from runner.cli.exits import COMPLETED, say
-from runner.cli.lookup import find_run, find_task, store_for_going_on
+from runner.cli.lookup import find_run, find_task, say_if_watched, store_for_going_on
 from runner.cli.options import plait
 
 
@@ -19,6 +19,7 @@ async def answer_task(
     async with store_for_going_on(path) as store:
         record = await find_run(store, which[0])
         task = await find_task(store, record, which[1])
+        say_if_watched(record)
         await Backing({}).runner({}, store=store).answer(record.run_id, task.task_id, *how)
     if as_json:
         report.tell_value({"run_id": record.run_id, "task": task.task_id, "answer": how[0]})

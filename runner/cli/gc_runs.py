@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from persistence import Batch, RunReleased, SQLiteStore
+from persistence import Batch, Conflict, Fenced, RunReleased, SQLiteStore
 from persistence.records import RunRecord
 from persistence.sqlite import Purged
 from runner.cli.exits import COMPLETED, say, tell
@@ -49,7 +49,10 @@ async def _left_by_the_dead(store: SQLiteStore, run: RunRecord) -> RunRecord:
     """The run, released where it has ended and its owner died, as when somebody's `plait continue` was killed."""
     if RunStatus(run.status) not in RUN_DONE or run.owner is None or liveness(run.owner) is not Liveness.DEAD:
         return run
-    await store.write(Batch(run.run_id, run.epoch, run.last_seq + 1, (RunReleased(iso(time.time())),)))
+    try:
+        await store.write(Batch(run.run_id, run.epoch, run.last_seq + 1, (RunReleased(iso(time.time())),)))
+    except (Conflict, Fenced):  # somebody works on it at this very moment
+        return run
     return replace(run, owner=None)
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from persistence import SQLiteStore
 from persistence.protocol import Store
 from persistence.records import RunRecord, TaskRecord
-from runner.cli.exits import STORE, Fault
+from runner.cli.exits import STORE, Fault, say
 from runner.cli.options import DEFAULT_STORE, is_text
 from runner.cli.text import one_line
 from runner.dag import nearest
-from runner.owner import seems_free
+from runner.owner import LEASE_SECONDS, Liveness, liveness, seems_free
 from runner.status import RUN_REOPENINGS, RunStatus
 
 _FAR_BACK = 10_000  # runs looked through for a prefix
@@ -49,6 +49,16 @@ async def find_run(store: Store, word: str) -> RunRecord:
     if record is None:
         raise Fault(f"run {word} is gone from the store")
     return record
+
+
+def say_if_watched(run: RunRecord) -> None:
+    """Say why what follows takes half a minute, where the run's owner cannot be judged from here."""
+    owner = run.owner
+    if owner is not None and liveness(owner) is Liveness.UNKNOWN:
+        say(
+            f"process {owner.pid} on {one_line(owner.host)} owns run {run.run_id}, and cannot be seen from here; "
+            f"watching for {LEASE_SECONDS:g} s whether it still lives"
+        )
 
 
 async def _last(store: Store) -> str:

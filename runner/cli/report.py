@@ -146,7 +146,8 @@ def _questions(result: RunResult) -> Iterator[str]:
 
 def _store_trouble(result: RunResult) -> Iterator[str]:
     for one in result.degraded:
-        what = f"until {one.until}" if one.until else f"to the end: {counted(one.lost, 'change')} not stored"
+        what = f"until {one.until}" if one.until else "to the end"
+        what += f": {counted(one.lost, 'change')} not stored" if one.lost else ""
         yield f"  store     it failed from {one.since} {what}: {one_line(one.error, 300)}"
 
 
@@ -154,7 +155,7 @@ def _next_commands(dag: DAG, result: RunResult, store: Path) -> Iterator[tuple[s
     run_id = result.run_id
     yield "show", plait(store, "show", run_id)
     if result.waiting:
-        yield "answer", plait(store, "answer", run_id, result.waiting[0], "--again")
+        yield "answer", plait(store, "answer", run_id, result.waiting[0], "--done", "TEXT")
     if result.status is RunStatus.INTERRUPTED:
         yield "resume", plait(store, "resume", run_id)
     elif result.failed:

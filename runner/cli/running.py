@@ -19,7 +19,14 @@ from runner.cli import report
 from runner.cli.backing import Backing, Kept, names_needed
 from runner.cli.driving import Ending, follow
 from runner.cli.exits import COMPLETED, say, tell
-from runner.cli.lookup import find_run, find_task, newest_resumable, store_for_going_on, store_for_reading
+from runner.cli.lookup import (
+    find_run,
+    find_task,
+    newest_resumable,
+    say_if_watched,
+    store_for_going_on,
+    store_for_reading,
+)
 from runner.cli.options import plait
 from runner.cli.plain import Display, NoDisplay, PlainDisplay
 from runner.cli.previewing import tell_preview
@@ -82,6 +89,7 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
         dag = dag_of(record, tasks)
         looking = Backing({}).runner({}, store=store)
         if wanted.dry_run:
+            say_if_watched(record)
             preview = await looking.preview_resume(record.run_id, retry_failed=wanted.retry_failed)
             return tell_preview(preview, manner.as_json)
         if has_ended(record, tasks, wanted.retry_failed):
@@ -102,6 +110,8 @@ def _status(action: Action, task: TaskRecord) -> TaskStatus:
     """Where a task stands once the run goes on."""
     if action in RUNS or action is Action.BLOCKED:
         return TaskStatus.PENDING
+    if action is Action.FAIL or task.damaged:
+        return TaskStatus.FAILED
     return TaskStatus.WAITING_INPUT if action is Action.ASK else TaskStatus(task.status)
 
 
@@ -154,6 +164,7 @@ async def continue_task(word: str, task_id: str, message: str, moved_to: Path | 
     async with store_for_going_on(manner.store) as store:
         record = await find_run(store, word)
         await find_task(store, record, task_id)
+        say_if_watched(record)
         dag = dag_of(record, await store.list_tasks(record.run_id))
         kept = Kept.of(record)
         names = [dag.backend_of(dag[task_id]) or kept.default]

@@ -15,7 +15,7 @@ import anyio.lowlevel
 from persistence import Batch, Fenced, rules
 from persistence.boundaries import BOUNDARIES
 from persistence.sqlite import reading, store
-from runner import events, ownership, verdict
+from runner import events, ownership, parallel, verdict
 from runner.checkpoint import Checkpointer, Position
 from runner.crash.trial import Kind
 from runner.state import RunState
@@ -140,7 +140,7 @@ PLANTED = (
     Planted("completed tasks queued again", RunState, "_load", _queue_completed),
     Planted("crashes not counted", verdict, "_under_way", _forget_crashes, kind=Kind.CRASHER),
     Planted("no epoch check", rules, "first_unapplied", _ignore_the_epoch, _STOP, kind=Kind.RIVAL),
-    Planted("claimed beside a living owner", ownership, "wait_until_free", _do_not_wait, _STOP, kind=Kind.RIVAL),
+    Planted("claimed beside a living owner", parallel, "wait_until_free", _do_not_wait, _STOP, kind=Kind.RIVAL),
     Planted("a missing store made to resume", store, "open_database", _create_always, ("file.before_link",), 1),
     Planted("checksums not looked at", reading, "_is_damaged", _believe_anything, kind=Kind.ROT),
 )

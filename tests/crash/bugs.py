@@ -24,9 +24,17 @@ TO_BE_SEEN: Mapping[str, tuple[str, str]] = {
     "synchronous = OFF": ("power", "synchronous = OFF"),
     "synchronous = NORMAL": ("power", "synchronous = NORMAL"),
     "shield removed": ("cancels", "the writer's shield removed"),
+    "writer inside a scope": ("schedules", "written within the caller's scope"),
     "a transaction that a cancellation can cut": ("cancels", "a transaction in three calls"),
     "requeue forgotten": ("schedules", "requeue forgotten after a retry's delay"),
     "a failed sync taken for a commit": ("slow", "acknowledged although the sync failed"),
+    "continuing after SQLITE_FULL": ("slow", "going on after SQLITE_FULL"),
+    "executescript in a migration": ("upgrades", "executescript in a migration"),
+    "missing fsync before rename": ("files", "renamed before it is synced"),
+    "missing fsync of the folder": ("files", "a name that is not synced"),
+    "children that outlive a SIGKILL": ("children", "children that do not watch their parent"),
+    "children not in a session": ("children", "children not in a session"),
+    "INSERT OR REPLACE for results": ("machine", "a stored result replaced"),
 }
 
 

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections import defaultdict
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -17,9 +18,10 @@ import anyio.lowlevel
 from persistence.changes import Batch, Change
 from persistence.errors import Conflict, Fenced, StoreError
 from persistence.records import TaskRecord
-from runner import checkpoint, events, execution, ownership, schedule, state
+from runner import checkpoint, events, execution, ownership, parallel, schedule, state
 from runner.drive import Config
 from runner.feed import Feed
+from runner.run import Control
 from runner.status import TaskStatus
 
 
@@ -29,6 +31,28 @@ def _dependents_before_commit() -> AbstractContextManager[object]:
         await anyio.lowlevel.checkpoint()
 
     return mock.patch.object(checkpoint.Checkpointer, "commit", commit)
+
+
+@contextmanager
+def _written_within_the_callers_scope() -> Generator[None]:
+    """Whoever commits writes as well, one at a time, so that what cancels it cancels the writing."""
+    write_group = checkpoint.Checkpointer._write_group
+    locks: dict[int, anyio.Lock] = defaultdict(anyio.Lock)
+
+    async def write_alone(self: Any) -> None:
+        async with locks[id(self)]:
+            await write_group(self)
+
+    async def commit(self: Any, happened: Sequence[events.Event], *plain: Change) -> None:
+        group = self._gathered(happened, plain)
+        await self._write_group()
+        await group.settled.wait()
+
+    with (
+        mock.patch.object(checkpoint.Checkpointer, "_write_group", write_alone),
+        mock.patch.object(checkpoint.Checkpointer, "commit", commit),
+    ):
+        yield
 
 
 def _told_before_commit() -> AbstractContextManager[object]:
@@ -109,11 +133,11 @@ def _unknown_taken_for_not_stored() -> AbstractContextManager[object]:
 def _lease_by_wall_clock_alone() -> AbstractContextManager[object]:
     wait_until_free = ownership.wait_until_free
 
-    async def trusting(config: Config, run: ownership.StoredRun, feed: Feed) -> None:
+    async def trusting(config: Config, run: ownership.StoredRun, feed: Feed, control: Control) -> None:
         if (run.record.lease_expires_at or 0.0) > config.clock.wall():
-            await wait_until_free(config, run, feed)
+            await wait_until_free(config, run, feed, control)
 
-    return mock.patch.object(ownership, "wait_until_free", trusting)
+    return mock.patch.object(parallel, "wait_until_free", trusting)
 
 
 def _done_tasks_again() -> AbstractContextManager[object]:
@@ -147,6 +171,7 @@ def _at_most_once_tried_again() -> AbstractContextManager[object]:
 
 BUGS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "dependents woken before the commit": _dependents_before_commit,
+    "written within the caller's scope": _written_within_the_callers_scope,
     "told before the commit": _told_before_commit,
     "concurrency off by one": _limit_off_by_one,
     "a backend's limit off by one": _backend_limit_off_by_one,

@@ -1,4 +1,4 @@
-"""A disk that takes 0.3 s for every sync, or fails at one of them or all from one on, under a real process.
+"""A disk that takes 0.3 s for every sync, fails at one of them or all from one on, or is full, under a real process.
 
 However slow: the event loop stays responsive and nothing counts as degraded. However broken: the run completes, says
 that it was degraded, what the store acknowledged is there afterwards, and a resume finds each result once or never.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,10 @@ BROKEN: Shape = (3, 20)
 FOR_EVER = 1_000_000
 FIRST_FAILURES: dict[Scale, int] = {"quick": 6, "nightly": 15}
 """The first failing sync is tried at every place from 1 to this."""
+FIRST_FULL: dict[Scale, range] = {"quick": range(1, 40, 9), "nightly": range(1, 120, 4)}
+"""The writes of a block at which the disk is full first."""
+NO_PAGE_LEFT: dict[Scale, range] = {"quick": range(2, 7, 2), "nightly": range(1, 16)}
+"""The batches before which the database may not grow any more."""
 
 
 def run(*, scale: Scale, seed: int = 0) -> Report:
@@ -42,13 +46,17 @@ def run(*, scale: Scale, seed: int = 0) -> Report:
             for count in (1, FOR_EVER):
                 violations += broken(shim, folder / f"broken-{place}-{count}", place, count)
             violations += killed(shim, folder / f"killed-{place}", place)
+        full = [{"FULL_FROM": place, "FULL_COUNT": n} for place in FIRST_FULL[scale] for n in (1, FOR_EVER)]
+        full += [{"PAGES_FROM": number} for number in NO_PAGE_LEFT[scale]]
+        for settings in full:
+            violations += without_space(shim, folder / str(settings), settings)
         planted: dict[str, bool] = {
             sabotage: bool(attempt(shim, folder / sabotage)) for sabotage, attempt in PLANTED.items()
         }
     return Report(
         method="slow and broken disk",
         unit="runs",
-        cases=1 + 3 * len(places),
+        cases=1 + 3 * len(places) + len(full),
         violations=tuple(violations),
         planted=planted,
         seconds=time.monotonic() - began,
@@ -76,17 +84,30 @@ def slow(
 
 def broken(shim: Path, folder: Path, place: int, count: int, sabotage: Sabotage | None = None) -> list[str]:
     """What is wrong with a run of which `count` syncs fail from number `place` on."""
+    seen, wrong = _failing(shim, folder, {"SYNC_FAIL_FROM": place, "SYNC_FAIL_COUNT": count}, sabotage)
+    if not seen["degraded"]:
+        wrong.append("the run does not say that it was degraded")
+    return [f"sync {place} and {count - 1} more fail: {one}" for one in wrong]
+
+
+def without_space(shim: Path, folder: Path, settings: Mapping[str, int], sabotage: Sabotage | None = None) -> list[str]:
+    """What is wrong with a run whose disk is full, as `settings` say, for a while or for ever."""
+    _, wrong = _failing(shim, folder, settings, sabotage)
+    return [f"full disk, {dict(settings)}: {one}" for one in wrong]
+
+
+def _failing(
+    shim: Path, folder: Path, settings: Mapping[str, int], sabotage: Sabotage | None
+) -> tuple[dict[str, Any], list[str]]:
     folder.mkdir()
-    seen = run_on(shim, folder, BROKEN, {"SYNC_FAIL_FROM": place, "SYNC_FAIL_COUNT": count}, sabotage)
-    where = f"sync {place} and {count - 1} more fail: "
+    seen = run_on(shim, folder, BROKEN, settings, sabotage)
     wrong: list[str] = []
     if (seen["status"], seen["wrong"]) != ("completed", []):
-        wrong.append(f"{where}{seen}")
-    if not seen["degraded"]:
-        wrong.append(f"{where}the run does not say that it was degraded")
-    elif (seen["degraded"][-1]["until"] is None) != (count == FOR_EVER):
-        wrong.append(f"{where}the run says degraded {seen['degraded']}")
-    return wrong + [where + one for one in anyio.run(_read_and_resume, folder)]
+        wrong.append(str(seen))
+    for_ever = FOR_EVER in settings.values()
+    if seen["degraded"] and (seen["degraded"][-1]["until"] is None) != for_ever:
+        wrong.append(f"the run says degraded {seen['degraded']}")
+    return seen, wrong + anyio.run(_read_and_resume, folder)
 
 
 def killed(shim: Path, folder: Path, place: int) -> list[str]:
@@ -101,6 +122,9 @@ PLANTED: dict[Sabotage, Callable[[Path, Path], list[str]]] = {
     "synced on the event loop": lambda shim, folder: slow(shim, folder, 0, "synced on the event loop")[1],
     "acknowledged although the sync failed": lambda shim, folder: broken(
         shim, folder, 4, FOR_EVER, "acknowledged although the sync failed"
+    ),
+    "going on after SQLITE_FULL": lambda shim, folder: without_space(
+        shim, folder, {"FULL_FROM": 30}, "going on after SQLITE_FULL"
     ),
 }
 

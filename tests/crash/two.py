@@ -42,10 +42,12 @@ def run(*, scale: Scale, seed: int = 0) -> Report:
     began = time.monotonic()
     violations: list[str] = []
     cases = 0
+    at_once: list[int] = []
     for kind, count in ROUNDS[scale].items():
         for facts in play(kind, range(seed, seed + count)):
             cases += 1
             violations += judged(kind, facts)
+            at_once += [len(facts.others)] if kind == "race" else []
     return Report(
         method="several processes",
         unit="rounds",
@@ -53,7 +55,8 @@ def run(*, scale: Scale, seed: int = 0) -> Report:
         violations=tuple(violations),
         planted={sabotage: is_caught(sabotage, seed) for sabotage in PLANTED},
         seconds=time.monotonic() - began,
-        figures={f"rounds of {kind}": count for kind, count in ROUNDS[scale].items()},
+        figures={f"rounds of {kind}": count for kind, count in ROUNDS[scale].items()}
+        | {"processes that resume at once": min(at_once)},
     )
 
 

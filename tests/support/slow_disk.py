@@ -1,4 +1,4 @@
-"""A run in a process of its own, whose disk is slow or fails at syncs (fsync_shim.c); what it saw and wrote."""
+"""A run in a process of its own whose disk is slow, fails at syncs or is full (fsync_shim.c): what it saw and wrote."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+from unittest import mock
 
 import anyio
 
 from persistence import Batch, SQLiteStore, StoreError, TaskCompleted
+from persistence.sqlite import writing
 from runner import DAG, ParallelRunner, RunResult, Task
 
 RUN = "r"
@@ -25,7 +29,9 @@ _LIMIT = 120.0  # seconds
 
 Shape: TypeAlias = tuple[int, int]
 """How many chains, and how many tasks in each: so many at once, and so many commits one after the other."""
-Sabotage: TypeAlias = Literal["synced on the event loop", "acknowledged although the sync failed"]
+Sabotage: TypeAlias = Literal[
+    "synced on the event loop", "acknowledged although the sync failed", "going on after SQLITE_FULL"
+]
 
 
 def missing() -> str | None:
@@ -81,16 +87,41 @@ def _dag(shape: Shape) -> DAG:
     return DAG([Task(f"t{n}", prompt=f"t{n}", depends_on=needed) for n, needed in enumerate(upstream)])
 
 
+@contextmanager
+def _going_on(connection: sqlite3.Connection, begin: str) -> Generator[None]:
+    """A transaction that is taken to be there still after the disk was full, when SQLite has rolled it back."""
+    connection.execute(begin)
+    try:
+        yield
+        with suppress(sqlite3.OperationalError):  # there is space again, and then: no transaction is active
+            try:
+                connection.execute("COMMIT")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                    raise
+                connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
 class _Noting(SQLiteStore):
-    """The store; what it has acknowledged is noted beside it."""
+    """The store; what it has acknowledged is noted beside it. From the write `PAGES_FROM` on, counted from 1, its
+    connection has no page left.
+    """
 
     def __init__(self, folder: Path, sabotage: str) -> None:
         super().__init__(folder / FILE)
         self._note = (folder / "acknowledged").open("a", buffering=1)
         self._lies = sabotage == "acknowledged although the sync failed"
         self._blocks = sabotage == "synced on the event loop"
+        self._until_full = int(os.environ.get("PAGES_FROM", "0"))
 
     async def write(self, batch: Batch) -> None:
+        self._until_full -= 1
+        if self._until_full == 0 and self._thread is not None:
+            await self._thread.run(_leave_no_page)
         try:
             await super().write(batch)
         except StoreError:
@@ -101,8 +132,15 @@ class _Noting(SQLiteStore):
         self._note.writelines(f"{change.task_id}\n" for change in batch.changes if isinstance(change, TaskCompleted))
 
 
+def _leave_no_page(connection: sqlite3.Connection) -> None:
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages}").fetchone()
+
+
 async def _run(folder: Path, shape: Shape, sabotage: str) -> dict[str, Any]:
     late: list[float] = []
+    if sabotage == "going on after SQLITE_FULL":
+        mock.patch.object(writing, "transaction", _going_on).start()
 
     async def work(prompt: str) -> str:
         await anyio.sleep(0.005)
