@@ -17,7 +17,7 @@ from unittest import mock
 import anyio
 
 from persistence import Batch, Fenced, SQLiteStore, rules
-from runner import DAG, OwnershipLost, ParallelRunner, RunOwned, Task, ownership
+from runner import DAG, OwnershipLost, ParallelRunner, RunOwned, Task, parallel
 from tests.support.forked import Child
 
 RUN = "r"
@@ -167,7 +167,7 @@ def sabotaged(sabotage: Sabotage | None) -> Generator[None]:
     if sabotage is None:
         yield
     elif sabotage == "lease by the wall clock":
-        with mock.patch.object(ownership, "wait_until_free", by_wall_clock):
+        with mock.patch.object(parallel, "wait_until_free", by_wall_clock):
             yield
     else:
         with mock.patch.object(rules, "first_unapplied", unfenced):
