@@ -88,6 +88,8 @@ class Checkpointer:
         """What waits for the store, oldest first; only the last one still takes submissions."""
         self._wake = anyio.Event()
         self._closing = False
+        self._left = False
+        """The owner's leaving is submitted: nothing may follow it."""
         self._retry_at = 0.0
         self._retry_s = FIRST_RETRY_S
         self.degraded: list[Degradation] = []
@@ -107,6 +109,11 @@ class Checkpointer:
         await self._gathered(happened, plain).settled.wait()
 
     def _gathered(self, happened: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
+        group = self._group_with(happened, plain)
+        self._left = self._left or group.ending
+        return group
+
+    def _group_with(self, happened: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
         if self.away and not self._groups:
             return self._kept(happened, plain)
         if not self._groups:
@@ -143,9 +150,11 @@ class Checkpointer:
                 self.degraded[-1] = replace(self.degraded[-1], lost=len(self._unstored))
 
     async def keep_lease(self, lease: float) -> None:
-        """Renew the lease of `lease` seconds until cancelled."""
+        """Renew the lease of `lease` seconds until cancelled, or until the owner has left."""
         while True:
             await self._clock.sleep(lease / 3)
+            if self._left:
+                return  # woken in the very step in which the run ended, before the cancellation came
             reached("lease.before_renewal")
             self.submit((), LeaseRenewed(self._clock.wall() + lease))
 

@@ -157,17 +157,18 @@ def _crashed(state: RunState, position: int, verdict: Verdict, at: str) -> event
     return events.TaskFailed(at, task.id, attempt, status, kind, verdict.reason, 0.0)
 
 
-async def wait_until_free(config: Config, run: StoredRun, feed: Feed, control: Control | None = None) -> None:
+async def wait_until_free(config: Config, run: StoredRun, feed: Feed, control: Control | None = None) -> bool:
     """Return once nobody runs the run: at once where its owner left or is provably dead, else after a whole lease in
-    which nothing was heard of it; or once `control` is told to stop. Raises RunOwned while it lives, StoreError.
+    which nothing was heard of it. False if `control` was told to stop meanwhile. Raises RunOwned while it lives,
+    StoreError.
     """
     record, control = run.record, control or Control()
     owner, expires = record.owner, record.lease_expires_at
     if owner is None:
-        return
+        return True
     alive = liveness(owner)
     if alive is Liveness.DEAD:
-        return
+        return True
     if alive is Liveness.ALIVE and expires is not None and expires > config.clock.wall():
         raise _owned(record, owner)
     # Clocks jump and differ between hosts. What counts is whether the owner is heard of while we watch.
@@ -178,13 +179,14 @@ async def wait_until_free(config: Config, run: StoredRun, feed: Feed, control: C
             control.attach(partial(_wake, asleep))
             await config.clock.sleep(config.lease / _LOOKS)
         if control.ended_by == "stop":
-            return
+            return False
         now = await run.store.get_run(record.run_id)
         if now is None or (now.epoch, now.last_seq) == (record.epoch, record.last_seq):
             continue
         if now.owner is None:
             raise RunOwned(f"run {record.run_id} was left by its owner, process {owner.pid}, just now; look again")
         raise _owned(now, now.owner)
+    return True
 
 
 _LOOKS = 3

@@ -185,8 +185,7 @@ class ParallelRunner:
             run = await stored_run(config, run_id)
             if needs_no_work(run, retry_failed):
                 return ended_result(run)
-            await wait_until_free(config, run, feed, control)
-            if control.ended_by == "stop":
+            if not await wait_until_free(config, run, feed, control):
                 return RunResult(run_id, RunStatus.INTERRUPTED, run.state.all_results())
             return await drive(await take_over(config, run, retry_failed), config, feed, control)
 

@@ -114,8 +114,8 @@ def _ignore_the_epoch(first_unapplied: Original, batch: Batch, head: Any) -> Any
         return min(len(batch.changes), max(0, head.last_seq - batch.first_seq + 1))
 
 
-async def _do_not_wait(_wait_until_free: Original, *_: Any) -> None:
-    return None
+async def _do_not_wait(_wait_until_free: Original, *_: Any) -> bool:
+    return True
 
 
 def _create_always(open_database: Original, path: Any, mode: str) -> Any:

@@ -133,9 +133,9 @@ def _unknown_taken_for_not_stored() -> AbstractContextManager[object]:
 def _lease_by_wall_clock_alone() -> AbstractContextManager[object]:
     wait_until_free = ownership.wait_until_free
 
-    async def trusting(config: Config, run: ownership.StoredRun, feed: Feed, control: Control) -> None:
-        if (run.record.lease_expires_at or 0.0) > config.clock.wall():
-            await wait_until_free(config, run, feed, control)
+    async def trusting(config: Config, run: ownership.StoredRun, feed: Feed, control: Control) -> bool:
+        expired = (run.record.lease_expires_at or 0.0) <= config.clock.wall()
+        return expired or await wait_until_free(config, run, feed, control)
 
     return mock.patch.object(parallel, "wait_until_free", trusting)
 

@@ -160,9 +160,10 @@ def sabotaged(sabotage: Sabotage | None) -> Generator[None]:
             assert head is not None
             return min(len(batch.changes), max(0, head.last_seq - batch.first_seq + 1))
 
-    async def by_wall_clock(config: Any, run: Any, *_: Any) -> None:
+    async def by_wall_clock(config: Any, run: Any, *_: Any) -> bool:
         if (run.record.lease_expires_at or 0) > config.clock.wall():
             raise RunOwned("another process runs it")
+        return True
 
     if sabotage is None:
         yield
