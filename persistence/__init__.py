@@ -24,6 +24,7 @@ from persistence.changes import (
 )
 from persistence.errors import Conflict, Fenced, StoreError, StoreUnusable
 from persistence.memory import MemoryStore
+from persistence.notes import Note, NoteRecord
 from persistence.protocol import Store
 from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 from persistence.sqlite import SQLiteStore
@@ -39,6 +40,8 @@ __all__ = [
     "MemoryStore",
     "MessageRecord",
     "NewTask",
+    "Note",
+    "NoteRecord",
     "Owner",
     "RunClaimed",
     "RunCreated",

@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from persistence import rules
+from persistence.errors import Conflict
+from persistence.notes import NoteRecord
 from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 from persistence.staged import MemoryRun, Staged
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from persistence.changes import Batch
+    from persistence.notes import Note
 
 
 class MemoryStore:
@@ -78,6 +81,16 @@ class MemoryStore:
         run = self._runs.get(run_id)
         events = () if run is None else tuple(event for event in run.events if event.seq > after)
         return events[: max(0, limit)]
+
+    async def send(self, run_id: str, note: Note) -> None:
+        run = self._runs.get(run_id)
+        if run is None:
+            raise Conflict(f"run {run_id!r} is not in the store, so nobody can be sent a note about it")
+        run.notes.append(NoteRecord(len(run.notes) + 1, note.kind, note.at, note.task_id, note.body))
+
+    async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
+        run = self._runs.get(run_id)
+        return () if run is None else tuple(run.notes[max(0, after) :])
 
 
 def _record(run_id: str, run: MemoryRun) -> RunRecord:

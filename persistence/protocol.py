@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from persistence.changes import Batch
+    from persistence.notes import Note, NoteRecord
     from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 
 
 class Store(Protocol):
-    """Keeps runs. One write method; reads give whole records, never cursors.
+    """Keeps runs. One write method for a run's owner, `send` for all others; reads give whole records, never cursors.
 
     Safe for many tasks of one event loop at the same time. Cancelling a call never leaves anything half-written: a
     cancelled `write` is unknown, like one that raised, and may be repeated. Every read sees all acknowledged writes.
@@ -50,4 +51,16 @@ class Store(Protocol):
 
     async def list_events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[EventRecord, ...]:
         """The events with a sequence number above `after`, oldest first, at most `limit`."""
+        ...
+
+    async def send(self, run_id: str, note: Note) -> None:
+        """Put a note into the run's inbox, durably. Any process may, whoever owns the run, of which nothing changes.
+
+        A call that raised StoreError or was cancelled is unknown, and repeating it may add the note twice. Raises
+        Conflict when there is no such run, or when a value cannot be stored.
+        """
+        ...
+
+    async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
+        """The notes with a number above `after`, in the order in which they arrived. An owner asks every second."""
         ...

@@ -20,6 +20,7 @@ from persistence.changes import (
     TaskWaiting,
     TurnAppended,
 )
+from persistence.notes import NoteRecord
 from persistence.records import AttemptRecord, EventRecord, MessageRecord, TaskRecord
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class MemoryRun:
     attempts: dict[AttemptKey, AttemptRecord] = field(default_factory=dict[AttemptKey, AttemptRecord])
     messages: dict[str, list[MessageRecord]] = field(default_factory=dict[str, list[MessageRecord]])
     events: list[EventRecord] = field(default_factory=list[EventRecord])
+    notes: list[NoteRecord] = field(default_factory=list[NoteRecord])
 
 
 class Staged:

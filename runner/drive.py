@@ -1,7 +1,7 @@
 """From a prepared run to its result: the writer, the lease and the execution around one another.
 
 writer (shielded, ends last)
-  └─ lease renewal
+  └─ lease renewal, and looking into the run's inbox
        └─ execution
 """
 
@@ -25,6 +25,7 @@ from runner.dag import DAG
 from runner.errors import BackendMissing, OwnershipLost, RunExists
 from runner.execution import Execution
 from runner.feed import Feed
+from runner.inbox import wait_for_cancel
 from runner.owner import forget
 from runner.result import RunResult
 from runner.run import Control
@@ -46,6 +47,7 @@ class Config:
     limits: Mapping[str, int]
     strict: bool
     lease: float
+    cancel_grace: float
     clock: Clock
     rng: random.Random
 
@@ -102,6 +104,7 @@ async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Fee
                 began = True
                 async with anyio.create_task_group() as beside:
                     beside.start_soon(checkpointer.keep_lease, config.lease)
+                    beside.start_soon(_heed_cancel, run.run_id, config, checkpointer, control)
                     result = await _execute(run, config, checkpointer, feed, control)
                     beside.cancel_scope.cancel()
         finally:
@@ -114,6 +117,15 @@ async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Fee
     await _raise_fatal(run.run_id, store, checkpointer)
     assert result is not None
     return replace(result, degraded=tuple(checkpointer.degraded))
+
+
+async def _heed_cancel(run_id: str, config: Config, checkpointer: Checkpointer, control: Control) -> None:
+    """Once somebody has cancelled the run: start nothing more, and end what is under way after its grace time."""
+    assert config.store is not None
+    await wait_for_cancel(config.store, run_id, config.clock, lambda: checkpointer.away)
+    control.wind_down()
+    await config.clock.sleep(config.cancel_grace)
+    control.end("cancel")
 
 
 async def _raise_fatal(run_id: str, store: Store, checkpointer: Checkpointer) -> None:
@@ -137,7 +149,7 @@ async def _execute(run: Prepared, config: Config, sink: Sink, feed: Feed, contro
     )
     around = Surroundings(run.run_id, config.backends, run.names, sink, feed, config.clock, config.rng)
     execution = Execution(run.state, schedule, around)
-    control.attach(execution.end)
+    control.attach(execution.end, execution.wind_down)
     left: list[events.Event] = []
     try:
         await execution.run()

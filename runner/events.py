@@ -53,6 +53,14 @@ class RunResumed(Event):
 
 
 @value
+class RunCancelling(Event):
+    """Somebody cancelled the run: nothing more starts, and what is under way has a grace time to come to its end."""
+
+    kind: ClassVar[str] = "run_cancelling"
+    run_id: str
+
+
+@value
 class RunWatched(Event):
     """Whether the run's owner still lives cannot be told from here; it is given `seconds` to show it."""
 

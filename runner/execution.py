@@ -59,6 +59,10 @@ class Execution:
         """The last turn of every task marked at_most_once."""
         self.ended_by: Literal["stop", "cancel"] | None = None
         """Who ended the run before its time: `stop` leaves it to be resumed, `cancel` is for good."""
+        self._winding_down = False
+        self._left = False
+        self._calls = 0
+        """How many backends are being called."""
 
     async def run(self) -> None:
         """Work until nothing is left, or until `end`. Cancellation ends all attempts and then propagates."""
@@ -75,12 +79,31 @@ class Execution:
         if self._workers is not None:
             self._workers.cancel_scope.cancel()
 
+    def wind_down(self) -> None:
+        """Cancel the run for good, but let the attempts under way come to their end, until `end`. A run that is ending
+        already goes on with that.
+        """
+        if self.ended_by is not None or self._left or self._is_over:
+            return
+        self.ended_by, self._winding_down = "cancel", True
+        self._around.sink.submit([events.RunCancelling(self._stamp(), self._around.run_id)])
+        self._end_when_quiet()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether all that can run has run, and nobody is asked: then it is too late to cancel."""
+        return self._schedule.exhausted and TaskStatus.WAITING_INPUT not in self._state.statuses
+
+    def _end_when_quiet(self) -> None:
+        if self._winding_down and not self._calls:
+            self.end("cancel")
+
     def leave(self) -> list[events.Event]:
         """Settle what was under way when the workers ended; the events to be submitted, the run's last one included."""
         at = self._stamp()
         happened: list[events.Event] = []
-        asks = TaskStatus.WAITING_INPUT in self._state.statuses
-        if self._schedule.exhausted and not (asks and self.ended_by == "cancel"):
+        self._left = True
+        if self._is_over and not self._winding_down:
             self.ended_by = None  # it came too late: everything that could run had run
         for position, status in enumerate(self._state.statuses):
             task_id, number = self._tasks[position].id, self._state.attempts[position]
@@ -152,12 +175,16 @@ class Execution:
                 self._workers.start_soon(self._work, turn)
 
     async def _work(self, turn: Turn | None) -> None:
-        while turn is not None:
+        # Cancelled while the start was written down, a run calls nobody any more.
+        while turn is not None and not self._winding_down:
             began = self._around.clock.monotonic()
+            self._calls += 1
             outcome = await self._turns.have(turn)
+            self._calls -= 1
             ended = self._settled(turn, outcome, self._around.clock.monotonic() - began)
             turns, happened = self._take()
             await self._around.sink.commit([ended, *happened])
+            self._end_when_quiet()
             if turns:
                 turn = turns.pop()
                 self._hand_out(turns)

@@ -47,14 +47,20 @@ class StoredRun:
         return RunStatus(self.record.status)
 
 
-async def stored_run(config: Config, run_id: str) -> StoredRun:
-    """Read a run. Raises StoreRequired, RunNotFound, StoreError."""
+async def stored_record(config: Config, run_id: str) -> tuple[Store, RunRecord]:
+    """Read a run's record alone. Raises StoreRequired, RunNotFound, StoreError."""
     store = config.store
     if store is None:
         raise StoreRequired("this runner has no store, so there is nothing to read; give it one with store=...")
     record = await store.get_run(run_id)
     if record is None:
         raise RunNotFound(f"the store has no run {run_id!r}; `plait runs` lists those that it has")
+    return store, record
+
+
+async def stored_run(config: Config, run_id: str) -> StoredRun:
+    """Read a run. Raises StoreRequired, RunNotFound, StoreError."""
+    store, record = await stored_record(config, run_id)
     tasks = await store.list_tasks(run_id)
     if not tasks:
         raise RunNotFound(f"run {run_id!r} was deleted from the store just now")
@@ -163,13 +169,10 @@ async def wait_until_free(config: Config, run: StoredRun, feed: Feed, control: C
     StoreError.
     """
     record, control = run.record, control or Control()
-    owner, expires = record.owner, record.lease_expires_at
-    if owner is None:
+    owner = record.owner
+    if owner is None or liveness(owner) is Liveness.DEAD:
         return True
-    alive = liveness(owner)
-    if alive is Liveness.DEAD:
-        return True
-    if alive is Liveness.ALIVE and expires is not None and expires > config.clock.wall():
+    if is_live(record, config.clock.wall()):
         raise _owned(record, owner)
     # Clocks jump and differ between hosts. What counts is whether the owner is heard of while we watch.
     at = iso(config.clock.wall())
@@ -187,6 +190,12 @@ async def wait_until_free(config: Config, run: StoredRun, feed: Feed, control: C
             raise RunOwned(f"run {record.run_id} was left by its owner, process {owner.pid}, just now; look again")
         raise _owned(now, now.owner)
     return True
+
+
+def is_live(record: RunRecord, now: float) -> bool:
+    """Whether the run's owner is known to live, and has renewed its lease in time, at Unix time `now`."""
+    owner, expires = record.owner, record.lease_expires_at
+    return owner is not None and expires is not None and expires > now and liveness(owner) is Liveness.ALIVE
 
 
 _LOOKS = 3

@@ -13,11 +13,13 @@ from persistence.changes import RunClaimed
 from persistence.protocol import Store
 from runner import events
 from runner.answering import Settlement, settle
+from runner.cancellation import cancel, finish_cancelling
 from runner.clock import Clock, iso, new_run_id
 from runner.continuing import say
 from runner.dag import DAG, nearest
 from runner.drive import Config, Prepared, backend_names, drive
 from runner.feed import Feed
+from runner.inbox import is_to_be_cancelled
 from runner.owner import LEASE_SECONDS, claim_for_this_process
 from runner.ownership import ended_result, needs_no_work, stored_run, take_over, wait_until_free
 from runner.patient import PatientStore
@@ -29,6 +31,7 @@ from runner.status import RunStatus
 from runner.task import JsonValue
 
 DEFAULT_BACKEND = "default"
+CANCEL_GRACE_SECONDS = 5.0
 RESERVED_RUN_IDS = frozenset({"last"})
 """Words that stand for a run where one is named."""
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
@@ -44,7 +47,8 @@ class ParallelRunner:
     at once in all, `limits` how many on one backend. `store` may be None: then nothing is written down and nothing can
     be resumed. A store that fails never ends a run, unless `strict`; one call to it may take `store_timeout` seconds.
     `lease` is for how many seconds a claim on a run holds without renewal, the same for all who share a store; an owner
-    that cannot be seen from here is given that long to show that it lives.
+    that cannot be seen from here is given that long to show that it lives. `cancel_grace` is for how many seconds what
+    is under way may go on to its end once another process has cancelled the run; 0 ends it at once.
     `clock` and `rng` are where time and chance come from. One runner may run several DAGs at the same time, each with
     its own limits.
     """
@@ -61,6 +65,7 @@ class ParallelRunner:
         strict: bool = False,
         store_timeout: float = 10.0,
         lease: float = LEASE_SECONDS,
+        cancel_grace: float = CANCEL_GRACE_SECONDS,
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -72,6 +77,8 @@ class ParallelRunner:
         for option, seconds in (("store_timeout", store_timeout), ("lease", lease)):
             if not seconds > 0:
                 raise ValueError(f"{option} must be more than 0 seconds, not {seconds}")
+        if not 0 <= cancel_grace < float("inf"):
+            raise ValueError(f"cancel_grace must be 0 seconds or more, not {cancel_grace}")
         named = {name: as_backend(one) for name, one in (backends or {}).items()}
         if backend is not None:
             named[DEFAULT_BACKEND] = as_backend(backend)
@@ -91,6 +98,7 @@ class ParallelRunner:
             dict(limits or {}),
             strict,
             lease,
+            cancel_grace,
             clock or Clock(),
             rng or random.Random(),  # noqa: S311 - jitter and readable ids, no secrets
         )
@@ -118,7 +126,7 @@ class ParallelRunner:
         conversation where its backend had confirmed one, and starts over otherwise, or waits for a person if it is
         `at_most_once`; `preview_resume` tells beforehand. Failed tasks stay failed, unless `retry_failed`, which also
         runs completed ones again whose stored result is damaged. A run that is complete, or has failed with nothing
-        left to run, comes back as it is.
+        left to run, comes back as it is; one that was being cancelled is cancelled, and nothing of it is run.
 
         An owner that is provably dead is succeeded at once; one that cannot be judged from here is watched for one
         `lease` first. Raises StoreRequired, RunNotFound, RunOwned while another live process runs it, RunNotResumable
@@ -146,6 +154,20 @@ class ParallelRunner:
         PlaitError for an unknown task, one that waits for nobody or a text that does not fit, StoreError.
         """
         await settle(self._config, await stored_run(self._config, run_id), task_id, Settlement(how, text))
+
+    async def cancel_run(self, run_id: str, *, wait: float = 0.0) -> RunStatus:
+        """Cancel a stored run for good, wherever it runs; the status that it then has.
+
+        A run that has ended stays as it is. One that nobody runs is cancelled at once. A process that runs it is told
+        through the store, where it looks every second: it stores the run as cancelling, starts nothing more, gives what
+        is under way its own `cancel_grace` to come to an end, and stores the run as cancelled. Up to `wait` seconds are
+        spent on waiting for that; before it has happened, the answer is `cancelling`. Should that process die first,
+        the next `resume` or `cancel_run` finishes the cancellation. Calling it again does no harm.
+
+        An owner that cannot be judged from here is told, and watched for one `lease`. Raises StoreRequired,
+        RunNotFound, StoreError. Cancelling this call takes nothing back.
+        """
+        return await cancel(self._config, run_id, wait)
 
     async def continue_task(self, run_id: str, task_id: str, message: str) -> Reply:
         """Go on with a task's conversation after the run: say `message`, store the turn, return the reply.
@@ -187,6 +209,8 @@ class ParallelRunner:
                 return ended_result(run)
             if not await wait_until_free(config, run, feed, control):
                 return RunResult(run_id, RunStatus.INTERRUPTED, run.state.all_results())
+            if await is_to_be_cancelled(run.store, run.record):
+                return await finish_cancelling(config, run, feed)
             return await drive(await take_over(config, run, retry_failed), config, feed, control)
 
         return drive_stored

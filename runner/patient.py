@@ -10,6 +10,7 @@ import anyio
 
 from persistence.changes import Batch
 from persistence.errors import StoreError
+from persistence.notes import Note, NoteRecord
 from persistence.protocol import Store
 from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 from runner.cancelling import being_cancelled
@@ -51,6 +52,14 @@ class PatientStore:
     async def list_events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[EventRecord, ...]:
         """See Store."""
         return await self._answer(self._store.list_events(run_id, after, limit))
+
+    async def send(self, run_id: str, note: Note) -> None:
+        """See Store."""
+        await self._answer(self._store.send(run_id, note))
+
+    async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
+        """See Store."""
+        return await self._answer(self._store.list_notes(run_id, after))
 
     async def _answer(self, call: Awaitable[T]) -> T:
         with anyio.move_on_after(self._timeout) as limit:

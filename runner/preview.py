@@ -9,9 +9,10 @@ from runner.conversation import load_past
 from runner.drive import Config
 from runner.errors import PlaitError
 from runner.feed import Feed
+from runner.inbox import is_to_be_cancelled
 from runner.ownership import StoredRun, needs_no_work, wait_until_free
 from runner.status import RunStatus
-from runner.verdict import RUNS, Action, Verdict, judge
+from runner.verdict import RUNS, Action, Verdict, judge, judge_cancelled
 
 _CHARACTERS_A_TOKEN = 4
 """What English text comes to with the usual tokenizers; only an estimate can be made without asking the model."""
@@ -54,7 +55,10 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
     ended = needs_no_work(run, retry_failed)
     if not ended:
         await wait_until_free(config, run, Feed())
-    verdicts = judge(run.state.dag, run.tasks, retry_failed=retry_failed and not ended)
+    if await is_to_be_cancelled(run.store, run.record):
+        verdicts = judge_cancelled(run.tasks)
+    else:
+        verdicts = judge(run.state.dag, run.tasks, retry_failed=retry_failed and not ended)
     weighed = [await _weighed(run, verdict) if verdict.repeats else verdict for verdict in verdicts]
     return Preview(run.record.run_id, run.status, {verdict.task_id: verdict for verdict in weighed}, ended)
 

@@ -20,10 +20,13 @@ class Control:
     def __init__(self) -> None:
         self.ended_by: Literal["stop", "cancel"] | None = None
         self._end: Callable[[Literal["stop", "cancel"]], None] | None = None
+        self._wind_down: Callable[[], None] | None = None
 
-    def attach(self, end: Callable[[Literal["stop", "cancel"]], None]) -> None:
-        """The execution begins; pass on what was asked for before."""
-        self._end = end
+    def attach(
+        self, end: Callable[[Literal["stop", "cancel"]], None], wind_down: Callable[[], None] | None = None
+    ) -> None:
+        """What can be ended begins; pass on what was asked for before."""
+        self._end, self._wind_down = end, wind_down
         if self.ended_by is not None:
             end(self.ended_by)
 
@@ -33,6 +36,11 @@ class Control:
             self.ended_by = how
             if self._end is not None:
                 self._end(how)
+
+    def wind_down(self) -> None:
+        """Cancel the run, whose execution has begun, and let what is under way come to its end, until `end`."""
+        if self._wind_down is not None:
+            self._wind_down()
 
 
 class Run:

@@ -51,6 +51,10 @@ def _run_resumed(event: events.RunResumed) -> tuple[stored.Change, ...]:
     return (stored.RunStatusChanged(event.at, RunStatus.RUNNING.value),)
 
 
+def _run_cancelling(event: events.RunCancelling) -> tuple[stored.Change, ...]:
+    return (stored.RunStatusChanged(event.at, RunStatus.CANCELLING.value),)
+
+
 def _run_ended(event: events.RunEnded) -> tuple[stored.Change, ...]:
     released = stored.RunReleased(event.at)
     if event.status is RunStatus.INTERRUPTED:
@@ -149,6 +153,7 @@ _CHANGES = cast(
         events.RunCreated: _run_created,
         events.RunStarted: _run_started,
         events.RunResumed: _run_resumed,
+        events.RunCancelling: _run_cancelling,
         events.RunCompleted: _run_ended,
         events.RunFailed: _run_ended,
         events.RunCancelled: _run_ended,

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from persistence.records import TaskRecord
 from runner.dag import DAG
-from runner.status import TaskStatus
+from runner.status import TASK_DONE, TaskStatus
 from runner.task import FailureMode, Task
 
 
@@ -32,6 +32,8 @@ class Action(StrEnum):
     """The process died too often while it ran: it fails as crashed."""
     BLOCKED = "blocked"
     """It cannot start, because of what became of a task that it depends on."""
+    CANCEL = "cancel"
+    """It becomes cancelled with its run, which somebody has cancelled."""
 
 
 RUNS = frozenset({Action.CONTINUE, Action.START_OVER, Action.START})
@@ -76,6 +78,16 @@ def judge(dag: DAG, records: Sequence[TaskRecord], *, retry_failed: bool = False
 def _runs_again(dag: DAG, verdicts: Sequence[Verdict], position: int) -> bool:
     """Whether something that the task depends on is run again."""
     return any(verdicts[n].action in RUNS for n in dag.dependencies[position])
+
+
+def judge_cancelled(records: Sequence[TaskRecord]) -> list[Verdict]:
+    """The same for a run that somebody has cancelled: nothing of it runs any more."""
+    return [
+        Verdict(record.task_id, Action.KEEP, record.status)
+        if TaskStatus(record.status) in TASK_DONE
+        else Verdict(record.task_id, Action.CANCEL, "the run is to be cancelled")
+        for record in records
+    ]
 
 
 def last_chance(task: Task, crashes: int) -> bool:

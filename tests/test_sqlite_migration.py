@@ -69,6 +69,7 @@ async def test_a_file_of_version_1_reads_as_it_was_written(old: Path, mode: str)
         events = await store.list_events("run-killed")
         assert [e.seq for e in events] == sorted(e.seq for e in events)
         assert [e.kind for e in events].count("task_completed") == 4
+        assert await store.list_notes("run-killed") == ()
     assert version(old) == (1 if mode == "read" else 2)
 
 

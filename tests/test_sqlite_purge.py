@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from persistence import Conflict, NewTask, RunReleased, RunStatusChanged, SQLiteStore, StoreError, TaskReopened
+from persistence import Conflict, NewTask, Note, RunReleased, RunStatusChanged, SQLiteStore, StoreError, TaskReopened
 from persistence.contract.samples import (
     ANSWER,
     ASK,
@@ -40,6 +40,7 @@ async def fill(store: SQLiteStore, run_id: str, canary: str = "", *, large: str 
         await writer.write(change)
     retried = [replace(change, task_id="c") for change in AT_START["retried"]]  # type: ignore[call-arg]
     await writer.write(*retried, replace(START_A, task_id="c", attempt=2), *(ENDS if ends else ()))
+    await store.send(run_id, Note("cancel", at(9), body=f'"{canary}"'))
     return writer
 
 
@@ -50,7 +51,7 @@ def found(path: Path, text: str) -> list[str]:
 
 
 def tables(path: Path) -> dict[str, set[str]]:
-    names = ("runs", "tasks", "dependencies", "earlier_attempts", "sessions", "messages", "other_events")
+    names = ("runs", "tasks", "dependencies", "earlier_attempts", "sessions", "messages", "other_events", "notes")
     with closing(sqlite3.connect(path)) as connection:
         return {n: {row[0] for row in connection.execute(f"SELECT run_id FROM {n}")} for n in names}
 
@@ -167,7 +168,7 @@ async def test_run_sizes_are_bytes_of_text(path: Path) -> None:
         text, data = len(f"é {LARGE}".encode()), len(f'"é{LARGE}"'.encode())
         prompts = sum(len(f"{task.prompt}é".encode()) + len(task.spec) for task in CREATED.tasks)
         size = text + data + prompts + len('{"x":"é"}'.encode()) + len("é".encode())
-        errors = len("reset")
+        errors = len("reset") + len('"é"'.encode())  # the note's body
         assert await store.run_sizes() == {"one": size + errors, "two": size + errors}
     async with SQLiteStore(path, mode="read") as store:
         assert set(await store.run_sizes()) == {"one", "two"}

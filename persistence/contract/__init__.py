@@ -11,6 +11,7 @@ pytest.register_assert_rewrite(
     "persistence.contract.store",
     "persistence.contract.records",
     "persistence.contract.interrupted",
+    "persistence.contract.notes",
 )
 
 from persistence.contract.store import StoreContract  # noqa: E402 - its asserts are rewritten from here on

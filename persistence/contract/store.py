@@ -25,6 +25,7 @@ from persistence import (
     TurnAppended,
 )
 from persistence.contract.interrupted import InterruptedContract
+from persistence.contract.notes import NotesContract
 from persistence.contract.records import RecordsContract
 from persistence.contract.samples import (
     ANSWER,
@@ -55,7 +56,7 @@ async def is_kept(store: Store, change: Any) -> None:
         assert (task.text, task.output_tokens) == (change.text, change.output_tokens)
 
 
-class StoreContract(RecordsContract, InterruptedContract):
+class StoreContract(RecordsContract, InterruptedContract, NotesContract):
     """Every line of `persistence.Store`'s contract."""
 
     # All or nothing, once or many times.

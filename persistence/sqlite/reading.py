@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from persistence.changes import Owner
 from persistence.errors import StoreError
+from persistence.notes import NoteRecord
 from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 from persistence.rules import Claim, RunHead, start_detail
 from persistence.sqlite import statements as sql
@@ -185,3 +186,7 @@ def list_events(connection: sqlite3.Connection, run_id: str, after: int, limit: 
 def _event(row: Row) -> EventRecord:
     seq, at, kind, task_id, attempt, detail, started_by = row
     return EventRecord(seq, at, kind, task_id, attempt, detail if started_by is None else start_detail(started_by))
+
+
+def list_notes(connection: sqlite3.Connection, run_id: str, after: int) -> tuple[NoteRecord, ...]:
+    return tuple(NoteRecord(*row) for row in connection.execute(sql.LIST_NOTES, (run_id, after)).fetchall())

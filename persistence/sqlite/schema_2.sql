@@ -2,6 +2,7 @@
 -- stand in its own row: a row for each would cost as much as all else that is written of the task when the run begins.
 -- `tasks` and `messages` get row ids: their rows are wide, and a table without row ids gives each row of more than a
 -- quarter page an overflow page of its own. Foreign keys are off while this runs, and checked at its end.
+-- Others than its owner can send a run notes.
 
 -- Every text of more than 64 KiB, once, however many results and messages say it.
 CREATE TABLE blobs (
@@ -116,6 +117,17 @@ ALTER TABLE new_messages RENAME TO messages;
 CREATE INDEX tasks_text_sha256 ON tasks (text_sha256) WHERE text_sha256 IS NOT NULL;
 CREATE INDEX tasks_data_sha256 ON tasks (data_sha256) WHERE data_sha256 IS NOT NULL;
 CREATE INDEX messages_content_sha256 ON messages (content_sha256) WHERE content_sha256 IS NOT NULL;
+
+-- What others have to say to the owner of a run. No part of its changes: anybody may add one.
+CREATE TABLE notes (
+    run_id TEXT NOT NULL REFERENCES runs (run_id),
+    number INTEGER NOT NULL,             -- counts the run's notes from 1, in the order of their arrival
+    at TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    task_id TEXT,                        -- of which task, if of one
+    body TEXT NOT NULL,                  -- JSON
+    PRIMARY KEY (run_id, number)
+) STRICT, WITHOUT ROWID;
 
 -- Every attempt of every task, for reading.
 CREATE VIEW attempts AS

@@ -159,11 +159,19 @@ LIST_EVENTS = """
 SELECT seq, at, kind, task_id, attempt, detail, backend FROM events WHERE run_id = ? AND seq > ? ORDER BY seq LIMIT ?
 """
 
+ADD_NOTE = """
+INSERT INTO notes (run_id, number, kind, at, task_id, body)
+SELECT run_id, (SELECT ifnull(max(number), 0) + 1 FROM notes WHERE run_id = runs.run_id), ?, ?, ?, ?
+FROM runs WHERE run_id = ?
+"""
+LIST_NOTES = "SELECT number, kind, at, task_id, body FROM notes WHERE run_id = ? AND number > ? ORDER BY number"
+
 GET_OWNERSHIP = """
 SELECT status = 'completed' OR status = 'failed' OR status = 'cancelled', status, owner_pid, owner_host
 FROM runs WHERE run_id = ?
 """
 DELETE_RUN = (
+    "DELETE FROM notes WHERE run_id = ?",
     "DELETE FROM other_events WHERE run_id = ?",
     "DELETE FROM messages WHERE run_id = ?",
     "DELETE FROM sessions WHERE run_id = ?",
@@ -187,6 +195,8 @@ SELECT run_id, sum(bytes) FROM (
     SELECT run_id, ifnull(length(CAST(error AS BLOB)), 0) FROM earlier_attempts
     UNION ALL
     SELECT run_id, length(CAST(content AS BLOB)) FROM messages WHERE content IS NOT NULL
+    UNION ALL
+    SELECT run_id, length(CAST(body AS BLOB)) FROM notes
     UNION ALL
     SELECT run_id, size FROM (
         SELECT run_id, text_sha256 AS sha256 FROM tasks WHERE text_sha256 IS NOT NULL

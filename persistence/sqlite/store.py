@@ -11,13 +11,14 @@ from persistence.errors import StoreError
 from persistence.sqlite import purging, reading
 from persistence.sqlite.opening import BUSY_TIMEOUT_S, Mode, open_database
 from persistence.sqlite.thread import DatabaseThread
-from persistence.sqlite.writing import write_batch
+from persistence.sqlite.writing import send_note, write_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from types import TracebackType
 
     from persistence.changes import Batch
+    from persistence.notes import Note, NoteRecord
     from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
     from persistence.sqlite.purging import Purged
 
@@ -101,6 +102,13 @@ class SQLiteStore:
 
     async def list_events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[EventRecord, ...]:
         return await self._call(reading.read, reading.list_events, run_id, after, limit)
+
+    async def send(self, run_id: str, note: Note) -> None:
+        self._check_writable()
+        await self._call(send_note, run_id, note)
+
+    async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
+        return await self._call(reading.read, reading.list_notes, run_id, after)
 
     async def run_sizes(self) -> dict[str, int]:
         """How many bytes of text each run holds: prompts, results, messages, settings. A large text counts once for

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from persistence.changes import Batch, Change
+    from persistence.notes import Note
     from persistence.rules import RunHead
 
     Writer = Callable[[sqlite3.Connection, str, int, Sequence[Change]], None]
@@ -59,6 +60,20 @@ def write_batch(connection: sqlite3.Connection, batch: Batch) -> None:
         raise
     except (UnicodeEncodeError, OverflowError, ValueError, sqlite3.DataError) as error:
         raise Conflict(f"run {batch.run_id!r}: a value of the batch cannot be stored: {error}") from error
+
+
+def send_note(connection: sqlite3.Connection, run_id: str, note: Note) -> None:
+    """Add `note` to the run's inbox. Raises Conflict, or what sqlite3 raises."""
+    row = (note.kind, note.at, note.task_id, note.body, run_id)
+    try:
+        with transaction(connection, "BEGIN IMMEDIATE"):
+            added = connection.execute(sql.ADD_NOTE, row).rowcount
+    except UnicodeDecodeError:
+        raise
+    except (UnicodeEncodeError, sqlite3.DataError, sqlite3.IntegrityError) as error:
+        raise Conflict(f"run {run_id!r}: the note cannot be stored: {error}") from error
+    if not added:
+        raise Conflict(f"run {run_id!r} is not in the store, so nobody can be sent a note about it")
 
 
 def _apply(connection: sqlite3.Connection, batch: Batch, write: Writer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from runner.cli.answer_command import answer_command
+from runner.cli.cancel_command import cancel_command
 from runner.cli.crash_command import crash_command
 from runner.cli.doctor_command import doctor_command
 from runner.cli.exits import EXIT_CODES
@@ -29,6 +30,7 @@ for _command in (
     resume_command,
     continue_command,
     answer_command,
+    cancel_command,
     runs_command,
     show_command,
     graph_command,

@@ -74,7 +74,8 @@ class LiveDisplay:
             | events.TaskInterrupted
             | events.StoreDegraded
             | events.StoreRecovered
-            | events.RunResumed,
+            | events.RunResumed
+            | events.RunCancelling,
         )
 
     def _draw(self) -> Group:

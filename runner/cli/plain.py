@@ -72,6 +72,8 @@ def line_of(event: events.Event) -> str:
             line = f"run {one_line(event.run_id)} started"
         case events.RunResumed():
             line = f"run {one_line(event.run_id)} resumed, {counted(event.reused, 'task')} completed before"
+        case events.RunCancelling():
+            line = f"run {one_line(event.run_id)} is being cancelled; nothing more starts"
         case events.RunWatched():
             line = f"run {one_line(event.run_id)} is owned by {one_line(event.owner)}; "
             line += f"watching for {seconds(event.seconds)} whether that still lives"

@@ -33,6 +33,7 @@ from runner.cli.previewing import tell_preview
 from runner.cli.progress import Progress
 from runner.cli.text import visible, without_controls
 from runner.dag import DAG
+from runner.inbox import is_to_be_cancelled
 from runner.ownership import has_ended
 from runner.result import RunResult
 from runner.run import Run
@@ -94,6 +95,8 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
             return tell_preview(preview, manner.as_json)
         if has_ended(record, tasks, wanted.retry_failed):
             return _say_over(await looking.resume(record.run_id), dag, manner)
+        if await is_to_be_cancelled(store, record):  # which needs no backend
+            return await _see_through(looking.start_resume(record.run_id), dag, manner)
         verdicts = judge(dag, tasks, retry_failed=wanted.retry_failed)
         statuses = {task.task_id: _status(verdict.action, task) for task, verdict in zip(tasks, verdicts, strict=True)}
         kept = Kept.of(record)

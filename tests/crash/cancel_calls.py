@@ -15,7 +15,7 @@ import anyio.lowlevel
 
 from backends.errors import BackendError, ErrorKind
 from backends.protocol import Opening, Reply, Usage
-from persistence import Batch, SQLiteStore
+from persistence import Batch, Note, SQLiteStore
 from persistence.changes import LeaseRenewed
 from runner import DAG, ParallelRunner, Retry, Task
 
@@ -145,6 +145,9 @@ class Call:
     open: bool = True
 
 
+AT: Final = "2026-01-01T00:00:00.000Z"
+
+
 async def _write(scene: Scene) -> None:
     record = await scene.store.get_run(RUN)
     assert record is not None
@@ -178,12 +181,16 @@ CALLS: Final[dict[str, Call]] = {
     "SQLiteStore.list_attempts": Call(lambda scene: scene.store.list_attempts(RUN), "crashed"),
     "SQLiteStore.list_messages": Call(lambda scene: scene.store.list_messages(RUN, "a"), "crashed"),
     "SQLiteStore.list_events": Call(lambda scene: scene.store.list_events(RUN), "crashed"),
+    "SQLiteStore.send": Call(lambda scene: scene.store.send(RUN, Note("remark", AT)), "crashed"),
+    "SQLiteStore.list_notes": Call(lambda scene: scene.store.list_notes(RUN), "crashed"),
     "run": Call(lambda scene: scene.runner.run(DIAMOND, RUN), "empty"),
     "start": Call(_start, "empty"),
     "resume": Call(lambda scene: scene.runner.resume(RUN), "interrupted"),
     "resume after a crash": Call(lambda scene: scene.runner.resume(RUN), "crashed"),
     "start_resume": Call(_resume, "crashed"),
     "preview_resume": Call(lambda scene: scene.runner.preview_resume(RUN), "crashed"),
+    "cancel_run": Call(lambda scene: scene.runner.cancel_run(RUN), "interrupted"),
+    "cancel_run after a crash": Call(lambda scene: scene.runner.cancel_run(RUN), "crashed"),
     "answer again": Call(lambda scene: scene.runner.answer(RUN, "d", "again"), "waiting"),
     "answer done": Call(lambda scene: scene.runner.answer(RUN, "d", "done", TEXTS["d"]), "waiting"),
     "continue_task": Call(lambda scene: scene.runner.continue_task(RUN, "b", "more"), "ended"),

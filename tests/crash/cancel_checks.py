@@ -12,6 +12,7 @@ from pathlib import Path
 from persistence import SQLiteStore
 from persistence.records import AttemptRecord, MessageRecord, RunRecord, TaskRecord
 from runner import ParallelRunner, RunStatus, TaskStatus
+from runner.status import TASK_DONE
 from tests.crash.cancel_calls import DIAMOND, RUN, TEXTS, Server
 from tests.support.cancelling import Cancelled
 
@@ -114,10 +115,13 @@ async def standing(store: SQLiteStore, server: Server) -> Hashable:
 async def come_to_its_end(store: SQLiteStore, server: Server) -> list[str]:
     """Go on with the run, or run it where there is none."""
     runner = ParallelRunner(server, store=store)
-    if await store.get_run(RUN) is None:
+    record = await store.get_run(RUN)
+    if record is None:
         result = await runner.run(DIAMOND, RUN)
         return [] if result.text == TEXTS else [f"run again, it came to {result}"]
     tasks = await store.list_tasks(RUN)
+    if RunStatus(record.status) is RunStatus.CANCELLED:
+        return [f"{task.task_id} is {task.status} still" for task in tasks if TaskStatus(task.status) not in TASK_DONE]
     done = {task.task_id for task in tasks if TaskStatus(task.status) is TaskStatus.COMPLETED}
     before = server.executed.copy()
     for task_id, verdict in (await runner.preview_resume(RUN)).tasks.items():

@@ -33,6 +33,11 @@ class Outcome:
     rival_ran: bool = False
 
 
+def was_cancelled(world: World, status: RunStatus) -> bool:
+    """Whether the run ended so because somebody else had cancelled it."""
+    return world.cancelled_elsewhere and status is RunStatus.CANCELLED
+
+
 def check_round(world: World, outcome: Outcome) -> None:
     """What must hold once a round is over and nothing of it is left."""
     away = _times_away(world)
@@ -63,11 +68,14 @@ def _check_error(world: World, outcome: Outcome) -> None:
     story, how, result, error = world.story, outcome.how, outcome.result, outcome.error
     if isinstance(error, RunOwned) and outcome.rival_ran:
         return
-    if isinstance(error, OwnershipLost | RunOwned) or (isinstance(error, PlaitError) and how in {"nothing", "rival"}):
+    if isinstance(error, OwnershipLost | RunOwned) or (
+        isinstance(error, PlaitError) and how in {"nothing", "rival"} and not world.cancelled_elsewhere
+    ):
         world.wrong(f"nobody else ran it, but {type(error).__name__}: {error}")
     if isinstance(error, StoreError) and not (story.faults and (outcome.resumed or story.strict)):
         world.wrong(f"a failing store ended the run: {error}")
-    if how == "nothing" and error is None and (result is None or result.status not in ENDS):
+    left_alone = how == "nothing" and error is None
+    if left_alone and (result is None or not (result.status in ENDS or was_cancelled(world, result.status))):
         world.wrong(f"I9: left alone, the run ended with {result and result.status}")
 
 
@@ -106,6 +114,8 @@ def _check_left(world: World, result: RunResult | None, away: list[tuple[str, st
 
 def _check_same(world: World, result: RunResult, status: str, stored: Mapping[str, TaskRecord]) -> None:
     expected = RunStatus.RUNNING if result.status is RunStatus.INTERRUPTED else result.status
+    if result.status is not RunStatus.CANCELLED and was_cancelled(world, RunStatus(status)):
+        return  # after this process had left it
     if status != expected.value:
         world.wrong(f"the result is {result.status}, stored is {status}")
     for task_id, task in result.tasks.items():

@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,7 +37,7 @@ from runner.feed import EventReader
 from runner.status import RUN_DONE
 from tests.crash.report import Report, Scale
 from tests.crash.schedule_bugs import BUGS
-from tests.crash.schedule_checks import Outcome, check_ended, check_round
+from tests.crash.schedule_checks import Outcome, check_ended, check_round, was_cancelled
 from tests.support.faulty_store import FaultyStore, at_once, by_chance
 from tests.support.seeded_loop import Stuck, VirtualClock, run_seeded
 from tests.support.story import Story, endings, last_status, story
@@ -47,7 +47,9 @@ CASES: Final[dict[Scale, int]] = {"quick": 400, "nightly": 10_000}
 PLANTED_CASES = 400
 """Seeds tried at most until a planted bug shows."""
 MOST_VIOLATIONS = 20
-HOWS = ("nothing", "stop", "stop", "cancel", "native", "native twice", "scope", "rival", "rival")
+HOWS = ("nothing", "stop", "stop", "cancel", "native", "native twice", "scope", "rival", "rival", "cancel_run")
+OTHERS = frozenset({"rival", "cancel_run"})
+"""Disturbances by another process, whose outcome is told beforehand only while the store never fails."""
 
 
 def run(*, scale: Scale, seed: int = 0, planted: bool = True) -> Report:
@@ -137,7 +139,9 @@ class _Teller:
                 check_ended(self.world, None, self._ends)
             return
         outcome = await self._round("nothing", self._runner(0.0))
-        if outcome.result is None or outcome.result.status is not last_status(self._ends):
+        if outcome.result is not None and was_cancelled(self.world, outcome.result.status):
+            check_ended(self.world, None, self._ends)
+        elif outcome.result is None or outcome.result.status is not last_status(self._ends):
             self.world.wrong(f"I9: the last resume ended with {outcome}")
         else:
             check_ended(self.world, outcome.result, self._ends)
@@ -159,6 +163,7 @@ class _Teller:
             strict=told.strict,
             store_timeout=5 * pace,
             lease=30 * pace,
+            cancel_grace=rng.choice((0.0, pace)),
             clock=VirtualClock(ahead),
             rng=rng,
         )
@@ -168,7 +173,7 @@ class _Teller:
         self.world.begin_round()
         exists = self._store is not None and at_once(self._store.get_run(RUN)) is not None
         handle = runner.start_resume(RUN) if exists else runner.start(self._story.dag, RUN)
-        outcome = Outcome("nothing" if how == "rival" and self._story.faults else how, exists)
+        outcome = Outcome("nothing" if how in OTHERS and self._story.faults else how, exists)
         async with anyio.create_task_group() as group:
             group.start_soon(self._listen, handle.events())
             group.start_soon(self._live, handle, outcome, group.cancel_scope)
@@ -197,7 +202,7 @@ class _Teller:
                     task.uncancel()
             except (PlaitError, StoreError) as error:
                 outcome.error = error
-            if outcome.how != "rival":
+            if outcome.how not in OTHERS:
                 beside.cancel_scope.cancel()
         if not outcome.entered:
             everything.cancel()
@@ -210,6 +215,9 @@ class _Teller:
             await anyio.lowlevel.checkpoint()
         if outcome.how == "rival":
             await self._rival(outcome)
+            return
+        if outcome.how == "cancel_run":
+            await self._cancel_from_elsewhere(outcome)
             return
         act()
         if outcome.how == "native twice":
@@ -224,6 +232,16 @@ class _Teller:
             outcome.rival_ran = True
         except (RunNotFound, RunOwned):
             pass
+        except RunNotResumable:
+            if not self.world.cancelled_elsewhere:
+                raise
+
+    async def _cancel_from_elsewhere(self, outcome: Outcome) -> None:
+        """Somebody else cancels the run at the same time, and may wait for that."""
+        with suppress(RunNotFound):
+            wait = self._rng.choice((0.0, 10 * self._story.pace))
+            outcome.rival_ran = await self._runner(0.0).cancel_run(RUN, wait=wait) is RunStatus.CANCELLED
+            self.world.cancelled_elsewhere = True
 
     async def _answer(self) -> None:
         """Settle the tasks that wait for a person, in one of the ways that do not change the end."""

@@ -11,9 +11,10 @@ import anyio.lowlevel
 
 from backends.errors import BackendError
 from backends.protocol import Opening, Output, Reply, Usage
-from persistence import Batch, Store, StoreError
+from persistence import Batch, Note, NoteRecord, Store, StoreError
 from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 from runner import Clock
+from runner.inbox import LOOK_EVERY_S
 
 Answer = Callable[[str, Opening], "str | Reply | Exception"]
 
@@ -88,7 +89,8 @@ class QuickClock(Clock):
         return self.now
 
     async def sleep(self, seconds: float) -> None:
-        if seconds == 10.0:  # the lease renewal: never, in a test of moments
+        # Renewing the lease and looking into the inbox: never, in a test of moments. Others may sleep a second, too.
+        if seconds == 10.0 or seconds is LOOK_EVERY_S:
             await anyio.sleep_forever()
         self.slept.append(seconds)
         self.now += seconds
@@ -140,6 +142,12 @@ class FaultyStore:
 
     async def list_events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[EventRecord, ...]:
         return await self.inner.list_events(run_id, after, limit)
+
+    async def send(self, run_id: str, note: Note) -> None:
+        await self.inner.send(run_id, note)
+
+    async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
+        return await self.inner.list_notes(run_id, after)
 
 
 def failing(kind_error: BackendError, times: int, then: Answer = echo) -> Answer:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from persistence import Batch, Store, StoreError
+from persistence import Batch, Note, NoteRecord, Store, StoreError
 from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 
 T = TypeVar("T")
@@ -88,6 +88,12 @@ class FaultyStore:
 
     async def list_events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[EventRecord, ...]:
         return await self._call("list_events", lambda: self.inner.list_events(run_id, after, limit))
+
+    async def send(self, run_id: str, note: Note) -> None:
+        await self._call("send", lambda: self.inner.send(run_id, note))
+
+    async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
+        return await self._call("list_notes", lambda: self.inner.list_notes(run_id, after))
 
     async def _call(self, method: str, effect: Callable[[], Coroutine[Any, Any, T]]) -> T:
         number = self._calls[method] = self._calls.get(method, 0) + 1

@@ -66,6 +66,8 @@ class World:
         self.trace = 0
         self.again: Counter[str] = Counter()
         """How often a person had a task run again."""
+        self.cancelled_elsewhere = False
+        """Whether somebody else has cancelled the run, which may show only when it is resumed."""
 
     def begin_round(self) -> None:
         self.round = Round()
@@ -157,6 +159,9 @@ class World:
             self.wrong(f"I3: {task_id} is at_most_once, executed {self.executions[task_id]} times")
         if self.round.executed[task_id] > MOST_TRIES:
             self.wrong(f"I3: {task_id} executed {self.round.executed[task_id]} times in one process")
+        record = None if self.store is None else at_once(self.store.get_run(RUN))
+        if record is not None and record.status == "cancelling":
+            self.wrong(f"{task_id} executed while its run is being cancelled")
         stored = self.stored()
         if stored:
             self._check_stored_call(task_id, stored)
@@ -183,6 +188,8 @@ class World:
         self.trace = zlib.crc32(f"{event.kind} {whose} {self.clock.wall()}".encode(), self.trace)
         if seen.told and isinstance(seen.told[-1], events.RunEnded):
             self.wrong(f"{event.kind} told after the run's end")
+        if isinstance(event, events.TaskStarted) and any(isinstance(one, events.RunCancelling) for one in seen.told):
+            self.wrong(f"{event.task_id} told to start after the run was told to be cancelled")
         seen.told.append(event)
         if isinstance(event, events.StoreDegraded | events.StoreRecovered):
             seen.away = isinstance(event, events.StoreDegraded)

@@ -1,0 +1,83 @@
+"""The notes that other processes send to a run's owner.
+
+A request to cancel carries the number of the run's last change that its sender had seen. If the run has ended since,
+the request came too late and is void: it must not cancel a run that a person has reopened. No clocks are compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from persistence.errors import StoreError
+from persistence.notes import Note, NoteRecord
+from persistence.protocol import Store
+from persistence.records import RunRecord
+from runner.clock import Clock
+from runner.log import logger
+from runner.status import RUN_DONE, RunStatus
+from runner.translate import to_json
+
+LOOK_EVERY_S = 1.0
+"""How often an owner looks into its run's inbox."""
+CANCEL = "cancel"
+"""The kind of note that asks for the run to be cancelled for good."""
+
+_ENDINGS = frozenset(f"run_{status.value}" for status in RUN_DONE)
+_EVENTS_AT_ONCE = 1000
+
+
+def cancel_note(record: RunRecord, at: str) -> Note:
+    """The request to cancel the run as `record` shows it."""
+    return Note(CANCEL, at, body=to_json({"seq": record.last_seq}))
+
+
+async def is_to_be_cancelled(store: Store, record: RunRecord) -> bool:
+    """Whether the run has not ended, and somebody has asked for it to be cancelled. Raises StoreError."""
+    status = RunStatus(record.status)
+    if status in RUN_DONE or status is RunStatus.CANCELLING:
+        return status is RunStatus.CANCELLING
+    return await _asks_for_cancel(store, record.run_id, await store.list_notes(record.run_id))
+
+
+async def wait_for_cancel(store: Store, run_id: str, clock: Clock, away: Callable[[], bool]) -> None:
+    """Return once somebody has asked for the run, which goes on, to be cancelled.
+
+    The store is let alone while it is `away`. That it cannot be read is no reason to end a run: it is asked again.
+    """
+    after, complained = 0, False
+    while True:
+        await clock.sleep(LOOK_EVERY_S)
+        if away():
+            continue
+        try:
+            notes = await store.list_notes(run_id, after)
+            if await _asks_for_cancel(store, run_id, notes):
+                return
+        except StoreError as error:
+            if not complained:
+                logger(run=run_id).warning("inbox_not_read", error=str(error))
+            complained = True
+        else:
+            after = notes[-1].number if notes else after
+
+
+async def _asks_for_cancel(store: Store, run_id: str, notes: Sequence[NoteRecord]) -> bool:
+    seen = max((_seen(note) for note in notes if note.kind == CANCEL), default=None)
+    return seen is not None and not await _ended_since(store, run_id, seen)
+
+
+def _seen(note: NoteRecord) -> int:
+    """The last change that the sender knew of; 0 where the note does not say."""
+    try:
+        return int(json.loads(note.body)["seq"])
+    except (ValueError, TypeError, KeyError):
+        return 0
+
+
+async def _ended_since(store: Store, run_id: str, seq: int) -> bool:
+    while events := await store.list_events(run_id, seq, _EVENTS_AT_ONCE):
+        if any(event.kind in _ENDINGS for event in events):
+            return True
+        seq = events[-1].seq
+    return False
