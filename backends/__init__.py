@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import BackendError, BackendUnavailable, ErrorKind
 from .function import FunctionBackend, as_backend
-from .protocol import NO_USAGE, Backend, Conversation, JsonValue, Message, Opening, Output, Reply, Role, Usage
+from .protocol import (
+    NO_USAGE,
+    Answer,
+    Backend,
+    Conversation,
+    JsonValue,
+    Message,
+    Opening,
+    Output,
+    Question,
+    Reply,
+    Role,
+    Usage,
+)
 
 if TYPE_CHECKING:
     from .anthropic import AnthropicBackend
@@ -18,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_USAGE",
+    "Answer",
     "AnthropicBackend",
     "Backend",
     "BackendError",
@@ -31,6 +45,7 @@ __all__ = [
     "OpenAIBackend",
     "Opening",
     "Output",
+    "Question",
     "Reply",
     "Role",
     "Usage",

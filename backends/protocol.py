@@ -46,12 +46,28 @@ class Message:
 
 
 @value
+class Question:
+    """What a person, or whoever stands in for one, is asked. `text` says it; the answer has to fit `schema`, a JSON
+    Schema, and is any text where there is none. When `deadline` seconds have passed without an answer, `default` is
+    taken, or, if that is None, the task fails; without a deadline the question waits for ever.
+    """
+
+    text: str
+    schema: Mapping[str, JsonValue] | None = None
+    default: JsonValue = None
+    deadline: float | None = None
+
+
+@value
 class Reply:
     """A whole answer to one prompt.
 
     `text` is what the model said; `data` is the parsed value when a schema was asked for, or when a function returned
     something other than text. `messages` lists every message of this turn in order, the prompt included; empty means
     just the prompt and `text`. `usage` covers the whole turn. `session_id` is the conversation's id, if it has one.
+
+    `question` says that the conversation cannot go on before somebody has answered it: the task waits, and its next
+    turn says the answer (`Opening.answer`). `tasks` are to be added to the run, each in the shape of a plan file's.
     """
 
     text: str
@@ -59,6 +75,8 @@ class Reply:
     session_id: str | None = None
     usage: Usage = NO_USAGE
     messages: tuple[Message, ...] = ()
+    question: Question | None = None
+    tasks: tuple[Mapping[str, JsonValue], ...] = ()
 
     def turn(self, prompt: str) -> tuple[Message, ...]:
         """Every message of the turn that answered `prompt`."""
@@ -82,6 +100,13 @@ def _ignore_session(_session_id: str) -> None:
 
 
 @value
+class Answer:
+    """What a question was answered with: text, or the value that its schema asked for."""
+
+    value: JsonValue
+
+
+@value
 class Opening:
     """Everything a backend may need to open a conversation.
 
@@ -91,6 +116,8 @@ class Opening:
     `on_output` and `on_session` are plain calls that never block and never raise. `on_session` says that the backend
     has the session by now, with the prompt of this turn in it: if the turn is cut after that, it is taken up by
     opening the session with `resume` and saying that there was an interruption. Who keeps nothing never calls it.
+    `answer` is there when the turn says the answer to the question that the conversation's last reply ended with; the
+    prompt is then that answer as text.
     """
 
     session_id: str | None = None
@@ -99,6 +126,7 @@ class Opening:
     output_schema: Mapping[str, JsonValue] | None = None
     idempotency_key: str = ""
     metadata: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+    answer: Answer | None = None
     on_output: Callable[[Output], None] = _ignore_output
     on_session: Callable[[str], None] = _ignore_session
 

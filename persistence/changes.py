@@ -76,11 +76,36 @@ class RunReleased:
 
 @value
 class RunStatusChanged:
-    """The run's status follows the table in `runner/status.py`; `error` says in one line why it failed."""
+    """The run's status follows the table in `runner/status.py`; `error` says in one line why it failed.
+
+    `resumed`: the run goes on with another owner. Only then may a running run become running.
+    """
 
     at: str
     status: str
     error: str | None = None
+    resumed: bool = False
+
+
+@value
+class TasksAdded:
+    """Further tasks, as pending, behind those that are there; they may depend on those and on each other. `added_by` is
+    the task that brought them in, None where the run's policy did.
+    """
+
+    at: str
+    tasks: tuple[NewTask, ...]
+    added_by: str | None = None
+
+
+@value
+class PolicyDecided:
+    """The run's policy was asked about all that had happened so far. `state` is what it wants to know next time, as a
+    small JSON text that the store keeps and never reads.
+    """
+
+    at: str
+    state: str
 
 
 # Changes to one task.
@@ -191,8 +216,11 @@ class TaskInterrupted:
 
 @value
 class TaskWaiting:
-    """running -> waiting_input: the attempt ended as interrupted, and a person has to say what follows. `question` is
-    the text they are asked. `crashed` as in TaskInterrupted.
+    """running -> waiting_input: a person has to say what follows. `question` is the text they are asked.
+
+    `asked` is more about the question as JSON that the store keeps and never reads, where the task itself asked: then
+    the attempt ended as asked, with its cost. Where it is None the attempt ended as interrupted; `crashed` as in
+    TaskInterrupted.
     """
 
     at: str
@@ -200,14 +228,22 @@ class TaskWaiting:
     attempt: int
     question: str
     crashed: bool = False
+    asked: str | None = None
+    duration_s: float | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float | None = None
 
 
 @value
 class TaskAnswered:
-    """waiting_input -> pending: a person had it run again."""
+    """waiting_input -> pending: the task runs again. `answers` are all answers that its questions have had so far, as
+    JSON that the store keeps and never reads; None leaves those that are stored.
+    """
 
     at: str
     task_id: str
+    answers: str | None = None
 
 
 @value
@@ -221,7 +257,7 @@ class TaskCancelled:
 @value
 class TaskReopened:
     """failed -> pending, because a person asked for it. `damaged`: completed -> pending, its result thrown away,
-    because what is stored of it does not fit its checksum.
+    because what is stored of it does not fit its checksum. Either way its answers are forgotten.
     """
 
     at: str
@@ -235,6 +271,8 @@ Change: TypeAlias = (
     | LeaseRenewed
     | RunReleased
     | RunStatusChanged
+    | TasksAdded
+    | PolicyDecided
     | TaskStarted
     | SessionOpened
     | TurnAppended

@@ -9,7 +9,10 @@ from persistence.changes import Owner
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A stored run. `counts` maps task statuses to numbers of tasks; statuses that no task has are left out."""
+    """A stored run. `counts` maps task statuses to numbers of tasks; statuses that no task has are left out.
+
+    `policy_state` is that of the last PolicyDecided, which was change `policy_seq`; None and 0 where there was none.
+    """
 
     run_id: str
     name: str
@@ -27,6 +30,8 @@ class RunRecord:
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: float | None = None
+    policy_state: str | None = None
+    policy_seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,8 @@ class TaskRecord:
 
     `damaged` is True when text or data do not fit their checksum: then both are None. `crashes` is how often an owner
     died while the task ran. `session_confirmed` as in SessionOpened, for the last attempt. `question` is what a person
-    is asked while the task is waiting_input.
+    is asked while the task is waiting_input, and `asked` the rest of that question; `answers` are those of the last
+    TaskAnswered that gave some. `added_by` as in TasksAdded, None for tasks of RunCreated as well.
     """
 
     task_id: str
@@ -61,11 +67,16 @@ class TaskRecord:
     crashes: int = 0
     session_confirmed: bool = False
     question: str | None = None
+    asked: str | None = None
+    answers: str | None = None
+    added_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One attempt of one task. `status` is running, completed, failed, skipped, retried, interrupted or cancelled."""
+    """One attempt of one task. `status` is running, completed, failed, skipped, retried, asked, interrupted or
+    cancelled.
+    """
 
     task_id: str
     attempt: int

@@ -1,0 +1,64 @@
+"""A policy: a pure function from a run's recorded state to what is added or decided next.
+
+The runner asks it whenever a task has ended, and once more when nothing is left that could run. What it decides is
+stored in the same transaction as the end that it was asked about, and so is the word that it was asked: after a crash
+it is asked about what it has not been asked about, and about nothing else. It has no state but what it gives back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from runner.result import TaskResult
+from runner.status import RunStatus
+from runner.task import JsonValue, Task
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """What a policy sees of a run. `tasks` are all of them, in the order in which they came in; `result` tells where
+    one of them stands; `state` is what the policy gave back last, None at first. `ended` is the task that it is asked
+    about, None when nothing is left that could run.
+    """
+
+    tasks: Sequence[Task]
+    result: Callable[[str], TaskResult]
+    state: JsonValue = None
+    ended: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to follow. `add` are further tasks, checked like those of a DAG; `cancel` are tasks that have not begun,
+    or wait for a person, and that no longer matter: they and all that waits for them become cancelled. `state` is what
+    the policy wants to see next time: small, and JSON. `end` ends the run as that: what is under way is ended too, and
+    what is not done becomes cancelled; `error` says in one line why a run failed. Without `end`, a run ends when
+    nothing is left that could run.
+    """
+
+    add: tuple[Task, ...] = ()
+    cancel: tuple[str, ...] = ()
+    state: JsonValue = None
+    end: Literal[RunStatus.COMPLETED, RunStatus.FAILED] | None = None
+    error: str | None = None
+
+
+class Policy(Protocol):
+    """Decides how a run goes on. Pure: the same view gives the same decision; no clock, no chance, no I/O, and quick,
+    for the whole run waits for it. What it raises fails the run.
+    """
+
+    @property
+    def kind(self) -> str:
+        """Its name, stored with the run: `resume` needs a policy of the same kind."""
+        ...
+
+    def settings(self) -> Mapping[str, JsonValue]:
+        """What it was made with, stored with the run, so that `resume` can make it again."""
+        ...
+
+    def decide(self, run: RunView) -> Decision:
+        """What follows after the end of `run.ended`."""
+        ...
