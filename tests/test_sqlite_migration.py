@@ -70,7 +70,7 @@ async def test_a_file_of_version_1_reads_as_it_was_written(old: Path, mode: str)
         assert [e.seq for e in events] == sorted(e.seq for e in events)
         assert [e.kind for e in events].count("task_completed") == 4
         assert await store.list_notes("run-killed") == ()
-    assert version(old) == (1 if mode == "read" else 2)
+    assert version(old) == (1 if mode == "read" else 3)
 
 
 async def test_reading_leaves_an_old_file_as_it_is(old: Path) -> None:
@@ -115,7 +115,7 @@ async def test_killed_while_migrating_leaves_the_old_version(old: Path) -> None:
         before = await whole(store, "run-killed")
     async with SQLiteStore(old, mode="existing") as store:
         assert await whole(store, "run-killed") == before
-    assert version(old) == 2
+    assert version(old) == 3
 
 
 COUNTED = """
@@ -147,6 +147,6 @@ async def test_two_processes_migrate_once(old: Path) -> None:
     for child in children:
         output, errors = child.communicate(timeout=30)
         assert (child.returncode, output, errors) == (0, "2\n", "")
-    assert version(old) == 2
+    assert version(old) == 3
     async with SQLiteStore(old) as store:
         assert len(await store.list_messages("run-killed", "facts")) == 2

@@ -132,7 +132,7 @@ class RecordsContract(OpenedStore):
         events = await store.list_events(RUN)
         assert [(e.seq, e.kind, e.task_id, e.attempt) for e in events] == [
             (1, "run_created", None, None),
-            (3, "run_running", None, None),
+            (3, "run_started", None, None),
             (4, "task_started", "a", 1),
             (6, "session_opened", "a", 1),
             (9, "task_completed", "a", 1),
