@@ -43,10 +43,9 @@ def _run_created(change: RunCreated) -> EventParts:
 
 
 def _run_status(change: RunStatusChanged) -> EventParts:
-    kind = (
-        ("run_resumed" if change.resumed else "run_started") if change.status == "running" else f"run_{change.status}"
-    )
-    return change.at, kind, None, None, "{}"
+    running = "resumed" if change.resumed else "started"
+    kind = running if change.status == "running" else change.status
+    return change.at, f"run_{kind}", None, None, "{}"
 
 
 def _tasks_added(change: TasksAdded) -> EventParts:

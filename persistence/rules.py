@@ -157,13 +157,8 @@ def new_head(change: Change, run_id: str) -> RunHead:
 def advance(head: RunHead, change: Change, seq: int, run_id: str) -> RunHead:
     """The run's head after a change to the run itself; the same head after any other change."""
     match change:
-        case RunClaimed():
-            claims = (*head.claims, Claim(seq, change.owner.owner_id))
-            return replace(head, owner=change.owner, lease_expires_at=change.lease_expires_at, claims=claims)
-        case LeaseRenewed():
-            return replace(head, lease_expires_at=change.lease_expires_at)
-        case RunReleased():
-            return replace(head, owner=None, lease_expires_at=None)
+        case RunClaimed() | LeaseRenewed() | RunReleased():
+            return _with_owner(head, change, seq)
         case RunStatusChanged():
             return _with_status(head, change, run_id)
         case PolicyDecided():
@@ -174,6 +169,15 @@ def advance(head: RunHead, change: Change, seq: int, run_id: str) -> RunHead:
             return head
         case _:
             return head
+
+
+def _with_owner(head: RunHead, change: RunClaimed | LeaseRenewed | RunReleased, seq: int) -> RunHead:
+    if isinstance(change, RunReleased):
+        return replace(head, owner=None, lease_expires_at=None)
+    owner, claims = head.owner, head.claims
+    if isinstance(change, RunClaimed):
+        owner, claims = change.owner, (*claims, Claim(seq, change.owner.owner_id))
+    return replace(head, owner=owner, lease_expires_at=change.lease_expires_at, claims=claims)
 
 
 def _with_status(head: RunHead, change: RunStatusChanged, run_id: str) -> RunHead:
@@ -199,7 +203,7 @@ def mentioned(change: TasksAdded) -> list[str]:
 
 
 def check_added(run_id: str, change: TasksAdded, stored: Collection[str]) -> None:
-    """Added tasks are new, and what they name is in the run. `stored` are the mentioned ids that the run has already."""
+    """Added tasks are new, and what they name is there. `stored` are the mentioned ids that the run has already."""
     new: set[str] = set()
     for task in change.tasks:
         if task.task_id in new or task.task_id in stored:

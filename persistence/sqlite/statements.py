@@ -132,8 +132,8 @@ VALUES (?, ?, ?, ?, 'queued', 0, 0, '[]')
 """
 SET_HEAD = """
 UPDATE runs SET status = ?, started_at = ?, ended_at = ?, error = ?, last_seq = ?, epoch = ?, lease_expires_at = ?,
-    claims = ?, policy_state = ?, policy_seq = ?, owner_id = ?, owner_host = ?, owner_boot_id = ?, owner_pid = ?, owner_process_started = ?,
-    owner_claimed_at = ?
+    claims = ?, policy_state = ?, policy_seq = ?, owner_id = ?, owner_host = ?, owner_boot_id = ?, owner_pid = ?,
+    owner_process_started = ?, owner_claimed_at = ?
 WHERE run_id = ?
 """
 SET_LAST_SEQ = "UPDATE runs SET last_seq = ? WHERE run_id = ?"
