@@ -93,8 +93,7 @@ class Staged:
             case TurnAppended():
                 self._append(change)
             case TaskCompleted():
-                task = replace(self._task(change), text=change.text, data=change.data)
-                self._end(change, task, "completed", "completed")
+                change = self._complete(change)
             case TaskFailed() | TaskRetried() | TaskInterrupted() | TaskWaiting() | TaskCancelled():
                 self._end_without_result(change)
             case TaskReopened() | TaskAnswered():
@@ -173,6 +172,13 @@ class Staged:
         position = len(self._run.messages.get(change.task_id, ())) + len(appended)
         said = change.role, change.content, change.input_tokens, change.output_tokens, change.at
         appended.append(MessageRecord(change.task_id, position, change.attempt, *said))
+
+    def _complete(self, change: TaskCompleted) -> TaskCompleted:
+        """The change as its event tells it: with the usage of the whole attempt."""
+        task = replace(self._task(change), text=change.text, data=change.data)
+        self._end(change, task, "completed", "completed")
+        whole = self._attempts[change.task_id, change.attempt]
+        return replace(change, input_tokens=whole.input_tokens, output_tokens=whole.output_tokens)
 
     def _end_without_result(
         self, change: TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting | TaskCancelled

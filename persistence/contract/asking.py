@@ -110,6 +110,7 @@ class AskingContract(OpenedStore):
         await writer.write(START_A, replace(ASKING, cost_usd=None), replace(DONE_A, duration_s=0.25))
         (attempt,) = await store.list_attempts(RUN)
         assert (attempt.input_tokens, attempt.output_tokens, attempt.cost_usd, attempt.duration_s) == (6, 4, 0.25, 1.75)
+        assert (await store.list_events(RUN))[-1].detail == '{"input_tokens":6,"output_tokens":4}'
 
     async def test_cancelled_while_it_asks(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASKING, TaskCancelled(at(6), "a"))
