@@ -122,20 +122,23 @@ async def test_several_questions_at_once_are_asked_one_by_one(desk: Desk) -> Non
     assert data["done"] == ["published yes web", "spent 7"]
 
 
-async def test_an_answer_said_again_answers_no_other_question(desk: Desk) -> None:
-    first = await desk.turn(desk.graph)
+@pytest.mark.parametrize("nested", [False, True])
+async def test_an_answer_said_again_answers_no_other_question(nested: bool, desk: Desk) -> None:
+    graph = StateGraph(Work).add_node("inside", desk.graph.compile()).add_edge(START, "inside")
+    graph = graph if nested else desk.graph
+    first = await desk.turn(graph)
     desk.broken = True
     for _ in range(2):  # the node takes the answer, then fails
         with pytest.raises(BackendError, match="disk is full"):
-            await desk.answer(desk.graph, "yes", first)
+            await desk.answer(graph, "yes", first)
     desk.broken = False
-    second = await desk.answer(desk.graph, "yes", first)
+    second = await desk.answer(graph, "yes", first)
     assert asked(second) == "Where?"
     # The reply was lost on its way, or this one's.
-    assert await desk.answer(desk.graph, "yes", first) == second
-    last = await desk.answer(desk.graph, "web", second)
+    assert await desk.answer(graph, "yes", first) == second
+    last = await desk.answer(graph, "web", second)
     assert last.question is None
-    assert await desk.answer(desk.graph, "web", second) == last
+    assert await desk.answer(graph, "web", second) == last
 
 
 async def test_an_answer_said_again_does_not_reach_another_node(desk: Desk) -> None:

@@ -38,7 +38,7 @@ HOMES = {
     "networkx": "runner/dag.py",
     "openai": "backends/openai.py",
     "anthropic": "backends/anthropic.py",
-    "langgraph": "backends/langgraph.py",
+    "langgraph": "backends/langgraph*.py",
     "xllamacpp": "backends/_llama_server.py",
 }
 LAZY = {"networkx", "openai", "anthropic", "langgraph", "xllamacpp"}
