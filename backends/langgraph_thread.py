@@ -16,8 +16,6 @@ from importlib import import_module
 from typing import Any, Protocol
 from uuid import uuid4
 
-from anyio.lowlevel import checkpoint
-
 from .errors import BackendError, ErrorKind
 from .graph_values import messages_of, question_of, reply_of, tokens_of
 from .protocol import Opening, Output, Reply, Usage
@@ -166,10 +164,7 @@ class Thread(Unkept):
         """
         # `sync`: a node is not started before what it builds on is written.
         async for _ in self._run(given, self._config(mark), durability="sync"):
-            if holds is None:
-                continue
-            await checkpoint()  # what is being written gets a chance to be
-            if await holds():
+            if holds is not None and await holds():
                 holds = None
                 self._opening.on_session(self._name)
 

@@ -196,6 +196,9 @@ async def test_a_later_message_is_new_input_on_the_thread(desk: Desk) -> None:
     again = await desk.turn(graph, "a", session_id=KEY, resume=True)
     assert (again.text, again.session_id) == ("a a a", KEY)
     assert (await desk.turn(graph, "b")).text == "b"
+    opening = Opening(session_id=KEY, resume=True, goes_on=True)
+    async with kept(graph, desk.path) as compiled, LangGraphBackend(compiled).open(opening) as conversation:
+        assert [(await conversation.send(prompt)).text for prompt in ("cut", "c")] == ["b", "b b c"]
 
 
 async def test_two_runs_at_once_share_no_checkpoint(tmp_path: Path) -> None:
@@ -248,14 +251,8 @@ async def test_the_session_is_known_while_the_first_node_runs(in_memory: bool, d
 
 async def test_a_killed_process_is_gone_on_from(tmp_path: Path) -> None:
     script = (
-        "import sys, anyio\nfrom pathlib import Path\nfrom backends import LangGraphBackend, Opening\n"
-        "from tests.support.graphs import kept, steps\n"
-        "async def main(folder):\n"
-        "    async with kept(steps(folder), folder / 'db') as graph:\n"
-        "        opening = Opening(idempotency_key='run:task', on_session=(folder / 'session').write_text)\n"
-        "        async with LangGraphBackend(graph).open(opening) as conversation:\n"
-        "            await conversation.send('p')\n"
-        "anyio.run(main, Path(sys.argv[1]))\n"
+        "import anyio, pathlib, sys, tests.support.graphs as graphs\n"
+        "anyio.run(graphs.run_steps, pathlib.Path(sys.argv[1]))"
     )
     (tmp_path / "deadly").touch()
     done = await anyio.run_process([sys.executable, "-c", script, str(tmp_path)], check=False)

@@ -13,6 +13,8 @@ from typing import Annotated, Any, TypedDict
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
 
+from backends import LangGraphBackend, Opening
+
 Node = Callable[..., Any]
 
 
@@ -60,3 +62,11 @@ def steps(folder: Path) -> Any:
         return {**note("three"), "status": "verified"}
 
     return chain(one, two, three)
+
+
+async def run_steps(folder: Path) -> None:
+    """Run `steps` as the task `run:task`, with its session id in the file `session` as soon as it is known."""
+    async with kept(steps(folder), folder / "db") as graph:
+        opening = Opening(idempotency_key="run:task", on_session=(folder / "session").write_text)
+        async with LangGraphBackend(graph).open(opening) as conversation:
+            await conversation.send("p")
