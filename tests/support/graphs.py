@@ -14,7 +14,10 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
 
 from backends import LangGraphBackend, Opening
+from persistence import SQLiteStore
+from runner import DAG, ParallelRunner, Task
 
+RUN = "killed"
 Node = Callable[..., Any]
 
 
@@ -70,3 +73,9 @@ async def run_steps(folder: Path) -> None:
         opening = Opening(idempotency_key="run:task", on_session=(folder / "session").write_text)
         async with LangGraphBackend(graph).open(opening) as conversation:
             await conversation.send("p")
+
+
+async def run_a_run(folder: Path) -> None:
+    """Run `steps` as the only task of the run RUN."""
+    async with SQLiteStore(folder / "runs.db") as store, kept(steps(folder), folder / "db") as graph:
+        await ParallelRunner(LangGraphBackend(graph), store=store).run(DAG([Task("task", "p")]), run_id=RUN)
