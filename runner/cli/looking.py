@@ -128,10 +128,15 @@ async def show_run(path: Path, word: str, as_json: bool) -> int:
     _tell_run(run)
     rows = [("TASK", "STATUS", "TRIES", "TIME", "TOKENS", ""), *(_task_row(run, task) for task in tasks)]
     _tell_table(rows, 1, [None, *(TaskStatus(task.status) for task in tasks)], frozenset({2, 3, 4}))
+    next_commands: list[str] = []
     if any(TaskStatus(task.status) is TaskStatus.WAITING_INPUT for task in tasks):
-        tell(f"\n{'questions':<9} {plait(path, 'questions', run.run_id)}")
+        next_commands.append("questions")
     if shown_status(run) in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}:
-        tell(f"\n{'resume':<9} {plait(path, 'resume', run.run_id)}")
+        next_commands.append("resume")
+    if next_commands:
+        tell("")
+    for name in next_commands:
+        tell(f"{name:<9} {plait(path, name, run.run_id)}")
     return COMPLETED
 
 

@@ -148,7 +148,7 @@ def _questions(result: RunResult, store: Path | None, waiting: Sequence[Waiting]
     for task_id in result.waiting[:_MOST_QUESTIONS]:
         yield f"  waiting   {task_id}: {one_line(result[task_id].question or '', 300)}"
         if store is not None and task_id in known:
-            yield from (f"    {what:<8}{text}" for what, text in known[task_id].terms())
+            yield from (f"  {what:<9} {text}" for what, text in known[task_id].terms())
             yield f"  answer    {known[task_id].command(store)}"
     if len(result.waiting) > _MOST_QUESTIONS:
         yield f"  waiting   and {len(result.waiting) - _MOST_QUESTIONS} more"
