@@ -80,7 +80,7 @@ async def test_a_deadline_passes_while_no_process_is_alive(store: Store, default
             await call
     for how in ("done", "fail"):
         with pytest.raises(AnswerConflict, match="had to be answered by"):
-            await runner.answer(run_id, "a", how, "x")  # type: ignore[arg-type]
+            await runner.answer(run_id, "a", how, "x")
     result = await runner.resume(run_id)
     wanted = Action.FAIL if default is None else Action.START_OVER
     assert (before.tasks["a"].action, after.tasks["a"].action) == (Action.ASK, wanted)

@@ -13,11 +13,13 @@ from backends.protocol import JsonValue
 from persistence import MemoryStore, Note, Store
 from runner import (
     DAG,
+    Decision,
     FailureMode,
     OpenQuestion,
     ParallelRunner,
     Retry,
     RunStatus,
+    RunView,
     Task,
     TaskStatus,
 )
@@ -135,6 +137,31 @@ async def test_a_callback_that_hangs_ends_with_the_run(store: Store, how: str) -
         ] == "so yes"
 
 
+class NoMoreQuestions:
+    """Once `hold` has ended, nobody wants to know what `a` asks."""
+
+    kind = "no more questions"
+
+    def settings(self) -> dict[str, JsonValue]:
+        return {}
+
+    def decide(self, run: RunView) -> Decision:
+        return Decision(cancel=("a",) if run.ended == "hold" else ())
+
+
+async def test_a_callback_that_hangs_is_let_go_when_a_policy_cancels_the_task(store: Store) -> None:
+    work = Held()
+
+    async def hang(_question: OpenQuestion) -> str:
+        work.release()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    with anyio.fail_after(10):
+        result = await ParallelRunner(work, store=store, on_question=hang).run(HOLDING, policy=NoMoreQuestions())
+    assert (result.status, result["a"].status) == (RunStatus.COMPLETED, TaskStatus.CANCELLED)
+
+
 @pytest.mark.parametrize("default", ["later", None])
 async def test_a_callback_that_hangs_is_let_go_at_the_deadline(store: Store, default: str | None) -> None:
     ended: list[str] = []
@@ -218,7 +245,8 @@ async def test_a_note_that_answers_nothing_harms_no_run(task_id: str | None, bod
         async for event in run.events():
             if isinstance(event, happened.TaskFailed):
                 await store.send(run.run_id, Note("answer", "2026-01-01T00:00:00.000Z", task_id, body))
-                await clock.two_looks()
+                with anyio.fail_after(10):
+                    await clock.two_looks()
                 work.release()
         result = await run.result()
     assert (result.status, result["a"].status, result.degraded) == (RunStatus.FAILED, TaskStatus.FAILED, ())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+
 import pytest
 
 from backends import ask
 from backends.errors import BackendError, ErrorKind
-from backends.protocol import Answer, Message, Opening, Question, Reply, Usage
+from backends.protocol import Answer, Conversation, JsonValue, Message, Opening, Question, Reply, Usage
 from persistence import Store
-from runner import DAG, FailureMode, ParallelRunner, PlaitError, Retry, RunStatus, Task, TaskStatus
+from runner import DAG, FailureMode, OpenQuestion, ParallelRunner, PlaitError, Retry, RunStatus, Task, TaskStatus
 from tests.support.fakes import QuickClock, Talker, failing
 
 TALK = DAG(
@@ -79,9 +82,9 @@ async def test_the_answer_goes_on_with_the_same_conversation(store: Store, own_i
 
 async def test_a_conversation_is_whole_in_memory_and_for_a_person_who_goes_on_with_it(store: Store) -> None:
     talker = Talker(asks)
-    values = iter(["Rome", 3])
+    values: Iterator[JsonValue] = iter(["Rome", 3])
 
-    async def answers(_question: object) -> str | int:
+    async def answers(_question: OpenQuestion) -> JsonValue:
         return next(values)
 
     for runner in (ParallelRunner(talker, on_question=answers), ParallelRunner(talker, store=store)):
@@ -123,25 +126,46 @@ async def test_a_failed_attempt_says_the_answer_again(store: Store) -> None:
     )
 
 
+class Both(Talker):
+    """Also calls `ask`, in the turn with the prompt `Rome`."""
+
+    @asynccontextmanager
+    async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:  # type: ignore[override]
+        async with super().open(opening) as talk:
+            yield _Both(self, opening, talk)
+
+
+class _Both:
+    def __init__(self, backend: Talker, opening: Opening, talk: Conversation) -> None:
+        self.session_id = opening.session_id
+        self._backend, self._talk = backend, talk
+
+    async def send(self, prompt: str) -> Reply:
+        if prompt != "Rome":
+            return await self._talk.send(prompt)
+        self._backend.prompts.append(prompt)
+        return Reply(f"{await ask('Sure?')}, {prompt}", session_id=self.session_id)
+
+
+async def test_nothing_is_asked_of_a_person_who_goes_on_with_a_conversation(store: Store) -> None:
+    runner = ParallelRunner(Both(), store=store)
+    run_id = (await runner.run(DAG([Task("a", "x")]))).run_id
+    with pytest.raises(PlaitError, match=r"the backend asks 'Sure\?' instead of answering"):
+        await runner.continue_task(run_id, "a", "Rome")
+    assert (await runner.continue_task(run_id, "a", "Oslo")).text == "re: Oslo"
+    assert await told(store, run_id) == [
+        ("user", "x"),
+        ("assistant", "re: x"),
+        ("user", "Oslo"),
+        ("assistant", "re: Oslo"),
+    ]
+
+
 async def test_a_conversation_that_asks_in_both_ways_takes_each_answer_where_it_belongs(store: Store) -> None:
     """A reply asks; the turn that says the answer calls `ask`, and so is had again: with the same answer."""
 
-    class Both(Talker):
-        def open(self, opening: Opening):
-            talk = super().open(opening)
-            send = talk.send
-
-            async def asking(prompt: str) -> Reply:
-                if prompt != "Rome":
-                    return await send(prompt)
-                self.prompts.append(prompt)
-                return Reply(f"{await ask('Sure?')}, {prompt}", session_id=opening.session_id)
-
-            talk.send = asking  # type: ignore[method-assign]
-            return talk
-
-    async def callback(question: object) -> str:
-        return "Rome" if getattr(question, "text", "") == "Where to?" else "yes"
+    async def callback(question: OpenQuestion) -> str:
+        return "Rome" if question.text == "Where to?" else "yes"
 
     dag = DAG([Task("a", "a: x")])
     live = Both(asks)
