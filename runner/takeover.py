@@ -151,8 +151,9 @@ async def _load_conversations(run: StoredRun, verdicts: Sequence[Verdict]) -> No
                 state.conversations[before] = Past(run.tasks[before].session_id, past.messages)
         if verdict.action in RUNS:
             await _load_own(run, position, verdict)
-        elif position in state.asking and state.asking[position].way is Way.REPLY:
-            # It may be answered while this process runs the run.
+        elif position in state.asking and state.asking[position].way is Way.CALL:
+            await _load_own(run, position, verdict)  # it may be answered while this process runs the run
+        elif position in state.asking:
             record = run.tasks[position]
             said = await load_said(run.store, run.record.run_id, state, record.task_id, record.attempt)
             state.going_on[position] = GoingOn(record.session_id, said)

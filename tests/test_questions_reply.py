@@ -184,6 +184,17 @@ async def test_a_conversation_that_asks_in_both_ways_takes_each_answer_where_it_
     assert await told(store, run_id) == expected
 
 
+async def test_a_question_of_both_ways_may_be_answered_while_a_later_process_runs_the_run(store: Store) -> None:
+    async def yes(_question: OpenQuestion) -> str:
+        return "yes"
+
+    talker = Both(asks)
+    run_id = (await ParallelRunner(talker, store=store).run(DAG([Task("a", "a: x")]))).run_id
+    await ParallelRunner(talker, store=store).resume(run_id, answers={"a": "Rome"})
+    result = await ParallelRunner(talker, store=store, on_question=yes).resume(run_id)
+    assert (result.text["a"], talker.prompts) == ("yes, Rome", ["a: x", "Rome", "Rome"])
+
+
 async def test_a_person_may_give_the_result_instead_of_an_answer(store: Store) -> None:
     talker = Talker(asks)
     runner = ParallelRunner(talker, store=store)
