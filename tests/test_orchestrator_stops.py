@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from runner.policies.orchestrator import Phase, Stop
-from runner.policy import RunView
 from runner.status import RunStatus, TaskStatus
 from runner.task import Task
 from tests.support.scripted import DONE, Script, add, ids, loop_of, plan, simulation, task
@@ -66,6 +65,12 @@ def test_nothing_new_may_wait_for_what_never_comes(needs: str, why: str) -> None
     script = Script([plan(task("b"), task("c", "b"))], [add(task("x", needs)), DONE], fails=["do.b"])
     run = simulation(script).run()
     assert why in str(run.task("reflect.2").item)
+
+
+def test_nothing_new_may_wait_for_what_the_same_answer_drops() -> None:
+    script = Script([plan(*map(task, "abc"))], [add(task("x", "c"), drop=["c"]), DONE])
+    run = simulation(script, reflect_every=1).run()
+    assert "depends on 'do.c', which is dropped by the same answer" in str(run.task("reflect.2").item)
 
 
 def test_a_failed_task_blocks_its_dependents_until_the_reflector_decides() -> None:
@@ -178,9 +183,3 @@ def test_what_ended_during_a_reflection_is_reflected_on_before_giving_up() -> No
     decision = run.end("reflect.1")
     assert [one.id for one in decision.add] == ["reflect.2"]
     assert loop_of(run.run()).stopped is None
-
-
-def test_a_refused_run_that_is_resumed_fails_for_the_same_reason() -> None:
-    run = simulation(Script([plan()])).run()
-    view = RunView(tuple(run.tasks), run.results.__getitem__, run.state, None)
-    assert run.policy.decide(view) == run.decisions[-1]

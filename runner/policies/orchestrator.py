@@ -139,15 +139,14 @@ class OrchestratorPolicy:
         loop, evidence = Loop.of(run.state), Evidence(run)
         if run.ended is not None and is_work(run.ended):
             return self._executed(loop, evidence, run.result(run.ended).status)
-        if loop.asked is None and run.ended is None and loop.phase is not Phase.DONE:
-            # One that waits for a person has the run wait.
-            return _only(loop) if evidence.waits_for_a_person() else self._with_nothing_left(loop, evidence)
-        # Also without an end to be asked about: then it is a run that has failed on this very answer, resumed.
-        if loop.asked is not None and run.ended in {loop.asked, None}:
-            result = run.result(loop.asked)
-            if result.status is TaskStatus.COMPLETED:
-                return self._answered(loop, evidence, loop.asked, result.value)
-        return _only(loop)  # a failed task of the loop's own fails the run, once what is under way has ended
+        if run.ended is None:
+            # A failed task of the loop's own fails the run; one that waits for a person has the run wait.
+            ended = loop.asked is not None or loop.phase is Phase.DONE
+            return _only(loop) if ended or evidence.waits_for_a_person() else self._with_nothing_left(loop, evidence)
+        result = run.result(run.ended)
+        if run.ended != loop.asked or result.status is not TaskStatus.COMPLETED:
+            return _only(loop)
+        return self._answered(loop, evidence, run.ended, result.value)
 
     def _answered(self, loop: Loop, evidence: Evidence, task_id: str, answer: JsonValue) -> Decision:
         """The task `task_id` of the loop's own is completed."""
@@ -157,7 +156,7 @@ class OrchestratorPolicy:
             return self._planned(loop, task_id, answer)
         if loop.stopped is not None:  # meanwhile: what the reflector wants is no longer of use
             return self._unless_open(replace(loop, phase=Phase.EXECUTING, asked=None), evidence)
-        read = read_reflection(answer, task_id, evidence.known())
+        read = read_reflection(answer, task_id, evidence.known(), evidence.not_begun())
         if not read.problems:
             return self._reflected(replace(loop, phase=Phase.EXECUTING, asked=None, refused=False), evidence, read)
         if loop.refused:
@@ -190,12 +189,11 @@ class OrchestratorPolicy:
     def _reflected(self, loop: Loop, evidence: Evidence, read: Read) -> Decision:
         if read.done:
             return self._answer(loop, evidence)
-        drop = tuple(name for name in evidence.not_begun() if name in read.drop)
         if read.tasks:
-            return self._add(loop, evidence, read.tasks, drop)
-        if evidence.can_go_on(drop):
-            return _only(loop, cancel=drop)
-        return self._with_nothing_left(loop, evidence, drop)
+            return self._add(loop, evidence, read.tasks, read.drop)
+        if evidence.can_go_on(read.drop):
+            return _only(loop, cancel=read.drop)
+        return self._with_nothing_left(loop, evidence, read.drop)
 
     def _add(self, loop: Loop, evidence: Evidence, tasks: tuple[Task, ...], drop: tuple[str, ...]) -> Decision:
         """Add what the reflector wants, unless that goes too far or round in a circle."""

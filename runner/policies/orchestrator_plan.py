@@ -5,7 +5,7 @@ answered. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import cast
@@ -64,17 +64,19 @@ def read_plan(answer: JsonValue, after: str, known: Known, most: int) -> Read:
     return _read_tasks(entries, after, known)
 
 
-def read_reflection(answer: JsonValue, after: str, known: Known) -> Read:
-    """The reflector's answer, given by the task `after`. `drop` holds those of its names that stand for a task."""
+def read_reflection(answer: JsonValue, after: str, known: Known, droppable: Collection[str]) -> Read:
+    """The reflector's answer, given by the task `after`. Of what it drops, only what is `droppable` counts."""
     entries = _entries(answer.get("add", [])) if isinstance(answer, dict) else None
     drop = _texts(answer.get("drop", [])) if isinstance(answer, dict) else None
     if entries is None or drop is None or not isinstance(answer, dict) or not isinstance(answer.get("done"), bool):
         return Read(problems=('it is not of the form {"done": ..., "add": [...], "drop": [...]}',))
     if answer["done"]:
         return Read(done=True)
-    read = _read_tasks(entries, after, known)
-    dropped = (known.named(name) for name in drop)
-    return Read(read.tasks, read.problems, drop=tuple(dict.fromkeys(name for name in dropped if name is not None)))
+    named = {known.named(name) for name in drop}
+    dropped = tuple(name for name in droppable if name in named)
+    dead = {**known.dead, **dict.fromkeys(dropped, "dropped by the same answer")}
+    read = _read_tasks(entries, after, Known(known.ids, dead))
+    return Read(read.tasks, read.problems, drop=dropped)
 
 
 def _entries(value: JsonValue) -> list[_Entry] | None:
