@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from runner.policies.orchestrator import Phase, Stop
+from runner.policy import RunView
 from runner.status import RunStatus, TaskStatus
 from runner.task import Task
 from tests.support.scripted import DONE, Script, add, ids, loop_of, plan, simulation, task
@@ -183,3 +184,9 @@ def test_what_ended_during_a_reflection_is_reflected_on_before_giving_up() -> No
     decision = run.end("reflect.1")
     assert [one.id for one in decision.add] == ["reflect.2"]
     assert loop_of(run.run()).stopped is None
+
+
+def test_a_refused_run_that_is_resumed_fails_for_the_same_reason() -> None:
+    run = simulation(Script([plan()])).run()
+    view = RunView(tuple(run.tasks), run.results.__getitem__, run.state, None)
+    assert run.policy.decide(view) == run.decisions[-1]

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from runner.dag import DAG
 from runner.policies.orchestrator_evidence import EXECUTED, Evidence, cut, digest, is_work, said
-from runner.policies.orchestrator_plan import Known, Read, read_plan, read_reflection
+from runner.policies.orchestrator_plan import Asked, Known, Read, read_plan, read_reflection
 from runner.policies.orchestrator_prompts import ANSWER_ID, answer_task, plan_again, plan_task, reflect_task
 from runner.policy import Decision, RunView
 from runner.status import RunStatus, TaskStatus
@@ -49,7 +49,7 @@ class Limits:
     After `max_iterations` executed tasks no other one is begun; those under way then still come to their end. At most
     `max_tasks` tasks are planned in all. A reflection follows every `reflect_every` executed tasks, and whenever none
     is left. Results are cut to about `shown` characters in all where they are told to the reflector and for the answer.
-    `plain` asks planner and reflector for plain sentences in place of tasks with ids and dependencies: for models that
+    `plain` asks for plain sentences in place of tasks with ids and dependencies, and for short answers: for models that
     are too small for more. Raises ValueError for a number below 1.
     """
 
@@ -139,14 +139,15 @@ class OrchestratorPolicy:
         loop, evidence = Loop.of(run.state), Evidence(run)
         if run.ended is not None and is_work(run.ended):
             return self._executed(loop, evidence, run.result(run.ended).status)
-        if run.ended is None:
-            # A failed task of the loop's own fails the run; one that waits for a person has the run wait.
-            ended = loop.asked is not None or loop.phase is Phase.DONE
-            return _only(loop) if ended or evidence.waits_for_a_person() else self._with_nothing_left(loop, evidence)
-        result = run.result(run.ended)
-        if run.ended != loop.asked or result.status is not TaskStatus.COMPLETED:
-            return _only(loop)
-        return self._answered(loop, evidence, run.ended, result.value)
+        if run.ended is None and loop.asked is None and loop.phase is not Phase.DONE:
+            # What waits for a person has the run wait.
+            return _only(loop) if evidence.waits_for_a_person() else self._with_nothing_left(loop, evidence)
+        # Without an end, it is a run that failed because this very answer could not be used, and was resumed.
+        if loop.asked is not None and run.ended in {loop.asked, None}:
+            result = run.result(loop.asked)
+            if result.status is TaskStatus.COMPLETED:
+                return self._answered(loop, evidence, loop.asked, result.value)
+        return _only(loop)  # a failed task of the loop's own fails the run, once what is under way has ended
 
     def _answered(self, loop: Loop, evidence: Evidence, task_id: str, answer: JsonValue) -> Decision:
         """The task `task_id` of the loop's own is completed."""
@@ -156,7 +157,7 @@ class OrchestratorPolicy:
             return self._planned(loop, task_id, answer)
         if loop.stopped is not None:  # meanwhile: what the reflector wants is no longer of use
             return self._unless_open(replace(loop, phase=Phase.EXECUTING, asked=None), evidence)
-        read = read_reflection(answer, task_id, evidence.known(), evidence.not_begun())
+        read = read_reflection(answer, Asked(task_id, self.limits.plain), evidence.known(), evidence.not_begun())
         if not read.problems:
             return self._reflected(replace(loop, phase=Phase.EXECUTING, asked=None, refused=False), evidence, read)
         if loop.refused:
@@ -165,7 +166,7 @@ class OrchestratorPolicy:
 
     def _planned(self, loop: Loop, task_id: str, answer: JsonValue) -> Decision:
         known = Known(frozenset({"plan.1", task_id}))
-        read = read_plan(answer, task_id, known, self.limits.max_tasks)
+        read = read_plan(answer, Asked(task_id, self.limits.plain), known, self.limits.max_tasks)
         if not read.problems:
             return _only(replace(loop, phase=Phase.EXECUTING, asked=None, refused=False), add=read.tasks)
         if loop.refused:
@@ -229,7 +230,7 @@ class OrchestratorPolicy:
 
     def _answer(self, loop: Loop, evidence: Evidence) -> Decision:
         """Have the answer made of what is there: what has not begun is given up, and nothing is waited for."""
-        task = answer_task(evidence.told(self.limits.shown), evidence.unseen())
+        task = answer_task(evidence.told(self.limits.shown), evidence.unseen(), self.limits.plain)
         loop = replace(loop, phase=Phase.EXECUTING, asked=task.id)
         return _only(loop, add=(task,), cancel=evidence.not_begun())
 

@@ -42,6 +42,14 @@ class Read:
     drop: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked: `by` is the task that answers, `plain` as in the limits."""
+
+    by: str
+    plain: bool
+
+
 @dataclass(slots=True)
 class _Entry:
     """A task as it was answered: `name` is what the answer calls it, `needs` what it names."""
@@ -52,8 +60,8 @@ class _Entry:
     id: str = ""
 
 
-def read_plan(answer: JsonValue, after: str, known: Known, most: int) -> Read:
-    """The planner's answer, given by the task `after`."""
+def read_plan(answer: JsonValue, asked: Asked, known: Known, most: int) -> Read:
+    """The planner's answer to `asked`."""
     entries = _entries(answer.get("tasks")) if isinstance(answer, dict) else None
     if entries is None:
         return Read(problems=('it is not of the form {"tasks": [{"id": ..., "prompt": ...}]}',))
@@ -61,11 +69,11 @@ def read_plan(answer: JsonValue, after: str, known: Known, most: int) -> Read:
         return Read(problems=("it has no tasks",))
     if len(entries) > most:
         return Read(problems=(f"it has {len(entries)} tasks, and at most {most} are allowed",))
-    return _read_tasks(entries, after, known)
+    return _read_tasks(entries, asked, known)
 
 
-def read_reflection(answer: JsonValue, after: str, known: Known, droppable: Collection[str]) -> Read:
-    """The reflector's answer, given by the task `after`. Of what it drops, only what is `droppable` counts."""
+def read_reflection(answer: JsonValue, asked: Asked, known: Known, droppable: Collection[str]) -> Read:
+    """The reflector's answer to `asked`. Of what it drops, only what is `droppable` counts."""
     entries = _entries(answer.get("add", [])) if isinstance(answer, dict) else None
     drop = _texts(answer.get("drop", [])) if isinstance(answer, dict) else None
     if entries is None or drop is None or not isinstance(answer, dict) or not isinstance(answer.get("done"), bool):
@@ -75,7 +83,7 @@ def read_reflection(answer: JsonValue, after: str, known: Known, droppable: Coll
     named = {known.named(name) for name in drop}
     dropped = tuple(name for name in droppable if name in named)
     dead = {**known.dead, **dict.fromkeys(dropped, "dropped by the same answer")}
-    read = _read_tasks(entries, after, Known(known.ids, dead))
+    read = _read_tasks(entries, asked, Known(known.ids, dead))
     return Read(read.tasks, read.problems, drop=dropped)
 
 
@@ -98,7 +106,7 @@ def _texts(value: JsonValue) -> list[str] | None:
     return cast("list[str]", value) if fits else None
 
 
-def _read_tasks(entries: Sequence[_Entry], after: str, known: Known) -> Read:
+def _read_tasks(entries: Sequence[_Entry], asked: Asked, known: Known) -> Read:
     ours = {entry.name: entry for entry in entries}
     problems = [*_duplicates(entries), *(f"task {entry.name!r} has no prompt" for entry in entries if _is_empty(entry))]
     taken = set(known.ids)
@@ -111,7 +119,7 @@ def _read_tasks(entries: Sequence[_Entry], after: str, known: Known) -> Read:
     if problems:
         return Read(problems=tuple(problems))
     found = {name: [one for one in each if one is not None] for name, each in needs.items()}
-    return Read(tuple(work_task(ours[name].id, ours[name].text, found[name], after) for name in order))
+    return Read(tuple(work_task(ours[name].id, ours[name].text, found[name], asked.by, asked.plain) for name in order))
 
 
 def _duplicates(entries: Sequence[_Entry]) -> list[str]:

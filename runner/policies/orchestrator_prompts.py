@@ -50,6 +50,11 @@ Goal:
 Task:
 {{ item }}
 """
+_PLAIN_WORK = """\
+The goal is: {{ goal }}
+
+Do only this, in one or two sentences: {{ item }}
+"""
 _REFLECT = """\
 You judge how far a goal is reached, while others carry out the tasks that lead to it.
 
@@ -82,6 +87,14 @@ Goal:
 {{ item }}
 
 Answer with what was asked for, for the one who set the goal, and say what is missing, if anything is.
+"""
+_PLAIN_ANSWER = """\
+{{ goal }}
+
+Use these notes:
+{{ item }}
+
+Answer in three sentences at most.
 """
 
 _TASKS: Mapping[str, JsonValue] = {
@@ -125,12 +138,17 @@ def plan_again(earlier: str, task_id: str, reasons: str, most: int, plain: bool)
     )
 
 
-def work_task(task_id: str, text: str, needs: Sequence[str], after: str) -> Task:
+def work_task(task_id: str, text: str, needs: Sequence[str], after: str, plain: bool) -> Task:
     """A task for the executor: `text` with the results of `needs`. `after` is the task that brought it in."""
     names = {f"r{number}": name for number, name in enumerate(needs, 1)}
     results = "".join(f"\nResult of {name}:\n{{{{ {alias} }}}}\n" for alias, name in names.items())
     return Task(
-        task_id, _WORK + results, depends_on=tuple(needs) or (after,), backend=EXECUTOR, item=text, aliases=names
+        task_id,
+        (_PLAIN_WORK if plain else _WORK) + results,
+        depends_on=tuple(needs) or (after,),
+        backend=EXECUTOR,
+        item=text,
+        aliases=names,
     )
 
 
@@ -147,9 +165,10 @@ def reflect_task(task_id: str, evidence: str, after: Sequence[str], plain: bool)
     )
 
 
-def answer_task(evidence: str, after: Sequence[str]) -> Task:
+def answer_task(evidence: str, after: Sequence[str], plain: bool) -> Task:
     """The run's last task. The planner has it: it is the one that is given the whole goal elsewhere too."""
-    return Task(ANSWER_ID, _ANSWER, depends_on=tuple(after), backend=PLANNER, item=evidence, weight=_FIRST)
+    prompt = _PLAIN_ANSWER if plain else _ANSWER
+    return Task(ANSWER_ID, prompt, depends_on=tuple(after), backend=PLANNER, item=evidence, weight=_FIRST)
 
 
 def _first_prompt(most: int, plain: bool) -> str:
