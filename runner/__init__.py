@@ -25,8 +25,10 @@ if TYPE_CHECKING:
         StoreRequired,
         TurnNotStored,
     )
+    from runner.orchestrator import Orchestrator, OrchestratorResult
     from runner.parallel import ParallelRunner
     from runner.plan import Plan, PlanError, load_plan
+    from runner.policies.orchestrator import Phase
     from runner.preview import Preview
     from runner.result import Degradation, Receipt, RunResult, TaskResult
     from runner.run import Run
@@ -42,8 +44,11 @@ __all__ = [
     "DAGError",
     "Degradation",
     "FailureMode",
+    "Orchestrator",
+    "OrchestratorResult",
     "OwnershipLost",
     "ParallelRunner",
+    "Phase",
     "PlaitError",
     "Plan",
     "PlanError",
@@ -73,8 +78,10 @@ _HOMES = {
     "dag": "DAG",
     "errors": "BackendMissing DAGError OwnershipLost PlaitError Problem PromptError RunExists RunNotFound "
     "RunNotResumable RunOwned StoreRequired TurnNotStored",
+    "orchestrator": "Orchestrator OrchestratorResult",
     "parallel": "ParallelRunner",
     "plan": "Plan PlanError load_plan",
+    "policies.orchestrator": "Phase",
     "preview": "Preview",
     "result": "Degradation Receipt RunResult TaskResult",
     "run": "Run",
