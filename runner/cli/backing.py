@@ -66,6 +66,11 @@ class Backing:
             for name in names:
                 if name not in self.specs:
                     continue  # the runner says what is missing
+                # The same model under two names is one server on this machine, not two.
+                same = next((one for one in made if self.specs[one] == self.specs[name]), None)
+                if same is not None:
+                    made[name] = made[same]
+                    continue
                 backend = build(self.specs[name], folder=self.folder)
                 if isinstance(backend, AbstractAsyncContextManager):
                     await stack.enter_async_context(cast("AbstractAsyncContextManager[Any]", backend))
@@ -130,6 +135,8 @@ class Kept:
     default: str
     folder: Path
     plan: Path | None
+    policy: str | None = None
+    """The kind of the policy that leads the run."""
 
     @classmethod
     def of(cls, run: RunRecord) -> Kept:
@@ -142,7 +149,9 @@ class Kept:
                 "go on with it from Python: ParallelRunner(...).resume(run_id)"
             )
         plan = settings.get("plan")
-        return cls(run.run_id, cast("dict[str, Any]", specs), default, Path(folder), Path(plan) if plan else None)
+        policy = (settings.get("policy") or {}).get("kind")
+        specs = cast("dict[str, Any]", specs)
+        return cls(run.run_id, specs, default, Path(folder), Path(plan) if plan else None, policy)
 
     def backing(self, names: Iterable[str], moved_to: Path | None) -> Backing:
         """The backends in `names`. `moved_to` is the plan file, if it is not where it was."""

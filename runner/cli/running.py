@@ -64,7 +64,7 @@ async def run_plan(plan: Plan, backing: Backing, manner: Manner) -> int:
         concurrency = manner.concurrency or plan.concurrency or DEFAULT_CONCURRENCY
         runner = backing.runner(made, store=store, concurrency=concurrency)
         run = runner.start(plan.dag, settings=backing.settings())
-        return await _see_through(run, plan.dag, manner)
+        return await see_through(run, plan.dag, manner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +96,18 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
         if has_ended(record, tasks, wanted.retry_failed):
             return _say_over(await looking.resume(record.run_id), dag, manner)
         if await is_to_be_cancelled(store, record):  # which needs no backend
-            return await _see_through(looking.start_resume(record.run_id), dag, manner)
+            return await see_through(looking.start_resume(record.run_id), dag, manner)
         verdicts = judge(dag, tasks, retry_failed=wanted.retry_failed)
         statuses = {task.task_id: _status(verdict.action, task) for task, verdict in zip(tasks, verdicts, strict=True)}
         kept = Kept.of(record)
-        names = names_needed(dag, kept.default, statuses.values())
+        # A policy may add tasks for any of them.
+        names = names_needed(dag, kept.default, statuses.values()) if kept.policy is None else list(kept.specs)
         backing = kept.backing(names, wanted.plan)
         async with backing.running(names) as made:
             concurrency = manner.concurrency or _stored_concurrency(record)
             runner = backing.runner(made, store=store, concurrency=concurrency)
             run = runner.start_resume(record.run_id, retry_failed=wanted.retry_failed)
-            return await _see_through(run, dag, manner, statuses)
+            return await see_through(run, dag, manner, statuses)
 
 
 def _status(action: Action, task: TaskRecord) -> TaskStatus:
@@ -126,7 +127,7 @@ def _stored_concurrency(record: RunRecord) -> int:
 def _say_over(result: RunResult, dag: DAG, manner: Manner) -> int:
     """The answer to `resume` for a run that has ended: where to see it."""
     if manner.as_json:
-        report.tell_json(Ending(result), manner.store)
+        report.tell_json(Ending(result, dag), manner.store)
     elif manner.quiet:
         report.tell_result(dag, result)
     else:
@@ -136,15 +137,16 @@ def _say_over(result: RunResult, dag: DAG, manner: Manner) -> int:
     return report.exit_code(result)
 
 
-async def _see_through(run: Run, dag: DAG, manner: Manner, statuses: Mapping[str, TaskStatus] | None = None) -> int:
-    ending = await follow(run, _display(dag, manner, statuses))
+async def see_through(run: Run, dag: DAG, manner: Manner, statuses: Mapping[str, TaskStatus] | None = None) -> int:
+    """Show `run` to its end and say what it came to; the exit code."""
+    ending = await follow(run, dag, _display(dag, manner, statuses))
     result = ending.result
     if manner.as_json:
         report.tell_json(ending, manner.store)
     else:
-        report.tell_result(dag, result)
+        report.tell_result(ending.dag, result)
     if not manner.quiet:
-        report.say_summary(dag, ending, manner.store)
+        report.say_summary(ending, manner.store)
     elif result.status is not RunStatus.COMPLETED:
         report.say_failure(result)
     return report.exit_code(result)
