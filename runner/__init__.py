@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from runner.clock import Clock
     from runner.dag import DAG
     from runner.errors import (
+        AnswerConflict,
         BackendMissing,
         DAGError,
         OwnershipLost,
         PlaitError,
+        PolicyMissing,
         Problem,
         PromptError,
         RunExists,
@@ -25,11 +27,14 @@ if TYPE_CHECKING:
         StoreRequired,
         TurnNotStored,
     )
+    from runner.growth import Limits
     from runner.orchestrator import Orchestrator, OrchestratorResult
     from runner.parallel import ParallelRunner
     from runner.plan import Plan, PlanError, load_plan
     from runner.policies.orchestrator import Phase
+    from runner.policy import Decision, Policy, RunView
     from runner.preview import Preview
+    from runner.questions import OpenQuestion
     from runner.result import Degradation, Receipt, RunResult, TaskResult
     from runner.run import Run
     from runner.status import RunStatus, TaskStatus
@@ -39,11 +44,15 @@ if TYPE_CHECKING:
 __all__ = [
     "DAG",
     "Action",
+    "AnswerConflict",
     "BackendMissing",
     "Clock",
     "DAGError",
+    "Decision",
     "Degradation",
     "FailureMode",
+    "Limits",
+    "OpenQuestion",
     "Orchestrator",
     "OrchestratorResult",
     "OwnershipLost",
@@ -52,6 +61,8 @@ __all__ = [
     "PlaitError",
     "Plan",
     "PlanError",
+    "Policy",
+    "PolicyMissing",
     "Preview",
     "Problem",
     "PromptError",
@@ -64,6 +75,7 @@ __all__ = [
     "RunOwned",
     "RunResult",
     "RunStatus",
+    "RunView",
     "StoreRequired",
     "Task",
     "TaskResult",
@@ -76,12 +88,16 @@ __all__ = [
 _HOMES = {
     "clock": "Clock",
     "dag": "DAG",
-    "errors": "BackendMissing DAGError OwnershipLost PlaitError Problem PromptError RunExists RunNotFound "
+    "errors": "AnswerConflict BackendMissing DAGError OwnershipLost PlaitError PolicyMissing Problem PromptError "
+    "RunExists RunNotFound "
     "RunNotResumable RunOwned StoreRequired TurnNotStored",
+    "growth": "Limits",
     "orchestrator": "Orchestrator OrchestratorResult",
     "parallel": "ParallelRunner",
     "plan": "Plan PlanError load_plan",
     "policies.orchestrator": "Phase",
+    "policy": "Decision Policy RunView",
+    "questions": "OpenQuestion",
     "preview": "Preview",
     "result": "Degradation Receipt RunResult TaskResult",
     "run": "Run",

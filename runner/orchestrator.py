@@ -17,7 +17,7 @@ from runner import events
 from runner.deciding import decided_of
 from runner.errors import RunNotFound
 from runner.parallel import ParallelRunner
-from runner.policies.orchestrator import Limits, Loop, OrchestratorPolicy, Phase, Stop
+from runner.policies.orchestrator import LoopLimits, Loop, OrchestratorPolicy, Phase, Stop
 from runner.policies.orchestrator_evidence import is_work
 from runner.policies.orchestrator_prompts import ANSWER_ID, EXECUTOR, PLANNER, REFLECTOR
 from runner.result import RunResult
@@ -83,7 +83,7 @@ class Orchestrator:
     ) -> None:
         if run_id is not None and store is None:
             raise ValueError(f"run_id {run_id!r} names a stored run, and there is no store; give one, or no run_id")
-        self._policy = OrchestratorPolicy(goal, Limits(max_iterations, reflect_every, max_tasks))
+        self._policy = OrchestratorPolicy(goal, LoopLimits(max_iterations, reflect_every, max_tasks))
         self._runner = ParallelRunner(
             backends=_by_role(backends), default=EXECUTOR, store=store, concurrency=concurrency
         )
@@ -128,7 +128,7 @@ class Orchestrator:
         return self._policy.goal
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> LoopLimits:
         """How far it goes."""
         return self._policy.limits
 

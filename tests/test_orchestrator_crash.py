@@ -1,5 +1,5 @@
-"""The orchestrator's process is killed at each position of its loop, before and after it is durable, and at each call: the
-resumed run ends as an uncrashed one, and what was stored is not asked for again.
+"""The orchestrator's process is killed at each position of its loop, before and after it is durable, and at each call:
+the resumed run ends as an uncrashed one, and what was stored is not asked for again.
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ POSITIONS: dict[str, tuple[Callable[[Change], bool], LoopState, LoopState]] = {
         LoopState(Phase.REFLECTING, 4, ("reflect.2",)),
     ),
     "done": (
+        lambda change: isinstance(change, TaskCompleted) and change.task_id == "answer",
+        LoopState(Phase.EXECUTING, 4, ("answer",)),
+        LoopState(Phase.DONE, 4, ()),
+    ),
+    "ended": (
         lambda change: isinstance(change, RunStatusChanged) and change.status == RunStatus.COMPLETED.value,
         LoopState(Phase.DONE, 4, ()),
         LoopState(Phase.DONE, 4, ()),

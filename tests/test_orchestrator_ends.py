@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runner.policies.orchestrator import Limits, Loop, OrchestratorPolicy, Phase
+from runner.policies.orchestrator import LoopLimits, Loop, OrchestratorPolicy, Phase
 from runner.status import RunStatus, TaskStatus
 from runner.task import JsonValue, Task
 from tests.support.simulated import Simulation
@@ -44,7 +44,7 @@ class Whims:
 @pytest.mark.parametrize("seeds", range(10))
 def test_every_run_ends_within_its_limits(seeds: int) -> None:
     for seed in range(100 * seeds, 100 * seeds + 100):
-        limits = Limits(max_iterations=1 + seed % 12, reflect_every=1 + seed % 4, max_tasks=1 + seed % 15)
+        limits = LoopLimits(max_iterations=1 + seed % 12, reflect_every=1 + seed % 4, max_tasks=1 + seed % 15)
         policy = OrchestratorPolicy("goal", limits)
         run = Simulation(policy, policy.dag(), Whims(seed), CONCURRENCY)
         rng = random.Random(seed)
@@ -55,7 +55,7 @@ def test_every_run_ends_within_its_limits(seeds: int) -> None:
         _check(run, limits, seed)
 
 
-def _check(run: Simulation, limits: Limits, seed: int) -> None:
+def _check(run: Simulation, limits: LoopLimits, seed: int) -> None:
     loop, own = Loop.of(run.state), [one.id for one in run.tasks if not one.id.startswith("do.")]
     assert run.status in {RunStatus.COMPLETED, RunStatus.FAILED}, seed
     assert loop.iteration < limits.max_iterations + CONCURRENCY, seed

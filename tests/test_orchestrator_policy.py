@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from runner.policies.orchestrator import Limits, Loop, OrchestratorPolicy, Phase
+from runner.policies.orchestrator import LoopLimits, Loop, OrchestratorPolicy, Phase
 from runner.policy import RunView
 from runner.result import TaskResult
 from runner.status import RunStatus, TaskStatus
@@ -176,7 +176,7 @@ def test_tasks_that_an_executor_added_count_as_work() -> None:
 
 
 def test_settings_make_the_same_policy_again() -> None:
-    policy = OrchestratorPolicy("g", Limits(7, 2, 9, 500, True))
+    policy = OrchestratorPolicy("g", LoopLimits(7, 2, 9, 500, True))
     again = OrchestratorPolicy.from_settings(json.loads(json.dumps(policy.settings())))
     assert (again.goal, again.limits) == (policy.goal, policy.limits)
     assert again.kind == "orchestrator"
@@ -185,7 +185,7 @@ def test_settings_make_the_same_policy_again() -> None:
 @pytest.mark.parametrize("name", ["max_iterations", "reflect_every", "max_tasks", "shown"])
 def test_limits_have_to_be_positive(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
-        Limits(**{name: 0})
+        LoopLimits(**{name: 0})
 
 
 @pytest.mark.parametrize("goal", ["", " \n"])
@@ -199,7 +199,7 @@ def test_a_decision_is_quick_in_a_large_run() -> None:
     done = {one.id: TaskResult(one.id, TaskStatus.COMPLETED, "r", attempts=1) for one in tasks}
     done["do.t0"] = TaskResult("do.t0", TaskStatus.RUNNING, attempts=1)
     state = Loop(Phase.EXECUTING, 500, 499, None).to_json()
-    policy = OrchestratorPolicy("g", Limits(100_000, 1000, 1000))
+    policy = OrchestratorPolicy("g", LoopLimits(100_000, 1000, 1000))
     view = RunView(tasks, done.__getitem__, state, "do.t999")
     began = time.perf_counter()
     for _ in range(50):

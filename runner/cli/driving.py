@@ -39,7 +39,7 @@ class Ending:
 
 
 async def follow(run: Run, dag: DAG, display: Display) -> Ending:
-    """Start `run`, which begins with `dag`, show it to its end, and say what it came to. Raises what `Run.result` does."""
+    """Start `run`, which begins with `dag`, show it to its end, and say what it came to. Raises as `Run.result`."""
     began, dag = time.monotonic(), dag.copy()
     started: set[str] = set()
     policy_state: JsonValue = None

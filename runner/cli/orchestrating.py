@@ -12,7 +12,7 @@ from backends.spec import BackendSpec, LocalSpec, default_spec
 from persistence import SQLiteStore
 from runner.cli.backing import Backing, Wish
 from runner.cli.running import DEFAULT_CONCURRENCY, Manner, see_through
-from runner.policies.orchestrator import Limits, OrchestratorPolicy
+from runner.policies.orchestrator import LoopLimits, OrchestratorPolicy
 from runner.policies.orchestrator_prompts import EXECUTOR, PLANNER, REFLECTOR
 
 _LOCAL_ANSWER = 512  # tokens; a small model stops late
@@ -58,9 +58,9 @@ async def orchestrate(goal: str, team: Team, limits: Mapping[str, int], manner: 
         return await see_through(run, dag, manner)
 
 
-def _limits(backing: Backing, given: Mapping[str, int]) -> Limits:
+def _limits(backing: Backing, given: Mapping[str, int]) -> LoopLimits:
     """With what the smallest of the models can take in."""
     local = [spec for spec in backing.specs.values() if isinstance(spec, LocalSpec)]
     room = [max(spec.context - spec.max_tokens, 1) * _CHARACTERS_A_TOKEN for spec in local]
     plain = any(spec.gguf is None for spec in local)
-    return Limits(**given, plain=plain, **({"shown": min(room)} if room else {}))
+    return LoopLimits(**given, plain=plain, **({"shown": min(room)} if room else {}))

@@ -43,7 +43,7 @@ class Stop(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LoopLimits:
     """How far the orchestrator goes.
 
     After `max_iterations` executed tasks no other one is begun; those under way then still come to their end. At most
@@ -113,11 +113,11 @@ class OrchestratorPolicy:
 
     kind = "orchestrator"
 
-    def __init__(self, goal: str, limits: Limits | None = None) -> None:
+    def __init__(self, goal: str, limits: LoopLimits | None = None) -> None:
         if not goal.strip():
             raise ValueError("the goal is empty; say in a sentence what is to be reached")
         self.goal = goal
-        self.limits = limits or Limits()
+        self.limits = limits or LoopLimits()
 
     def settings(self) -> dict[str, JsonValue]:
         """What `from_settings` makes the same policy of."""
@@ -127,7 +127,7 @@ class OrchestratorPolicy:
     def from_settings(cls, settings: Mapping[str, JsonValue]) -> OrchestratorPolicy:
         """The policy whose `settings` these are."""
         limits = dict(cast("Mapping[str, Any]", settings))
-        return cls(limits.pop("goal"), Limits(**limits))
+        return cls(limits.pop("goal"), LoopLimits(**limits))
 
     def dag(self) -> DAG:
         """What the run begins with: the task `plan.1`, and the goal as an input."""

@@ -15,16 +15,19 @@ PURE = (
     "runner/task.py",
     "runner/status.py",
     "runner/dag.py",
+    "runner/dag_check.py",
+    "runner/policy.py",
+    "runner/policies/*.py",
+    "runner/result.py",
     "runner/schedule.py",
     "runner/prompt*.py",
     "runner/errors.py",
     "runner/graph.py",
     "runner/layout.py",
     "runner/cli/text.py",
+    "persistence/history.py",
     "persistence/rules.py",
-    "backends/values.py",
-    "persistence/changes.py",
-    "persistence/values.py",
+    "backends/protocol.py",
     "backends/values.py",
     "persistence/changes.py",
     "persistence/values.py",
@@ -38,9 +41,10 @@ HOMES = {
     "networkx": "runner/dag.py",
     "openai": "backends/openai.py",
     "anthropic": "backends/anthropic.py",
+    "langgraph": "backends/langgraph*.py",
     "xllamacpp": "backends/_llama_server.py",
 }
-LAZY = {"networkx", "openai", "anthropic", "xllamacpp"}
+LAZY = {"networkx", "openai", "anthropic", "langgraph", "xllamacpp"}
 STATUSES = {"pending", "queued", "running", "waiting_input", "completed", "failed", "skipped", "cancelling",
             "cancelled", "interrupted"}  # fmt: skip
 SPAWNERS = {"create_task", "ensure_future", "gather"}

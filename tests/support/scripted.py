@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from runner.policies.orchestrator import Limits, Loop, OrchestratorPolicy
+from runner.policies.orchestrator import LoopLimits, Loop, OrchestratorPolicy
 from runner.task import Task
 from tests.support.simulated import Simulation
 
@@ -39,7 +39,7 @@ class Script:
 
 
 def simulation(script: Callable[[Task], Any], concurrency: int = 1, **limits: Any) -> Simulation:
-    policy = OrchestratorPolicy("reach the goal", Limits(**limits))
+    policy = OrchestratorPolicy("reach the goal", LoopLimits(**limits))
     return Simulation(policy, policy.dag(), script, concurrency)
 
 
