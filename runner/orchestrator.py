@@ -17,7 +17,7 @@ from runner import events
 from runner.deciding import decided_of
 from runner.errors import RunNotFound
 from runner.parallel import ParallelRunner
-from runner.policies.orchestrator import LoopLimits, Loop, OrchestratorPolicy, Phase, Stop
+from runner.policies.orchestrator import Loop, LoopLimits, OrchestratorPolicy, Phase, Stop
 from runner.policies.orchestrator_evidence import is_work
 from runner.policies.orchestrator_prompts import ANSWER_ID, EXECUTOR, PLANNER, REFLECTOR
 from runner.result import RunResult
@@ -206,7 +206,7 @@ def _by_role(backends: Mapping[str, OneBackend] | OneBackend | None) -> dict[str
         raise ValueError(f"give backends=..., one for all or one for each of {', '.join(ROLES)}")
     if not isinstance(backends, Mapping):
         return dict.fromkeys(ROLES, backends)
-    named = dict(cast("Mapping[str, OneBackend]", backends))
+    named = dict(backends)
     if missing := [role for role in ROLES if role not in named]:
         raise ValueError(f"there is no backend for {', '.join(missing)}; give one for each of {', '.join(ROLES)}")
     return named

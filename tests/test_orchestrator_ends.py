@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runner.policies.orchestrator import LoopLimits, Loop, OrchestratorPolicy, Phase
+from runner.policies.orchestrator import Loop, LoopLimits, OrchestratorPolicy, Phase
 from runner.status import RunStatus, TaskStatus
 from runner.task import JsonValue, Task
 from tests.support.simulated import Simulation

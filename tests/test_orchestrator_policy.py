@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from runner.policies.orchestrator import LoopLimits, Loop, OrchestratorPolicy, Phase
+from runner.policies.orchestrator import Loop, LoopLimits, OrchestratorPolicy, Phase
 from runner.policy import RunView
 from runner.result import TaskResult
 from runner.status import RunStatus, TaskStatus

@@ -141,17 +141,16 @@ class Kept:
     @classmethod
     def of(cls, run: RunRecord) -> Kept:
         """Raises Fault for a run that did not come from a plan file."""
-        settings = json.loads(run.settings)
+        settings: dict[str, Any] = json.loads(run.settings)
         specs, default, folder = (settings.get(key) for key in ("backends", "default_backend", "folder"))
         if not (isinstance(specs, dict) and isinstance(default, str) and isinstance(folder, str)):
             raise Fault(
                 f"run {run.run_id} was not made by `plait run`, so its store does not say which backends it needs; "
                 "go on with it from Python: ParallelRunner(...).resume(run_id)"
             )
-        plan = settings.get("plan")
-        policy = (settings.get("policy") or {}).get("kind")
-        specs = cast("dict[str, Any]", specs)
-        return cls(run.run_id, specs, default, Path(folder), Path(plan) if plan else None, policy)
+        plan, policy = settings.get("plan"), cast("dict[str, Any]", settings.get("policy") or {})
+        made = cast("dict[str, Any]", specs)
+        return cls(run.run_id, made, default, Path(folder), Path(plan) if plan else None, policy.get("kind"))
 
     def backing(self, names: Iterable[str], moved_to: Path | None) -> Backing:
         """The backends in `names`. `moved_to` is the plan file, if it is not where it was."""

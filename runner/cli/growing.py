@@ -12,4 +12,4 @@ def grow(dag: DAG, event: events.TasksAdded) -> None:
     dag.extend(event.tasks)
     # A task with `for_each` waits for what it was unfolded into.
     if event.added_by is not None and dag[event.added_by].for_each is not None:
-        dag.gather(dag.position(event.added_by), range(start, len(dag)))
+        dag.join(dag.position(event.added_by), range(start, len(dag)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from runner.policies.orchestrator import LoopLimits, Loop, OrchestratorPolicy
+from runner.policies.orchestrator import Loop, LoopLimits, OrchestratorPolicy
 from runner.task import Task
 from tests.support.simulated import Simulation
 
