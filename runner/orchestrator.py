@@ -206,7 +206,7 @@ def _by_role(backends: Mapping[str, OneBackend] | OneBackend | None) -> dict[str
         raise ValueError(f"give backends=..., one for all or one for each of {', '.join(ROLES)}")
     if not isinstance(backends, Mapping):
         return dict.fromkeys(ROLES, backends)
-    named = dict(backends)
+    named: dict[str, OneBackend] = {**backends}
     if missing := [role for role in ROLES if role not in named]:
         raise ValueError(f"there is no backend for {', '.join(missing)}; give one for each of {', '.join(ROLES)}")
     return named

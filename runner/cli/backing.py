@@ -96,6 +96,12 @@ def _gives_a_key_away(spec: OpenAISpec | AnthropicSpec) -> bool:
     return not as_usual and bool(os.environ.get(spec.api_key_env))
 
 
+def policy_kind(run: RunRecord) -> str | None:
+    """The kind of the policy that leads the run; None where none does."""
+    policy = cast("dict[str, Any] | None", json.loads(run.settings).get("policy"))
+    return None if policy is None else policy["kind"]
+
+
 def names_needed(dag: DAG, default: str, statuses: Iterable[TaskStatus] = ()) -> list[str]:
     """The backends of all tasks that are not done, in the order of the tasks."""
     done = [status in TASK_DONE for status in statuses] or [False] * len(dag)
@@ -135,22 +141,19 @@ class Kept:
     default: str
     folder: Path
     plan: Path | None
-    policy: str | None = None
-    """The kind of the policy that leads the run."""
 
     @classmethod
     def of(cls, run: RunRecord) -> Kept:
         """Raises Fault for a run that did not come from a plan file."""
-        settings: dict[str, Any] = json.loads(run.settings)
+        settings = json.loads(run.settings)
         specs, default, folder = (settings.get(key) for key in ("backends", "default_backend", "folder"))
         if not (isinstance(specs, dict) and isinstance(default, str) and isinstance(folder, str)):
             raise Fault(
                 f"run {run.run_id} was not made by `plait run`, so its store does not say which backends it needs; "
                 "go on with it from Python: ParallelRunner(...).resume(run_id)"
             )
-        plan, policy = settings.get("plan"), cast("dict[str, Any]", settings.get("policy") or {})
-        made = cast("dict[str, Any]", specs)
-        return cls(run.run_id, made, default, Path(folder), Path(plan) if plan else None, policy.get("kind"))
+        plan = settings.get("plan")
+        return cls(run.run_id, cast("dict[str, Any]", specs), default, Path(folder), Path(plan) if plan else None)
 
     def backing(self, names: Iterable[str], moved_to: Path | None) -> Backing:
         """The backends in `names`. `moved_to` is the plan file, if it is not where it was."""

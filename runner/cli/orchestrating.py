@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backends.spec import BackendSpec, LocalSpec, default_spec
@@ -13,7 +13,7 @@ from persistence import SQLiteStore
 from runner.cli.backing import Backing, Wish
 from runner.cli.running import DEFAULT_CONCURRENCY, Manner, see_through
 from runner.policies.orchestrator import LoopLimits, OrchestratorPolicy
-from runner.policies.orchestrator_prompts import EXECUTOR, PLANNER, REFLECTOR
+from runner.policies.orchestrator_prompts import ANSWER_ID, EXECUTOR, PLANNER, REFLECTOR
 
 _LOCAL_ANSWER = 512  # tokens; a small model stops late
 _CHARACTERS_A_TOKEN = 2  # at least, for what results are cut to
@@ -55,7 +55,7 @@ async def orchestrate(goal: str, team: Team, limits: Mapping[str, int], manner: 
     async with backing.running(backing.specs) as made, store or nullcontext():
         runner = backing.runner(made, store=store, concurrency=manner.concurrency or DEFAULT_CONCURRENCY)
         run = runner.start(dag, settings=backing.settings(), policy=policy)
-        return await see_through(run, dag, manner)
+        return await see_through(run, dag, replace(manner, result_of=ANSWER_ID))
 
 
 def _limits(backing: Backing, given: Mapping[str, int]) -> LoopLimits:

@@ -15,7 +15,6 @@ from runner.cli.options import plait
 from runner.cli.text import counted, dollars, one_line, seconds, tokens, visible, without_controls
 from runner.dag import DAG
 from runner.policies.orchestrator import Stop
-from runner.policies.orchestrator_prompts import ANSWER_ID, PLANNER
 from runner.result import RunResult, TaskResult
 from runner.status import RunStatus, TaskStatus
 from runner.task import JsonValue
@@ -38,12 +37,13 @@ def exit_code(result: RunResult) -> int:
     return _EXIT_CODES.get(result.status, exits.CANCELLED)
 
 
-def tell_result(dag: DAG, result: RunResult) -> None:
-    """The texts of the final tasks on standard output: as they are for a file, harmless for a terminal."""
+def tell_result(dag: DAG, result: RunResult, only: str | None = None) -> None:
+    """The texts of the final tasks, or of the task `only`, on standard output: as they are for a file, harmless for a
+    terminal.
+    """
     fit = visible if sys.stdout.isatty() else without_controls
     finals = [task for task in _finals(dag, result) if task.status is TaskStatus.COMPLETED]
-    # Where an orchestrator has made its answer, that is all there is to say.
-    finals = [task for task in finals if task.id == ANSWER_ID and dag[ANSWER_ID].backend == PLANNER] or finals
+    finals = [task for task in finals if only is None or task.id == only]
     for task in finals:
         head = f"== {task.id} ==\n" if len(finals) > 1 else ""
         exits.tell(head + fit(task.text).removesuffix("\n"))
@@ -150,6 +150,8 @@ def _stopped(policy_state: JsonValue) -> Iterator[str]:
 
 def _failures(result: RunResult) -> Iterator[str]:
     failed = [result[task_id] for task_id in result.failed]
+    if result.status is RunStatus.FAILED and not failed and result.error:
+        yield f"  failed    {one_line(result.error, 300)}"
     for task in failed[:_MOST_FAILURES]:
         tries = f" ({counted(task.attempts, 'attempt')})" if task.attempts > 1 else ""
         yield f"  failed    {task.id}: {task.error_kind}: {one_line(task.error or '', 300)}{tries}"

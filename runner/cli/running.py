@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from persistence import SQLiteStore
 from persistence.records import RunRecord, TaskRecord
 from runner import Plan
 from runner.cli import report
-from runner.cli.backing import Backing, Kept, names_needed
+from runner.cli.backing import Backing, Kept, names_needed, policy_kind
 from runner.cli.driving import Ending, follow
 from runner.cli.exits import COMPLETED, say, tell
 from runner.cli.lookup import (
@@ -34,6 +34,8 @@ from runner.cli.progress import Progress
 from runner.cli.text import visible, without_controls
 from runner.dag import DAG
 from runner.inbox import is_to_be_cancelled
+from runner.policies.orchestrator import OrchestratorPolicy
+from runner.policies.orchestrator_prompts import ANSWER_ID
 from runner.result import RunResult
 from runner.run import Run
 from runner.status import RunStatus, TaskStatus
@@ -46,13 +48,16 @@ DEFAULT_CONCURRENCY = 8
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a person wants it: where it is stored (None: nowhere), how much is said, how much runs at once."""
+    """How a person wants it: where it is stored (None: nowhere), how much is said, how much runs at once, and the task
+    whose result is that of the run (None: the final ones).
+    """
 
     store: Path | None
     quiet: bool = False
     as_json: bool = False
     logs: bool = False
     concurrency: int | None = None
+    result_of: str | None = None
 
 
 async def run_plan(plan: Plan, backing: Backing, manner: Manner) -> int:
@@ -87,7 +92,9 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
         else:
             record = await find_run(store, wanted.run)
         tasks = await store.list_tasks(record.run_id)
-        dag = dag_of(record, tasks)
+        dag, policy = dag_of(record, tasks), policy_kind(record)
+        if policy == OrchestratorPolicy.kind:
+            manner = replace(manner, result_of=ANSWER_ID)
         looking = Backing({}).runner({}, store=store)
         if wanted.dry_run:
             say_if_watched(record)
@@ -101,7 +108,7 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
         statuses = {task.task_id: _status(verdict.action, task) for task, verdict in zip(tasks, verdicts, strict=True)}
         kept = Kept.of(record)
         # A policy may add tasks for any of them.
-        names = names_needed(dag, kept.default, statuses.values()) if kept.policy is None else list(kept.specs)
+        names = names_needed(dag, kept.default, statuses.values()) if policy is None else list(kept.specs)
         backing = kept.backing(names, wanted.plan)
         async with backing.running(names) as made:
             concurrency = manner.concurrency or _stored_concurrency(record)
@@ -129,7 +136,7 @@ def _say_over(result: RunResult, dag: DAG, manner: Manner) -> int:
     if manner.as_json:
         report.tell_json(Ending(result, dag), manner.store)
     elif manner.quiet:
-        report.tell_result(dag, result)
+        report.tell_result(dag, result, manner.result_of)
     else:
         hint = "" if result.status is RunStatus.COMPLETED else "; --retry-failed runs what failed again"
         say(f"run {result.run_id} is {result.status.value}, nothing is left to do{hint}")
@@ -144,7 +151,7 @@ async def see_through(run: Run, dag: DAG, manner: Manner, statuses: Mapping[str,
     if manner.as_json:
         report.tell_json(ending, manner.store)
     else:
-        report.tell_result(ending.dag, result)
+        report.tell_result(ending.dag, result, manner.result_of)
     if not manner.quiet:
         report.say_summary(ending, manner.store)
     elif result.status is not RunStatus.COMPLETED:
