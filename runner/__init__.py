@@ -27,9 +27,20 @@ if TYPE_CHECKING:
     )
     from runner.parallel import ParallelRunner
     from runner.plan import Plan, PlanError, load_plan
+    from runner.policies.follow_ups import FollowUp, FollowUps
+    from runner.policies.session import (
+        ImpossibleState,
+        Interaction,
+        Session,
+        SessionComplete,
+        SessionEnded,
+        UnknownStep,
+    )
+    from runner.policies.workflow import OnError, Step, Workflow
     from runner.preview import Preview
     from runner.result import Degradation, Receipt, RunResult, TaskResult
     from runner.run import Run
+    from runner.sessions import load_session
     from runner.status import RunStatus, TaskStatus
     from runner.task import FailureMode, Retry, Task
     from runner.verdict import Action, Verdict
@@ -42,6 +53,11 @@ __all__ = [
     "DAGError",
     "Degradation",
     "FailureMode",
+    "FollowUp",
+    "FollowUps",
+    "ImpossibleState",
+    "Interaction",
+    "OnError",
     "OwnershipLost",
     "ParallelRunner",
     "PlaitError",
@@ -59,13 +75,20 @@ __all__ = [
     "RunOwned",
     "RunResult",
     "RunStatus",
+    "Session",
+    "SessionComplete",
+    "SessionEnded",
+    "Step",
     "StoreRequired",
     "Task",
     "TaskResult",
     "TaskStatus",
     "TurnNotStored",
+    "UnknownStep",
     "Verdict",
+    "Workflow",
     "load_plan",
+    "load_session",
 ]
 
 _HOMES = {
@@ -75,9 +98,13 @@ _HOMES = {
     "RunNotResumable RunOwned StoreRequired TurnNotStored",
     "parallel": "ParallelRunner",
     "plan": "Plan PlanError load_plan",
+    "policies.follow_ups": "FollowUp FollowUps",
+    "policies.session": "ImpossibleState Interaction Session SessionComplete SessionEnded UnknownStep",
+    "policies.workflow": "OnError Step Workflow",
     "preview": "Preview",
     "result": "Degradation Receipt RunResult TaskResult",
     "run": "Run",
+    "sessions": "load_session",
     "status": "RunStatus TaskStatus",
     "task": "FailureMode Retry Task",
     "verdict": "Action Verdict",
