@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         SessionEnded,
         UnknownStep,
     )
-    from runner.policies.workflow import OnError, Step, Workflow
+    from runner.policies.workflow import Step, Workflow
     from runner.preview import Preview
     from runner.result import Degradation, Receipt, RunResult, TaskResult
     from runner.run import Run
@@ -57,7 +57,6 @@ __all__ = [
     "FollowUps",
     "ImpossibleState",
     "Interaction",
-    "OnError",
     "OwnershipLost",
     "ParallelRunner",
     "PlaitError",
@@ -100,7 +99,7 @@ _HOMES = {
     "plan": "Plan PlanError load_plan",
     "policies.follow_ups": "FollowUp FollowUps",
     "policies.session": "ImpossibleState Interaction Session SessionComplete SessionEnded UnknownStep",
-    "policies.workflow": "OnError Step Workflow",
+    "policies.workflow": "Step Workflow",
     "preview": "Preview",
     "result": "Degradation Receipt RunResult TaskResult",
     "run": "Run",

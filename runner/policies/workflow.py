@@ -13,8 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import cast
+from typing import Literal, TypeAlias, cast, get_args
 
 from runner.dag import DAG, nearest
 from runner.policies.session import (
@@ -38,15 +37,10 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,55}")
 _PASSED = {TaskStatus.COMPLETED, TaskStatus.SKIPPED}
 
 
-class OnError(StrEnum):
-    """What follows when a step has failed."""
-
-    RETRY = "retry"
-    """The same step again, until it has failed `max_tries` times; then the session ends."""
-    GO_ON = "go_on"
-    """The next step, without its result; after the last step the session ends."""
-    END = "end"
-    """The session ends. The default."""
+OnError: TypeAlias = Literal["retry", "go_on", "end"]
+"""What follows when a step has failed: the same step again, until it has failed `max_tries` times; the next step,
+without its result; or nothing, for the session ends. It also ends where no try or no further step is left.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +57,7 @@ class Step:
     name: str
     prompt: str = ""
     backend: str | None = None
-    on_error: OnError = OnError.END
+    on_error: OnError = "end"
     max_tries: int = 3
     output_schema: Mapping[str, JsonValue] | None = None
     continues: bool = False
@@ -78,10 +72,10 @@ class Step:
             )
         if self.max_tries < 1:
             raise ValueError(f"step {self.name!r}: max_tries must be at least 1, not {self.max_tries}")
-        if self.on_error not in list(OnError):
-            raise ValueError(f"step {self.name!r}: on_error must be one of {', '.join(OnError)}, not {self.on_error!r}")
-        # "retry" is as good as OnError.RETRY to whoever writes it, and must be so here too.
-        object.__setattr__(self, "on_error", OnError(self.on_error))
+        if self.on_error not in get_args(OnError):
+            raise ValueError(
+                f"step {self.name!r}: on_error must be one of {', '.join(get_args(OnError))}, not {self.on_error!r}"
+            )
 
 
 class Workflow:
@@ -185,11 +179,11 @@ class Workflow:
 
     def _after_error(self, index: int, last: Interaction) -> Step | SessionComplete:
         step = self._steps[index]
-        if step.on_error is OnError.RETRY and last.number < step.max_tries:
+        if step.on_error == "retry" and last.number < step.max_tries:
             return step
-        if step.on_error is OnError.GO_ON and not self._is_last(index):
+        if step.on_error == "go_on" and not self._is_last(index):
             return self._steps[index + 1]
-        times = f" {last.number} times, its max_tries" if step.on_error is OnError.RETRY else ""
+        times = f" {last.number} times, its max_tries" if step.on_error == "retry" else ""
         why = (last.error or "it does not say why").partition("\n")[0]
         return SessionComplete(ok=False, error=f"step {step.name!r} failed{times}: {why}")
 
