@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runner import (
     DAG,
@@ -197,6 +199,37 @@ def test_the_settings_make_the_same_workflow_again() -> None:
     assert isinstance(again, Workflow)
     assert (again.steps(), again.name, again.settings()) == (flow.steps(), "both", settings)
     assert settings["steps"][0] == {"name": "a"}
+
+
+RULES = st.tuples(st.sampled_from(["retry", "go_on", "end"]), st.integers(1, 4), st.lists(st.booleans(), max_size=5))
+
+
+@given(st.lists(RULES, min_size=1, max_size=5))
+def test_whatever_fails_a_session_comes_to_the_end_that_its_rules_say(rules: list[tuple[Any, int, list[bool]]]) -> None:
+    """Each step has a rule, a limit, and whether its first tries go well; all further ones do."""
+    flow = Workflow([Step(f"s{n}", on_error=rule, max_tries=most) for n, (rule, most, _) in enumerate(rules)])
+    expected: list[str] = []
+    well = True
+    for n, (rule, most, tries) in enumerate(rules):
+        allowed = most if rule == "retry" else 1
+        luck = [*tries, *[True] * allowed][:allowed]
+        used = luck.index(True) + 1 if True in luck else allowed
+        expected += [f"s{n}.{number}" for number in range(1, used + 1)]
+        well = luck[used - 1]
+        if not well and rule != "go_on":
+            break
+
+    def outcome(task: Task, _: str) -> str | Exception:
+        step, number = task.id[1:].split(".")
+        tries = rules[int(step)][2]
+        return "fine" if int(number) > len(tries) or tries[int(number) - 1] else RuntimeError("no luck")
+
+    run = grow(flow, flow.dag(), outcome)
+    assert run.ran == expected
+    assert run.status is (RunStatus.COMPLETED if well else RunStatus.FAILED)
+    assert flow.is_complete(session_of(run.view())) is well
+    failed = [name for name in run.ran if run.result(name).status is TaskStatus.FAILED]
+    assert failed == ([] if well else [expected[-1]])
 
 
 @pytest.mark.parametrize(
