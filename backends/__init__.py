@@ -7,6 +7,7 @@ first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .asking import ask
 from .errors import BackendError, BackendUnavailable, ErrorKind
 from .function import FunctionBackend, as_backend
 from .protocol import (
@@ -50,6 +51,7 @@ __all__ = [
     "Role",
     "Usage",
     "as_backend",
+    "ask",
 ]
 
 _LAZY = {"AnthropicBackend": "anthropic", "LocalBackend": "local", "OpenAIBackend": "openai"}

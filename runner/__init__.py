@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from runner.clock import Clock
     from runner.dag import DAG
     from runner.errors import (
+        AnswerConflict,
         BackendMissing,
         DAGError,
         OwnershipLost,
         PlaitError,
+        PolicyMissing,
         Problem,
         PromptError,
         RunExists,
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
         StoreRequired,
         TurnNotStored,
     )
+    from runner.growth import Limits
     from runner.parallel import ParallelRunner
     from runner.plan import Plan, PlanError, load_plan
     from runner.policies.follow_ups import FollowUp, FollowUps
@@ -37,7 +40,9 @@ if TYPE_CHECKING:
         UnknownStep,
     )
     from runner.policies.workflow import Step, Workflow
+    from runner.policy import Decision, Policy, RunView
     from runner.preview import Preview
+    from runner.questions import OpenQuestion
     from runner.result import Degradation, Receipt, RunResult, TaskResult
     from runner.run import Run
     from runner.sessions import load_session
@@ -48,20 +53,26 @@ if TYPE_CHECKING:
 __all__ = [
     "DAG",
     "Action",
+    "AnswerConflict",
     "BackendMissing",
     "Clock",
     "DAGError",
+    "Decision",
     "Degradation",
     "FailureMode",
     "FollowUp",
     "FollowUps",
     "ImpossibleState",
     "Interaction",
+    "Limits",
+    "OpenQuestion",
     "OwnershipLost",
     "ParallelRunner",
     "PlaitError",
     "Plan",
     "PlanError",
+    "Policy",
+    "PolicyMissing",
     "Preview",
     "Problem",
     "PromptError",
@@ -74,6 +85,7 @@ __all__ = [
     "RunOwned",
     "RunResult",
     "RunStatus",
+    "RunView",
     "Session",
     "SessionComplete",
     "SessionEnded",
@@ -93,13 +105,17 @@ __all__ = [
 _HOMES = {
     "clock": "Clock",
     "dag": "DAG",
-    "errors": "BackendMissing DAGError OwnershipLost PlaitError Problem PromptError RunExists RunNotFound "
+    "errors": "AnswerConflict BackendMissing DAGError OwnershipLost PlaitError PolicyMissing Problem PromptError "
+    "RunExists RunNotFound "
     "RunNotResumable RunOwned StoreRequired TurnNotStored",
+    "growth": "Limits",
     "parallel": "ParallelRunner",
     "plan": "Plan PlanError load_plan",
     "policies.follow_ups": "FollowUp FollowUps",
     "policies.session": "ImpossibleState Interaction Session SessionComplete SessionEnded UnknownStep",
     "policies.workflow": "Step Workflow",
+    "policy": "Decision Policy RunView",
+    "questions": "OpenQuestion",
     "preview": "Preview",
     "result": "Degradation Receipt RunResult TaskResult",
     "run": "Run",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from runner.dag import nearest
-from runner.errors import PlaitError
+from runner.errors import PlaitError, PolicyMissing
 from runner.policy import Policy
 from runner.task import JsonValue
 
@@ -19,12 +19,12 @@ _HOMES = {
 
 
 def policy_of(kind: str, settings: Mapping[str, JsonValue]) -> Policy:
-    """The policy of that `kind` with what its `settings()` gave. Raises PlaitError for a kind that is none of ours, and
-    for settings that it cannot be made of.
+    """The policy of that `kind` with what its `settings()` gave. Raises PolicyMissing for a kind that is none of ours,
+    PlaitError for settings that it cannot be made of.
     """
     if kind not in _HOMES:
         hint = nearest(kind, _HOMES) or "; give `resume` the policy that the run was started with"
-        raise PlaitError(f"there is no built-in policy {kind!r}{hint}")
+        raise PolicyMissing(f"there is no built-in policy {kind!r}{hint}")
     module, name = _HOMES[kind]
     made = getattr(importlib.import_module(f"runner.policies.{module}"), name)
     try:
