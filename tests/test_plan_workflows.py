@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runner import FailureMode, FollowUp, FollowUps, Retry, RunStatus
+from runner import FailureMode, FollowUp, FollowUps, Retry, RunStatus, TaskStatus
 from runner.plan import PlanError, parse_plan
+from tests.support.command import plait
 from tests.support.growing import grow
 
 FULL = """
@@ -205,3 +206,46 @@ def test_the_page_has_all_keys_of_the_model() -> None:
     for model in ("WorkflowPart", "FollowUpPart"):
         for key in schema["$defs"][model]["properties"]:
             assert f"`{key}`" in part
+
+
+PLAN = """
+backends:
+  code: {kind: function, call: "work.py:code"}
+  judge: {kind: function, call: "work.py:judge"}
+tasks:
+  - {id: list, backend: code, prompt: "", output_schema: {type: array}}
+  - {id: build, role: coder, for_each: list, depends_on: list, backend: code, prompt: "build {{ item }}"}
+workflows:
+  - after: coder
+    steps:
+      - {role: reviewer, backend: judge, prompt: "review {{ work }}"}
+      - {role: tester, backend: judge, prompt: "test {{ work }} {{ reviewer }}"}
+"""
+WORK = """
+from pathlib import Path
+
+def code(prompt):
+    return prompt or ["a", "b"]
+
+def judge(prompt):
+    if prompt == "test build b (review build b)" and not Path("mended").exists():
+        raise RuntimeError("not today")
+    return f"({prompt})"
+"""
+
+
+def test_the_command_runs_and_resumes_a_plan_with_follow_ups(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    (tmp_path / "work.py").write_text(WORK)
+    done = plait(tmp_path, "run", "plan.yaml", "--json")
+    assert done.code == 1, done.err
+    tasks = {task["id"]: task for task in done.value["tasks"]}
+    followed = {f"build.{n}.{role}" for n in (1, 2) for role in ("reviewer", "tester")}
+    assert tasks.keys() == {"list", "build", "build.1", "build.2", *followed}
+    assert [name for name, task in tasks.items() if task["status"] == TaskStatus.FAILED] == ["build.2.tester"]
+    (tmp_path / "mended").touch()
+    done = plait(tmp_path, "resume", "last", "--retry-failed", "--json")
+    assert done.code == 0, done.err
+    tasks = {task["id"]: task for task in done.value["tasks"]}
+    assert tasks["build.2.tester"]["text"] == "(test build b (review build b))"
+    assert len(tasks) == 8

@@ -104,6 +104,24 @@ async def test_follow_ups_are_run_and_stored(store: Store) -> None:
     assert [task.task_id for task in await store.list_tasks("r")] == list(result.tasks)
 
 
+async def test_a_run_that_a_person_left_goes_on_with_its_follow_ups(store: Store) -> None:
+    dag = DAG([Task("build", "Build.", metadata={"role": "coder"})])
+    asked: list[str] = []
+
+    async def model(prompt: str) -> str:
+        asked.append(prompt.split(maxsplit=1)[0])
+        if len(asked) == 2:
+            run.stop()
+            await anyio.sleep_forever()
+        return "done"
+
+    runner = ParallelRunner(model, store=store)
+    async with runner.start(dag, "r", policy=FollowUps()) as run:
+        assert (await run.result()).status is RunStatus.INTERRUPTED
+    assert (await runner.resume("r")).status is RunStatus.COMPLETED
+    assert asked == ["Build.", "Review", "Review", "Test"]
+
+
 async def test_a_session_of_no_run_is_an_error(store: Store) -> None:
     with pytest.raises(RunNotFound, match="no run 'r'"):
         await load_session(store, "r")

@@ -23,7 +23,7 @@ from runner.plan.workflows import check_follow_ups, follow_ups_of
 
 if TYPE_CHECKING:
     from backends.spec import BackendSpec
-    from runner.policy import Policy
+    from runner.policies.follow_ups import FollowUps
 
 _FORMATS = {".json": "json", ".toml": "toml"}
 
@@ -44,7 +44,7 @@ class Plan:
     default_backend: str | None = None
     concurrency: int | None = None
     path: Path = Path()
-    policy: Policy | None = None
+    policy: FollowUps | None = None
 
     @property
     def folder(self) -> Path:

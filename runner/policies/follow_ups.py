@@ -72,7 +72,8 @@ class FollowUps:
     """After each completed task of a role that is a key of `chains`, its follow-ups: `run(dag, policy=FollowUps())`.
 
     A task's role is `role` in its metadata. Nothing follows a task that failed, was skipped or was cancelled. Tasks
-    that depend on a task do not wait for its follow-ups. Raises ValueError for chains that cannot be, and PromptError.
+    that depend on a task do not wait for its follow-ups. Of a task with `for_each` each part is followed. Raises
+    ValueError for chains that cannot be, and PromptError.
     """
 
     kind = "follow_ups"
@@ -87,6 +88,10 @@ class FollowUps:
     def chains(self) -> Mapping[str, tuple[FollowUp, ...]]:
         """What follows which role."""
         return self._chains
+
+    def backends(self) -> frozenset[str | None]:
+        """The names of the backends that follow-ups run on; None stands for the runner's default one."""
+        return frozenset(step.backend for chain in self._chains.values() for step in chain)
 
     def settings(self) -> dict[str, JsonValue]:
         """What `from_settings` makes the same policy of."""
@@ -103,7 +108,8 @@ class FollowUps:
         if run.ended is None or run.result(run.ended).status is not TaskStatus.COMPLETED:
             return Decision()
         task = next(one for one in run.tasks if one.id == run.ended)
-        if role_of(task) not in self._chains or _is_followed(task, run.tasks):
+        # Of a task that was one for each element of a list, the parts are followed, and not the list of their results.
+        if role_of(task) not in self._chains or task.for_each is not None or _is_followed(task, run.tasks):
             return Decision()
         return Decision(add=tuple(self.after(task, {one.id for one in run.tasks})))
 
