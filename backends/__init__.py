@@ -1,7 +1,7 @@
 """Backends: what answers the prompts.
 
-Importing this package loads no SDK: `OpenAIBackend`, `AnthropicBackend` and `LocalBackend` load theirs when they are
-first used.
+Importing this package loads no SDK: `OpenAIBackend`, `AnthropicBackend`, `LangGraphBackend` and `LocalBackend` load
+theirs when they are first used.
 """
 
 from importlib import import_module
@@ -27,6 +27,7 @@ from .protocol import (
 
 if TYPE_CHECKING:
     from .anthropic import AnthropicBackend
+    from .langgraph import LangGraphBackend
     from .local import LocalBackend
     from .openai import OpenAIBackend
 
@@ -41,6 +42,7 @@ __all__ = [
     "ErrorKind",
     "FunctionBackend",
     "JsonValue",
+    "LangGraphBackend",
     "LocalBackend",
     "Message",
     "OpenAIBackend",
@@ -54,7 +56,12 @@ __all__ = [
     "ask",
 ]
 
-_LAZY = {"AnthropicBackend": "anthropic", "LocalBackend": "local", "OpenAIBackend": "openai"}
+_LAZY = {
+    "AnthropicBackend": "anthropic",
+    "LangGraphBackend": "langgraph",
+    "LocalBackend": "local",
+    "OpenAIBackend": "openai",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -41,9 +41,10 @@ HOMES = {
     "networkx": "runner/dag.py",
     "openai": "backends/openai.py",
     "anthropic": "backends/anthropic.py",
+    "langgraph": "backends/langgraph*.py",
     "xllamacpp": "backends/_llama_server.py",
 }
-LAZY = {"networkx", "openai", "anthropic", "xllamacpp"}
+LAZY = {"networkx", "openai", "anthropic", "langgraph", "xllamacpp"}
 STATUSES = {"pending", "queued", "running", "waiting_input", "completed", "failed", "skipped", "cancelling",
             "cancelled", "interrupted"}  # fmt: skip
 SPAWNERS = {"create_task", "ensure_future", "gather"}
