@@ -31,12 +31,23 @@ if TYPE_CHECKING:
     from runner.orchestrator import Orchestrator, OrchestratorResult
     from runner.parallel import ParallelRunner
     from runner.plan import Plan, PlanError, load_plan
+    from runner.policies.follow_ups import FollowUp, FollowUps
     from runner.policies.orchestrator import Phase
+    from runner.policies.session import (
+        ImpossibleState,
+        Interaction,
+        Session,
+        SessionComplete,
+        SessionEnded,
+        UnknownStep,
+    )
+    from runner.policies.workflow import Step, Workflow
     from runner.policy import Decision, Policy, RunView
     from runner.preview import Preview
     from runner.questions import OpenQuestion
     from runner.result import Degradation, Receipt, RunResult, TaskResult
     from runner.run import Run
+    from runner.sessions import load_session
     from runner.status import RunStatus, TaskStatus
     from runner.task import FailureMode, Retry, Task
     from runner.verdict import Action, Verdict
@@ -51,6 +62,10 @@ __all__ = [
     "Decision",
     "Degradation",
     "FailureMode",
+    "FollowUp",
+    "FollowUps",
+    "ImpossibleState",
+    "Interaction",
     "Limits",
     "OpenQuestion",
     "Orchestrator",
@@ -76,13 +91,20 @@ __all__ = [
     "RunResult",
     "RunStatus",
     "RunView",
+    "Session",
+    "SessionComplete",
+    "SessionEnded",
+    "Step",
     "StoreRequired",
     "Task",
     "TaskResult",
     "TaskStatus",
     "TurnNotStored",
+    "UnknownStep",
     "Verdict",
+    "Workflow",
     "load_plan",
+    "load_session",
 ]
 
 _HOMES = {
@@ -95,12 +117,16 @@ _HOMES = {
     "orchestrator": "Orchestrator OrchestratorResult",
     "parallel": "ParallelRunner",
     "plan": "Plan PlanError load_plan",
+    "policies.follow_ups": "FollowUp FollowUps",
     "policies.orchestrator": "Phase",
+    "policies.session": "ImpossibleState Interaction Session SessionComplete SessionEnded UnknownStep",
+    "policies.workflow": "Step Workflow",
     "policy": "Decision Policy RunView",
     "questions": "OpenQuestion",
     "preview": "Preview",
     "result": "Degradation Receipt RunResult TaskResult",
     "run": "Run",
+    "sessions": "load_session",
     "status": "RunStatus TaskStatus",
     "task": "FailureMode Retry Task",
     "verdict": "Action Verdict",

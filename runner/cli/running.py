@@ -16,7 +16,7 @@ from persistence import SQLiteStore
 from persistence.records import RunRecord, TaskRecord
 from runner import Plan
 from runner.cli import report
-from runner.cli.backing import Backing, Kept, names_needed, policy_kind
+from runner.cli.backing import Backing, Kept, names_needed
 from runner.cli.driving import Ending, follow
 from runner.cli.exits import COMPLETED, say, tell
 from runner.cli.lookup import (
@@ -34,8 +34,10 @@ from runner.cli.progress import Progress
 from runner.cli.text import visible, without_controls
 from runner.dag import DAG
 from runner.inbox import is_to_be_cancelled
+from runner.policies import policy_of
 from runner.policies.orchestrator import OrchestratorPolicy
 from runner.policies.orchestrator_prompts import ANSWER_ID
+from runner.policy import Policy
 from runner.result import RunResult
 from runner.run import Run
 from runner.status import RunStatus, TaskStatus
@@ -62,13 +64,13 @@ class Manner:
 
 async def run_plan(plan: Plan, backing: Backing, manner: Manner) -> int:
     """Run `plan`; the exit code."""
-    names = names_needed(plan.dag, backing.default)
+    names = names_needed(plan.dag, backing.default, policy=plan.policy)
     store = None if manner.store is None else SQLiteStore(manner.store)
     # The store is opened last: a missing backend must not leave an empty store behind.
     async with backing.running(names) as made, store or nullcontext():
         concurrency = manner.concurrency or plan.concurrency or DEFAULT_CONCURRENCY
         runner = backing.runner(made, store=store, concurrency=concurrency)
-        run = runner.start(plan.dag, settings=backing.settings())
+        run = runner.start(plan.dag, settings=backing.settings(), policy=plan.policy)
         return await see_through(run, plan.dag, manner)
 
 
@@ -92,8 +94,8 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
         else:
             record = await find_run(store, wanted.run)
         tasks = await store.list_tasks(record.run_id)
-        dag, policy = dag_of(record, tasks), policy_kind(record)
-        if policy == OrchestratorPolicy.kind:
+        dag = dag_of(record, tasks)
+        if _policy_kind(record) == OrchestratorPolicy.kind:
             manner = replace(manner, result_of=ANSWER_ID)
         looking = Backing({}).runner({}, store=store)
         if wanted.dry_run:
@@ -107,8 +109,7 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
         verdicts = judge(dag, tasks, retry_failed=wanted.retry_failed)
         statuses = {task.task_id: _status(verdict.action, task) for task, verdict in zip(tasks, verdicts, strict=True)}
         kept = Kept.of(record)
-        # A policy may add tasks for any of them.
-        names = names_needed(dag, kept.default, statuses.values()) if policy is None else list(kept.specs)
+        names = names_needed(dag, kept.default, statuses.values(), policy=_stored_policy(record))
         backing = kept.backing(names, wanted.plan)
         async with backing.running(names) as made:
             concurrency = manner.concurrency or _stored_concurrency(record)
@@ -124,6 +125,15 @@ def _status(action: Action, task: TaskRecord) -> TaskStatus:
     if action is Action.FAIL or task.damaged:
         return TaskStatus.FAILED
     return TaskStatus.WAITING_INPUT if action is Action.ASK else TaskStatus(task.status)
+
+
+def _policy_kind(record: RunRecord) -> str | None:
+    return (json.loads(record.settings).get("policy") or {}).get("kind")
+
+
+def _stored_policy(record: RunRecord) -> Policy | None:
+    stored = json.loads(record.settings).get("policy")
+    return None if stored is None else policy_of(stored["kind"], stored["settings"])
 
 
 def _stored_concurrency(record: RunRecord) -> int:

@@ -17,7 +17,16 @@ from typing import Any, cast
 from runner.dag import DAG
 from runner.policies.orchestrator_evidence import EXECUTED, Evidence, cut, digest, is_work, said
 from runner.policies.orchestrator_plan import Asked, Known, Read, read_plan, read_reflection
-from runner.policies.orchestrator_prompts import ANSWER_ID, answer_task, plan_again, plan_task, reflect_task
+from runner.policies.orchestrator_prompts import (
+    ANSWER_ID,
+    EXECUTOR,
+    PLANNER,
+    REFLECTOR,
+    answer_task,
+    plan_again,
+    plan_task,
+    reflect_task,
+)
 from runner.policy import Decision, RunView
 from runner.status import RunStatus, TaskStatus
 from runner.task import JsonValue, Task
@@ -133,6 +142,10 @@ class OrchestratorPolicy:
         """What the run begins with: the task `plan.1`, and the goal as an input."""
         first = plan_task(self.limits.max_tasks, self.limits.plain)
         return DAG([first], name=cut(" ".join(self.goal.split()), 60), inputs={"goal": self.goal})
+
+    def backends(self) -> frozenset[str | None]:
+        """The names of the backends that its tasks run on."""
+        return frozenset({PLANNER, EXECUTOR, REFLECTOR})
 
     def decide(self, run: RunView) -> Decision:
         """What follows after the end of `run.ended`."""
