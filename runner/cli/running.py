@@ -128,7 +128,8 @@ def _status(action: Action, task: TaskRecord) -> TaskStatus:
 
 
 def _policy_kind(record: RunRecord) -> str | None:
-    return (json.loads(record.settings).get("policy") or {}).get("kind")
+    stored = json.loads(record.settings).get("policy")
+    return None if stored is None else stored["kind"]
 
 
 def _stored_policy(record: RunRecord) -> Policy | None:
