@@ -17,7 +17,7 @@ from runner.cancellation import cancel, finish_cancelling
 from runner.clock import Clock, iso, new_run_id
 from runner.continuing import say
 from runner.dag import DAG, nearest
-from runner.drive import Config, Prepared, backend_names, drive
+from runner.drive import Config, Prepared, backend_names, drive, require_policy_backends
 from runner.feed import Feed
 from runner.given import question_of
 from runner.growth import Limits
@@ -249,6 +249,8 @@ class ParallelRunner:
     ) -> tuple[str, _Drive]:
         config = self._config
         names = backend_names(dag, config)
+        if policy is not None:
+            require_policy_backends(config, policy)
         if run_id is None:
             run_id = new_run_id(config.clock, config.rng)
         elif not _RUN_ID.fullmatch(run_id) or run_id in RESERVED_RUN_IDS:

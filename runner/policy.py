@@ -7,7 +7,7 @@ it is asked about what it has not been asked about, and about nothing else. It h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -27,6 +27,17 @@ class RunView:
     result: Callable[[str], TaskResult]
     state: JsonValue = None
     ended: str | None = None
+    position: Callable[[str], int] | None = None
+    """Where a task stands in `tasks`; a view without it looks through them."""
+
+    def task(self, task_id: str) -> Task:
+        """The task of that id. Raises KeyError."""
+        if self.position is not None:
+            return self.tasks[self.position(task_id)]
+        found = next((task for task in self.tasks if task.id == task_id), None)
+        if found is None:
+            raise KeyError(task_id)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +68,12 @@ class Policy(Protocol):
 
     def settings(self) -> Mapping[str, JsonValue]:
         """What it was made with, stored with the run, so that `resume` can make it again."""
+        ...
+
+    def backends(self) -> Collection[str | None]:
+        """The names of the backends that tasks it adds may run on, None for the runner's default one: without them no
+        run with it begins, or goes on.
+        """
         ...
 
     def decide(self, run: RunView) -> Decision:
