@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 
 from runner.policies.orchestrator_plan import PREFIX, Known
@@ -21,6 +21,7 @@ from runner.task import FailureMode, Task
 _OWN = re.compile(r"(plan|reflect)\.[0-9]+")
 _LEAST_SHOWN = 200
 _LONGEST_PROMPT = 300
+_MOST_LISTED = 100
 EXECUTED = frozenset({TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.SKIPPED})
 _WORDS = {TaskStatus.FAILED: "failed", TaskStatus.SKIPPED: "skipped", TaskStatus.CANCELLED: "dropped"}
 
@@ -41,10 +42,15 @@ class Evidence:
         """The tasks that lead to the goal. Those that an executor's reply added are among them."""
         return [task for task in self._run.tasks if is_work(task.id)]
 
+    @cached_property
+    def _own(self) -> list[Task]:
+        """The tasks that the loop itself needs."""
+        return [task for task in self._run.tasks if not is_work(task.id)]
+
     @property
     def reflections(self) -> int:
         """How many reflections there were."""
-        return sum(task.id.startswith("reflect.") and not is_work(task.id) for task in self._run.tasks)
+        return sum(task.id.startswith("reflect.") for task in self._own)
 
     def is_open(self, leaving_out: Collection[str] = ()) -> bool:
         """Whether a task has not ended yet, other than those to be left out."""
@@ -90,25 +96,30 @@ class Evidence:
 
     def unseen(self) -> list[str]:
         """Completed tasks that no reflection was about, behind the last reflection that was completed."""
-        own = [task for task in self._run.tasks if not is_work(task.id) and self._completed(task)]
+        own = [task for task in self._own if self._completed(task)]
         reflections = [task for task in own if task.id.startswith("reflect.")]
         seen = {name for task in reflections for name in task.depends_on}
         last = [task.id for task in reflections[-1:] or own[-1:]]
         return [*last, *(task.id for task in self.work if task.id not in seen and self._completed(task))]
 
     def told(self, most: int) -> str:
-        """All of it as text, the results cut so that they come to about `most` characters."""
-        results = {task.id: self._run.result(task.id) for task in self.work}
-        of = {status: [t for t in self.work if results[t.id].status is status] for status in TaskStatus}
-        share = max(most // max(len(of[TaskStatus.COMPLETED]), 1), _LEAST_SHOWN)
-        parts = (
-            ("Done, with results:", (_done(t, results[t.id], share) for t in of[TaskStatus.COMPLETED])),
-            ("Failed:", (_failed(t, results[t.id]) for s in (TaskStatus.FAILED, TaskStatus.SKIPPED) for t in of[s])),
-            ("Under way:", map(_line, [*of[TaskStatus.RUNNING], *of[TaskStatus.WAITING_INPUT]])),
-            ("Not begun:", map(_pending, of[TaskStatus.PENDING])),
-            ("Dropped:", map(_line, of[TaskStatus.CANCELLED])),
+        """All of it as text. The results are cut so that they come to about `most` characters; where there are too many
+        for that, the oldest are only counted.
+        """
+        of: dict[TaskStatus, list[tuple[Task, TaskResult]]] = {status: [] for status in TaskStatus}
+        for task in self.work:
+            result = self._run.result(task.id)
+            of[result.status].append((task, result))
+        done, failed = of[TaskStatus.COMPLETED], [*of[TaskStatus.FAILED], *of[TaskStatus.SKIPPED]]
+        share = max(most // max(len(done), 1), _LEAST_SHOWN)
+        sections = (
+            _section("Done, with results:", done, most // _LEAST_SHOWN, lambda t, r: _done(t, r, share)),
+            _section("Failed:", failed, _MOST_LISTED, _failed),
+            _section("Under way:", [*of[TaskStatus.RUNNING], *of[TaskStatus.WAITING_INPUT]], _MOST_LISTED, _line),
+            _section("Not begun:", of[TaskStatus.PENDING], _MOST_LISTED, _pending),
+            _section("Dropped:", of[TaskStatus.CANCELLED], _MOST_LISTED, _line),
         )
-        return "\n\n".join(text for text in _sections(parts)) or "Nothing has been done yet."
+        return "\n\n".join(filter(None, sections)) or "Nothing has been done yet."
 
     def digest(self) -> str:
         """A name for what has been found out: the same if nothing new came of what was done since."""
@@ -151,26 +162,33 @@ def _blocks(task: Task, result: TaskResult) -> bool:
     return result.status is TaskStatus.CANCELLED
 
 
-def _sections(parts: Sequence[tuple[str, Iterable[str]]]) -> Iterator[str]:
-    for head, lines in parts:
-        if found := list(lines):
-            yield "\n".join([head, *found])
+def _section(
+    head: str,
+    found: Sequence[tuple[Task, TaskResult]],
+    most: int,
+    line: Callable[[Task, TaskResult], str],
+) -> str:
+    """The newest `most` of what was found; nothing where nothing was."""
+    most = max(most, 1)
+    earlier = [f"- {len(found) - most:,} earlier ones"] if len(found) > most else []
+    lines = [line(task, result) for task, result in found[-most:]]
+    return "\n".join([head, *earlier, *lines]) if lines else ""
 
 
-def _line(task: Task) -> str:
+def _line(task: Task, _result: TaskResult) -> str:
     return f"- {task.id}: {cut(said(task), _LONGEST_PROMPT)}"
 
 
 def _done(task: Task, result: TaskResult, most: int) -> str:
     # Indented, so that no line of a result passes for one of ours.
     text = cut(text_of(result.value).strip(), most).replace("\n", "\n  ")
-    return f"{_line(task)}\n  {text}"
+    return f"{_line(task, result)}\n  {text}"
 
 
 def _failed(task: Task, result: TaskResult) -> str:
-    return f"{_line(task)}\n  {cut(result.error or 'no reason given', _LONGEST_PROMPT)}"
+    return f"{_line(task, result)}\n  {cut(result.error or 'no reason given', _LONGEST_PROMPT)}"
 
 
-def _pending(task: Task) -> str:
+def _pending(task: Task, result: TaskResult) -> str:
     needs = [name for name in task.upstream if name.startswith(PREFIX)]
-    return _line(task) + (f" (waits for {', '.join(needs)})" if needs else "")
+    return _line(task, result) + (f" (waits for {', '.join(needs)})" if needs else "")
