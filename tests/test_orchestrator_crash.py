@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import time
 from collections import Counter
@@ -66,6 +67,7 @@ POSITIONS: dict[str, tuple[Callable[[Change], bool], LoopState, LoopState]] = {
     ),
 }
 """The change that makes a position durable; where the loop stands before it, and after it."""
+SIDES = ("txn.before_commit", "txn.after_commit", "batch.after_write", "attempt.before_call", "attempt.after_call")
 
 
 class Watched:
@@ -86,7 +88,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def orchestrate(folder: Path, position: str, side: str) -> OrchestratorResult:
+async def orchestrate(folder: Path, position: str, side: str, places: int) -> OrchestratorResult:
     """Until `side` of the batch that makes `position` durable is reached; or, for calls, of the call of that number."""
 
     def note(call: str) -> None:
@@ -105,17 +107,17 @@ async def orchestrate(folder: Path, position: str, side: str) -> OrchestratorRes
 
         boundaries.on_reach = at_boundary
         if await store.get_run("r") is None:
-            made = Orchestrator(GOAL, 10, team, store=watched, run_id="r", reflect_every=2, concurrency=1)
+            made = Orchestrator(GOAL, 10, team, store=watched, run_id="r", reflect_every=2, concurrency=places)
         else:
-            made = await Orchestrator.resume("r", store=watched, backends=team, concurrency=1)
+            made = await Orchestrator.resume("r", store=watched, backends=team, concurrency=places)
         return await made.run()
 
 
-def in_child(folder: Path, position: str = "", side: str = "") -> OrchestratorResult | None:
+def in_child(folder: Path, position: str = "", side: str = "", places: int = 1) -> OrchestratorResult | None:
     """`orchestrate` in a process of its own; None if that was killed."""
 
     def work(_say: Callable[[str], None]) -> str:
-        result = asdict(anyio.run(orchestrate, folder, position, side))
+        result = asdict(anyio.run(orchestrate, folder, position, side, places))
         return json.dumps({**result, "usage": None})
 
     child = Child(work)
@@ -182,6 +184,25 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
     assert deaths == len(CALLS) - 1
     assert Counter(calls(tmp_path))["plan"] == 1
     assert len(calls(tmp_path)) == 2 * len(CALLS) - 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_killed_anywhere_with_tasks_beside_one_another(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    asked_before: Counter[str] = Counter()
+    done: set[str] = set()
+    for _ in range(20):
+        result = in_child(tmp_path, str(rng.randrange(1, 9)), rng.choice(SIDES), places=4)
+        asked = Counter(calls(tmp_path)) if (tmp_path / "calls").exists() else Counter[str]()
+        again = {call for call in asked if asked[call] > asked_before[call]}
+        assert not again & {call for call, task in zip(CALLS, TASKS, strict=True) if task in done and call != "reflect"}
+        if result is not None:
+            break
+        asked_before, (_, done) = asked, anyio.run(stored, tmp_path)
+    else:
+        result = in_child(tmp_path, places=4)
+    assert result is not None
+    assert (result.status, result.answer, result.context, result.iteration) == ("completed", ANSWER, CONTEXT, 4)
 
 
 def test_uncrashed(tmp_path: Path) -> None:

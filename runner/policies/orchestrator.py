@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, cast
 
 from runner.dag import DAG
-from runner.policies.orchestrator_evidence import EXECUTED, Evidence, cut, digest, is_work, said
+from runner.policies.orchestrator_evidence import EXECUTED, Evidence, digest, is_work, said
 from runner.policies.orchestrator_plan import Asked, Known, Read, read_plan, read_reflection
 from runner.policies.orchestrator_prompts import (
     ANSWER_ID,
@@ -32,6 +32,7 @@ from runner.status import RunStatus, TaskStatus
 from runner.task import JsonValue, Task
 
 _MOST_REASONS = 10
+_LONGEST_NAME = 40
 
 
 class Phase(StrEnum):
@@ -141,7 +142,9 @@ class OrchestratorPolicy:
     def dag(self) -> DAG:
         """What the run begins with: the task `plan.1`, and the goal as an input."""
         first = plan_task(self.limits.max_tasks, self.limits.plain)
-        return DAG([first], name=cut(" ".join(self.goal.split()), 60), inputs={"goal": self.goal})
+        words = " ".join(self.goal.split())
+        name = words if len(words) <= _LONGEST_NAME else f"{words[: _LONGEST_NAME - 1]}…"
+        return DAG([first], name=name, inputs={"goal": self.goal})
 
     def backends(self) -> frozenset[str | None]:
         """The names of the backends that its tasks run on."""
