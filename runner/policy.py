@@ -44,8 +44,9 @@ class RunView:
 class Decision:
     """What is to follow. `add` are further tasks, checked like those of a DAG; `cancel` are tasks that have not begun,
     or wait for a person, and that no longer matter: they and all that waits for them become cancelled. `state` is what
-    the policy wants to see next time: small, and JSON. `end` ends the run as that: what is under way is ended too, and
-    what is not done becomes cancelled; `error` says in one line why a run failed. Without `end`, a run ends when
+    the policy wants to see next time: small, and JSON. `end` ends the run as that, and what is under way with it. In
+    a run that is completed so, what is not done becomes cancelled; in one that failed it is left, so that a resume with
+    `retry_failed` goes on. `error` says in one line why. Without `end`, a run ends when
     nothing is left that could run.
     """
 
