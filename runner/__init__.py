@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from runner.errors import (
         BackendMissing,
         DAGError,
+        KeyConflict,
         OwnershipLost,
         PlaitError,
         Problem,
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
         StoreRequired,
         TurnNotStored,
     )
+    from runner.looking import RunInfo, StoredEvent, TaskInfo
     from runner.parallel import ParallelRunner
     from runner.plan import Plan, PlanError, load_plan
     from runner.preview import Preview
     from runner.result import Degradation, Receipt, RunResult, TaskResult
     from runner.run import Run
+    from runner.service import RunService
     from runner.status import RunStatus, TaskStatus
     from runner.task import FailureMode, Retry, Task
     from runner.verdict import Action, Verdict
@@ -42,6 +45,7 @@ __all__ = [
     "DAGError",
     "Degradation",
     "FailureMode",
+    "KeyConflict",
     "OwnershipLost",
     "ParallelRunner",
     "PlaitError",
@@ -54,13 +58,17 @@ __all__ = [
     "Retry",
     "Run",
     "RunExists",
+    "RunInfo",
     "RunNotFound",
     "RunNotResumable",
     "RunOwned",
     "RunResult",
+    "RunService",
     "RunStatus",
     "StoreRequired",
+    "StoredEvent",
     "Task",
+    "TaskInfo",
     "TaskResult",
     "TaskStatus",
     "TurnNotStored",
@@ -71,13 +79,15 @@ __all__ = [
 _HOMES = {
     "clock": "Clock",
     "dag": "DAG",
-    "errors": "BackendMissing DAGError OwnershipLost PlaitError Problem PromptError RunExists RunNotFound "
+    "errors": "BackendMissing DAGError KeyConflict OwnershipLost PlaitError Problem PromptError RunExists RunNotFound "
     "RunNotResumable RunOwned StoreRequired TurnNotStored",
+    "looking": "RunInfo StoredEvent TaskInfo",
     "parallel": "ParallelRunner",
     "plan": "Plan PlanError load_plan",
     "preview": "Preview",
     "result": "Degradation Receipt RunResult TaskResult",
     "run": "Run",
+    "service": "RunService",
     "status": "RunStatus TaskStatus",
     "task": "FailureMode Retry Task",
     "verdict": "Action Verdict",

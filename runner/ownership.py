@@ -127,7 +127,10 @@ async def take_over(config: Config, run: StoredRun, retry_failed: bool) -> Prepa
     state.repeats = frozenset(position for position, verdict in enumerate(verdicts) if verdict.repeats)
     names = backend_names(state.dag, config, state.statuses)
     reused = sum(status is TaskStatus.COMPLETED for status in state.statuses)
-    happened.insert(0, events.RunResumed(at, record.run_id, run.status, reused))
+    if run.status is RunStatus.QUEUED:
+        happened.insert(0, events.RunStarted(at, record.run_id))
+    else:
+        happened.insert(0, events.RunResumed(at, record.run_id, run.status, reused))
     await _load_conversations(run)
     await _load_failures(run)
     owner, goes_on = await claim(config, run.store, record, [change for e in happened for change in changes(e)])

@@ -24,6 +24,7 @@ from runner.owner import LEASE_SECONDS, claim_for_this_process
 from runner.ownership import ended_result, needs_no_work, stored_run, take_over, wait_until_free
 from runner.patient import PatientStore
 from runner.preview import Preview, preview
+from runner.queued import create
 from runner.result import RunResult
 from runner.run import Control, Run
 from runner.state import RunState
@@ -119,6 +120,30 @@ class ParallelRunner:
         """Like `run`, beside the caller: `async with runner.start(dag) as run:`. See `Run`."""
         return Run(*self._new(dag, run_id, settings))
 
+    async def create_run(
+        self,
+        dag: DAG,
+        run_id: str | None = None,
+        *,
+        key: str | None = None,
+        settings: Mapping[str, JsonValue] | None = None,
+    ) -> str:
+        """Store a run of `dag` as queued, for `resume` to begin here or in another process; its id.
+
+        With a `key` (1 to 200 characters, and no `run_id`) there is one run for it: whoever comes again with the key,
+        at the same time or after a crash, gets the id of that run, in whatever state it is, and nothing is stored. One
+        that comes with another DAG or other settings is refused: KeyConflict. Raises StoreRequired, BackendMissing,
+        RunExists for a `run_id` that is taken, and StoreError; then it is not known whether the run was stored.
+        """
+        if key is not None and run_id is not None:
+            raise ValueError("give a run id or a key, not both: the id of a run with a key is made from the key")
+        return await create(self._config, dag, _checked(run_id), key, settings or {})
+
+    @property
+    def config(self) -> Config:
+        """What this runner was made with."""
+        return self._config
+
     async def resume(self, run_id: str, *, retry_failed: bool = False) -> RunResult:
         """Go on with a stored run: what is completed is kept, what was under way or never began is run.
 
@@ -182,13 +207,7 @@ class ParallelRunner:
     def _new(self, dag: DAG, run_id: str | None, settings: Mapping[str, JsonValue] | None) -> tuple[str, _Drive]:
         config = self._config
         names = backend_names(dag, config)
-        if run_id is None:
-            run_id = new_run_id(config.clock, config.rng)
-        elif not _RUN_ID.fullmatch(run_id) or run_id in RESERVED_RUN_IDS:
-            raise ValueError(
-                f"run id {run_id[:80]!r} must be 1 to 128 of letters, digits, '.', '_', '-', not starting with '.', "
-                f"and not 'last'"
-            )
+        run_id = _checked(run_id) or new_run_id(config.clock, config.rng)
 
         async def drive_new(feed: Feed, control: Control) -> RunResult:
             at = iso(config.clock.wall())
@@ -214,3 +233,12 @@ class ParallelRunner:
             return await drive(await take_over(config, run, retry_failed), config, feed, control)
 
         return drive_stored
+
+
+def _checked(run_id: str | None) -> str | None:
+    if run_id is not None and (not _RUN_ID.fullmatch(run_id) or run_id in RESERVED_RUN_IDS):
+        raise ValueError(
+            f"run id {run_id[:80]!r} must be 1 to 128 of letters, digits, '.', '_', '-', not starting with '.', "
+            f"and not 'last'"
+        )
+    return run_id

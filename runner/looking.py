@@ -1,0 +1,166 @@
+"""What the store says of its runs, as values to be shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+
+from backends.protocol import Usage
+from persistence.protocol import Store
+from persistence.records import EventRecord, RunRecord, TaskRecord
+from runner.clock import Clock
+from runner.errors import RunNotFound
+from runner.owner import seems_free
+from runner.status import RUN_DONE, RunStatus, TaskStatus
+from runner.task import JsonValue
+
+_UNDER_WAY = frozenset({RunStatus.RUNNING, RunStatus.CANCELLING})
+_LAST_EVENTS = frozenset(f"run_{status.value}" for status in RUN_DONE)
+_EVENTS_AT_ONCE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInfo:
+    """A task as it is stored. `text` and `data` are its result, None before there is one or where it is `damaged`.
+
+    `attempts` counts those that were begun, `usage` and `duration_s` (seconds) are those of the last one. `question`
+    is what a person is asked while the task is waiting_input.
+    """
+
+    task_id: str
+    status: TaskStatus
+    depends_on: tuple[str, ...]
+    backend: str | None
+    attempts: int
+    text: str | None
+    data: JsonValue
+    damaged: bool
+    error_kind: str | None
+    error: str | None
+    question: str | None
+    session_id: str | None
+    usage: Usage
+    duration_s: float | None
+    started_at: str | None
+    ended_at: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """A run as it is stored; `status` is interrupted where it is stored as going on and its owner is gone.
+
+    `counts` says how many tasks have which status, leaving out those that none has; `usage` sums up all attempts.
+    Times are UTC in ISO 8601. `tasks` holds every task by id in the order of the DAG; lists of runs leave it empty.
+    """
+
+    run_id: str
+    name: str
+    status: RunStatus
+    created_at: str
+    started_at: str | None
+    ended_at: str | None
+    error: str | None
+    counts: Mapping[TaskStatus, int]
+    usage: Usage
+    tasks: Mapping[str, TaskInfo] = field(default_factory=dict[str, TaskInfo])
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """One line of a run's history. `seq` grows within the run, with gaps; `at` is UTC in ISO 8601."""
+
+    seq: int
+    at: str
+    kind: str
+    task_id: str | None
+    attempt: int | None
+    detail: Mapping[str, JsonValue]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it ends the run: nothing follows, unless a person reopens the run."""
+        return self.kind in _LAST_EVENTS
+
+
+def shown_status(run: RunRecord, now: float) -> RunStatus:
+    """The run's status at Unix time `now`; interrupted when it is stored as going on and nobody is there to do so."""
+    status = RunStatus(run.status)
+    if status in _UNDER_WAY and seems_free(run.owner, run.lease_expires_at, now):
+        return RunStatus.INTERRUPTED
+    return status
+
+
+async def look_up(store: Store, run_id: str, now: float) -> RunInfo:
+    """The run with its tasks. Raises RunNotFound, StoreError."""
+    record = await _record(store, run_id)
+    tasks = {task.task_id: _task_info(task) for task in await store.list_tasks(run_id)}
+    return run_info(record, now, tasks)
+
+
+def run_info(run: RunRecord, now: float, tasks: Mapping[str, TaskInfo] | None = None) -> RunInfo:
+    """What `run` says at Unix time `now`."""
+    return RunInfo(
+        run.run_id,
+        run.name,
+        shown_status(run, now),
+        run.created_at,
+        run.started_at,
+        run.ended_at,
+        run.error,
+        {TaskStatus(status): number for status, number in run.counts.items()},
+        Usage(run.input_tokens, run.output_tokens, run.cost_usd),
+        tasks or {},
+    )
+
+
+def _task_info(task: TaskRecord) -> TaskInfo:
+    return TaskInfo(
+        task.task_id,
+        TaskStatus(task.status),
+        task.depends_on,
+        task.backend,
+        task.attempt,
+        task.text,
+        None if task.data is None else json.loads(task.data),
+        task.damaged,
+        task.error_kind,
+        task.error,
+        task.question,
+        task.session_id,
+        Usage(task.input_tokens, task.output_tokens, task.cost_usd),
+        task.duration_s,
+        task.started_at,
+        task.ended_at,
+    )
+
+
+async def history(store: Store, run_id: str, after: int, clock: Clock, poll: float) -> AsyncGenerator[StoredEvent]:
+    """The run's stored events behind number `after`; while it has not ended, those to come as well, looked for every
+    `poll` seconds. Raises RunNotFound, StoreError.
+    """
+    last: StoredEvent | None = None
+    while True:
+        # Read before its events: if it had ended by then, its last event is among those read now.
+        had_ended = RunStatus((await _record(store, run_id)).status) in RUN_DONE
+        news = False
+        while records := await store.list_events(run_id, after, _EVENTS_AT_ONCE):
+            for record in records:
+                last = _event(record)
+                after, news = last.seq, True
+                yield last
+        if last.is_last if news and last is not None else had_ended:
+            return
+        await clock.sleep(poll)
+
+
+async def _record(store: Store, run_id: str) -> RunRecord:
+    record = await store.get_run(run_id)
+    if record is None:
+        raise RunNotFound(f"the store has no run {run_id!r}")
+    return record
+
+
+def _event(record: EventRecord) -> StoredEvent:
+    detail = json.loads(record.detail)
+    return StoredEvent(record.seq, record.at, record.kind, record.task_id, record.attempt, detail)
