@@ -91,11 +91,11 @@ def shown_status(run: RunRecord, now: float) -> RunStatus:
     return status
 
 
-async def look_up(store: Store, run_id: str, now: float) -> RunInfo:
-    """The run with its tasks. Raises RunNotFound, StoreError."""
+async def look_up(store: Store, run_id: str, now: float, with_tasks: bool) -> RunInfo:
+    """The run, with its tasks if they are wanted. Raises RunNotFound, StoreError."""
     record = await _record(store, run_id)
-    tasks = {task.task_id: _task_info(task) for task in await store.list_tasks(run_id)}
-    return run_info(record, now, tasks)
+    records = await store.list_tasks(run_id) if with_tasks else ()
+    return run_info(record, now, {task.task_id: _task_info(task) for task in records})
 
 
 def run_info(run: RunRecord, now: float, tasks: Mapping[str, TaskInfo] | None = None) -> RunInfo:

@@ -100,9 +100,14 @@ class RunService:
         """Cancel the run for good, wherever it runs; the status that it then has. See `ParallelRunner.cancel_run`."""
         return await self._runner.cancel_run(run_id, wait=wait)
 
-    async def get_run(self, run_id: str) -> RunInfo:
-        """The run and its tasks as they are stored now. Raises RunNotFound."""
-        return await look_up(self._store, run_id, self._clock.wall())
+    async def get_run(self, run_id: str, *, tasks: bool = True) -> RunInfo:
+        """The run as it is stored now, and its tasks unless they are not wanted. Raises RunNotFound."""
+        return await look_up(self._store, run_id, self._clock.wall(), tasks)
+
+    @property
+    def driven(self) -> tuple[str, ...]:
+        """The ids of the runs that go on here at this moment."""
+        return tuple(self._driven)
 
     async def list_runs(self, limit: int = 50) -> tuple[RunInfo, ...]:
         """The last created runs, newest first, without their tasks."""

@@ -13,6 +13,7 @@ from runner.cli.gc_command import gc_command
 from runner.cli.look_commands import runs_command, show_command
 from runner.cli.plan_commands import check_command, graph_command, schema_command, version_command
 from runner.cli.run_commands import continue_command, resume_command, run_command
+from runner.cli.serve_command import serve_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
@@ -34,6 +35,7 @@ for _command in (
     runs_command,
     show_command,
     graph_command,
+    serve_command,
     gc_command,
     doctor_command,
     crash_command,
