@@ -35,9 +35,6 @@ class Owner:
     claimed_at: str
 
 
-# Changes to the run itself.
-
-
 @value
 class RunCreated:
     """The run, its tasks and their edges, all at once. The run is queued. The first change of a run's first batch.
@@ -106,9 +103,6 @@ class PolicyDecided:
 
     at: str
     state: str
-
-
-# Changes to one task.
 
 
 @value

@@ -6,6 +6,7 @@ plain assignments that cannot fail. There is no await in between, so no other ta
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
@@ -79,8 +80,10 @@ class MemoryStore:
 
     async def list_events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[EventRecord, ...]:
         run = self._runs.get(run_id)
-        events = () if run is None else tuple(event for event in run.events if event.seq > after)
-        return events[: max(0, limit)]
+        if run is None:
+            return ()
+        first = bisect_right(run.events, after, key=lambda event: event.seq)
+        return tuple(run.events[first : first + max(0, limit)])
 
     async def send(self, run_id: str, note: Note) -> None:
         run = self._runs.get(run_id)
@@ -113,6 +116,8 @@ def _record(run_id: str, run: MemoryRun) -> RunRecord:
         input_tokens=sum(attempt.input_tokens for attempt in attempts),
         output_tokens=sum(attempt.output_tokens for attempt in attempts),
         cost_usd=sum(costs) if costs else None,
+        policy_state=head.policy_state,
+        policy_seq=head.policy_seq,
     )
 
 

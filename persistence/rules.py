@@ -1,4 +1,4 @@
-"""What a batch has to fit, for every store alike: sequence numbers, epochs, statuses, and the events it leaves. Pure.
+"""What a batch has to fit, for every store alike: sequence numbers, epochs, statuses and tasks. Pure.
 
 Sequence numbers and epochs together say who wrote what: `RunHead.claims` keeps the number of every claim, so the epoch
 of any applied change can be told afterwards. That is why a former owner's batch is refused even when the new owner has
@@ -7,18 +7,16 @@ already used the same numbers, while an honest re-write of an applied batch pass
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from persistence.changes import (
     LeaseRenewed,
+    PolicyDecided,
     RunClaimed,
     RunCreated,
     RunReleased,
     RunStatusChanged,
-    SessionOpened,
     TaskAnswered,
     TaskCancelled,
     TaskCompleted,
@@ -32,9 +30,9 @@ from persistence.changes import (
 from persistence.errors import Conflict, Fenced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Collection, Mapping
 
-    from persistence.changes import Batch, Change, Owner
+    from persistence.changes import Batch, Change, Owner, TasksAdded
 
 RUN_MAY_BECOME: Mapping[str, frozenset[str]] = {
     "queued": frozenset({"running", "cancelled"}),
@@ -45,7 +43,7 @@ RUN_MAY_BECOME: Mapping[str, frozenset[str]] = {
     "completed": frozenset({"running"}),
 }
 """What a run's status may become. A failed run runs again when a person asks for it, a completed one only when they ask
-for results that were found damaged.
+for results that were found damaged. A running run becomes running only as RunStatusChanged says.
 """
 
 TASK_MUST_BE: Mapping[type, frozenset[str]] = {
@@ -91,6 +89,8 @@ class RunHead:
     owner: Owner | None = None
     lease_expires_at: float | None = None
     claims: tuple[Claim, ...] = ()
+    policy_state: str | None = None
+    policy_seq: int = 0
 
     @property
     def epoch(self) -> int:
@@ -157,15 +157,12 @@ def new_head(change: Change, run_id: str) -> RunHead:
 def advance(head: RunHead, change: Change, seq: int, run_id: str) -> RunHead:
     """The run's head after a change to the run itself; the same head after any other change."""
     match change:
-        case RunClaimed():
-            claims = (*head.claims, Claim(seq, change.owner.owner_id))
-            return replace(head, owner=change.owner, lease_expires_at=change.lease_expires_at, claims=claims)
-        case LeaseRenewed():
-            return replace(head, lease_expires_at=change.lease_expires_at)
-        case RunReleased():
-            return replace(head, owner=None, lease_expires_at=None)
+        case RunClaimed() | LeaseRenewed() | RunReleased():
+            return _with_owner(head, change, seq)
         case RunStatusChanged():
             return _with_status(head, change, run_id)
+        case PolicyDecided():
+            return replace(head, policy_state=change.state, policy_seq=seq)
         case RunCreated():
             if seq != 1:
                 raise Conflict(f"run {run_id!r}: RunCreated can only be change 1, not change {seq}")
@@ -174,8 +171,18 @@ def advance(head: RunHead, change: Change, seq: int, run_id: str) -> RunHead:
             return head
 
 
+def _with_owner(head: RunHead, change: RunClaimed | LeaseRenewed | RunReleased, seq: int) -> RunHead:
+    if isinstance(change, RunReleased):
+        return replace(head, owner=None, lease_expires_at=None)
+    owner, claims = head.owner, head.claims
+    if isinstance(change, RunClaimed):
+        owner, claims = change.owner, (*claims, Claim(seq, change.owner.owner_id))
+    return replace(head, owner=owner, lease_expires_at=change.lease_expires_at, claims=claims)
+
+
 def _with_status(head: RunHead, change: RunStatusChanged, run_id: str) -> RunHead:
-    if change.status not in RUN_MAY_BECOME.get(head.status, frozenset()):
+    goes_on = change.resumed and change.status == head.status == "running"
+    if not goes_on and change.status not in RUN_MAY_BECOME.get(head.status, frozenset()):
         raise Conflict(f"run {run_id!r} is {head.status} and cannot become {change.status}")
     started_at = head.started_at or (change.at if change.status == "running" else None)
     ended_at = change.at if change.status in _ENDED else None
@@ -186,6 +193,33 @@ def check_failed(run_id: str, change: TaskFailed) -> None:
     """A failed task becomes failed or skipped, nothing else."""
     if change.status not in FAILED_STATUSES:
         raise Conflict(f"run {run_id!r}: TaskFailed of task {change.task_id!r} cannot make it {change.status}")
+
+
+def mentioned(change: TasksAdded) -> list[str]:
+    """Every task id that decides whether `change` follows, each once."""
+    named = [upstream for task in change.tasks for upstream in task.depends_on]
+    named += [task.task_id for task in change.tasks]
+    return list(dict.fromkeys(named if change.added_by is None else [change.added_by, *named]))
+
+
+def check_added(run_id: str, change: TasksAdded, stored: Collection[str]) -> None:
+    """Added tasks are new, and what they name is there. `stored` are the mentioned ids that the run has already."""
+    new: set[str] = set()
+    for task in change.tasks:
+        if task.task_id in new or task.task_id in stored:
+            raise Conflict(f"run {run_id!r}: TasksAdded adds task {task.task_id!r}, which the run has already")
+        new.add(task.task_id)
+    for task in change.tasks:
+        for upstream in task.depends_on:
+            if upstream not in new and upstream not in stored:
+                raise Conflict(
+                    f"run {run_id!r}: TasksAdded adds task {task.task_id!r}, which depends on {upstream!r}; "
+                    "the run has no such task"
+                )
+    if change.added_by is not None and change.added_by not in stored:
+        raise Conflict(
+            f"run {run_id!r}: TasksAdded says that task {change.added_by!r} adds tasks; the run has no such task"
+        )
 
 
 def refusal(run_id: str, change: Change, found: tuple[str, int] | None) -> Conflict:
@@ -199,91 +233,3 @@ def refusal(run_id: str, change: Change, found: tuple[str, int] | None) -> Confl
     attempt = getattr(change, "attempt", None)
     of_attempt = "" if attempt is None else f" (attempt {attempt})"
     return Conflict(f"{what} of task {task_id!r}{of_attempt} does not follow: it is {found[0]}, attempt {found[1]}")
-
-
-EventParts = tuple[str, str, str | None, int | None, str]
-"""at, kind, task_id, attempt, detail."""
-
-
-def event_of(change: Change) -> EventParts | None:
-    """The line that `change` leaves in the run's history. No prompt and no result is ever part of it."""
-    make = _EVENTS.get(type(change))
-    return None if make is None else make(change)
-
-
-def _run_created(change: RunCreated) -> EventParts:
-    return change.at, "run_created", None, None, f'{{"tasks":{len(change.tasks)}}}'
-
-
-def _run_status(change: RunStatusChanged) -> EventParts:
-    return change.at, f"run_{change.status}", None, None, "{}"
-
-
-def _task_started(change: TaskStarted) -> EventParts:
-    return change.at, "task_started", change.task_id, change.attempt, start_detail(change.backend)
-
-
-def _session_opened(change: SessionOpened) -> EventParts:
-    return change.at, "session_opened", change.task_id, change.attempt, "{}"
-
-
-def _task_completed(change: TaskCompleted) -> EventParts:
-    detail = f'{{"input_tokens":{change.input_tokens:d},"output_tokens":{change.output_tokens:d}}}'
-    return change.at, "task_completed", change.task_id, change.attempt, detail
-
-
-def _task_failed(change: TaskFailed) -> EventParts:
-    return change.at, f"task_{change.status}", change.task_id, change.attempt, _pair("error_kind", change.error_kind)
-
-
-def _task_retried(change: TaskRetried) -> EventParts:
-    detail = json.dumps(
-        {"error_kind": change.error_kind, "delay_s": change.delay_s}, allow_nan=False, separators=(",", ":")
-    )
-    return change.at, "task_retried", change.task_id, change.attempt, detail
-
-
-def _task_interrupted(change: TaskInterrupted) -> EventParts:
-    return change.at, "task_interrupted", change.task_id, change.attempt, _pair("reason", change.reason)
-
-
-def _task_waiting(change: TaskWaiting) -> EventParts:
-    return change.at, "task_waiting_input", change.task_id, change.attempt, "{}"
-
-
-def _task_answered(change: TaskAnswered) -> EventParts:
-    return change.at, "task_answered", change.task_id, None, "{}"
-
-
-def _task_cancelled(change: TaskCancelled) -> EventParts:
-    return change.at, "task_cancelled", change.task_id, None, "{}"
-
-
-def _task_reopened(change: TaskReopened) -> EventParts:
-    return change.at, "task_reopened", change.task_id, None, "{}"
-
-
-def start_detail(backend: str) -> str:
-    """The detail of a start's event, for a store that need not keep it beside the attempt."""
-    return _pair("backend", backend)
-
-
-@lru_cache(maxsize=256)
-def _pair(key: str, value: str) -> str:
-    return json.dumps({key: value}, ensure_ascii=False, separators=(",", ":"))
-
-
-_EVENTS: dict[type, Callable[..., EventParts]] = {
-    RunCreated: _run_created,
-    RunStatusChanged: _run_status,
-    TaskStarted: _task_started,
-    SessionOpened: _session_opened,
-    TaskCompleted: _task_completed,
-    TaskFailed: _task_failed,
-    TaskRetried: _task_retried,
-    TaskInterrupted: _task_interrupted,
-    TaskWaiting: _task_waiting,
-    TaskAnswered: _task_answered,
-    TaskCancelled: _task_cancelled,
-    TaskReopened: _task_reopened,
-}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from persistence import rules
+from persistence import history, rules
 from persistence.changes import (
     RunCreated,
     SessionOpened,
@@ -16,6 +16,7 @@ from persistence.changes import (
     TaskInterrupted,
     TaskReopened,
     TaskRetried,
+    TasksAdded,
     TaskStarted,
     TaskWaiting,
     TurnAppended,
@@ -24,7 +25,9 @@ from persistence.notes import NoteRecord
 from persistence.records import AttemptRecord, EventRecord, MessageRecord, TaskRecord
 
 if TYPE_CHECKING:
-    from persistence.changes import Change
+    from collections.abc import Sequence
+
+    from persistence.changes import Change, NewTask
     from persistence.rules import RunHead
 
 AttemptKey = tuple[str, int]
@@ -61,6 +64,7 @@ class Staged:
         self._run = run
         self._head = run.head
         self._tasks: dict[str, TaskRecord] = {}
+        self._tasks_so_far = len(run.tasks)
         self._attempts: dict[AttemptKey, AttemptRecord] = {}
         self._messages: dict[str, list[MessageRecord]] = {}
         self._events: list[EventRecord] = []
@@ -79,6 +83,9 @@ class Staged:
         match change:
             case RunCreated():
                 self._create(change)
+            case TasksAdded():
+                rules.check_added(self._run_id, change, self._stored(rules.mentioned(change)))
+                self._add(change.tasks, change.added_by)
             case TaskStarted():
                 self._start(change)
             case SessionOpened():
@@ -86,31 +93,39 @@ class Staged:
             case TurnAppended():
                 self._append(change)
             case TaskCompleted():
-                task = replace(self._task(change), text=change.text, data=change.data)
-                self._end(change, task, "completed", "completed")
+                change = self._complete(change)
             case TaskFailed() | TaskRetried() | TaskInterrupted() | TaskWaiting() | TaskCancelled():
                 self._end_without_result(change)
             case TaskReopened() | TaskAnswered():
-                task = self._task(change)
-                confirmed = task.session_confirmed and isinstance(change, TaskAnswered)
-                self._tasks[change.task_id] = replace(
-                    task, status="pending", question=None, text=None, data=None, session_confirmed=confirmed
-                )
+                self._requeue(change)
             case _:
                 pass
-        event = rules.event_of(change)
+        event = history.event_of(change)
         if event is not None:
             self._events.append(EventRecord(seq, *event))
 
     def _create(self, change: RunCreated) -> None:
-        for position, new in enumerate(change.tasks):
-            if new.task_id in self._tasks:
-                raise rules.refusal(self._run_id, change, None)
-            self._tasks[new.task_id] = TaskRecord(
-                new.task_id, position, new.prompt, tuple(new.depends_on), new.backend, new.spec, "pending", 0
-            )
-        if not all(upstream in self._tasks for new in change.tasks for upstream in new.depends_on):
+        self._add(change.tasks)
+        complete = all(upstream in self._tasks for new in change.tasks for upstream in new.depends_on)
+        if not complete or len(self._tasks) < len(change.tasks):
             raise rules.refusal(self._run_id, change, None)
+
+    def _add(self, tasks: Sequence[NewTask], added_by: str | None = None) -> None:
+        for position, new in enumerate(tasks, self._tasks_so_far):
+            given = new.prompt, tuple(new.depends_on), new.backend, new.spec
+            self._tasks[new.task_id] = TaskRecord(new.task_id, position, *given, "pending", 0, added_by=added_by)
+        self._tasks_so_far += len(tasks)
+
+    def _stored(self, task_ids: Sequence[str]) -> set[str]:
+        return {task_id for task_id in task_ids if task_id in self._tasks or task_id in self._run.tasks}
+
+    def _requeue(self, change: TaskReopened | TaskAnswered) -> None:
+        task, answers, confirmed = self._task(change), None, False
+        if isinstance(change, TaskAnswered):
+            answers = task.answers if change.answers is None else change.answers
+            confirmed = task.session_confirmed
+        left = replace(task, text=None, data=None, session_confirmed=confirmed, answers=answers)
+        self._tasks[change.task_id] = replace(left, status="pending", question=None, asked=None)
 
     def _find(self, change: Change, task_id: str) -> TaskRecord:
         task = self._tasks.get(task_id) or self._run.tasks.get(task_id)
@@ -158,6 +173,13 @@ class Staged:
         said = change.role, change.content, change.input_tokens, change.output_tokens, change.at
         appended.append(MessageRecord(change.task_id, position, change.attempt, *said))
 
+    def _complete(self, change: TaskCompleted) -> TaskCompleted:
+        """The change as its event tells it: with the usage of the whole attempt."""
+        task = replace(self._task(change), text=change.text, data=change.data)
+        self._end(change, task, "completed", "completed")
+        whole = self._attempts[change.task_id, change.attempt]
+        return replace(change, input_tokens=whole.input_tokens, output_tokens=whole.output_tokens)
+
     def _end_without_result(
         self, change: TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting | TaskCancelled
     ) -> None:
@@ -171,8 +193,10 @@ class Staged:
             case TaskInterrupted():
                 self._end(change, _crashed(task, change), "pending", "interrupted")
             case TaskWaiting():
-                self._end(change, _crashed(task, change), "waiting_input", "interrupted")
-                self._tasks[task.task_id] = replace(self._tasks[task.task_id], question=change.question)
+                ended_as = "interrupted" if change.asked is None else "asked"
+                self._end(change, _crashed(task, change), "waiting_input", ended_as)
+                waiting = self._tasks[task.task_id]
+                self._tasks[task.task_id] = replace(waiting, question=change.question, asked=change.asked)
             case TaskCancelled():
                 self._end(change, task, "cancelled", "cancelled")
 
@@ -184,22 +208,37 @@ class Staged:
         attempt_status: str,
     ) -> None:
         """The task and its last attempt, with these statuses. Cancelling changes no attempt that has ended."""
-        self._tasks[task.task_id] = replace(task, status=status, question=None)
+        self._tasks[task.task_id] = replace(task, status=status, question=None, asked=None)
         attempt = self._attempt(task, task.attempt)
         if attempt is None or (isinstance(change, TaskCancelled) and task.status != "running"):
             return
         ended: dict[str, Any] = {"status": attempt_status, "ended_at": change.at}
         match change:
-            case TaskCompleted() | TaskFailed() | TaskRetried():
-                ended |= {"input_tokens": change.input_tokens, "output_tokens": change.output_tokens}
-                ended |= {"cost_usd": change.cost_usd, "duration_s": change.duration_s}
-                if not isinstance(change, TaskCompleted):
+            case TaskCompleted() | TaskFailed() | TaskRetried() | TaskWaiting():
+                ended |= _cost(attempt, change)
+                if isinstance(change, TaskFailed | TaskRetried):
                     ended |= {"error_kind": change.error_kind, "error": change.error}
             case TaskInterrupted():
                 ended["error"] = change.reason
-            case TaskWaiting() | TaskCancelled():
+            case TaskCancelled():
                 pass
         self._put(replace(attempt, **ended))
+
+
+def _cost(
+    attempt: AttemptRecord, change: TaskCompleted | TaskFailed | TaskRetried | TaskWaiting
+) -> dict[str, float | None]:
+    """What the attempt took in all: one that ended as asked has a cost before a person settles its task."""
+    return {
+        "input_tokens": attempt.input_tokens + change.input_tokens,
+        "output_tokens": attempt.output_tokens + change.output_tokens,
+        "cost_usd": _sum(attempt.cost_usd, change.cost_usd),
+        "duration_s": _sum(attempt.duration_s, change.duration_s),
+    }
+
+
+def _sum(before: float | None, more: float | None) -> float | None:
+    return more if before is None else before if more is None else before + more
 
 
 def _must_be(change: TaskChange) -> frozenset[str]:

@@ -46,9 +46,7 @@ def _run_started(event: events.RunStarted) -> tuple[stored.Change, ...]:
 
 
 def _run_resumed(event: events.RunResumed) -> tuple[stored.Change, ...]:
-    if event.previous is RunStatus.RUNNING:
-        return ()
-    return (stored.RunStatusChanged(event.at, RunStatus.RUNNING.value),)
+    return (stored.RunStatusChanged(event.at, RunStatus.RUNNING.value, resumed=True),)
 
 
 def _run_cancelling(event: events.RunCancelling) -> tuple[stored.Change, ...]:

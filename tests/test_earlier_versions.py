@@ -14,8 +14,10 @@ from tests.support.fakes import QuickClock, Talker
 FIXTURES = Path(__file__).with_name("fixtures")
 
 
-@pytest.mark.parametrize("name", ["schema_1.db"])
-async def test_a_killed_run_of_an_earlier_version_is_resumed(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "goes_on"), [("schema_1.db", Action.START_OVER), ("schema_2.db", Action.CONTINUE)], ids=["1", "2"]
+)
+async def test_a_killed_run_of_an_earlier_version_is_resumed(tmp_path: Path, name: str, goes_on: Action) -> None:
     path = tmp_path / name
     shutil.copy(FIXTURES / name, path)
     backend = Talker(lambda prompt, _: f"Answer to: {prompt}")
@@ -24,9 +26,9 @@ async def test_a_killed_run_of_an_earlier_version_is_resumed(tmp_path: Path, nam
         # Its owner was on another host, and is watched for a lease.
         runner = ParallelRunner(backend, store=store, clock=QuickClock(), lease=3.0)
         preview = await runner.preview_resume("run-killed")
-        assert {task_id for task_id, verdict in preview.tasks.items() if verdict.action is Action.START_OVER} == {
-            "broken",
-            "beside",
+        assert {"broken": preview.tasks["broken"].action, "beside": preview.tasks["beside"].action} == {
+            "broken": goes_on,  # its session was confirmed, which version 1 did not keep
+            "beside": Action.START_OVER,
         }
         result = await runner.resume("run-killed")
         assert (await runner.resume("run-whole")).status is RunStatus.COMPLETED

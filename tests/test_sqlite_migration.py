@@ -13,16 +13,27 @@ import pytest
 
 from persistence import SQLiteStore
 from persistence.contract.samples import OPENING, RUN, Writer, whole
+from persistence.sqlite.opening import Mode
 from tests.support.database import in_child, make
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
 
+EARLIER = (1, 2)
+KILLED_SEQ = {1: 23, 2: 24}
+RUNS = {1: ["run-killed", "run-whole"], 2: ["run-killed", "run-asked", "run-again", "run-whole"]}
+
+
+@pytest.fixture(params=EARLIER)
+def made_by(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
 @pytest.fixture
-def old(path: Path) -> Path:
-    """A copy of the database of version 1."""
+def old(path: Path, made_by: int) -> Path:
+    """A copy of the database of an earlier version."""
     path.parent.mkdir()
-    shutil.copy(FIXTURES / "schema_1.db", path)
+    shutil.copy(FIXTURES / f"schema_{made_by}.db", path)
     return path
 
 
@@ -40,11 +51,16 @@ def schema(path: Path) -> list[tuple[str, ...]]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["create", "existing", "read"])
-async def test_a_file_of_version_1_reads_as_it_was_written(old: Path, mode: str) -> None:
+MODES = pytest.mark.parametrize("mode", ["create", "existing", "read"])
+
+
+@MODES
+async def test_an_earlier_file_reads_as_it_was_written(old: Path, made_by: int, mode: Mode) -> None:
     async with SQLiteStore(old, mode=mode) as store:
-        killed, done = await store.list_runs()
-        assert (killed.run_id, killed.status, killed.epoch, killed.last_seq) == ("run-killed", "running", 1, 23)
+        runs = await store.list_runs()
+        assert [run.run_id for run in runs] == RUNS[made_by]
+        killed, done = runs[0], runs[-1]
+        assert (killed.status, killed.epoch, killed.last_seq) == ("running", 1, KILLED_SEQ[made_by])
         assert killed.owner is not None
         assert (killed.owner.host, killed.counts) == (
             "the-host-that-died",
@@ -53,9 +69,11 @@ async def test_a_file_of_version_1_reads_as_it_was_written(old: Path, mode: str)
         assert (done.run_id, done.status, done.owner, done.counts) == ("run-whole", "completed", None, {"completed": 2})
         tasks = {task.task_id: task for task in await store.list_tasks("run-killed")}
         assert list(tasks) == ["facts", "more", "moons", "unsteady", "broken", "beside", "story", "end"]
-        assert [(t.damaged, t.crashes, t.session_confirmed, t.question) for t in tasks.values()] == [
-            (False, 0, False, None)
+        assert [(t.damaged, t.crashes, t.question, t.asked, t.answers, t.added_by) for t in tasks.values()] == [
+            (False, 0, None, None, None, None)
         ] * 8
+        assert [t.task_id for t in tasks.values() if t.session_confirmed] == ([] if made_by == 1 else ["broken"])
+        assert {(run.policy_state, run.policy_seq) for run in runs} == {(None, 0)}
         assert (tasks["moons"].text, tasks["moons"].data) == ('{"moons": 2}', '{"moons":2}')
         assert (tasks["more"].text, tasks["more"].session_id) == ("Answer to: And more of them.", "session-1")
         assert tasks["end"].depends_on == ("story", "beside")
@@ -69,14 +87,53 @@ async def test_a_file_of_version_1_reads_as_it_was_written(old: Path, mode: str)
         events = await store.list_events("run-killed")
         assert [e.seq for e in events] == sorted(e.seq for e in events)
         assert [e.kind for e in events].count("task_completed") == 4
+        assert [e.kind for e in events if "run_" in e.kind] == ["run_created", "run_started"]
+        assert await store.list_events("run-killed", after=events[3].seq, limit=3) == events[4:7]
         assert await store.list_notes("run-killed") == ()
-    assert version(old) == (1 if mode == "read" else 2)
+    assert version(old) == (made_by if mode == "read" else 3)
 
 
-async def test_reading_leaves_an_old_file_as_it_is(old: Path) -> None:
+@MODES
+async def test_what_version_2_could_hold_is_still_there(path: Path, mode: Mode) -> None:
+    path.parent.mkdir()
+    shutil.copy(FIXTURES / "schema_2.db", path)
+    async with SQLiteStore(path, mode=mode) as store:
+        (again,) = await store.list_tasks("run-again")
+        assert (again.text, again.damaged, again.attempt) == ("large " * 12000, False, 2)
+        assert [(a.status, a.error) for a in await store.list_attempts("run-again")] == [
+            ("failed", "no key"),
+            ("completed", None),
+        ]
+        assert [(e.seq, e.kind) for e in await store.list_events("run-again")] == [
+            (1, "run_created"),
+            (2, "run_started"),
+            (4, "task_started"),
+            (6, "task_failed"),
+            (7, "run_failed"),
+            (10, "run_resumed"),
+            (11, "task_reopened"),
+            (12, "task_started"),
+            (15, "task_completed"),
+            (16, "run_completed"),
+        ]
+        asked = await store.get_run("run-asked")
+        send, after = await store.list_tasks("run-asked")
+        assert asked is not None
+        assert (asked.status, send.status, send.crashes, after.depends_on) == (
+            "waiting_input",
+            "waiting_input",
+            1,
+            ("send",),
+        )
+        assert (send.question or "").startswith("attempt 1 was under way when its process ended")
+        (note,) = await store.list_notes("run-whole")
+        assert (note.kind, note.body) == ("cancel", '{"seq": 3}')
+
+
+async def test_reading_leaves_an_old_file_as_it_is(old: Path, made_by: int) -> None:
     async with SQLiteStore(old, mode="read") as store:
         before = await whole(store, "run-killed")
-    assert old.read_bytes() == (FIXTURES / "schema_1.db").read_bytes()
+    assert old.read_bytes() == (FIXTURES / f"schema_{made_by}.db").read_bytes()
     async with SQLiteStore(old, mode="existing") as store:
         assert await whole(store, "run-killed") == before
 
@@ -106,16 +163,16 @@ asyncio.run(main())
 """
 
 
-async def test_killed_while_migrating_leaves_the_old_version(old: Path) -> None:
+async def test_killed_while_migrating_leaves_the_old_version(old: Path, made_by: int) -> None:
     child = in_child(OPEN, str(old), "schema.before_commit")
     child.communicate(timeout=30)
     assert child.returncode == -signal.SIGKILL
-    assert version(old) == 1
+    assert version(old) == made_by
     async with SQLiteStore(old, mode="read") as store:
         before = await whole(store, "run-killed")
     async with SQLiteStore(old, mode="existing") as store:
         assert await whole(store, "run-killed") == before
-    assert version(old) == 2
+    assert version(old) == 3
 
 
 COUNTED = """
@@ -135,7 +192,7 @@ asyncio.run(main())
 """
 
 
-async def test_two_processes_migrate_once(old: Path) -> None:
+async def test_two_processes_migrate_once(old: Path, made_by: int) -> None:
     children = [in_child(COUNTED, str(old)) for _ in range(2)]
     for child in children:
         assert child.stdout is not None
@@ -146,7 +203,7 @@ async def test_two_processes_migrate_once(old: Path) -> None:
         child.stdin.flush()
     for child in children:
         output, errors = child.communicate(timeout=30)
-        assert (child.returncode, output, errors) == (0, "2\n", "")
-    assert version(old) == 2
+        assert (child.returncode, output, errors) == (0, f"{len(RUNS[made_by])}\n", "")
+    assert version(old) == 3
     async with SQLiteStore(old) as store:
         assert len(await store.list_messages("run-killed", "facts")) == 2

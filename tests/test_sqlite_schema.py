@@ -108,7 +108,7 @@ async def test_the_views_show_every_attempt_and_the_history(path: Path) -> None:
     assert attempts == [(1, "retried", "fast"), (2, "completed", "fast")]
     assert kinds == [
         (1, "run_created", None),
-        (3, "run_running", None),
+        (3, "run_started", None),
         (4, "task_started", "fast"),
         (5, "task_retried", None),
         (6, "task_started", "fast"),

@@ -23,25 +23,19 @@ from persistence import (
     Conflict,
     LeaseRenewed,
     MemoryStore,
+    NewTask,
+    PolicyDecided,
     RunClaimed,
     RunReleased,
     RunStatusChanged,
     SessionOpened,
     SQLiteStore,
     StoreError,
-    TaskAnswered,
-    TaskCancelled,
-    TaskCompleted,
-    TaskFailed,
-    TaskInterrupted,
-    TaskReopened,
-    TaskRetried,
-    TaskStarted,
-    TaskWaiting,
+    TasksAdded,
     TurnAppended,
     boundaries,
 )
-from persistence.contract.samples import CREATED, at, owner, whole
+from persistence.contract.samples import LEGAL, OPENING, TASKS, at, owner, status_changes, whole
 
 T = TypeVar("T")
 
@@ -56,48 +50,28 @@ ENDED = {"completed", "failed", "cancelled"}
 def task_changes(task_id: str, attempt: int, text: str, flag: bool) -> dict[str, Change]:
     """Every change of a task, with `attempt` as the last one."""
     return {
-        "start": TaskStarted(at(3), task_id, attempt + 1, "fast", text[:20] if flag else None, confirmed=flag),
         "session": SessionOpened(at(3), task_id, attempt if flag else 0, text[:20]),
         "turn": TurnAppended(at(3), task_id, attempt, "assistant", text, 1, 2),
-        "complete": TaskCompleted(at(4), task_id, attempt, text, text if flag else None, 3, 4, 0.5, 1.5),
-        "fail": TaskFailed(at(4), task_id, attempt, "failed", "auth", text[:20], 0.5, 1, 1),
-        "skip": TaskFailed(at(4), task_id, attempt, "skipped", "auth", text[:20], 0.5, 1, 1),
-        "retry": TaskRetried(at(4), task_id, attempt, "transient", text[:20], 0.5),
-        "interrupt": TaskInterrupted(at(4), task_id, attempt, "gone", crashed=flag),
-        "ask": TaskWaiting(at(4), task_id, attempt, text[:20], crashed=flag),
-        "answer": TaskAnswered(at(5), task_id),
-        "cancel": TaskCancelled(at(5), task_id),
-        "reopen": TaskReopened(at(5), task_id),
-        "reopen as damaged": TaskReopened(at(5), task_id, damaged=True),
+        **status_changes(task_id, attempt, text, flag=flag),
     }
 
 
 FOLLOWS = {
     "pending": (*["start"] * 9, "cancel"),
-    "running": (*["complete", "turn", "session", "retry", "interrupt", "ask"] * 3, "fail", "skip", "cancel"),
+    "running": (*["complete", "turn", "session", "retry", "interrupt", "wait", "ask"] * 3, "fail", "skip", "cancel"),
     "waiting_input": ("answer", "complete", "fail", "skip", "cancel", "turn"),
     "completed": ("reopen as damaged", "session", "turn"),
     "failed": ("reopen", "session"),
     "skipped": ("turn",),
     "cancelled": ("turn",),
 }
-BECOMES = {
-    "start": "running",
-    "complete": "completed",
-    "fail": "failed",
-    "skip": "skipped",
-    "retry": "pending",
-    "interrupt": "pending",
-    "ask": "waiting_input",
-    "answer": "pending",
-    "cancel": "cancelled",
-    "reopen": "pending",
-    "reopen as damaged": "pending",
-}
-ONE = st.tuples(st.sampled_from("abc"), st.integers(0, 1000), SAID, st.booleans())
+BECOMES = {name: status for legal in LEGAL.values() for name, status in legal.items()}
+NEW_TASKS = st.builds(
+    NewTask, st.sampled_from("cdefgh"), st.just("p"), st.lists(st.sampled_from("abcdefg"), max_size=2).map(tuple)
+)
+ONE = st.tuples(st.integers(0, 5), st.integers(0, 1000), SAID, st.booleans())
 STEPS = st.tuples(st.lists(ONE, min_size=2, max_size=12), st.sampled_from([False] * 5 + [True]))
 """What changes, and whether the last change need not follow."""
-BEGIN = (CREATED, RunClaimed(at(1), owner(), 1000.5), RunStatusChanged(at(2), "running"))
 
 
 class PlantedError(Exception):
@@ -150,8 +124,10 @@ class StoreMachine(RuleBasedStateMachine):
         run, tasks = self.do(self.model.get_run(run_id)), self.do(self.model.list_tasks(run_id))
         attempts = {task.task_id: task.attempt for task in tasks}
         statuses = {task.task_id: task.status for task in tasks}
-        changes: list[Change] = [] if run else list(BEGIN)
-        for number, (task_id, pick, said, flag) in enumerate(steps[0], 1):
+        changes: list[Change] = [] if run else list(OPENING)
+        ids = list(statuses) or [task.task_id for task in TASKS]
+        for number, (which, pick, said, flag) in enumerate(steps[0], 1):
+            task_id = ids[which % len(ids)]
             wild = steps[1] and number == len(steps[0])
             status = statuses.get(task_id, "pending")
             possible = task_changes(task_id, attempts.get(task_id, 0) + (wild and flag), TEXTS[said], flag)
@@ -177,15 +153,23 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(run_id=st.sampled_from(RUNS))
     def create(self, run_id: str) -> None:
-        self.write(Batch(run_id, 0, 1, BEGIN))
+        self.write(Batch(run_id, 0, 1, OPENING))
 
     @rule(run_id=st.sampled_from(RUNS), steps=STEPS)
     def change_tasks(self, run_id: str, steps: Any) -> None:
         self.write(self.next_batch(run_id, steps))
 
-    @rule(run_id=st.sampled_from(RUNS), status=STATUSES)
-    def change_status(self, run_id: str, status: str) -> None:
-        self.add(run_id, RunStatusChanged(at(6), status, "why"))
+    @rule(run_id=st.sampled_from(RUNS), status=STATUSES, resumed=st.booleans())
+    def change_status(self, run_id: str, status: str, resumed: bool) -> None:
+        self.add(run_id, RunStatusChanged(at(6), status, "why", resumed))
+
+    @rule(run_id=st.sampled_from(RUNS), tasks=st.lists(NEW_TASKS, max_size=3), by=st.sampled_from([None, *"aex"]))
+    def grow(self, run_id: str, tasks: list[NewTask], by: str | None) -> None:
+        self.add(run_id, TasksAdded(at(6), tuple(tasks), by))
+
+    @rule(run_id=st.sampled_from(RUNS), said=SAID)
+    def decide(self, run_id: str, said: str) -> None:
+        self.add(run_id, PolicyDecided(at(6), TEXTS[said]))
 
     @rule(run_id=st.sampled_from(RUNS), name=st.sampled_from(["next", "other"]))
     def claim(self, run_id: str, name: str) -> None:

@@ -11,6 +11,8 @@ pytest.register_assert_rewrite(
     "persistence.contract.store",
     "persistence.contract.records",
     "persistence.contract.interrupted",
+    "persistence.contract.asking",
+    "persistence.contract.growing",
     "persistence.contract.notes",
 )
 

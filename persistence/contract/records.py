@@ -132,7 +132,7 @@ class RecordsContract(OpenedStore):
         events = await store.list_events(RUN)
         assert [(e.seq, e.kind, e.task_id, e.attempt) for e in events] == [
             (1, "run_created", None, None),
-            (3, "run_running", None, None),
+            (3, "run_started", None, None),
             (4, "task_started", "a", 1),
             (6, "session_opened", "a", 1),
             (9, "task_completed", "a", 1),
@@ -140,6 +140,12 @@ class RecordsContract(OpenedStore):
             (11, "task_skipped", "c", 1),
         ]
         assert [e.seq for e in await store.list_events(RUN, after=4, limit=2)] == [6, 9]
+        pages = [await store.list_events(RUN, after=seq, limit=1) for seq in (0, 1, 3, 4, 6, 9, 10)]
+        assert tuple(event for page in pages for event in page) == events
+        for after in (11, 12, 99):
+            assert await store.list_events(RUN, after) == ()
+        assert await store.list_events(RUN, limit=0) == await store.list_events(RUN, limit=-1) == ()
+        assert await store.list_events(RUN, after=-5) == events
         assert [json.loads(e.detail) for e in events[2:5:2]] == [
             {"backend": "fast"},
             {"input_tokens": 3, "output_tokens": 2},
@@ -197,19 +203,33 @@ class RecordsContract(OpenedStore):
             await writer.write(*AT_START[state], NEXT[change])
             assert (await store.list_tasks(RUN))[0].status == expected
 
+    @pytest.mark.parametrize("resumed", [False, True])
     @pytest.mark.parametrize("new", [*RUN_LEGAL, "interrupted", "nonsense"])
     @pytest.mark.parametrize("old", RUN_LEGAL)
-    async def test_run_transitions(self, store: Store, old: str, new: str) -> None:
-        writer = Writer(store)
+    async def test_run_transitions(self, store: Store, old: str, new: str, *, resumed: bool) -> None:
+        writer, change = Writer(store), RunStatusChanged(at(2), new, resumed=resumed)
         await writer.write(CREATED, *(RunStatusChanged(at(1), status) for status in RUN_WAY[old]))
-        if new in RUN_LEGAL[old]:
-            await writer.write(RunStatusChanged(at(2), new))
+        before = await whole(store)
+        if new in RUN_LEGAL[old] or (old == new == "running" and resumed):
+            await writer.write(change)
+            run, *_, events = await whole(store)
+            assert run.status == new
+            started = "run_resumed" if resumed else "run_started"
+            assert events[-1].kind == (started if new == "running" else f"run_{new}")
         else:
             with pytest.raises(Conflict, match=f"is {old} and cannot become {new}"):
-                await writer.write(RunStatusChanged(at(2), new))
+                await writer.write(change)
+            assert await whole(store) == before
+
+    async def test_a_run_goes_on_with_another_owner(self, store: Store, writer: Writer) -> None:
+        resumed = RunStatusChanged(at(6), "running", resumed=True)
+        batch = await writer.write(RunClaimed(at(6), owner("next"), 1.0), resumed)
+        await store.write(batch)
         run = await store.get_run(RUN)
         assert run is not None
-        assert run.status == (new if new in RUN_LEGAL[old] else old)
+        assert (run.status, run.started_at, run.ended_at, run.error, run.epoch) == ("running", at(2), None, None, 2)
+        kinds = [(e.seq, e.kind, e.detail) for e in await store.list_events(RUN)]
+        assert kinds == [(1, "run_created", '{"tasks":3}'), (3, "run_started", "{}"), (5, "run_resumed", "{}")]
 
     @pytest.mark.parametrize(
         "change",

@@ -76,6 +76,17 @@ async def whole(store: Store, run_id: str = RUN) -> tuple[Any, ...]:
 
 
 ASKED = TaskWaiting(at(4), "a", 1, "Was it sent?", crashed=True)
+ASKING = TaskWaiting(
+    at(4),
+    "a",
+    1,
+    "Which one?",
+    asked='{"kind": "choice"}',
+    duration_s=1.5,
+    input_tokens=3,
+    output_tokens=2,
+    cost_usd=0.25,
+)
 AT_START: dict[str, tuple[Change, ...]] = {
     "pending": (),
     "running": (START_A,),
@@ -89,51 +100,64 @@ AT_START: dict[str, tuple[Change, ...]] = {
     "reopened": (START_A, TaskFailed(at(4), "a", 1, "failed", "auth", "no key"), TaskReopened(at(5), "a")),
     "reopened as damaged": (START_A, DONE_A, TaskReopened(at(5), "a", damaged=True)),
     "waiting": (START_A, ASKED),
+    "asking": (START_A, ASKING),
     "answered": (START_A, ASKED, TaskAnswered(at(5), "a")),
+    "answered itself": (START_A, ASKING, TaskAnswered(at(5), "a", '["this"]')),
     "done by a person": (START_A, ASKED, TaskCompleted(at(5), "a", 1, "Done.")),
     "failed by a person": (START_A, ASKED, TaskFailed(at(5), "a", 1, "failed", "refused", "no")),
     "cancelled while waiting": (START_A, ASKED, TaskCancelled(at(5), "a")),
 }
+
+
+def status_changes(task_id: str, attempt: int, text: str = "again", *, flag: bool = False) -> dict[str, Change]:
+    """Every change of a task's status, with `attempt` as the last one; `flag` gives what may be left out."""
+    short = text[:20]
+    return {
+        "start": TaskStarted(at(6), task_id, attempt + 1, "fast", short if flag else None, confirmed=flag),
+        "complete": TaskCompleted(at(6), task_id, attempt, text, text if flag else None, 3, 4, 0.5, 1.5),
+        "fail": TaskFailed(at(6), task_id, attempt, "failed", "auth", short, 0.5, 1, 1, 0.25 if flag else None),
+        "skip": TaskFailed(at(6), task_id, attempt, "skipped", "auth", short, 0.5, 1, 1),
+        "retry": TaskRetried(at(6), task_id, attempt, "transient", short, 0.5),
+        "interrupt": TaskInterrupted(at(6), task_id, attempt, "gone", crashed=flag),
+        "cancel": TaskCancelled(at(6), task_id),
+        "wait": TaskWaiting(at(6), task_id, attempt, short, crashed=flag),
+        "ask": TaskWaiting(at(6), task_id, attempt, short, False, text, 0.5, 1, 1, 0.25 if flag else None),
+        "answer": TaskAnswered(at(6), task_id, text if flag else None),
+        "reopen": TaskReopened(at(6), task_id),
+        "reopen as damaged": TaskReopened(at(6), task_id, damaged=True),
+    }
+
+
+_OF_FIRST = status_changes("a", 1)
 NEXT: dict[str, Change] = {
-    "start 1": TaskStarted(at(6), "a", 1, "fast"),
-    "start 2": TaskStarted(at(6), "a", 2, "fast"),
-    "complete": TaskCompleted(at(6), "a", 1, "again"),
-    "complete 2": TaskCompleted(at(6), "a", 2, "again"),
-    "fail": TaskFailed(at(6), "a", 1, "failed", "auth", "no"),
-    "skip": TaskFailed(at(6), "a", 1, "skipped", "auth", "no"),
+    **_OF_FIRST,
+    "start": status_changes("a", 0)["start"],
+    "start 2": _OF_FIRST["start"],
+    "complete 2": status_changes("a", 2)["complete"],
     "fail as completed": TaskFailed(at(6), "a", 1, "completed", "auth", "no"),
-    "retry": TaskRetried(at(6), "a", 1, "transient", "no", 1.0),
-    "interrupt": TaskInterrupted(at(6), "a", 1, "stop"),
-    "cancel": TaskCancelled(at(6), "a"),
-    "ask": TaskWaiting(at(6), "a", 1, "And now?"),
-    "answer": TaskAnswered(at(6), "a"),
-    "reopen": TaskReopened(at(6), "a"),
-    "reopen as damaged": TaskReopened(at(6), "a", damaged=True),
 }
 _PENDING_AGAIN = {"start 2": "running", "cancel": "cancelled"}
+_WAITING = {"complete": "completed", "fail": "failed", "skip": "skipped", "answer": "pending", "cancel": "cancelled"}
 LEGAL: dict[str, dict[str, str]] = {
-    "pending": {"start 1": "running", "cancel": "cancelled"},
+    "pending": {"start": "running", "cancel": "cancelled"},
     "running": {
         "complete": "completed",
         "fail": "failed",
         "skip": "skipped",
         "retry": "pending",
         "interrupt": "pending",
+        "wait": "waiting_input",
         "ask": "waiting_input",
         "cancel": "cancelled",
     },
-    "waiting": {
-        "complete": "completed",
-        "fail": "failed",
-        "skip": "skipped",
-        "answer": "pending",
-        "cancel": "cancelled",
-    },
+    "waiting": _WAITING,
+    "asking": _WAITING,
     "retried": _PENDING_AGAIN,
     "interrupted": _PENDING_AGAIN,
     "reopened": _PENDING_AGAIN,
     "reopened as damaged": _PENDING_AGAIN,
     "answered": _PENDING_AGAIN,
+    "answered itself": _PENDING_AGAIN,
     "completed": {"reopen as damaged": "pending"},
     "done by a person": {"reopen as damaged": "pending"},
     "failed": {"reopen": "pending"},

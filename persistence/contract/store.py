@@ -24,6 +24,8 @@ from persistence import (
     TaskStarted,
     TurnAppended,
 )
+from persistence.contract.asking import AskingContract
+from persistence.contract.growing import GrowingContract
 from persistence.contract.interrupted import InterruptedContract
 from persistence.contract.notes import NotesContract
 from persistence.contract.records import RecordsContract
@@ -56,7 +58,7 @@ async def is_kept(store: Store, change: Any) -> None:
         assert (task.text, task.output_tokens) == (change.text, change.output_tokens)
 
 
-class StoreContract(RecordsContract, InterruptedContract, NotesContract):
+class StoreContract(RecordsContract, InterruptedContract, NotesContract, GrowingContract, AskingContract):
     """Every line of `persistence.Store`'s contract."""
 
     # All or nothing, once or many times.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Mode = Literal["create", "existing", "read"]
 
 APPLICATION_ID: Final = 0x706C6174  # "plat"
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 BUSY_TIMEOUT_S: Final = 5.0
 OLDEST_SQLITE: Final = (3, 37, 0)  # STRICT tables
 
@@ -142,8 +142,9 @@ def _open_for_reading(path: Path, version: int) -> sqlite3.Connection:
     try:
         if version < SCHEMA_VERSION:
             connection.execute("PRAGMA temp_store = MEMORY")
-            for statement in _statements(f"reading_{version}.sql"):
-                connection.execute(statement)
+            for step in range(version, SCHEMA_VERSION):
+                for statement in _statements(f"reading_{step}.sql"):
+                    connection.execute(statement)
     except BaseException:
         connection.close()
         raise

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from persistence.changes import Owner
 from persistence.errors import StoreError
+from persistence.history import start_detail
 from persistence.notes import NoteRecord
 from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
-from persistence.rules import Claim, RunHead, start_detail
+from persistence.rules import Claim, RunHead
 from persistence.sqlite import statements as sql
 from persistence.sqlite.checksum import message_checksum, result_checksum
 from persistence.sqlite.transaction import forgiving, transaction
@@ -50,7 +51,8 @@ def read_head(connection: sqlite3.Connection, run_id: str) -> RunHead | None:
 
 
 def _head(row: Row) -> RunHead:
-    name, settings, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims, *owner = row
+    name, settings, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims = row[:10]
+    policy_state, policy_seq, *owner = row[10:]
     return RunHead(
         name=name,
         settings=settings,
@@ -63,6 +65,8 @@ def _head(row: Row) -> RunHead:
         owner=None if owner[0] is None else Owner(*owner),
         lease_expires_at=lease_expires_at,
         claims=tuple(Claim(seq, owner_id) for seq, owner_id in json.loads(claims)),
+        policy_state=policy_state,
+        policy_seq=policy_seq,
     )
 
 
@@ -98,6 +102,8 @@ def _run(connection: sqlite3.Connection, run_id: str, head: RunHead, settings: s
         input_tokens=input_tokens or 0,
         output_tokens=output_tokens or 0,
         cost_usd=cost_usd,
+        policy_state=head.policy_state,
+        policy_seq=head.policy_seq,
     )
 
 
@@ -118,7 +124,7 @@ def _edges(task_id: str, edges: str) -> tuple[str, ...]:
 def _task(run_id: str, row: Row) -> TaskRecord:
     task_id, position, prompt, backend, spec, status, attempt, text, data, checksum = row[:10]
     error_kind, error, session_id, input_tokens, output_tokens, cost_usd, duration_s, started_at, ended_at = row[10:19]
-    crashes, session_confirmed, question, edges = row[19:]
+    crashes, session_confirmed, question, asked, answers, added_by, edges = row[19:]
     damaged = _is_damaged(run_id, task_id, status, text, data, checksum)
     if damaged:
         text = data = None
@@ -147,6 +153,9 @@ def _task(run_id: str, row: Row) -> TaskRecord:
         crashes,
         session_confirmed == 1,
         question,
+        asked,
+        answers,
+        added_by,
     )
 
 
@@ -179,6 +188,9 @@ def _message(run_id: str, task_id: str, position: int, row: Row) -> MessageRecor
 
 
 def list_events(connection: sqlite3.Connection, run_id: str, after: int, limit: int) -> tuple[EventRecord, ...]:
+    last = connection.execute(sql.LAST_SEQ, (run_id,)).fetchone()
+    if last is None or after >= last[0]:  # whoever waits for events asks again and again
+        return ()
     rows: list[Row] = connection.execute(sql.LIST_EVENTS, (run_id, after, max(0, limit))).fetchall()
     return tuple(_event(row) for row in rows)
 

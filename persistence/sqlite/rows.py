@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from hashlib import sha256
 from itertools import chain, repeat
@@ -11,6 +12,9 @@ from persistence.sqlite import statements as sql
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Iterator, Sequence
+
+    from persistence.changes import NewTask
 
 Row = tuple[Any, ...]
 
@@ -20,13 +24,20 @@ class Refused(Exception):  # noqa: N818
 
 
 def _execute(connection: sqlite3.Connection, bulk: sql.Bulk, rows: list[Row]) -> None:
+    for part, cursor in _executed(connection, bulk, rows):
+        if cursor.rowcount != part:
+            raise Refused
+
+
+def _executed(
+    connection: sqlite3.Connection, bulk: sql.Bulk, rows: Sequence[Row]
+) -> Iterator[tuple[int, sqlite3.Cursor]]:
     largest = sql.SIZES[-1]
     for start in range(0, len(rows), largest):
         part = rows[start : start + largest]
         size = sql.SIZES[bisect_left(sql.SIZES, len(part))]
         values = tuple(chain(chain.from_iterable(part), repeat(None, (size - len(part)) * bulk.width)))
-        if connection.execute(sql.bulk_sql(bulk, size), values).rowcount != len(part):
-            raise Refused
+        yield len(part), connection.execute(sql.bulk_sql(bulk, size), values)
 
 
 _INLINE_BYTES: Final = 64 * 1024
@@ -43,6 +54,7 @@ class Rows:
         self._blobs: set[bytes] = set()
         self._reached: dict[str, int] = {}
         self._waiting: dict[sql.Bulk, list[Row]] = {bulk: [] for bulk in sql.IN_ORDER}
+        self._tasks: int | None = None
 
     def add(self, bulk: sql.Bulk, row: Row) -> None:
         self._waiting[bulk].append(row)
@@ -54,6 +66,23 @@ class Rows:
             self.flush()
         self._reached[task_id] = rank
         self._waiting[bulk].append(row)
+
+    def add_tasks(self, tasks: Sequence[NewTask], added_by: str | None = None) -> None:
+        """New tasks, behind those that the run has. What they depend on was checked."""
+        if self._tasks is None:
+            (self._tasks,) = self._connection.execute(sql.COUNT_ALL_TASKS, (self.run_id,)).fetchone()
+        for position, task in enumerate(tasks, self._tasks):
+            edges = json.dumps(task.depends_on, ensure_ascii=False) if task.depends_on else "[]"
+            row = (self.run_id, task.task_id, position, task.backend, added_by, edges, task.prompt, task.spec)
+            self._waiting[sql.ADD_TASKS].append(row)
+        self._tasks += len(tasks)
+
+    def known(self, task_ids: Sequence[str]) -> set[str]:
+        """Those of the tasks that the run has, those of the batch so far included."""
+        self.flush()
+        wanted = [(self.run_id, task_id) for task_id in task_ids]
+        found = _executed(self._connection, sql.KNOWN_TASKS, wanted)
+        return {task_id for _, cursor in found for (task_id,) in cursor.fetchall()}
 
     def inline_or_blob(self, text: str | None) -> tuple[str | None, bytes | None]:
         """The text, if it is to stand in its row; if it is large, the key of the blob that it becomes."""

@@ -35,7 +35,9 @@ def bulk_sql(bulk: Bulk, rows: int) -> str:
     return f"{bulk.head} (VALUES {', '.join([row] * rows)}) {bulk.tail}"
 
 
-ADD_TASKS = Bulk("INSERT INTO tasks (run_id, task_id, position, backend, depends_on, prompt, spec) SELECT * FROM", 7)
+ADD_TASKS = Bulk(
+    "INSERT INTO tasks (run_id, task_id, position, backend, added_by, depends_on, prompt, spec) SELECT * FROM", 8
+)
 START_TASKS = Bulk(
     """UPDATE tasks SET status = 'running', attempt = column3, attempt_status = 'running', attempt_backend = column4,
     session_id = column5, session_confirmed = column6, started_at = column7, started_seq = column8, ended_at = NULL,
@@ -52,7 +54,9 @@ SET_SESSIONS = Bulk(
 )
 COMPLETE_TASKS = Bulk(
     """UPDATE tasks SET status = 'completed', attempt_status = 'completed', ended_at = column4, ended_seq = column5,
-    question = NULL, input_tokens = column6, output_tokens = column7, cost_usd = column8, duration_s = column9,
+    question = NULL, asked = NULL, input_tokens = input_tokens + column6, output_tokens = output_tokens + column7,
+    cost_usd = coalesce(cost_usd + column8, column8, cost_usd),
+    duration_s = coalesce(duration_s + column9, column9, duration_s),
     text = column10, data = column11, checksum = column12, text_sha256 = column13, data_sha256 = column14 FROM""",
     14,
     """AS new WHERE run_id = column1 AND task_id = column2 AND attempt = column3
@@ -60,24 +64,27 @@ COMPLETE_TASKS = Bulk(
 )
 END_TASKS = Bulk(
     """UPDATE tasks SET status = column6, attempt_status = column7, ended_at = column4, ended_seq = column5,
-    error_kind = column8, error = column9, duration_s = column10, input_tokens = column11, output_tokens = column12,
-    cost_usd = column13, question = column14, crashes = crashes + column15 FROM""",
-    15,
+    error_kind = column8, error = column9, duration_s = coalesce(duration_s + column10, column10, duration_s),
+    input_tokens = input_tokens + column11, output_tokens = output_tokens + column12,
+    cost_usd = coalesce(cost_usd + column13, column13, cost_usd), question = column14, asked = column15,
+    crashes = crashes + column16 FROM""",
+    16,
     """AS new WHERE run_id = column1 AND task_id = column2 AND attempt = column3
     AND (status = 'running' OR status = 'waiting_input' AND (column6 = 'failed' OR column6 = 'skipped'))""",
 )
 CANCEL_TASKS = Bulk(
     """UPDATE tasks SET status = 'cancelled', attempt_status = iif(status = 'running', 'cancelled', attempt_status),
     ended_at = iif(status = 'running', column3, ended_at), ended_seq = iif(status = 'running', column4, ended_seq),
-    question = NULL FROM""",
+    question = NULL, asked = NULL FROM""",
     4,
     "AS new WHERE run_id = column1 AND task_id = column2 AND status IN ('pending', 'running', 'waiting_input')",
 )
 REQUEUE_TASKS = Bulk(
-    """UPDATE tasks SET status = 'pending', question = NULL, text = NULL, data = NULL, checksum = NULL,
+    """UPDATE tasks SET status = 'pending', question = NULL, asked = NULL, text = NULL, data = NULL, checksum = NULL,
     text_sha256 = NULL, data_sha256 = NULL,
-    session_confirmed = iif(column3 = 'waiting_input', session_confirmed, 0) FROM""",
-    3,
+    session_confirmed = iif(column3 = 'waiting_input', session_confirmed, 0),
+    answers = iif(column3 = 'waiting_input', coalesce(column4, answers), NULL) FROM""",
+    4,
     "AS new WHERE run_id = column1 AND task_id = column2 AND status = column3",
 )
 ADD_MESSAGES = Bulk(
@@ -92,6 +99,12 @@ ADD_SESSIONS = Bulk(
     ON CONFLICT (run_id, task_id, session_id) DO UPDATE SET attempt = excluded.attempt""",
 )
 ADD_EVENTS = Bulk("INSERT INTO other_events (run_id, seq, at, kind, task_id, attempt, detail) SELECT * FROM", 7)
+
+KNOWN_TASKS = Bulk(
+    "SELECT task_id FROM", 2, "AS wanted CROSS JOIN tasks ON run_id = wanted.column1 AND task_id = wanted.column2"
+)
+"""Which of some tasks are there. CROSS JOIN: the tasks are looked up one by one, never all of them."""
+COUNT_ALL_TASKS = "SELECT count(*) FROM tasks WHERE run_id = ?"
 
 IN_ORDER = (
     ADD_TASKS,
@@ -119,20 +132,20 @@ VALUES (?, ?, ?, ?, 'queued', 0, 0, '[]')
 """
 SET_HEAD = """
 UPDATE runs SET status = ?, started_at = ?, ended_at = ?, error = ?, last_seq = ?, epoch = ?, lease_expires_at = ?,
-    claims = ?, owner_id = ?, owner_host = ?, owner_boot_id = ?, owner_pid = ?, owner_process_started = ?,
-    owner_claimed_at = ?
+    claims = ?, policy_state = ?, policy_seq = ?, owner_id = ?, owner_host = ?, owner_boot_id = ?, owner_pid = ?,
+    owner_process_started = ?, owner_claimed_at = ?
 WHERE run_id = ?
 """
 SET_LAST_SEQ = "UPDATE runs SET last_seq = ? WHERE run_id = ?"
 
 GET_HEAD = """
 SELECT name, settings, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims,
-    owner_id, owner_host, owner_boot_id, owner_pid, owner_process_started, owner_claimed_at
+    policy_state, policy_seq, owner_id, owner_host, owner_boot_id, owner_pid, owner_process_started, owner_claimed_at
 FROM runs WHERE run_id = ?
 """
 LIST_RUNS = """
 SELECT run_id, name, settings, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims,
-    owner_id, owner_host, owner_boot_id, owner_pid, owner_process_started, owner_claimed_at
+    policy_state, policy_seq, owner_id, owner_host, owner_boot_id, owner_pid, owner_process_started, owner_claimed_at
 FROM runs ORDER BY created_at DESC, rowid DESC LIMIT ?
 """
 COUNT_TASKS = "SELECT status, count(*) FROM tasks WHERE run_id = ? GROUP BY status ORDER BY min(position)"
@@ -143,7 +156,7 @@ SELECT task_id, position, prompt, backend, spec, status, attempt,
     coalesce(text, (SELECT content FROM blobs WHERE sha256 = text_sha256)),
     coalesce(data, (SELECT content FROM blobs WHERE sha256 = data_sha256)), checksum, error_kind, error, session_id,
     input_tokens, output_tokens, cost_usd, duration_s, started_at, ended_at, crashes, session_confirmed, question,
-    depends_on
+    asked, answers, added_by, depends_on
 FROM tasks WHERE run_id = ? ORDER BY position
 """
 _ATTEMPT = """SELECT task_id, attempt, status, backend, session_id, started_at, ended_at, error_kind, error,
@@ -155,9 +168,27 @@ SELECT attempt, role, coalesce(content, (SELECT content FROM blobs WHERE sha256 
     output_tokens, at, checksum
 FROM messages WHERE run_id = ? AND task_id = ? ORDER BY seq
 """
+LAST_SEQ = "SELECT last_seq FROM runs WHERE run_id = ?"
 LIST_EVENTS = """
-SELECT seq, at, kind, task_id, attempt, detail, backend FROM events WHERE run_id = ? AND seq > ? ORDER BY seq LIMIT ?
+SELECT * FROM (SELECT seq, at, kind, task_id, attempt, detail, NULL AS backend FROM other_events
+    WHERE run_id = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3)
+UNION ALL
+SELECT * FROM (SELECT started_seq, started_at, 'task_started', task_id, attempt, '{}', attempt_backend FROM tasks
+    WHERE run_id = ?1 AND started_seq > ?2 ORDER BY started_seq LIMIT ?3)
+UNION ALL
+SELECT * FROM (SELECT started_seq, started_at, 'task_started', task_id, attempt, '{}', backend FROM earlier_attempts
+    WHERE run_id = ?1 AND started_seq > ?2 ORDER BY started_seq LIMIT ?3)
+UNION ALL
+SELECT * FROM (SELECT ended_seq, ended_at, 'task_completed', task_id, attempt,
+        '{"input_tokens":' || input_tokens || ',"output_tokens":' || output_tokens || '}', NULL
+    FROM tasks WHERE run_id = ?1 AND ended_seq > ?2 AND attempt_status = 'completed' ORDER BY ended_seq LIMIT ?3)
+UNION ALL
+SELECT * FROM (SELECT ended_seq, ended_at, 'task_completed', task_id, attempt,
+        '{"input_tokens":' || input_tokens || ',"output_tokens":' || output_tokens || '}', NULL
+    FROM earlier_attempts WHERE run_id = ?1 AND ended_seq > ?2 AND status = 'completed' ORDER BY ended_seq LIMIT ?3)
+ORDER BY seq LIMIT ?3
 """
+"""What the view `events` shows, but each part ends at the limit by itself: a page costs what is on it."""
 
 ADD_NOTE = """
 INSERT INTO notes (run_id, number, kind, at, task_id, body)
@@ -187,10 +218,15 @@ DELETE FROM blobs WHERE NOT EXISTS (SELECT 1 FROM tasks WHERE text_sha256 = blob
 """
 RUN_SIZES = """
 SELECT run_id, sum(bytes) FROM (
-    SELECT run_id, length(CAST(settings AS BLOB)) + ifnull(length(CAST(error AS BLOB)), 0) AS bytes FROM runs
+    SELECT run_id, length(CAST(settings AS BLOB)) + ifnull(length(CAST(error AS BLOB)), 0)
+        + ifnull(length(CAST(policy_state AS BLOB)), 0) AS bytes FROM runs
+    UNION ALL
+    SELECT run_id, length(CAST(detail AS BLOB)) FROM other_events WHERE kind = 'policy_decided'
     UNION ALL
     SELECT run_id, length(CAST(prompt AS BLOB)) + length(CAST(spec AS BLOB)) + ifnull(length(CAST(text AS BLOB)), 0)
-        + ifnull(length(CAST(data AS BLOB)), 0) + ifnull(length(CAST(error AS BLOB)), 0) FROM tasks
+        + ifnull(length(CAST(data AS BLOB)), 0) + ifnull(length(CAST(error AS BLOB)), 0)
+        + ifnull(length(CAST(question AS BLOB)), 0) + ifnull(length(CAST(asked AS BLOB)), 0)
+        + ifnull(length(CAST(answers AS BLOB)), 0) FROM tasks
     UNION ALL
     SELECT run_id, ifnull(length(CAST(error AS BLOB)), 0) FROM earlier_attempts
     UNION ALL

@@ -13,7 +13,7 @@ import json
 import sqlite3
 from typing import TYPE_CHECKING, Final
 
-from persistence import rules
+from persistence import history, rules
 from persistence.boundaries import reached
 from persistence.changes import (
     RunCreated,
@@ -25,6 +25,7 @@ from persistence.changes import (
     TaskInterrupted,
     TaskReopened,
     TaskRetried,
+    TasksAdded,
     TaskStarted,
     TaskWaiting,
     TurnAppended,
@@ -105,7 +106,8 @@ def _set_head(connection: sqlite3.Connection, run_id: str, head: RunHead, last_s
     if owner is not None:
         owned_by = (owner.owner_id, owner.host, owner.boot_id, owner.pid, owner.process_started, owner.claimed_at)
     state = (head.status, head.started_at, head.ended_at, head.error, last_seq, head.epoch, head.lease_expires_at)
-    connection.execute(sql.SET_HEAD, (*state, claims, *owned_by, run_id))
+    policy = head.policy_state, head.policy_seq
+    connection.execute(sql.SET_HEAD, (*state, claims, *policy, *owned_by, run_id))
 
 
 def _write_groups(connection: sqlite3.Connection, run_id: str, first_seq: int, changes: Sequence[Change]) -> None:
@@ -116,7 +118,7 @@ def _write_groups(connection: sqlite3.Connection, run_id: str, first_seq: int, c
         if add_rows is not None:
             add_rows(rows, seq, change)
         if kind not in _IN_ATTEMPTS:
-            event = rules.event_of(change)
+            event = history.event_of(change)
             if event is not None:
                 rows.add(sql.ADD_EVENTS, (run_id, seq, *event))
     rows.flush()
@@ -142,21 +144,24 @@ def _diagnosed(connection: sqlite3.Connection, batch: Batch) -> Conflict:
 
 
 def _created(rows: Rows, _seq: int, change: RunCreated) -> None:
-    run_id, known = rows.run_id, {task.task_id for task in change.tasks}
-    for position, task in enumerate(change.tasks):
-        if not known.issuperset(task.depends_on):
-            raise Refused
-        edges = json.dumps(task.depends_on, ensure_ascii=False) if task.depends_on else "[]"
-        rows.add(sql.ADD_TASKS, (run_id, task.task_id, position, task.backend, edges, task.prompt, task.spec))
+    known = {task.task_id for task in change.tasks}
+    if not all(known.issuperset(task.depends_on) for task in change.tasks):
+        raise Refused
+    rows.add_tasks(change.tasks)
+
+
+def _tasks_added(rows: Rows, _seq: int, change: TasksAdded) -> None:
+    rules.check_added(rows.run_id, change, rows.known(rules.mentioned(change)))
+    rows.add_tasks(change.tasks, change.added_by)
 
 
 def _reopened(rows: Rows, _seq: int, change: TaskReopened) -> None:
     was = "completed" if change.damaged else "failed"
-    rows.change(sql.REQUEUE_TASKS, change.task_id, (rows.run_id, change.task_id, was))
+    rows.change(sql.REQUEUE_TASKS, change.task_id, (rows.run_id, change.task_id, was, None))
 
 
 def _answered(rows: Rows, _seq: int, change: TaskAnswered) -> None:
-    rows.change(sql.REQUEUE_TASKS, change.task_id, (rows.run_id, change.task_id, "waiting_input"))
+    rows.change(sql.REQUEUE_TASKS, change.task_id, (rows.run_id, change.task_id, "waiting_input", change.answers))
 
 
 def _cancelled(rows: Rows, seq: int, change: TaskCancelled) -> None:
@@ -208,12 +213,13 @@ def _retried(rows: Rows, seq: int, change: TaskRetried) -> None:
 
 def _interrupted(rows: Rows, seq: int, change: TaskInterrupted) -> None:
     ended = ("pending", "interrupted", None, change.reason, None, *_NO_USAGE)
-    _end(rows, seq, change, ended, (None, change.crashed))
+    _end(rows, seq, change, ended, (None, None, change.crashed))
 
 
 def _waiting(rows: Rows, seq: int, change: TaskWaiting) -> None:
-    ended = ("waiting_input", "interrupted", None, None, None, *_NO_USAGE)
-    _end(rows, seq, change, ended, (change.question, change.crashed))
+    ended = ("waiting_input", "interrupted" if change.asked is None else "asked", None, None, change.duration_s)
+    usage = change.input_tokens, change.output_tokens, change.cost_usd
+    _end(rows, seq, change, (*ended, *usage), (change.question, change.asked, change.crashed))
 
 
 _NO_USAGE: Final = (0, 0, None)
@@ -224,16 +230,17 @@ def _end(
     seq: int,
     change: TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting,
     ended: Row,
-    left: Row = (None, False),
+    left: Row = (None, None, False),
 ) -> None:
     """`ended`: the statuses of the task and of its attempt, the error's kind, the error, the seconds it took, and
-    the usage. `left`: the question that a person is asked, and whether the owner died."""
+    the usage. `left`: the question that a person is asked, more about it, and whether the owner died."""
     row = (rows.run_id, change.task_id, change.attempt, change.at, seq, *ended, *left)
     rows.change(sql.END_TASKS, change.task_id, row)
 
 
 _ROWS: Final[dict[type, Callable[..., None]]] = {
     RunCreated: _created,
+    TasksAdded: _tasks_added,
     TaskReopened: _reopened,
     TaskStarted: _started,
     SessionOpened: _session,

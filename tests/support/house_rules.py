@@ -21,6 +21,7 @@ PURE = (
     "runner/graph.py",
     "runner/layout.py",
     "runner/cli/text.py",
+    "persistence/history.py",
     "persistence/rules.py",
     "backends/values.py",
     "persistence/changes.py",

@@ -1,0 +1,140 @@
+"""The store contract, part five: a task asks a person, and what it was answered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from persistence import (
+    Change,
+    TaskAnswered,
+    TaskCancelled,
+    TaskCompleted,
+    TaskFailed,
+    TaskInterrupted,
+    TaskReopened,
+    TaskRetried,
+)
+from persistence.contract.opened import OpenedStore
+from persistence.contract.samples import ASK, ASKED, ASKING, DONE_A, RUN, START_A, Writer, at, whole
+
+if TYPE_CHECKING:
+    from persistence import Store
+    from persistence.records import TaskRecord
+
+ANSWERED = TaskAnswered(at(5), "a", '["this"]')
+
+
+async def task_a(store: Store) -> TaskRecord:
+    return (await store.list_tasks(RUN))[0]
+
+
+class AskingContract(OpenedStore):
+    """What is kept of a task that asks, while it waits and afterwards."""
+
+    async def test_the_attempt_of_a_task_that_asks_has_its_cost(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A, ASK, ASKING)
+        task = await task_a(store)
+        assert (task.status, task.question, task.asked, task.answers) == (
+            "waiting_input",
+            "Which one?",
+            '{"kind": "choice"}',
+            None,
+        )
+        assert (task.session_id, task.text, task.error, task.crashes) == ("session-a", None, None, 0)
+        (attempt,) = await store.list_attempts(RUN)
+        assert (attempt.status, attempt.started_at, attempt.ended_at, attempt.error) == ("asked", at(3), at(4), None)
+        for one in (task, attempt):
+            assert (one.input_tokens, one.output_tokens, one.cost_usd, one.duration_s) == (3, 2, 0.25, 1.5)
+        run = await store.get_run(RUN)
+        assert run is not None
+        assert (run.counts, run.input_tokens, run.output_tokens, run.cost_usd) == (
+            {"waiting_input": 1, "pending": 2},
+            3,
+            2,
+            0.25,
+        )
+        last = (await store.list_events(RUN))[-1]
+        assert (last.kind, last.task_id, last.attempt, last.detail) == ("task_waiting_input", "a", 1, "{}")
+
+    async def test_without_more_of_a_question_the_attempt_was_interrupted(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A, ASKED)
+        task = await task_a(store)
+        assert (task.question, task.asked) == ("Was it sent?", None)
+        (attempt,) = await store.list_attempts(RUN)
+        assert (attempt.status, attempt.duration_s, attempt.cost_usd) == ("interrupted", None, None)
+
+    async def test_answers_outlast_attempts_until_others_come(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A, ASKING, ANSWERED)
+        task = await task_a(store)
+        assert (task.status, task.question, task.asked, task.answers) == ("pending", None, None, '["this"]')
+        await writer.write(replace(START_A, attempt=2), TaskInterrupted(at(6), "a", 2, "stopped"))
+        await writer.write(
+            replace(START_A, attempt=3), TaskRetried(at(6), "a", 3, "transient", "no", 1.0), replace(START_A, attempt=4)
+        )
+        assert (await task_a(store)).answers == '["this"]'
+        await writer.write(replace(ASKING, attempt=4), TaskAnswered(at(7), "a"))
+        assert (await task_a(store)).answers == '["this"]'
+        await writer.write(replace(START_A, attempt=5), replace(ASKING, attempt=5))
+        await writer.write(TaskAnswered(at(8), "a", '["this","that"]'))
+        await writer.write(replace(START_A, attempt=6), replace(DONE_A, attempt=6))
+        task = await task_a(store)
+        assert (task.status, task.answers, task.asked, task.input_tokens) == ("completed", '["this","that"]', None, 3)
+        statuses = [attempt.status for attempt in await store.list_attempts(RUN)]
+        assert statuses == ["asked", "interrupted", "retried", "asked", "asked", "completed"]
+        assert [t.answers for t in await store.list_tasks(RUN)] == ['["this","that"]', None, None]
+
+    @pytest.mark.parametrize(
+        ("end", "status", "attempt_status"),
+        [
+            (TaskCompleted(at(6), "a", 1, "This one.", duration_s=2.0), "completed", "completed"),
+            (TaskFailed(at(6), "a", 1, "failed", "given_up", "a person gave it up", 2.0), "failed", "failed"),
+            (TaskFailed(at(6), "a", 1, "skipped", "given_up", "a person gave it up", 2.0), "skipped", "skipped"),
+        ],
+        ids=["completed", "failed", "skipped"],
+    )
+    async def test_what_a_person_settles_keeps_what_asking_cost(
+        self, store: Store, writer: Writer, end: Change, status: str, attempt_status: str
+    ) -> None:
+        await writer.write(START_A, ASKING)
+        await writer.write(end)
+        task = await task_a(store)
+        assert (task.status, task.question, task.asked) == (status, None, None)
+        (attempt,) = await store.list_attempts(RUN)
+        assert (attempt.status, attempt.ended_at) == (attempt_status, at(6))
+        assert (attempt.input_tokens, attempt.output_tokens, attempt.cost_usd, attempt.duration_s) == (3, 2, 0.25, 3.5)
+
+    async def test_settling_may_cost_more(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A, replace(ASKING, cost_usd=None), replace(DONE_A, duration_s=0.25))
+        (attempt,) = await store.list_attempts(RUN)
+        assert (attempt.input_tokens, attempt.output_tokens, attempt.cost_usd, attempt.duration_s) == (6, 4, 0.25, 1.75)
+        assert (await store.list_events(RUN))[-1].detail == '{"input_tokens":6,"output_tokens":4}'
+
+    async def test_cancelled_while_it_asks(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A, ASKING, TaskCancelled(at(6), "a"))
+        task = await task_a(store)
+        assert (task.status, task.question, task.asked, task.ended_at) == ("cancelled", None, None, at(4))
+        (attempt,) = await store.list_attempts(RUN)
+        assert (attempt.status, attempt.cost_usd) == ("asked", 0.25)
+
+    @pytest.mark.parametrize("damaged", [False, True])
+    async def test_reopening_forgets_the_answers(self, store: Store, writer: Writer, *, damaged: bool) -> None:
+        end = replace(DONE_A, attempt=2) if damaged else TaskFailed(at(6), "a", 2, "failed", "auth", "no key")
+        await writer.write(START_A, ASKING, ANSWERED, replace(START_A, attempt=2), end)
+        assert (await task_a(store)).answers == '["this"]'
+        await writer.write(TaskReopened(at(7), "a", damaged=damaged))
+        task = await task_a(store)
+        assert (task.status, task.answers) == ("pending", None)
+
+    async def test_asking_written_again_changes_nothing(self, store: Store, writer: Writer) -> None:
+        batches = [await writer.write(change) for change in (START_A, ASKING, ANSWERED)]
+        await writer.write(replace(START_A, attempt=2), replace(ASKING, attempt=2, input_tokens=40))
+        before = await whole(store)
+        for batch in batches:
+            await store.write(batch)
+        assert await whole(store) == before
+        run = await store.get_run(RUN)
+        assert run is not None
+        assert run.input_tokens == 43

@@ -1,0 +1,132 @@
+"""The line that each change leaves in its run's history, for every store alike. Pure."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from persistence.changes import (
+    PolicyDecided,
+    RunCreated,
+    RunStatusChanged,
+    SessionOpened,
+    TaskAnswered,
+    TaskCancelled,
+    TaskCompleted,
+    TaskFailed,
+    TaskInterrupted,
+    TaskReopened,
+    TaskRetried,
+    TasksAdded,
+    TaskStarted,
+    TaskWaiting,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from persistence.changes import Change, NewTask
+
+EventParts = tuple[str, str, str | None, int | None, str]
+"""at, kind, task_id, attempt, detail."""
+
+
+def event_of(change: Change) -> EventParts | None:
+    """The line that `change` leaves in the run's history. No prompt and no result is ever part of it."""
+    make = _EVENTS.get(type(change))
+    return None if make is None else make(change)
+
+
+def _run_created(change: RunCreated) -> EventParts:
+    return change.at, "run_created", None, None, _tasks(change.tasks)
+
+
+def _run_status(change: RunStatusChanged) -> EventParts:
+    running = "resumed" if change.resumed else "started"
+    kind = running if change.status == "running" else change.status
+    return change.at, f"run_{kind}", None, None, "{}"
+
+
+def _tasks_added(change: TasksAdded) -> EventParts:
+    return change.at, "tasks_added", change.added_by, None, _tasks(change.tasks)
+
+
+def _policy_decided(change: PolicyDecided) -> EventParts:
+    return change.at, "policy_decided", None, None, change.state
+
+
+def _tasks(tasks: tuple[NewTask, ...]) -> str:
+    return f'{{"tasks":{len(tasks)}}}'
+
+
+def _task_started(change: TaskStarted) -> EventParts:
+    return change.at, "task_started", change.task_id, change.attempt, start_detail(change.backend)
+
+
+def _session_opened(change: SessionOpened) -> EventParts:
+    return change.at, "session_opened", change.task_id, change.attempt, "{}"
+
+
+def _task_completed(change: TaskCompleted) -> EventParts:
+    detail = f'{{"input_tokens":{change.input_tokens:d},"output_tokens":{change.output_tokens:d}}}'
+    return change.at, "task_completed", change.task_id, change.attempt, detail
+
+
+def _task_failed(change: TaskFailed) -> EventParts:
+    return change.at, f"task_{change.status}", change.task_id, change.attempt, _pair("error_kind", change.error_kind)
+
+
+def _task_retried(change: TaskRetried) -> EventParts:
+    detail = json.dumps(
+        {"error_kind": change.error_kind, "delay_s": change.delay_s}, allow_nan=False, separators=(",", ":")
+    )
+    return change.at, "task_retried", change.task_id, change.attempt, detail
+
+
+def _task_interrupted(change: TaskInterrupted) -> EventParts:
+    return change.at, "task_interrupted", change.task_id, change.attempt, _pair("reason", change.reason)
+
+
+def _task_waiting(change: TaskWaiting) -> EventParts:
+    return change.at, "task_waiting_input", change.task_id, change.attempt, "{}"
+
+
+def _task_answered(change: TaskAnswered) -> EventParts:
+    return change.at, "task_answered", change.task_id, None, "{}"
+
+
+def _task_cancelled(change: TaskCancelled) -> EventParts:
+    return change.at, "task_cancelled", change.task_id, None, "{}"
+
+
+def _task_reopened(change: TaskReopened) -> EventParts:
+    return change.at, "task_reopened", change.task_id, None, "{}"
+
+
+def start_detail(backend: str) -> str:
+    """The detail of a start's event, for a store that need not keep it beside the attempt."""
+    return _pair("backend", backend)
+
+
+@lru_cache(maxsize=256)
+def _pair(key: str, value: str) -> str:
+    return json.dumps({key: value}, ensure_ascii=False, separators=(",", ":"))
+
+
+_EVENTS: dict[type, Callable[..., EventParts]] = {
+    RunCreated: _run_created,
+    RunStatusChanged: _run_status,
+    TasksAdded: _tasks_added,
+    PolicyDecided: _policy_decided,
+    TaskStarted: _task_started,
+    SessionOpened: _session_opened,
+    TaskCompleted: _task_completed,
+    TaskFailed: _task_failed,
+    TaskRetried: _task_retried,
+    TaskInterrupted: _task_interrupted,
+    TaskWaiting: _task_waiting,
+    TaskAnswered: _task_answered,
+    TaskCancelled: _task_cancelled,
+    TaskReopened: _task_reopened,
+}
