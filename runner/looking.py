@@ -18,6 +18,7 @@ from runner.task import JsonValue
 _UNDER_WAY = frozenset({RunStatus.RUNNING, RunStatus.CANCELLING})
 _LAST_EVENTS = frozenset(f"run_{status.value}" for status in RUN_DONE)
 _EVENTS_AT_ONCE = 1000
+_LOOKS_A_RECORD = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +140,20 @@ async def history(store: Store, run_id: str, after: int, clock: Clock, poll: flo
     """The run's stored events behind number `after`; while it has not ended, those to come as well, looked for every
     `poll` seconds. Raises RunNotFound, StoreError.
     """
-    last: StoredEvent | None = None
-    while True:
-        # Read before its events: if it had ended by then, its last event is among those read now.
-        had_ended = RunStatus((await _record(store, run_id)).status) in RUN_DONE
-        news = False
+    ended, looks = False, 0
+    while not ended:
+        if looks % _LOOKS_A_RECORD == 0:
+            # Read before its events: if it had ended by then, its last event is among those read now. Not each time,
+            # because it counts the run's tasks, while to find no events costs nothing.
+            ended = RunStatus((await _record(store, run_id)).status) in RUN_DONE
+        looks += 1
         while records := await store.list_events(run_id, after, _EVENTS_AT_ONCE):
             for record in records:
-                last = _event(record)
-                after, news = last.seq, True
-                yield last
-        if last.is_last if news and last is not None else had_ended:
-            return
-        await clock.sleep(poll)
+                event = _event(record)
+                after, ended = event.seq, event.is_last
+                yield event
+        if not ended:
+            await clock.sleep(poll)
 
 
 async def _record(store: Store, run_id: str) -> RunRecord:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,11 +63,9 @@ async def _answer(server: Server) -> None:
 
 
 def _require_extra() -> None:
-    try:
-        import fastapi  # noqa: F401, PLC0415  # pyright: ignore[reportUnusedImport]
-        import uvicorn  # noqa: F401, PLC0415  # pyright: ignore[reportUnusedImport]
-    except ImportError as error:
-        raise Fault(f"plait serve needs the package {error.name}: pip install 'plait[server]'") from None
+    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise Fault(f"plait serve needs the extra `server` ({' and '.join(missing)}): pip install 'plait[server]'")
 
 
 @contextmanager

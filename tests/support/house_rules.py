@@ -40,6 +40,9 @@ HOMES = {
     "openai": "backends/openai.py",
     "anthropic": "backends/anthropic.py",
     "xllamacpp": "backends/_llama_server.py",
+    "fastapi": "runner/web/*.py",
+    "starlette": "runner/web/*.py",
+    "uvicorn": "runner/web/*.py",
 }
 LAZY = {"networkx", "openai", "anthropic", "xllamacpp"}
 STATUSES = {"pending", "queued", "running", "waiting_input", "completed", "failed", "skipped", "cancelling",
