@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -39,9 +39,7 @@ def test_what_else_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "no backend is configured" in refused(tmp_path)
     (tmp_path / "backends.yaml").write_text(BACKENDS)
     assert "names the backends; leave --backend" in refused(tmp_path, "--backends", "backends.yaml", "--model", "m")
-    monkeypatch.setattr(
-        serving, "find_spec", lambda name: None if name == "uvicorn" else importlib.util.find_spec(name)
-    )
+    monkeypatch.setattr(serving, "find_spec", lambda name: None if name == "uvicorn" else find_spec(name))
     assert "the extra `server` (uvicorn): pip install 'plait[server]'" in refused(tmp_path, "--base-url", "http://h")
 
 

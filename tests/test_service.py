@@ -236,6 +236,20 @@ async def test_the_history_is_followed_from_any_number_on(store: Store) -> None:
     assert await kinds(service(store), "r", stored[-1]) == []
 
 
+async def test_a_history_that_is_read_from_too_far_on_ends_with_its_run(store: Store) -> None:
+    async with service(store) as runs, anyio.create_task_group() as group:
+        run_id = await runs.create_run(PAIR)
+        seen: list[list[str]] = []
+
+        async def read() -> None:
+            seen.append(await kinds(runs, run_id, 10_000))
+
+        group.start_soon(read)
+        await anyio.lowlevel.checkpoint()
+        await runs.start_run(run_id)
+    assert seen == [[]]
+
+
 async def test_a_history_goes_on_after_the_end_of_a_run_that_was_reopened(store: Store) -> None:
     broken = True
 
