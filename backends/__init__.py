@@ -1,12 +1,13 @@
 """Backends: what answers the prompts.
 
-Importing this package loads no SDK: `OpenAIBackend`, `AnthropicBackend` and `LocalBackend` load theirs when they are
-first used.
+Importing this package loads no SDK: `OpenAIBackend`, `AnthropicBackend`, `LangGraphBackend` and `LocalBackend` load
+theirs when they are first used.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .asking import ask
 from .errors import BackendError, BackendUnavailable, ErrorKind
 from .function import FunctionBackend, as_backend
 from .protocol import (
@@ -26,6 +27,7 @@ from .protocol import (
 
 if TYPE_CHECKING:
     from .anthropic import AnthropicBackend
+    from .langgraph import LangGraphBackend
     from .local import LocalBackend
     from .openai import OpenAIBackend
 
@@ -40,6 +42,7 @@ __all__ = [
     "ErrorKind",
     "FunctionBackend",
     "JsonValue",
+    "LangGraphBackend",
     "LocalBackend",
     "Message",
     "OpenAIBackend",
@@ -50,9 +53,15 @@ __all__ = [
     "Role",
     "Usage",
     "as_backend",
+    "ask",
 ]
 
-_LAZY = {"AnthropicBackend": "anthropic", "LocalBackend": "local", "OpenAIBackend": "openai"}
+_LAZY = {
+    "AnthropicBackend": "anthropic",
+    "LangGraphBackend": "langgraph",
+    "LocalBackend": "local",
+    "OpenAIBackend": "openai",
+}
 
 
 def __getattr__(name: str) -> Any:

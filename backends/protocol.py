@@ -117,7 +117,8 @@ class Opening:
     has the session by now, with the prompt of this turn in it: if the turn is cut after that, it is taken up by
     opening the session with `resume` and saying that there was an interruption. Who keeps nothing never calls it.
     `answer` is there when the turn says the answer to the question that the conversation's last reply ended with; the
-    prompt is then that answer as text.
+    prompt is then that answer as text. `goes_on` marks a turn that takes up one which was cut: the prompt is then a
+    word about that.
     """
 
     session_id: str | None = None
@@ -127,6 +128,7 @@ class Opening:
     idempotency_key: str = ""
     metadata: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
     answer: Answer | None = None
+    goes_on: bool = False
     on_output: Callable[[Output], None] = _ignore_output
     on_session: Callable[[str], None] = _ignore_session
 

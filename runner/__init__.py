@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from runner.clock import Clock
     from runner.dag import DAG
     from runner.errors import (
+        AnswerConflict,
         BackendMissing,
         DAGError,
         KeyConflict,
         OwnershipLost,
         PlaitError,
+        PolicyMissing,
         Problem,
         PromptError,
         RunExists,
@@ -26,10 +28,13 @@ if TYPE_CHECKING:
         StoreRequired,
         TurnNotStored,
     )
+    from runner.growth import Limits
     from runner.looking import RunInfo, StoredEvent, TaskInfo
     from runner.parallel import ParallelRunner
     from runner.plan import Plan, PlanError, load_plan
+    from runner.policy import Decision, Policy, RunView
     from runner.preview import Preview
+    from runner.questions import OpenQuestion
     from runner.result import Degradation, Receipt, RunResult, TaskResult
     from runner.run import Run
     from runner.service import RunService
@@ -40,17 +45,23 @@ if TYPE_CHECKING:
 __all__ = [
     "DAG",
     "Action",
+    "AnswerConflict",
     "BackendMissing",
     "Clock",
     "DAGError",
+    "Decision",
     "Degradation",
     "FailureMode",
     "KeyConflict",
+    "Limits",
+    "OpenQuestion",
     "OwnershipLost",
     "ParallelRunner",
     "PlaitError",
     "Plan",
     "PlanError",
+    "Policy",
+    "PolicyMissing",
     "Preview",
     "Problem",
     "PromptError",
@@ -65,6 +76,7 @@ __all__ = [
     "RunResult",
     "RunService",
     "RunStatus",
+    "RunView",
     "StoreRequired",
     "StoredEvent",
     "Task",
@@ -79,11 +91,14 @@ __all__ = [
 _HOMES = {
     "clock": "Clock",
     "dag": "DAG",
-    "errors": "BackendMissing DAGError KeyConflict OwnershipLost PlaitError Problem PromptError RunExists RunNotFound "
-    "RunNotResumable RunOwned StoreRequired TurnNotStored",
+    "errors": "AnswerConflict BackendMissing DAGError KeyConflict OwnershipLost PlaitError PolicyMissing Problem "
+    "PromptError RunExists RunNotFound RunNotResumable RunOwned StoreRequired TurnNotStored",
+    "growth": "Limits",
     "looking": "RunInfo StoredEvent TaskInfo",
     "parallel": "ParallelRunner",
     "plan": "Plan PlanError load_plan",
+    "policy": "Decision Policy RunView",
+    "questions": "OpenQuestion",
     "preview": "Preview",
     "result": "Degradation Receipt RunResult TaskResult",
     "run": "Run",

@@ -15,15 +15,20 @@ from persistence.records import TaskRecord
 from runner.clock import iso
 from runner.dag import nearest
 from runner.drive import Config
-from runner.errors import PlaitError
+from runner.errors import AnswerConflict, PlaitError, RunOwned
 from runner.feed import Feed
-from runner.owner import forget
-from runner.ownership import StoredRun, claim, wait_until_free
+from runner.given import first_notes, open_questions, question_of, too_late
+from runner.inbox import AnswerNote, answer_note
+from runner.owner import Liveness, forget, liveness
+from runner.ownership import claim, wait_until_free
+from runner.questions import OpenQuestion, encode_answers
 from runner.status import TaskStatus
-from runner.task import FailureMode, Task
+from runner.stored import StoredRun, stored_run
+from runner.task import FailureMode, JsonValue, Task
 from runner.translate import to_json, turns
 from runner.verdict import Action, judge
 
+_LOOK_AGAIN_S = 0.2
 GIVEN_UP = "given_up"
 """The error kind of a task that a person declared failed."""
 
@@ -53,6 +58,66 @@ async def settle(config: Config, run: StoredRun, task_id: str, settlement: Settl
     then += _outcome(run, dag[task_id], record, settlement, at)
     owner, _ = await claim(config, run.store, run.record, [*then, RunReleased(at)])
     forget(owner)
+
+
+async def unanswered_questions(config: Config, run_id: str) -> list[OpenQuestion]:
+    """See `ParallelRunner.questions`."""
+    run = await stored_run(config, run_id)
+    noted = await first_notes(run)
+    return [question for question in open_questions(run) if question.task_id not in noted]
+
+
+async def answer_question(config: Config, run_id: str, task_id: str, value: JsonValue, wait: float) -> bool:
+    """See `ParallelRunner.answer_question`."""
+    ends = config.clock.monotonic() + wait
+    mine: AnswerNote | None = None
+    while True:
+        run = await stored_run(config, run_id)
+        if mine is not None and _taken(run, mine):
+            return True
+        asking, record = question_of(run, task_id)
+        noted = (await first_notes(run)).get(task_id)
+        if noted is not None and (mine is None or noted.nonce != mine.nonce):
+            raise AnswerConflict(too_late(run_id, task_id, asking, noted=True))
+        if mine is None and asking.is_late(config.clock.wall()):
+            raise AnswerConflict(too_late(run_id, task_id, asking, noted=False))
+        owner = run.record.owner
+        if owner is None or liveness(owner) is Liveness.DEAD:
+            try:
+                return await _answer_from_here(config, run, task_id, asking.checked(value))
+            except RunOwned:
+                continue  # somebody runs it after all
+        if mine is None:
+            at = iso(config.clock.wall())
+            nonce = f"{config.rng.getrandbits(64):016x}"
+            mine = AnswerNote(task_id, record.attempt, asking.checked(value), at, nonce)
+            await run.store.send(run_id, answer_note(mine))
+        elif config.clock.monotonic() >= ends:
+            return False
+        await config.clock.sleep(_LOOK_AGAIN_S)
+
+
+def _taken(run: StoredRun, mine: AnswerNote) -> bool:
+    """Whether the question has got this answer. Raises AnswerConflict when it got another."""
+    position = run.state.dag.position(mine.task_id)
+    for answered in run.state.answers.get(position, ()):
+        if answered.attempt == mine.attempt:
+            if (answered.value, answered.by) == (mine.value, "person"):
+                return True
+            run_id = run.record.run_id
+            raise AnswerConflict(f"the question of task {mine.task_id!r} of run {run_id} was answered by {answered.by}")
+    return False
+
+
+async def _answer_from_here(config: Config, run: StoredRun, task_id: str, value: JsonValue) -> bool:
+    """The run has no owner: it is claimed, the answer written down, and left, in one transaction."""
+    position = run.state.dag.position(task_id)
+    at = iso(config.clock.wall())
+    run.state.answer(position, value, "person")
+    answered = TaskAnswered(at, task_id, encode_answers(run.state.answers[position]))
+    owner, _ = await claim(config, run.store, run.record, [answered, RunReleased(at)])
+    forget(owner)
+    return True
 
 
 def _outcome(run: StoredRun, task: Task, record: TaskRecord, settlement: Settlement, at: str) -> Sequence[Change]:

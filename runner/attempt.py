@@ -4,46 +4,61 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from types import NoneType
-from typing import TypeGuard, cast, get_args
+from typing import TypeAlias, TypeGuard, cast, get_args
 
 import anyio
 
+from backends.asking import Asked, answering
 from backends.errors import BackendError, BackendUnavailable, ErrorKind
-from backends.protocol import NO_USAGE, Backend, JsonValue, Message, Opening, Reply, Role, Usage
+from backends.protocol import NO_USAGE, Backend, JsonValue, Message, Opening, Question, Reply, Role, Usage
 from backends.text import clean_text
 from backends.values import value
 from persistence.boundaries import reached
 from runner.cancelling import being_cancelled
-from runner.errors import PromptError
+from runner.errors import PlaitError, PromptError
 from runner.log import logger
+from runner.questions import Asking, Way
 from runner.translate import to_json
 
 
 @value
 class Outcome:
-    """What an attempt came to: a reply whose `data` is encoded in `data_json`, or an error."""
+    """What an attempt came to: a reply whose `data` is encoded in `data_json`, an error, or, where the task's code
+    called `ask` and has no answer yet, the question.
+    """
 
     reply: Reply | None
     data_json: str | None
     error: BackendError | None
+    asked: Question | None = None
 
 
-async def attempt(backend: Backend, opening: Opening, prompt: str, timeout: float | None) -> Outcome:
+Answers: TypeAlias = Sequence[tuple[str, JsonValue]]
+"""What `ask` finds: the texts of questions, and their answers."""
+
+
+async def attempt(
+    backend: Backend, opening: Opening, prompt: str, timeout: float | None, answers: Answers = ()
+) -> Outcome:
     """Open the conversation and have one turn, in at most `timeout` seconds.
 
     Raises nothing but cancellation, which ends the turn and closes the conversation on its way out.
     """
     replies: list[Reply] = []
     try:
-        if timeout is None:
-            await _turn(backend, opening, prompt, replies)
-        else:
-            with anyio.move_on_after(timeout):
+        with answering(answers):
+            if timeout is None:
                 await _turn(backend, opening, prompt, replies)
+            else:
+                with anyio.move_on_after(timeout):
+                    await _turn(backend, opening, prompt, replies)
         if not replies:
             raise BackendError(ErrorKind.TIMEOUT, f"no answer within the task's timeout of {timeout:g} s")
         return _checked(replies[0])
+    except Asked as asked:
+        return _asked(asked.question)
     except asyncio.CancelledError as error:
         if being_cancelled():
             raise
@@ -53,6 +68,18 @@ async def attempt(backend: Backend, opening: Opening, prompt: str, timeout: floa
         return Outcome(None, None, BackendError(ErrorKind.UNEXPECTED, clean_text(message)))
     except Exception as error:
         return Outcome(None, None, classified(error))
+    except BaseExceptionGroup as error:  # a task group of the task's own around its `ask`
+        inner = _only(error)
+        if isinstance(inner, Asked):
+            return _asked(inner.question)
+        raise
+
+
+def _asked(question: Question) -> Outcome:
+    wrong = _what_is_wrong_with(question)
+    if wrong:
+        return Outcome(None, None, BackendError(ErrorKind.UNEXPECTED, f"ask() was called with {wrong}"))
+    return Outcome(None, None, None, question)
 
 
 async def _turn(backend: Backend, opening: Opening, prompt: str, replies: list[Reply]) -> None:
@@ -83,7 +110,7 @@ def _checked(reply: Reply) -> Outcome:
             raise BackendError(ErrorKind.INVALID_OUTPUT, f"the reply's data is not JSON: {error}") from error
     if reply.text.isascii() and all(message.content.isascii() for message in reply.messages):
         return Outcome(reply, data_json, None)
-    clean = Reply(clean_text(reply.text), reply.data, reply.session_id, reply.usage, _clean(reply.messages))
+    clean = replace(reply, text=clean_text(reply.text), messages=_clean(reply.messages))
     return Outcome(clean, data_json, None)
 
 
@@ -99,6 +126,8 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
     "session_id": (str, NoneType),
     "usage": Usage,
     "messages": tuple,
+    "question": (Question, NoneType),
+    "tasks": tuple,
 }
 
 
@@ -112,7 +141,27 @@ def _what_is_wrong(reply: object) -> str | None:
             return f"its {name} is of type {type(value).__name__}"
     if not _are_messages(reply.messages):
         return f"its messages are not all a Message with text, usage and one of the roles {', '.join(_ROLES)}"
+    if reply.question is not None and (wrong := _what_is_wrong_with(reply.question)):
+        return f"it asks with {wrong}"
     return None if _countable(reply.usage) else f"its usage is {reply.usage!r}"
+
+
+def _what_is_wrong_with(question: Question) -> str | None:
+    text, deadline = question.text, question.deadline
+    if not isinstance(text, str) or not text.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
+        return "no text"
+    if text != clean_text(text):
+        return "a text that cannot be stored"
+    if deadline is not None and not (isinstance(deadline, int | float) and 0 <= deadline < 1e9):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return f"a deadline of {deadline!r}, which is no number of seconds"
+    try:
+        asking = Asking(question, Way.REPLY)
+        asking.encoded()
+        if question.default is not None:
+            asking.checked(question.default)
+    except (TypeError, ValueError, PlaitError) as error:
+        return f"a schema or a default that cannot be used: {error}"
+    return None
 
 
 def _are_messages(messages: object) -> TypeGuard[tuple[Message, ...]]:

@@ -9,9 +9,10 @@ from runner.errors import RunOwned
 from runner.feed import Feed
 from runner.inbox import cancel_note, is_to_be_cancelled
 from runner.owner import Liveness, forget, liveness
-from runner.ownership import StoredRun, claim, is_live, stored_record, stored_run, wait_until_free
+from runner.ownership import claim, is_live, wait_until_free
 from runner.result import RunResult, TaskResult
 from runner.status import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
+from runner.stored import StoredRun, stored_record, stored_run
 from runner.translate import changes
 
 _LOOK_AGAIN_S = 0.2

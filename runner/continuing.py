@@ -17,7 +17,8 @@ from runner.drive import Config, require_backends
 from runner.errors import PlaitError, TurnNotStored
 from runner.feed import Feed
 from runner.owner import forget
-from runner.ownership import StoredRun, claim, wait_until_free
+from runner.ownership import claim, wait_until_free
+from runner.stored import StoredRun
 from runner.task import Task
 
 _PERSON = 0

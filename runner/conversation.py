@@ -15,7 +15,8 @@ async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *,
     """The messages of `task_id` behind those of the tasks that it continues, oldest first, without a session id.
 
     A task that did not complete has no conversation to go on with: whoever continued it began afresh. Of a task's
-    attempts only the last one counts, and of that what was answered: a turn that was cut is no turn. Turns that a
+    attempts only the last one counts, with those that ended with a question which it goes on from, and of these what
+    was answered: a turn that was cut is no turn. Turns that a
     person added after the run belong to the task they were added to: tasks that continue it do not see them, and with
     `persons` they are read for `task_id` itself. Raises StoreError; PlaitError for a damaged message.
     """
@@ -26,12 +27,25 @@ async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *,
     for link in reversed(links):
         with_persons = persons and link == task_id
         stored = await store.list_messages(run_id, link)
-        last = max((record.attempt for record in stored), default=0)
-        own = [record for record in stored if record.attempt == last or (with_persons and not record.attempt)]
+        counted = {max((record.attempt for record in stored), default=0), *state.asked_in(link)}
+        if with_persons:
+            counted.add(0)
+        own = [record for record in stored if record.attempt in counted]
         while own and own[-1].role != "assistant":
             own.pop()
         messages += [_message(run_id, record) for record in own]
     return Past(None, tuple(messages))
+
+
+async def load_said(
+    store: Store, run_id: str, state: RunState, task_id: str, open_in: int | None = None
+) -> tuple[Message, ...]:
+    """What was said in the conversation of `task_id` up to the last question that was answered, or to the one that is
+    open since attempt `open_in`; without what it continues. Raises as `load_past`.
+    """
+    asked = state.asked_in(task_id) | ({open_in} if open_in is not None else set[int]())
+    stored = await store.list_messages(run_id, task_id)
+    return tuple(_message(run_id, record) for record in stored if record.attempt in asked)
 
 
 def _message(run_id: str, record: MessageRecord) -> Message:

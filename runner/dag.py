@@ -2,55 +2,125 @@
 
 The check counts instead of building a graph object: it is linear in tasks and edges, so 100,000 tasks take well under a
 second. A networkx graph is made only when somebody asks for analysis. Inside, a task is its position in the list.
+
+A DAG that somebody holds never changes. A run works on a copy of its own, which `extend` lets grow: new tasks come
+behind the old ones and may wait for them, never the other way round, but for a task that gathers what it brought in.
 """
 
 from __future__ import annotations
 
-import difflib
-import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from runner.errors import DAGError, Problem, PromptError
-from runner.prompt import RESERVED_NAMES, names_used
+from runner.dag_check import Checks, nearest
+from runner.errors import DAGError, Problem
 from runner.task import JsonValue, Task
 
 if TYPE_CHECKING:
     import networkx as nx
 
-_MOST_HINTS = 20
-_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+__all__ = ["DAG", "nearest"]
 
 
 class DAG:
     """Tasks whose dependencies all exist and form no cycle, in the order in which they were given.
 
-    `inputs` are values that every prompt may use by name. `name` is shown, nothing more. Raises DAGError listing every
-    mistake. Immutable once made.
+    `inputs` are values that every prompt may use by name. `name` is shown, nothing more. `gathered` is for graphs that
+    are read back: the ids of its parts for each task with `for_each` that was unfolded. Raises DAGError listing every
+    mistake.
     """
 
-    def __init__(self, tasks: Iterable[Task], *, name: str = "", inputs: Mapping[str, JsonValue] | None = None) -> None:
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        *,
+        name: str = "",
+        inputs: Mapping[str, JsonValue] | None = None,
+        gathered: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self.name = name
         self.inputs: Mapping[str, JsonValue] = dict(inputs or {})
-        self.tasks: tuple[Task, ...] = tuple(tasks)
+        self.tasks: list[Task] = []
         self._position: dict[str, int] = {}
         self._downstream: dict[int, set[int]] = {}
-        self._hints = _MOST_HINTS
-        problems = _id_problems(self.tasks, self._position)
         self.dependencies: list[tuple[int, ...]] = []
         """For each task, the positions of the tasks that it waits for."""
-        problems += self._link()
-        self.dependents: list[list[int]] = _reverse(self.dependencies)
+        self.dependents: list[list[int]] = []
         """For each task, the positions of the tasks that wait for it, in order of declaration."""
-        self.order = _topological(self.dependencies, self.dependents)
-        """All positions, each behind those that it waits for."""
-        if len(self.order) < len(self.tasks):
-            problems.append(self._cycle_problem())
-        else:
-            problems += self._prompt_problems()
+        self._order: list[int] = []
+        tasks = list(tasks)
+        problems = [] if tasks else [Problem("there are no tasks; add at least one", None, "tasks")]
+        problems += self._append(tasks, gathered or {})
         if problems:
             raise DAGError(problems)
+
+    def copy(self) -> DAG:
+        """The same graph, to be extended."""
+        same = DAG.__new__(DAG)
+        same.name, same.inputs = self.name, self.inputs
+        same.tasks, same.dependencies = self.tasks.copy(), self.dependencies.copy()
+        same.dependents = [dependents.copy() for dependents in self.dependents]
+        same._position, same._order = self._position.copy(), self._order
+        same._downstream = {}
+        return same
+
+    def extend(self, tasks: Sequence[Task]) -> None:
+        """Add `tasks` behind those that are there. Raises DAGError listing every mistake, and then has changed nothing;
+        the places that it names count from the first of `tasks`.
+        """
+        start = len(self.tasks)
+        problems = self._append(tasks)
+        if problems:
+            self.cut(start)
+            raise DAGError(problems)
+
+    def join(self, position: int, parts: Sequence[int]) -> None:
+        """Have the task at `position` wait for those at `parts` too, none of which waits for it."""
+        self.dependencies[position] += tuple(parts)
+        for part in parts:
+            self.dependents[part].append(position)
+        self._downstream, self._order = {}, []
+
+    def _append(self, tasks: Sequence[Task], gathered: Mapping[str, Sequence[str]] | None = None) -> list[Problem]:
+        start = len(self.tasks)
+        self.tasks += tasks
+        self._downstream, self._order = {}, []
+        checks = Checks(self, start, self._position)
+        problems = checks.ids() + checks.link()
+        self.dependents += [[] for _ in tasks]
+        for position in range(start, len(self.tasks)):
+            for earlier in self.dependencies[position]:
+                self.dependents[earlier].append(position)
+        for name, parts in (gathered or {}).items():
+            self.join(self._position[name], [self._position[part] for part in parts])
+        order = _topological(self.dependencies, self.dependents, start)
+        if len(order) < len(tasks):
+            problems.append(self._cycle_problem(start, order))
+        else:
+            problems += checks.prompts()
+        if not start:
+            self._order = order
+            problems += checks.inputs()
+        return problems
+
+    def cut(self, start: int) -> None:
+        """Forget the tasks from position `start` on, which nothing before them gathers."""
+        for position in range(start, len(self.tasks)):
+            for earlier in self.dependencies[position]:
+                if earlier < start:
+                    self.dependents[earlier].remove(position)
+            task_id = self.tasks[position].id
+            if self._position.get(task_id) == position:
+                del self._position[task_id]
+        del self.tasks[start:], self.dependencies[start:], self.dependents[start:]
+        self._downstream = {}
+
+    @property
+    def order(self) -> list[int]:
+        """All positions, each behind those that it waits for."""
+        if not self._order:
+            self._order = _topological(self.dependencies, self.dependents, 0)
+        return self._order
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -74,12 +144,21 @@ class DAG:
             task = self[task.continues]
         return task.backend
 
-    def priorities(self) -> list[float]:
-        """For each task, the weight of the longest path from its start to the end of the graph."""
-        longest = [0.0] * len(self.tasks)
-        for position in reversed(self.order):
-            after = max((longest[dependent] for dependent in self.dependents[position]), default=0.0)
-            longest[position] = self.tasks[position].weight + after
+    def priorities(self, start: int = 0) -> list[float]:
+        """For each task from position `start` on, the weight of the longest path from its start to the end of the
+        graph; of a path that leads to an earlier task, only that task is counted in.
+        """
+        longest = [0.0] * (len(self.tasks) - start)
+        order = self.order if not start else _topological(self.dependencies, self.dependents, start)
+        for position in reversed(order):
+            after = max(
+                (
+                    longest[dependent - start] if dependent >= start else self.tasks[dependent].weight
+                    for dependent in self.dependents[position]
+                ),
+                default=0.0,
+            )
+            longest[position - start] = self.tasks[position].weight + after
         return longest
 
     def is_upstream(self, task_id: str, of: str) -> bool:
@@ -124,64 +203,10 @@ class DAG:
             candidates = self.dependents[best]
         return path
 
-    def _link(self) -> list[Problem]:
-        """Resolve names to positions; collect what is wrong with `depends_on`, `continues` and numbers."""
-        problems: list[Problem] = []
-        for place, task in enumerate(self.tasks):
-            found: dict[int, None] = {}
-            if isinstance(task.depends_on, str):
-                problems.append(Problem("depends_on must be a list of ids, not one text", task.id, "depends_on"))
-                task = Task(task.id)  # noqa: PLW2901 - its letters are no dependencies
-            for index, name in enumerate(task.upstream):
-                position = self._position.get(name)
-                if position is None:
-                    problems.append(self._unknown(task, place, index, name))
-                else:
-                    found[position] = None
-            problems += self._field_problems(task, place)
-            self.dependencies.append(tuple(found))
-        return problems
-
-    def _hint(self, name: str, known: Iterable[str]) -> str:
-        """The nearest right name, for the first mistakes: finding it takes longer than all the rest of the check."""
-        self._hints -= 1
-        return nearest(name, known) if self._hints >= 0 else ""
-
-    def _unknown(self, task: Task, place: int, index: int, name: str) -> Problem:
-        message = f"unknown task {name!r}{self._hint(name, self._position)}"
-        if index < len(task.depends_on):
-            return Problem(message, task.id, "depends_on", index, place)
-        return Problem(message, task.id, "continues", None, place)
-
-    def _field_problems(self, task: Task, place: int) -> Iterator[Problem]:
-        if task.timeout is not None and not 0 < task.timeout < float("inf"):
-            yield Problem(f"timeout must be more than 0 seconds, not {task.timeout}", task.id, "timeout", None, place)
-        for name in ("item", "metadata", "output_schema"):
-            if (kept := getattr(task, name)) and (why := _why_no_json(kept)):
-                yield Problem(f"{name} has to be JSON, to be stored with the task: {why}", task.id, name, None, place)
-        if not _is_text(task.prompt):
-            yield Problem("the prompt has to be text, without lone surrogates", task.id, "prompt", None, place)
-        if not 0 <= task.weight < float("inf"):
-            yield Problem(f"weight must be a number from 0 up, not {task.weight}", task.id, "weight", None, place)
-        before = self._position.get(task.continues) if task.continues is not None else None
-        if before is None or task.backend is None:
-            return
-        theirs = self.tasks[before].backend
-        # Where the earlier one names none, only the runner knows: see `backend_names`.
-        if theirs is not None and theirs != task.backend:
-            yield Problem(
-                f"continues {task.continues!r}, which runs on backend {theirs!r}, "
-                f"but names backend {task.backend!r}; a conversation stays on its backend, so leave `backend` out",
-                task.id,
-                "backend",
-                None,
-                place,
-            )
-
-    def _cycle_problem(self) -> Problem:
+    def _cycle_problem(self, start: int, order: Sequence[int]) -> Problem:
         import networkx as nx  # noqa: PLC0415 - only on the way to an error
 
-        left = set(range(len(self.tasks))) - set(self.order)
+        left = set(range(start, len(self.tasks))) - set(order)
         graph: nx.DiGraph[int] = nx.DiGraph()
         graph.add_edges_from((first, second) for first in left for second in self.dependents[first] if second in left)
         edges = cast("list[tuple[int, int]]", nx.find_cycle(graph))  # pyright: ignore[reportUnknownMemberType]
@@ -191,107 +216,24 @@ class DAG:
         cycle = cycle[start:] + cycle[:start]
         spelt = " -> ".join([*cycle, cycle[0]])
         message = f"these tasks wait for each other: {spelt}; remove one of these dependencies"
-        return Problem(message, cycle[0], "depends_on", None, self._position[cycle[0]])
-
-    def _prompt_problems(self) -> Iterator[Problem]:
-        if why := _why_no_json(dict(self.inputs)):
-            yield Problem(f"inputs have to be JSON, to be stored with the run: {why}", None, "inputs")
-        for name in self.inputs:
-            if name in RESERVED_NAMES or name in self._position:
-                owner = "a reserved template name" if name in RESERVED_NAMES else "the id of a task"
-                yield Problem(f"input {name!r} is also {owner}; call it something else", None, "inputs")
-        for place, task in enumerate(self.tasks):
-            if not _is_text(task.prompt) or "{" not in task.prompt:
-                continue
-            try:
-                used = names_used(task.prompt)
-            except PromptError as error:
-                yield Problem(str(error), task.id, "prompt", None, place, error.line)
-                continue
-            for name in sorted(used.names):
-                yield from self._name_problem(task, place, name)
-            for name in sorted(used.results):
-                if name not in task.aliases:
-                    yield from self._task_name_problem(task, place, name)
-            for name in sorted(used.inputs - self.inputs.keys()):
-                message = f"unknown input {name!r}{self._hint(name, self.inputs)}"
-                yield Problem(message, task.id, "prompt", None, place)
-
-    def _name_problem(self, task: Task, place: int, name: str) -> Iterator[Problem]:
-        if name in task.aliases or name in self.inputs or name in {"inputs", "results"}:
-            return
-        if name == "item":
-            if task.item is None:
-                yield Problem("{{ item }} has a value only in a task with for_each", task.id, "prompt", None, place)
-            return
-        yield from self._task_name_problem(task, place, name)
-
-    def _task_name_problem(self, task: Task, place: int, name: str) -> Iterator[Problem]:
-        if name not in self._position:
-            known = [*task.upstream, *task.aliases, *self.inputs]
-            message = f"the prompt uses {{{{ {name} }}}}, which is neither a task nor an input{self._hint(name, known)}"
-            yield Problem(message, task.id, "prompt", None, place)
-        elif not self.is_upstream(name, task.id):
-            message = f"the prompt uses {{{{ {name} }}}}, but {name!r} is not upstream; add it to depends_on"
-            yield Problem(message, task.id, "prompt", None, place)
+        return Problem(message, cycle[0], "depends_on", None, self._position[cycle[0]] - start)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest right one, or nothing."""
-    close = difflib.get_close_matches(name, list(known)[:10_000], n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _is_text(text: object) -> bool:
-    try:
-        return isinstance(text, str) and (text.isascii() or bool(text.encode()))
-    except UnicodeEncodeError:
-        return False
-
-
-def _why_no_json(value: object) -> str | None:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        return str(error)
-    return None
-
-
-def _id_problems(tasks: Sequence[Task], positions: dict[str, int]) -> list[Problem]:
-    problems: list[Problem] = []
-    if not tasks:
-        problems.append(Problem("there are no tasks; add at least one", None, "tasks"))
-    for place, task in enumerate(tasks):
-        if not isinstance(task.id, str) or not _ID.fullmatch(task.id):  # pyright: ignore[reportUnnecessaryIsInstance]
-            message = (
-                f"id {str(task.id)[:80]!r} must be 1 to 64 of letters, digits, '.', '_', '-', not starting with '.'"
-            )
-            problems.append(Problem(message, task.id, "id", None, place))
-        elif task.id in RESERVED_NAMES:
-            problems.append(Problem(f"id {task.id!r} is reserved for templates", task.id, "id", None, place))
-        if task.id in positions:
-            message = f"id {task.id!r} is used twice; task {positions[task.id] + 1} of the list has it too"
-            problems.append(Problem(message, task.id, "id", None, place))
-        else:
-            positions[task.id] = place
-    return problems
-
-
-def _reverse(dependencies: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    dependents: list[list[int]] = [[] for _ in dependencies]
-    for position, needed in enumerate(dependencies):
-        for earlier in needed:
-            dependents[earlier].append(position)
-    return dependents
-
-
-def _topological(dependencies: Sequence[tuple[int, ...]], dependents: Sequence[list[int]]) -> list[int]:
-    """Positions in an order that respects the dependencies; shorter than the list exactly when there is a cycle."""
-    missing = [len(needed) for needed in dependencies]
-    order = [position for position, count in enumerate(missing) if not count]
+def _topological(dependencies: Sequence[tuple[int, ...]], dependents: Sequence[list[int]], start: int) -> list[int]:
+    """Positions from `start` on, in an order that respects the dependencies; fewer than there are exactly when there is
+    a cycle.
+    """
+    missing = (
+        [sum(earlier >= start for earlier in needed) for needed in dependencies[start:]]
+        if start
+        else [len(needed) for needed in dependencies]
+    )
+    order = [position for position, count in enumerate(missing, start) if not count]
     for position in order:
         for dependent in dependents[position]:
-            missing[dependent] -= 1
-            if not missing[dependent]:
+            if dependent < start:
+                continue
+            missing[dependent - start] -= 1
+            if not missing[dependent - start]:
                 order.append(dependent)
     return order

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import anyio
 
@@ -20,20 +21,25 @@ from persistence.errors import Conflict, Fenced
 from persistence.protocol import Store
 from runner import events
 from runner.checkpoint import Checkpointer, Position
-from runner.clock import Clock, iso
+from runner.clock import Clock, iso, stamper
+from runner.conversation import load_past
 from runner.dag import DAG
-from runner.errors import BackendMissing, OwnershipLost, RunExists
+from runner.deciding import Decided, Deciding
+from runner.errors import BackendMissing, OwnershipLost, RunExists, RunNotFound
 from runner.execution import Execution
 from runner.feed import Feed
-from runner.inbox import wait_for_cancel
+from runner.growth import Growth, Limits
+from runner.inbox import heed
 from runner.owner import forget
+from runner.policy import Policy
 from runner.result import RunResult
 from runner.run import Control
 from runner.schedule import Schedule
 from runner.sink import NoStore, Sink
-from runner.state import RunState
+from runner.state import Past, RunState
 from runner.status import TASK_DONE, TaskStatus
-from runner.turn import Surroundings
+from runner.translate import dag_of
+from runner.turn import OnQuestion, Surroundings
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,8 @@ class Config:
     strict: bool
     lease: float
     cancel_grace: float
+    growth: Limits
+    on_question: OnQuestion | None
     clock: Clock
     rng: random.Random
 
@@ -56,16 +64,20 @@ class Config:
 class Prepared:
     """A run that is ready to go: where its tasks stand, and what has to be stored (`first`, `claim`) before any starts.
 
-    For a resumed run that is stored already: then `position` says where its changes go on.
+    For a resumed run that is stored already: then `position` says where its changes go on, `decided` what its policy
+    has decided so far, and `unasked` which tasks have ended since.
     """
 
     run_id: str
     state: RunState
-    names: Sequence[str]
+    names: list[str]
     owner: Owner | None = None
     first: Sequence[events.Event] = ()
     claim: Sequence[Change] = ()
     position: Position = Position()  # noqa: RUF009 - frozen
+    policy: Policy | None = None
+    decided: Decided = Decided()  # noqa: RUF009 - frozen
+    unasked: Sequence[str] = ()
 
     @property
     def resumed(self) -> bool:
@@ -104,7 +116,7 @@ async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Fee
                 began = True
                 async with anyio.create_task_group() as beside:
                     beside.start_soon(checkpointer.keep_lease, config.lease)
-                    beside.start_soon(_heed_cancel, run.run_id, config, checkpointer, control)
+                    beside.start_soon(_heed_notes, run.run_id, config, checkpointer, control)
                     result = await _execute(run, config, checkpointer, feed, control)
                     beside.cancel_scope.cancel()
         finally:
@@ -119,10 +131,12 @@ async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Fee
     return replace(result, degraded=tuple(checkpointer.degraded))
 
 
-async def _heed_cancel(run_id: str, config: Config, checkpointer: Checkpointer, control: Control) -> None:
-    """Once somebody has cancelled the run: start nothing more, and end what is under way after its grace time."""
+async def _heed_notes(run_id: str, config: Config, checkpointer: Checkpointer, control: Control) -> None:
+    """Pass answers on. Once somebody has cancelled the run, start nothing more, and end what is under way after its
+    grace time.
+    """
     assert config.store is not None
-    await wait_for_cancel(config.store, run_id, config.clock, lambda: checkpointer.away)
+    await heed(config.store, run_id, config.clock, lambda: checkpointer.away, control.answer)
     control.wind_down()
     await config.clock.sleep(config.cancel_grace)
     control.end("cancel")
@@ -147,9 +161,33 @@ async def _execute(run: Prepared, config: Config, sink: Sink, feed: Feed, contro
         statuses=run.state.statuses,
         alone=run.state.on_their_last_chance(),
     )
-    around = Surroundings(run.run_id, config.backends, run.names, sink, feed, config.clock, config.rng)
-    execution = Execution(run.state, schedule, around)
-    control.attach(execution.end, execution.wind_down)
+    stamp = stamper(config.clock)
+    growth = Growth(
+        run.state,
+        schedule,
+        run.names,
+        backends=config.backends.keys(),
+        default=config.default,
+        limits=config.growth,
+        stamp=stamp,
+    )
+    deciding = None
+    if run.policy is not None:
+        deciding = Deciding(run.policy, run.decided, state=run.state, schedule=schedule, growth=growth, stamp=stamp)
+    around = Surroundings(
+        run.run_id,
+        config.backends,
+        run.names,
+        sink,
+        feed,
+        config.clock,
+        config.rng,
+        config.on_question,
+        run.unasked,
+        partial(_recall, config.store, run.run_id),
+    )
+    execution = Execution(run.state, schedule, growth, around, deciding)
+    control.attach(execution.end, execution.wind_down, execution.answer)
     left: list[events.Event] = []
     try:
         await execution.run()
@@ -161,6 +199,15 @@ async def _execute(run: Prepared, config: Config, sink: Sink, feed: Feed, contro
     assert isinstance(last, events.RunEnded)
     receipt = run.state.receipt() if run.resumed else None
     return RunResult(run.run_id, last.status, run.state.all_results(), last.error, receipt=receipt)
+
+
+async def _recall(store: Store | None, run_id: str, task_id: str) -> Past:
+    if store is None:
+        return Past()
+    record, tasks = await store.get_run(run_id), await store.list_tasks(run_id)
+    if record is None:
+        raise RunNotFound(f"run {run_id!r} was deleted from the store just now")
+    return await load_past(store, run_id, RunState(dag_of(record, tasks), tasks), task_id)
 
 
 def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ()) -> list[str]:

@@ -81,6 +81,14 @@ class StoreRequired(PlaitError):  # noqa: N818
     """The call needs a store and the runner has none."""
 
 
+class AnswerConflict(PlaitError):  # noqa: N818
+    """The question was answered before, or its deadline has passed, or it is not asked any more."""
+
+
+class PolicyMissing(PlaitError):  # noqa: N818
+    """The run is led by a policy that the caller did not give, and that is none of ours."""
+
+
 class TurnNotStored(PlaitError):  # noqa: N818
     """A person's turn was answered, but could not be stored. `text` is the answer, so that it is not lost."""
 

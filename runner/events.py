@@ -12,8 +12,9 @@ from typing import ClassVar, Literal
 from backends.protocol import NO_USAGE, Message, Usage
 from backends.values import value
 from runner.dag import DAG
+from runner.questions import Answered, Asking
 from runner.status import RunStatus, TaskStatus
-from runner.task import JsonValue
+from runner.task import JsonValue, Task
 
 
 @value
@@ -50,6 +51,26 @@ class RunResumed(Event):
     run_id: str
     previous: RunStatus
     reused: int
+
+
+@value
+class TasksAdded(Event):
+    """Tasks were added to the run by the task `added_by`, or, where that is None, by the run's policy."""
+
+    kind: ClassVar[str] = "tasks_added"
+    tasks: tuple[Task, ...]
+    added_by: str | None = None
+
+
+@value
+class PolicyDecided(Event):
+    """The run's policy was asked about what had happened. `state` is what it will see next time, `state_json` the same
+    as it is stored.
+    """
+
+    kind: ClassVar[str] = "policy_decided"
+    state: JsonValue
+    state_json: str
 
 
 @value
@@ -202,11 +223,27 @@ class TaskInterrupted(TaskEvent):
 
 @value
 class TaskWaiting(TaskEvent):
-    """The attempt ended with its owner, and only a person can say whether it took effect."""
+    """The task waits for a person. `asking` is what its own code or its conversation asked; None where the attempt
+    ended with its owner, and only a person can say whether it took effect.
+    """
 
     kind: ClassVar[str] = "task_waiting_input"
     question: str
     crashed: bool = False
+    asking: Asking | None = None
+    duration_s: float | None = None
+    usage: Usage = NO_USAGE
+    messages: tuple[Message, ...] = ()
+
+
+@value
+class TaskAnswered(TaskEvent):
+    """The question of a waiting task has its answer, the last of `answers`; the task goes on. None where a person just
+    had it run again.
+    """
+
+    kind: ClassVar[str] = "task_answered"
+    answers: tuple[Answered, ...] | None = None
 
 
 @value

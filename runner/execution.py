@@ -2,8 +2,9 @@
 
 A worker goes on with the next task itself, so a chain of tasks is one worker and a run never holds more workers than
 places. What a completion unlocks is started in the same transaction: its events are submitted together, the worker
-waits for one commit, and only then calls the next backend. State, schedule and submission change in one step without
-an await, so cancellation finds them in agreement at every await.
+waits for one commit, and only then calls the next backend. What the run's policy makes of it, and the tasks that a
+reply brings in, are part of that transaction too. State, schedule and submission change in one step without an await,
+so cancellation finds them in agreement at every await.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ import anyio
 import anyio.abc
 
 from backends.errors import BackendError, ErrorKind
-from backends.protocol import Message, Reply
 from runner import events
-from runner.attempt import Outcome
+from runner.awaiting import Awaiting, unanswered
 from runner.clock import stamper
-from runner.log import logger
-from runner.result import TaskResult
-from runner.retrying import deserves_retry, retry_delay
+from runner.deciding import Deciding
+from runner.errors import DAGError
+from runner.growth import Growth
+from runner.leaving import Ending, leave
 from runner.schedule import Schedule
-from runner.state import Past, RunState
-from runner.status import TASK_DONE, RunStatus, TaskStatus
-from runner.task import FailureMode
+from runner.settling import Settling
+from runner.state import RunState
+from runner.status import TASK_DONE, TaskStatus
+from runner.task import JsonValue
 from runner.turn import Surroundings, Turn, Turns
-from runner.verdict import at_most_once_question
 
 
 @dataclass(slots=True)
@@ -38,27 +39,28 @@ class _Idle:
     next: Turn | None = None
 
 
-STORE_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""How long a task marked at_most_once waits for a store that is away, before it fails."""
-
-
 class Execution:
     """Runs what is left of a run in this process, until nothing can start any more or somebody ends it."""
 
-    def __init__(self, state: RunState, schedule: Schedule, around: Surroundings) -> None:
+    def __init__(
+        self, state: RunState, schedule: Schedule, growth: Growth, around: Surroundings, deciding: Deciding | None
+    ) -> None:
         self._state = state
         self._tasks = state.dag.tasks
         self._schedule = schedule
+        self._growth = growth
         self._around = around
+        self._deciding = deciding
         self._stamp = stamper(around.clock)
         self._turns = Turns(state, around, self._stamp)
-        self._log = logger(run=around.run_id)
+        self._settling = Settling(state, schedule, growth, around, self._stamp)
         self._workers: anyio.abc.TaskGroup | None = None
         self._idle: list[_Idle] = []
+        self._awaiting = Awaiting(state, schedule, around, self.answer, self._expire, lambda: self._step([]))
         self._under_way: dict[int, Turn] = {}
         """The last turn of every task marked at_most_once."""
-        self.ended_by: Literal["stop", "cancel"] | None = None
-        """Who ended the run before its time: `stop` leaves it to be resumed, `cancel` is for good."""
+        self.ended_by: Literal["stop", "cancel", "policy"] | None = None
+        """Who ended the run before its time: `stop` leaves it to be resumed, the others are for good."""
         self._winding_down = False
         self._left = False
         self._calls = 0
@@ -68,11 +70,19 @@ class Execution:
         """Work until nothing is left, or until `end`. Cancellation ends all attempts and then propagates."""
         async with anyio.create_task_group() as workers:
             self._workers = workers
+            if self._deciding is not None and self._deciding.decided.end is not None:
+                self.ended_by = self.ended_by or "policy"
             if self.ended_by is not None:
                 return
-            await self._start(*self._take())
+            happened: list[events.Event] = []
+            for ended in self._around.unasked:
+                happened += self._asked_about(ended)
+            for position, asking in self._state.asking.items():
+                self._awaiting.begin(workers, position, asking)
+            turns = self._go_on(happened)
+            await self._start(turns, happened)
 
-    def end(self, how: Literal["stop", "cancel"]) -> None:
+    def end(self, how: Literal["stop", "cancel", "policy"]) -> None:
         """Start nothing more and end the attempts that are under way. Safe to call at any time and more than once."""
         if self.ended_by is None:
             self.ended_by = how
@@ -89,6 +99,21 @@ class Execution:
         self._around.sink.submit([events.RunCancelling(self._stamp(), self._around.run_id)])
         self._end_when_quiet()
 
+    def answer(self, task_id: str, attempt: int, value: JsonValue, by: str) -> bool:
+        """Answer the question with which `attempt` of the task ended; the task goes on. False where that is not what
+        it waits for any more, or the run is ending. Raises PlaitError for a value that does not fit.
+        """
+        position = self._state.dag.position(task_id)
+        asking = self._state.asking.get(position)
+        if self.ended_by is not None or self._left or asking is None or self._state.attempts[position] != attempt:
+            return False
+        assert self._workers is not None
+        self._state.answer(position, asking.checked(value), by)
+        self._schedule.unpark(position)
+        answers = self._state.answers[position]
+        self._step([events.TaskAnswered(self._stamp(), task_id, attempt, answers)])
+        return True
+
     @property
     def _is_over(self) -> bool:
         """Whether all that can run has run, and nobody is asked: then it is too late to cancel."""
@@ -100,47 +125,38 @@ class Execution:
 
     def leave(self) -> list[events.Event]:
         """Settle what was under way when the workers ended; the events to be submitted, the run's last one included."""
-        at = self._stamp()
-        happened: list[events.Event] = []
         self._left = True
-        if self._is_over and not self._winding_down:
+        if self._is_over and not self._winding_down and self.ended_by != "policy":
             self.ended_by = None  # it came too late: everything that could run had run
-        for position, status in enumerate(self._state.statuses):
-            task_id, number = self._tasks[position].id, self._state.attempts[position]
-            if self.ended_by == "cancel" and status not in TASK_DONE:
-                self._state.settle(position, TaskResult(task_id, TaskStatus.CANCELLED, attempts=number))
-                happened.append(events.TaskCancelled(at, task_id, number))
-            elif status is TaskStatus.RUNNING and position in self._under_way and self._under_way[position].called:
-                question = at_most_once_question(number)
-                self._state.ask(position, question)
-                happened.append(events.TaskWaiting(at, task_id, number, question))
-            elif status is TaskStatus.RUNNING:
-                self._state.statuses[position] = TaskStatus.PENDING
-                happened.append(events.TaskInterrupted(at, task_id, number, "the run was stopped"))
-        happened.append(self._end(at))
+        called = {position for position, turn in self._under_way.items() if turn.called}
+        decided = None if self._deciding is None else self._deciding.decided
+        ending = Ending(self.ended_by, exhausted=self._schedule.exhausted, called=called, decided=decided)
+        return leave(self._around.run_id, self._state, ending, self._stamp())
+
+    def _go_on(self, happened: list[events.Event], ended: str | None = None) -> list[Turn]:
+        """What follows once the task `ended`: ask the policy, then give out every free place. Adds to `happened`."""
+        if ended is not None:
+            happened += self._asked_about(ended)
+        turns = self._take(happened)
+        if not turns and self._is_over and self.ended_by is None:
+            happened += self._asked_about(None)
+            turns = self._take(happened)
+        return turns
+
+    def _asked_about(self, ended: str | None) -> list[events.Event]:
+        """What the run's policy makes of the end of that task, or of there being nothing left to run."""
+        if self._deciding is None or self.ended_by is not None:
+            return []
+        happened = self._deciding.about(ended)
+        if self._deciding.decided.end is not None:
+            self.ended_by = "policy"
         return happened
 
-    def _end(self, at: str) -> events.RunEnded:
-        run_id = self._around.run_id
-        if self.ended_by == "cancel":
-            return events.RunCancelled(at, run_id, RunStatus.CANCELLED)
-        failed = [r.id for r in self._state.results.values() if r.status is TaskStatus.FAILED]
-        if not self._schedule.exhausted:
-            return events.RunInterrupted(at, run_id, RunStatus.INTERRUPTED)
-        if TaskStatus.WAITING_INPUT in self._state.statuses:
-            return events.RunWaitingInput(at, run_id, RunStatus.WAITING_INPUT)
-        if failed:
-            blocked = sum(status not in TASK_DONE for status in self._state.statuses)
-            first = next(r for r in self._state.results.values() if r.status is TaskStatus.FAILED)
-            error = f"{len(failed)} failed ({', '.join(failed[:5])}{', ...' if len(failed) > 5 else ''})"
-            error += f", {blocked} blocked" if blocked else ""
-            return events.RunFailed(at, run_id, RunStatus.FAILED, f"{error}; {first.id}: {first.error}")
-        return events.RunCompleted(at, run_id, RunStatus.COMPLETED)
-
-    def _take(self) -> tuple[list[Turn], list[events.Event]]:
-        """Give out every free place: the turns to be had, and the events that say so."""
+    def _take(self, happened: list[events.Event]) -> list[Turn]:
+        """Unfold and gather what can be, and give out every free place: the turns to be had. Adds to `happened`."""
         turns: list[Turn] = []
-        happened: list[events.Event] = []
+        while self.ended_by is None and (position := self._schedule.take_gathering()) is not None:
+            happened += self._gathered(position)
         while self.ended_by is None and (position := self._schedule.take()) is not None:
             self._state.statuses[position] = TaskStatus.RUNNING
             self._state.attempts[position] += 1
@@ -155,13 +171,54 @@ class Execution:
             happened.append(
                 events.TaskStarted(self._stamp(), turn.task.id, turn.number, name, turn.session_id, turn.confirmed)
             )
-        return turns, happened
+        return turns
+
+    def _gathered(self, position: int) -> list[events.Event]:
+        """The task with `for_each` becomes its parts, or, once they are done, the list of their results."""
+        task = self._tasks[position]
+        try:
+            if position not in self._state.parts:
+                return self._growth.unfold(position)
+            happened = self._settling.join(position, self._growth.gathered(position))
+        except DAGError as error:
+            failure = BackendError(ErrorKind.INVALID_REQUEST, str(error)[:2000])
+            happened = self._settling.join(position, failure)
+        return [*happened, *self._asked_about(task.id)]
+
+    def _expire(self, position: int) -> None:
+        """Nobody has answered the task's question by its deadline, and it has no default: the task fails."""
+        error = BackendError(ErrorKind.TIMEOUT, unanswered(self._state.questions[position]))
+        failed = self._settling.fail(position, error)
+        self._schedule.settle(position, failed.status)
+        self._step([failed], failed.task_id)
 
     async def _start(self, turns: list[Turn], happened: list[events.Event]) -> None:
         """Make starts durable, then hand each to a worker."""
-        if turns:
+        if turns or happened:
             await self._around.sink.commit(happened)
             self._hand_out(turns)
+        self._end_if_decided()
+        self._rest_if_over()
+
+    def _step(self, happened: list[events.Event], ended: str | None = None) -> None:
+        """Something happened beside the workers: submit it with what follows, and have that started."""
+        assert self._workers is not None
+        turns = self._go_on(happened, ended)
+        self._around.sink.submit(happened)
+        # What is to start waits for the submission like everything else: an empty one is settled behind it.
+        nothing_more: list[events.Event] = []
+        self._workers.start_soon(self._start, turns, nothing_more)
+
+    def _end_if_decided(self) -> None:
+        if self.ended_by == "policy":
+            self.end("policy")
+
+    def _rest_if_over(self) -> None:
+        """Let everybody go who waits for more, if nothing more can come."""
+        if self._schedule.exhausted:
+            for idle in self._idle:
+                idle.wake.set()
+            self._awaiting.end()
 
     def _hand_out(self, turns: list[Turn]) -> None:
         """Wake an idle worker for each turn, or make a new one: waking costs a fifth of making."""
@@ -181,10 +238,14 @@ class Execution:
             self._calls += 1
             outcome = await self._turns.have(turn)
             self._calls -= 1
-            ended = self._settled(turn, outcome, self._around.clock.monotonic() - began)
-            turns, happened = self._take()
-            await self._around.sink.commit([ended, *happened])
+            happened = self._settling.settle(turn, outcome, self._around.clock.monotonic() - began)
+            ended = turn.task.id if self._state.statuses[turn.position] in TASK_DONE else None
+            if ended is None:
+                self._follow_up(turn.position, happened[0])
+            turns = self._go_on(happened, ended)
+            await self._around.sink.commit(happened)
             self._end_when_quiet()
+            self._end_if_decided()
             if turns:
                 turn = turns.pop()
                 self._hand_out(turns)
@@ -194,104 +255,24 @@ class Execution:
     async def _next_turn(self) -> Turn | None:
         """Wait to be handed a task; None when the run has come to its end."""
         if self._schedule.exhausted:
-            for idle in self._idle:
-                idle.wake.set()
+            self._rest_if_over()
             return None
         waiting = _Idle(anyio.Event())
         self._idle.append(waiting)
         await waiting.wake.wait()
         return waiting.next
 
-    def _settled(self, turn: Turn, outcome: Outcome, duration: float) -> events.Event:
-        """Bring state and schedule up to date with an attempt's outcome; the event that tells of it."""
-        if outcome.reply is not None:
-            return self._completed(turn, outcome.reply, outcome.data_json, duration)
-        assert outcome.error is not None
-        if turn.goes_on and outcome.error.kind is ErrorKind.SESSION_LOST:
-            return self._retrying(turn, outcome.error, duration, 0.0)  # not the task's fault: it starts over
-        if turn.task.at_most_once and not turn.called and self._around.sink.away and turn.waits < len(STORE_WAITS_S):
-            return self._retrying(turn, outcome.error, duration, STORE_WAITS_S[turn.waits])
-        self._state.failures[turn.position] += 1
-        failures = self._state.failures[turn.position]
-        if not turn.task.at_most_once and deserves_retry(turn.task.retry, failures, outcome.error):
-            delay = retry_delay(turn.task.retry, failures, outcome.error.retry_after, self._around.rng)
-            return self._retrying(turn, outcome.error, duration, delay)
-        return self._failed(turn, outcome.error, duration)
-
-    def _completed(self, turn: Turn, reply: Reply, data_json: str | None, duration: float) -> events.TaskCompleted:
-        position, task, number = turn.position, turn.task, turn.number
-        messages = turn.messages(reply)
-        self._state.settle(
-            position,
-            TaskResult(
-                task.id,
-                TaskStatus.COMPLETED,
-                reply.text,
-                reply.data,
-                attempts=number,
-                usage=reply.usage,
-                duration_s=duration,
-                session_id=turn.session_id,
-            ),
-        )
-        if position in self._state.continued:
-            before = self._state.past(task) or Past()
-            self._state.conversations[position] = Past(turn.session_id, (*before.messages, *messages))
-        self._schedule.finish(position, TaskStatus.COMPLETED)
-        return events.TaskCompleted(
-            self._stamp(),
-            task.id,
-            number,
-            reply.text,
-            reply.data,
-            data_json,
-            reply.usage,
-            duration,
-            turn.session_id,
-            messages,
-        )
-
-    def _retrying(self, turn: Turn, error: BackendError, duration: float, delay: float) -> events.TaskRetrying:
-        position, task, number = turn.position, turn.task, turn.number
-        self._state.statuses[position] = TaskStatus.PENDING
-        self._schedule.set_aside(position)
+    def _follow_up(self, position: int, event: events.Event) -> None:
+        """What a task that is not done waits for: its next attempt's time, or an answer."""
         assert self._workers is not None
-        self._workers.start_soon(self._try_again, position, delay)
-        self._log.info("task_retrying", task=task.id, error_kind=error.kind.value, delay_s=round(delay, 3))
-        return events.TaskRetrying(
-            self._stamp(),
-            task.id,
-            number,
-            error.kind.value,
-            error.message,
-            delay,
-            duration,
-            error.usage,
-            error.messages,
-        )
+        if isinstance(event, events.TaskRetrying):
+            self._workers.start_soon(self._try_again, position, event.delay_s)
+        elif isinstance(event, events.TaskWaiting) and event.asking is not None:
+            self._awaiting.begin(self._workers, position, event.asking)
 
     async def _try_again(self, position: int, delay: float) -> None:
         await self._around.clock.sleep(delay)
         self._schedule.requeue(position)
-        await self._start(*self._take())
-
-    def _failed(self, turn: Turn, error: BackendError, duration: float) -> events.TaskFailed:
-        position, task, number = turn.position, turn.task, turn.number
-        status = TaskStatus.SKIPPED if task.failure_mode is FailureMode.SKIP else TaskStatus.FAILED
-        result = TaskResult(
-            task.id,
-            status,
-            error_kind=error.kind.value,
-            error=error.message,
-            attempts=number,
-            usage=error.usage,
-            duration_s=duration,
-        )
-        self._state.settle(position, result)
-        self._schedule.finish(position, status)
-        self._log.info("task_failed", task=task.id, error_kind=error.kind.value, status=status.value)
-        # The prompt as it was sent is worth keeping where nothing else shows what the failure was about.
-        messages = error.messages or ((Message("user", turn.prompt),) if turn.prompt else ())
-        return events.TaskFailed(
-            self._stamp(), task.id, number, status, error.kind.value, error.message, duration, error.usage, messages
-        )
+        happened: list[events.Event] = []
+        turns = self._go_on(happened)
+        await self._start(turns, happened)

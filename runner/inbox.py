@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from persistence.errors import StoreError
 from persistence.notes import Note, NoteRecord
 from persistence.protocol import Store
 from persistence.records import RunRecord
 from runner.clock import Clock
+from runner.errors import PlaitError
 from runner.log import logger
 from runner.status import RUN_DONE, RunStatus
+from runner.task import JsonValue
 from runner.translate import to_json
 
 LOOK_EVERY_S = 1.0
 """How often an owner looks into its run's inbox."""
 CANCEL = "cancel"
 """The kind of note that asks for the run to be cancelled for good."""
+
+ANSWER = "answer"
+"""The kind of note that answers the question of a task."""
 
 _ENDINGS = frozenset(f"run_{status.value}" for status in RUN_DONE)
 _EVENTS_AT_ONCE = 1000
@@ -40,8 +47,12 @@ async def is_to_be_cancelled(store: Store, record: RunRecord) -> bool:
     return await _asks_for_cancel(store, record.run_id, await store.list_notes(record.run_id))
 
 
-async def wait_for_cancel(store: Store, run_id: str, clock: Clock, away: Callable[[], bool]) -> None:
-    """Return once somebody has asked for the run, which goes on, to be cancelled.
+Heard: TypeAlias = Callable[[str, int, JsonValue, str], bool]
+"""Takes an answer: the task, the attempt that asked, the value, and who gave it."""
+
+
+async def heed(store: Store, run_id: str, clock: Clock, away: Callable[[], bool], answer: Heard) -> None:
+    """Pass answers on as they come in, and return once somebody has asked for the run, which goes on, to be cancelled.
 
     The store is let alone while it is `away`. That it cannot be read is no reason to end a run: it is asked again.
     """
@@ -58,8 +69,41 @@ async def wait_for_cancel(store: Store, run_id: str, clock: Clock, away: Callabl
             if not complained:
                 logger(run=run_id).warning("inbox_not_read", error=str(error))
             complained = True
-        else:
-            after = notes[-1].number if notes else after
+            continue
+        after = notes[-1].number if notes else after
+        for note in filter(None, map(answer_in, notes)):
+            try:
+                answer(note.task_id, note.attempt, note.value, "person")
+            except PlaitError as error:
+                logger(run=run_id).warning("answer_refused", task=note.task_id, error=str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerNote:
+    """An answer in the inbox: to the question with which `attempt` of the task ended. `nonce` tells two alike apart."""
+
+    task_id: str
+    attempt: int
+    value: JsonValue
+    at: str
+    nonce: str
+
+
+def answer_note(answer: AnswerNote) -> Note:
+    """The note that brings `answer`."""
+    body = to_json({"attempt": answer.attempt, "value": answer.value, "nonce": answer.nonce})
+    return Note(ANSWER, answer.at, answer.task_id, body)
+
+
+def answer_in(note: NoteRecord) -> AnswerNote | None:
+    """The answer that `note` brings; None where it brings none that can be read."""
+    if note.kind != ANSWER or note.task_id is None:
+        return None
+    try:
+        body = json.loads(note.body)
+        return AnswerNote(note.task_id, int(body["attempt"]), body["value"], note.at, str(body["nonce"]))
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 async def _asks_for_cancel(store: Store, run_id: str, notes: Sequence[NoteRecord]) -> bool:

@@ -12,6 +12,7 @@ from persistence.records import EventRecord, RunRecord, TaskRecord
 from runner.clock import Clock
 from runner.errors import RunNotFound
 from runner.owner import seems_free
+from runner.questions import OpenQuestion, asking_of
 from runner.status import RUN_DONE, RunStatus, TaskStatus
 from runner.task import JsonValue
 
@@ -25,8 +26,9 @@ _LOOKS_A_RECORD = 25
 class TaskInfo:
     """A task as it is stored. `text` and `data` are its result, None before there is one or where it is `damaged`.
 
-    `attempts` counts those that were begun, `usage` and `duration_s` (seconds) are those of the last one. `question`
-    is what a person is asked while the task is waiting_input.
+    `attempts` counts those that were begun, `usage` and `duration_s` (seconds) are those of the last one. While the
+    task is waiting_input, `question` is what a person is asked, and `asks` the same with all that belongs to it; that
+    is None where not the task asks, but a crash has left it in doubt. `added_by` is the task that added this one.
     """
 
     task_id: str
@@ -40,11 +42,13 @@ class TaskInfo:
     error_kind: str | None
     error: str | None
     question: str | None
+    asks: OpenQuestion | None
     session_id: str | None
     usage: Usage
     duration_s: float | None
     started_at: str | None
     ended_at: str | None
+    added_by: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ async def look_up(store: Store, run_id: str, now: float, with_tasks: bool) -> Ru
     """The run, with its tasks if they are wanted. Raises RunNotFound, StoreError."""
     record = await _record(store, run_id)
     records = await store.list_tasks(run_id) if with_tasks else ()
-    return run_info(record, now, {task.task_id: _task_info(task) for task in records})
+    return run_info(record, now, {task.task_id: _task_info(run_id, task) for task in records})
 
 
 def run_info(run: RunRecord, now: float, tasks: Mapping[str, TaskInfo] | None = None) -> RunInfo:
@@ -115,7 +119,7 @@ def run_info(run: RunRecord, now: float, tasks: Mapping[str, TaskInfo] | None = 
     )
 
 
-def _task_info(task: TaskRecord) -> TaskInfo:
+def _task_info(run_id: str, task: TaskRecord) -> TaskInfo:
     return TaskInfo(
         task.task_id,
         TaskStatus(task.status),
@@ -128,12 +132,23 @@ def _task_info(task: TaskRecord) -> TaskInfo:
         task.error_kind,
         task.error,
         task.question,
+        _asks(run_id, task),
         task.session_id,
         Usage(task.input_tokens, task.output_tokens, task.cost_usd),
         task.duration_s,
         task.started_at,
         task.ended_at,
+        task.added_by,
     )
+
+
+def _asks(run_id: str, task: TaskRecord) -> OpenQuestion | None:
+    if task.question is None or task.asked is None:
+        return None
+    try:
+        return OpenQuestion.of(run_id, task.task_id, task.attempt, asking_of(task.question, task.asked))
+    except (ValueError, KeyError, TypeError):  # damaged: its text alone is better than nothing
+        return None
 
 
 async def history(store: Store, run_id: str, after: int, clock: Clock, poll: float) -> AsyncGenerator[StoredEvent]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -12,31 +11,37 @@ from backends.protocol import Backend, Reply
 from persistence.changes import RunClaimed
 from persistence.protocol import Store
 from runner import events
-from runner.answering import Settlement, settle
+from runner.answering import Settlement, answer_question, settle, unanswered_questions
 from runner.cancellation import cancel, finish_cancelling
 from runner.clock import Clock, iso, new_run_id
 from runner.continuing import say
 from runner.dag import DAG, nearest
 from runner.drive import Config, Prepared, backend_names, drive
 from runner.feed import Feed
+from runner.given import question_of
+from runner.growth import Limits
 from runner.inbox import is_to_be_cancelled
 from runner.owner import LEASE_SECONDS, claim_for_this_process
-from runner.ownership import ended_result, needs_no_work, stored_run, take_over, wait_until_free
+from runner.ownership import wait_until_free
 from runner.patient import PatientStore
+from runner.policy import Policy
 from runner.preview import Preview, preview
-from runner.queued import create
+from runner.questions import OpenQuestion
+from runner.queued import checked_run_id, create
 from runner.result import RunResult
 from runner.run import Control, Run
 from runner.state import RunState
 from runner.status import RunStatus
+from runner.stored import ended_result, needs_no_work, stored_run
+from runner.takeover import Resumption, take_over
 from runner.task import JsonValue
+from runner.turn import OnQuestion
 
 DEFAULT_BACKEND = "default"
 CANCEL_GRACE_SECONDS = 5.0
-RESERVED_RUN_IDS = frozenset({"last"})
-"""Words that stand for a run where one is named."""
-_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+DEFAULT_LIMITS = Limits()
 
+_Settings: TypeAlias = Mapping[str, JsonValue] | None
 _Drive: TypeAlias = Callable[[Feed, Control], Awaitable[RunResult]]
 
 
@@ -49,7 +54,9 @@ class ParallelRunner:
     be resumed. A store that fails never ends a run, unless `strict`; one call to it may take `store_timeout` seconds.
     `lease` is for how many seconds a claim on a run holds without renewal, the same for all who share a store; an owner
     that cannot be seen from here is given that long to show that it lives. `cancel_grace` is for how many seconds what
-    is under way may go on to its end once another process has cancelled the run; 0 ends it at once.
+    is under way may go on to its end once another process has cancelled the run; 0 ends it at once. `growth` bounds
+    what tasks and policies may add to a run. `on_question` is asked, beside all else, what the run's tasks ask: what it
+    returns is the answer, None leaves the question to others.
     `clock` and `rng` are where time and chance come from. One runner may run several DAGs at the same time, each with
     its own limits.
     """
@@ -67,6 +74,8 @@ class ParallelRunner:
         store_timeout: float = 10.0,
         lease: float = LEASE_SECONDS,
         cancel_grace: float = CANCEL_GRACE_SECONDS,
+        growth: Limits = DEFAULT_LIMITS,
+        on_question: OnQuestion | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -100,51 +109,66 @@ class ParallelRunner:
             strict,
             lease,
             cancel_grace,
+            growth,
+            on_question,
             clock or Clock(),
             rng or random.Random(),  # noqa: S311 - jitter and readable ids, no secrets
         )
 
     async def run(
-        self, dag: DAG, run_id: str | None = None, *, settings: Mapping[str, JsonValue] | None = None
-    ) -> RunResult:
-        """Run `dag` to its end.
-
-        A given `run_id` is kept, else a sortable unique one is made. `settings` is kept with the run in the store.
-        A failing task never raises: see `RunResult.status`. Raises BackendMissing before anything starts, RunExists
-        when the store has a run of that id, OwnershipLost when another process took the run over, and with `strict`
-        StoreError. Cancellation ends all attempts, writes down where the run stands, and leaves it to `resume`.
-        """
-        return await self._new(dag, run_id, settings)[1](Feed(), Control())
-
-    def start(self, dag: DAG, run_id: str | None = None, *, settings: Mapping[str, JsonValue] | None = None) -> Run:
-        """Like `run`, beside the caller: `async with runner.start(dag) as run:`. See `Run`."""
-        return Run(*self._new(dag, run_id, settings))
-
-    async def create_run(
         self,
         dag: DAG,
         run_id: str | None = None,
         *,
-        key: str | None = None,
         settings: Mapping[str, JsonValue] | None = None,
+        policy: Policy | None = None,
+    ) -> RunResult:
+        """Run `dag` to its end.
+
+        A given `run_id` is kept, else a sortable unique one is made. `settings` is kept with the run in the store.
+        `policy` decides, whenever a task has ended, what is added to the run or that it is over. When nothing can go on
+        before somebody has answered a task's question, the run is waiting_input and this returns.
+        A failing task never raises: see `RunResult.status`. Raises BackendMissing before anything starts, RunExists
+        when the store has a run of that id, OwnershipLost when another process took the run over, and with `strict`
+        StoreError. Cancellation ends all attempts, writes down where the run stands, and leaves it to `resume`.
+        """
+        return await self._new(dag, run_id, settings, policy)[1](Feed(), Control())
+
+    def start(
+        self,
+        dag: DAG,
+        run_id: str | None = None,
+        *,
+        settings: Mapping[str, JsonValue] | None = None,
+        policy: Policy | None = None,
+    ) -> Run:
+        """Like `run`, beside the caller: `async with runner.start(dag) as run:`. See `Run`."""
+        return Run(*self._new(dag, run_id, settings, policy))
+
+    async def create_run(
+        self, dag: DAG, run_id: str | None = None, *, key: str | None = None, settings: _Settings = None
     ) -> str:
         """Store a run of `dag` as queued, for `resume` to begin here or in another process; its id.
 
-        With a `key` (1 to 200 characters, and no `run_id`) there is one run for it: whoever comes again with the key,
-        at the same time or after a crash, gets the id of that run, in whatever state it is, and nothing is stored. One
-        that comes with another DAG or other settings is refused: KeyConflict. Raises StoreRequired, BackendMissing,
-        RunExists for a `run_id` that is taken, and StoreError; then it is not known whether the run was stored.
+        There is one run for a `key` (1 to 200 characters, no `run_id`): who comes again with it, also in a race or
+        after a crash, gets that run's id; KeyConflict if with another DAG or other settings. Raises StoreRequired,
+        BackendMissing, RunExists for a taken `run_id`, and StoreError: then it is not known whether it was stored.
         """
-        if key is not None and run_id is not None:
-            raise ValueError("give a run id or a key, not both: the id of a run with a key is made from the key")
-        return await create(self._config, dag, _checked(run_id), key, settings or {})
+        return await create(self._config, dag, run_id, key, settings or {})
 
     @property
     def config(self) -> Config:
         """What this runner was made with."""
         return self._config
 
-    async def resume(self, run_id: str, *, retry_failed: bool = False) -> RunResult:
+    async def resume(
+        self,
+        run_id: str,
+        *,
+        retry_failed: bool = False,
+        answers: Mapping[str, JsonValue] | None = None,
+        policy: Policy | None = None,
+    ) -> RunResult:
         """Go on with a stored run: what is completed is kept, what was under way or never began is run.
 
         Needs nothing but the store and the backends. A task that was under way when its process died goes on with its
@@ -153,15 +177,26 @@ class ParallelRunner:
         runs completed ones again whose stored result is damaged. A run that is complete, or has failed with nothing
         left to run, comes back as it is; one that was being cancelled is cancelled, and nothing of it is run.
 
+        `answers` answers the questions of waiting tasks, by task; others are answered by what `answer_question` has
+        left for them, or, past their deadline, by their default. `policy` is needed where the run was started with one
+        that does not come with plait. Raises AnswerConflict for an answer that comes too late, PolicyMissing.
+
         An owner that is provably dead is succeeded at once; one that cannot be judged from here is watched for one
         `lease` first. Raises StoreRequired, RunNotFound, RunOwned while another live process runs it, RunNotResumable
         for a cancelled run, BackendMissing, and StoreError when the store cannot be read or claimed; else as `run`.
         """
-        return await self._resume(run_id, retry_failed)(Feed(), Control())
+        return await self._resume(run_id, Resumption(retry_failed, answers, policy))(Feed(), Control())
 
-    def start_resume(self, run_id: str, *, retry_failed: bool = False) -> Run:
+    def start_resume(
+        self,
+        run_id: str,
+        *,
+        retry_failed: bool = False,
+        answers: Mapping[str, JsonValue] | None = None,
+        policy: Policy | None = None,
+    ) -> Run:
         """Like `resume`, beside the caller: see `start`."""
-        return Run(run_id, self._resume(run_id, retry_failed))
+        return Run(run_id, self._resume(run_id, Resumption(retry_failed, answers, policy)))
 
     async def preview_resume(self, run_id: str, *, retry_failed: bool = False) -> Preview:
         """What `resume` would do now with each task, and why. Changes nothing and claims nothing.
@@ -204,41 +239,58 @@ class ParallelRunner:
         run = await stored_run(self._config, run_id)
         return await say(self._config, run, task_id, message)
 
-    def _new(self, dag: DAG, run_id: str | None, settings: Mapping[str, JsonValue] | None) -> tuple[str, _Drive]:
+    async def questions(self, run_id: str) -> list[OpenQuestion]:
+        """What the tasks of a stored run ask and nobody has answered yet, in the order of the tasks.
+
+        Raises StoreRequired, RunNotFound, StoreError.
+        """
+        return await unanswered_questions(self._config, run_id)
+
+    async def answer_question(self, run_id: str, task_id: str, value: JsonValue, *, wait: float = 10.0) -> bool:
+        """Answer the question that a task of a stored run waits with, from any process. The first answer counts.
+
+        A process that runs the run is told through the store, where it looks every second, and its task goes on at
+        once; up to `wait` seconds are spent on waiting for that. A run that nobody runs goes on when it is resumed.
+        True once the answer is the task's; False if it is left in the store for an owner that has not taken it yet.
+
+        Raises AnswerConflict when the question was answered before, is past its deadline or is not asked any more,
+        PlaitError for an unknown task or a value that does not fit, StoreRequired, RunNotFound, StoreError.
+        """
+        return await answer_question(self._config, run_id, task_id, value, wait)
+
+    def _new(self, dag: DAG, run_id: str | None, settings: _Settings, policy: Policy | None) -> tuple[str, _Drive]:
         config = self._config
         names = backend_names(dag, config)
-        run_id = _checked(run_id) or new_run_id(config.clock, config.rng)
+        run_id = checked_run_id(run_id) or new_run_id(config.clock, config.rng)
 
         async def drive_new(feed: Feed, control: Control) -> RunResult:
             at = iso(config.clock.wall())
-            created = events.RunCreated(at, run_id, dag, {**(settings or {}), "concurrency": config.concurrency})
+            kept: dict[str, JsonValue] = {**(settings or {}), "concurrency": config.concurrency}
+            if policy is not None:
+                kept["policy"] = {"kind": policy.kind, "settings": dict(policy.settings())}
+            created = events.RunCreated(at, run_id, dag, kept)
             owner = claim_for_this_process(config.rng, at)
             claim = RunClaimed(at, owner, config.clock.wall() + config.lease)
             first = (created, events.RunStarted(at, run_id))
-            return await drive(Prepared(run_id, RunState(dag), names, owner, first, (claim,)), config, feed, control)
+            state = RunState(dag.copy(), keeps_all=config.store is None)
+            prepared = Prepared(run_id, state, names, owner, first, (claim,), policy=policy)
+            return await drive(prepared, config, feed, control)
 
         return run_id, drive_new
 
-    def _resume(self, run_id: str, retry_failed: bool) -> _Drive:
+    def _resume(self, run_id: str, how: Resumption) -> _Drive:
         config = self._config
 
         async def drive_stored(feed: Feed, control: Control) -> RunResult:
             run = await stored_run(config, run_id)
-            if needs_no_work(run, retry_failed):
+            for task_id in how.answers or ():
+                question_of(run, task_id)
+            if needs_no_work(run, how.retry_failed):
                 return ended_result(run)
             if not await wait_until_free(config, run, feed, control):
                 return RunResult(run_id, RunStatus.INTERRUPTED, run.state.all_results())
             if await is_to_be_cancelled(run.store, run.record):
                 return await finish_cancelling(config, run, feed)
-            return await drive(await take_over(config, run, retry_failed), config, feed, control)
+            return await drive(await take_over(config, run, how), config, feed, control)
 
         return drive_stored
-
-
-def _checked(run_id: str | None) -> str | None:
-    if run_id is not None and (not _RUN_ID.fullmatch(run_id) or run_id in RESERVED_RUN_IDS):
-        raise ValueError(
-            f"run id {run_id[:80]!r} must be 1 to 128 of letters, digits, '.', '_', '-', not starting with '.', "
-            f"and not 'last'"
-        )
-    return run_id

@@ -9,9 +9,12 @@ from runner.conversation import load_past
 from runner.drive import Config
 from runner.errors import PlaitError
 from runner.feed import Feed
+from runner.given import given_answers
 from runner.inbox import is_to_be_cancelled
-from runner.ownership import StoredRun, needs_no_work, wait_until_free
+from runner.ownership import wait_until_free
 from runner.status import RunStatus
+from runner.stored import StoredRun, needs_no_work
+from runner.takeover import heard
 from runner.verdict import RUNS, Action, Verdict, judge, judge_cancelled
 
 _CHARACTERS_A_TOKEN = 4
@@ -58,7 +61,8 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
     if await is_to_be_cancelled(run.store, run.record):
         verdicts = judge_cancelled(run.tasks)
     else:
-        verdicts = judge(run.state.dag, run.tasks, retry_failed=retry_failed and not ended)
+        given = await given_answers(run, config.clock.wall())
+        verdicts = judge(run.state.dag, run.tasks, retry_failed=retry_failed and not ended, heard=heard(run, given))
     weighed = [await _weighed(run, verdict) if verdict.repeats else verdict for verdict in verdicts]
     return Preview(run.record.run_id, run.status, {verdict.task_id: verdict for verdict in weighed}, ended)
 

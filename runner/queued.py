@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -25,13 +26,28 @@ from runner.task import JsonValue
 from runner.translate import changes
 
 MOST_KEY_CHARACTERS = 200
+RESERVED_RUN_IDS = frozenset({"last"})
+"""Words that stand for a run where one is named."""
+_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+
+
+def checked_run_id(run_id: str | None) -> str | None:
+    """`run_id` itself. Raises ValueError where no run can be called so."""
+    if run_id is not None and (not _RUN_ID.fullmatch(run_id) or run_id in RESERVED_RUN_IDS):
+        raise ValueError(
+            f"run id {run_id[:80]!r} must be 1 to 128 of letters, digits, '.', '_', '-', not starting with '.', "
+            f"and not 'last'"
+        )
+    return run_id
 
 
 async def create(
     config: Config, dag: DAG, run_id: str | None, key: str | None, settings: Mapping[str, JsonValue]
 ) -> str:
-    """See `ParallelRunner.create_run`; `run_id` is checked already."""
-    store = config.store
+    """See `ParallelRunner.create_run`."""
+    run_id, store = checked_run_id(run_id), config.store
+    if key is not None and run_id is not None:
+        raise ValueError("give a run id or a key, not both: the id of a run with a key is made from the key")
     if store is None:
         raise StoreRequired("this runner has no store, so no run can be queued; give it one with store=...")
     backend_names(dag, config)

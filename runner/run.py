@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 import anyio
 import anyio.abc
@@ -12,6 +12,9 @@ import anyio.abc
 from runner.errors import PlaitError
 from runner.feed import EventReader, Feed
 from runner.result import RunResult
+from runner.task import JsonValue
+
+Answer: TypeAlias = "Callable[[str, int, JsonValue, str], bool]"
 
 
 class Control:
@@ -21,12 +24,16 @@ class Control:
         self.ended_by: Literal["stop", "cancel"] | None = None
         self._end: Callable[[Literal["stop", "cancel"]], None] | None = None
         self._wind_down: Callable[[], None] | None = None
+        self._answer: Answer | None = None
 
     def attach(
-        self, end: Callable[[Literal["stop", "cancel"]], None], wind_down: Callable[[], None] | None = None
+        self,
+        end: Callable[[Literal["stop", "cancel"]], None],
+        wind_down: Callable[[], None] | None = None,
+        answer: Answer | None = None,
     ) -> None:
         """What can be ended begins; pass on what was asked for before."""
-        self._end, self._wind_down = end, wind_down
+        self._end, self._wind_down, self._answer = end, wind_down, answer
         if self.ended_by is not None:
             end(self.ended_by)
 
@@ -41,6 +48,10 @@ class Control:
         """Cancel the run, whose execution has begun, and let what is under way come to its end, until `end`."""
         if self._wind_down is not None:
             self._wind_down()
+
+    def answer(self, task_id: str, attempt: int, value: JsonValue, by: str) -> bool:
+        """See `Execution.answer`; False where nothing is under way."""
+        return self._answer is not None and self._answer(task_id, attempt, value, by)
 
 
 class Run:

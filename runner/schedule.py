@@ -1,13 +1,18 @@
 """`Schedule`: which task may start now, and what an outcome unlocks. Pure: no await, no clock, no I/O.
 
 Every task is in exactly one place: missing dependencies, eligible in its backend's heap, holding a place (started),
-set aside (a retry that waits its turn), or done. Only `take` gives out places and only `finish` and `set_aside` free
-them, so the limits hold by construction. All steps are O(log n), but `finish` is linear in the task's dependents.
+set aside (a retry that waits its turn, a question that somebody is answering), parked (it waits for a person), or done.
+Only `take` gives out places and only `finish`, `set_aside` and `park` free them, so the limits hold by construction.
+All steps are O(log n), but `finish` is linear in the task's dependents, and `drop` in the tasks that are eligible.
+
+A task with `for_each` calls no backend, so it needs no place: it waits in a line of its own (`take_gathering`), first
+to be unfolded into its parts, and then, when they are done, to gather their results.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -47,18 +52,48 @@ class Schedule:
         self._concurrency = concurrency
         self._keys = [-priority for priority in dag.priorities()]
         limits = limits or {}
-        self._lanes = {name: _Lane(limits.get(name, float("inf"))) for name in dict.fromkeys(backends)}
-        self._lane_of = [self._lanes[name] for name in backends]
+        self._limits = limits
+        self._lanes: dict[str, _Lane] = {}
+        self._lane_of = [self._lane(name) for name in backends]
+        self._gathering: deque[int] = deque()
         self._alone = frozenset(alone)
         self._alone_heap: list[tuple[float, int]] = []
+        self._dropped: set[int] = set()
         self._undisturbed = False
         """A task that runs alone holds its place."""
         self._missing = [len(needed) for needed in dag.dependencies]
         self.taken = 0
         """How many tasks hold a place."""
         self.aside = 0
-        """How many tasks wait for `requeue`."""
+        """How many tasks wait for `requeue` or `let_go`."""
         self._load(statuses or [TaskStatus.PENDING] * len(dag))
+
+    def _lane(self, name: str) -> _Lane:
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = _Lane(self._limits.get(name, float("inf")))
+        return lane
+
+    def extend(self, backends: Sequence[str], statuses: Sequence[TaskStatus]) -> None:
+        """The graph has grown: `backends` are those of the new tasks, `statuses` those of all."""
+        start = len(self._missing)
+        self._keys += [-priority for priority in self._dag.priorities(start)]
+        self._lane_of += [self._lane(name) for name in backends]
+        for position in range(start, len(self._dag)):
+            needed = self._dag.dependencies[position]
+            self._missing.append(sum(not self._has_passed(one, statuses[one]) for one in needed))
+            if not self._missing[position]:
+                self._push(position)
+
+    def join(self, position: int, parts: int) -> None:
+        """The task that `take_gathering` gave waits for that many parts, all of them new."""
+        self._missing[position] = parts
+        if not parts:
+            self._push(position)
+
+    def take_gathering(self) -> int | None:
+        """The next task with `for_each` whose time has come; None when there is none. It holds no place."""
+        return self._gathering.popleft() if self._gathering else None
 
     def take(self) -> int | None:
         """The next task that may start, holding a place from now on; None when there is none or no place is free."""
@@ -86,11 +121,43 @@ class Schedule:
     def finish(self, position: int, status: TaskStatus) -> None:
         """The started task `position` ended as `status`: its place is free, and what only waited for it is eligible."""
         self._free(position)
+        self.settle(position, status)
+
+    def settle(self, position: int, status: TaskStatus) -> None:
+        """The task, which holds no place, ended as `status`; as `finish`."""
         if self._lets_pass(position, status):
             for dependent in self._dag.dependents[position]:
                 self._missing[dependent] -= 1
                 if not self._missing[dependent]:
                     self._push(dependent)
+
+    def park(self, position: int) -> None:
+        """The started task gives its place back and waits for a person: the run does not wait for it."""
+        self._free(position)
+
+    def unpark(self, position: int) -> None:
+        """The person has answered: the parked task is eligible."""
+        self._push(position)
+
+    def hold(self) -> None:
+        """Somebody is about to answer for a parked task: the run waits for it, until `let_go`."""
+        self.aside += 1
+
+    def let_go(self) -> None:
+        """The opposite of `hold`."""
+        self.aside -= 1
+
+    def drop(self, position: int) -> None:
+        """The task, which holds no place, never will again."""
+        self._missing[position] = -1
+        self._dropped.add(position)
+        for heap in (self._lane_of[position].heap, self._alone_heap):
+            entry = (self._keys[position], position)
+            if entry in heap:
+                heap.remove(entry)
+                heapq.heapify(heap)
+        if position in self._gathering:
+            self._gathering.remove(position)
 
     def set_aside(self, position: int) -> None:
         """The started task `position` gives its place back and waits for `requeue`."""
@@ -98,19 +165,20 @@ class Schedule:
         self.aside += 1
 
     def requeue(self, position: int) -> None:
-        """The task that was set aside is eligible again."""
+        """The task that was set aside is eligible again, unless it has been dropped meanwhile."""
         self.aside -= 1
-        self._push(position)
+        if position not in self._dropped:
+            self._push(position)
 
     @property
     def exhausted(self) -> bool:
         """Nothing holds a place, nothing is set aside, nothing is eligible: the run has come to its end."""
-        waiting = self._alone_heap or any(lane.heap for lane in self._lanes.values())
+        waiting = self._alone_heap or self._gathering or any(lane.heap for lane in self._lanes.values())
         return not self.taken and not self.aside and not waiting
 
     def _load(self, statuses: Sequence[TaskStatus]) -> None:
         for position, status in enumerate(statuses):
-            if status in TASK_DONE and self._lets_pass(position, status):
+            if self._has_passed(position, status):
                 for dependent in self._dag.dependents[position]:
                     self._missing[dependent] -= 1
         for position, status in enumerate(statuses):
@@ -120,6 +188,9 @@ class Schedule:
             elif not self._missing[position]:
                 self._push(position)
 
+    def _has_passed(self, position: int, status: TaskStatus) -> bool:
+        return status in TASK_DONE and self._lets_pass(position, status)
+
     def _lets_pass(self, position: int, status: TaskStatus) -> bool:
         """Whether dependents may run after `position` ended as `status`."""
         if status is TaskStatus.FAILED:
@@ -127,6 +198,9 @@ class Schedule:
         return status in {TaskStatus.COMPLETED, TaskStatus.SKIPPED}
 
     def _push(self, position: int) -> None:
+        if self._dag.tasks[position].for_each is not None:
+            self._gathering.append(position)
+            return
         heap = self._alone_heap if position in self._alone else self._lane_of[position].heap
         heapq.heappush(heap, (self._keys[position], position))
 

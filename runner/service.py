@@ -92,9 +92,23 @@ class RunService:
         """
         await self._go_on(run_id)
 
-    async def resume_run(self, run_id: str, *, retry_failed: bool = False) -> None:
-        """As `start_run`, for a run that stopped; `retry_failed` as in `ParallelRunner.resume`."""
-        await self._go_on(run_id, retry_failed)
+    async def resume_run(
+        self, run_id: str, answers: Mapping[str, JsonValue] | None = None, *, retry_failed: bool = False
+    ) -> None:
+        """As `start_run`, for a run that stopped; `answers` and `retry_failed` as in `ParallelRunner.resume`.
+
+        Where the run goes on here already, its tasks get the answers one by one, as from `answer_question`. Raises
+        AnswerConflict for an answer that comes too late, PlaitError for one that does not fit.
+        """
+        if run_id in self._driven:
+            for task_id, value in (answers or {}).items():
+                await self.answer_question(run_id, task_id, value)
+            answers = None
+        await self._go_on(run_id, answers, retry_failed)
+
+    async def answer_question(self, run_id: str, task_id: str, value: JsonValue, *, wait: float = 10.0) -> bool:
+        """Answer what a task asks, whoever runs the run. See `ParallelRunner.answer_question`."""
+        return await self._runner.answer_question(run_id, task_id, value, wait=wait)
 
     async def cancel_run(self, run_id: str, *, wait: float = 0.0) -> RunStatus:
         """Cancel the run for good, wherever it runs; the status that it then has. See `ParallelRunner.cancel_run`."""
@@ -123,12 +137,15 @@ class RunService:
         """
         return history(self._store, run_id, after, self._clock, self._poll)
 
-    async def _go_on(self, run_id: str, retry_failed: bool = False) -> None:
+    async def _go_on(
+        self, run_id: str, answers: Mapping[str, JsonValue] | None = None, retry_failed: bool = False
+    ) -> None:
         if self._group is None or self._left:
             raise PlaitError(f"run {run_id} cannot be started: a RunService starts runs inside its `async with` alone")
         driven = self._driven.get(run_id)
         if driven is None:
-            driven = self._driven[run_id] = _Driven(self._runner.start_resume(run_id, retry_failed=retry_failed))
+            run = self._runner.start_resume(run_id, retry_failed=retry_failed, answers=answers)
+            driven = self._driven[run_id] = _Driven(run)
             self._group.start_soon(self._see_through, driven)
         await driven.began.wait()
         if driven.error is not None:

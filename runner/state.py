@@ -6,13 +6,14 @@ Kept in step with what was handed to the store: `Execution` changes it in the sa
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from backends.protocol import Message, Usage
 from persistence.records import TaskRecord
 from runner.dag import DAG
 from runner.prompt import names_used, render
+from runner.questions import Answered, Asking, Way, answers_of, asking_of
 from runner.result import Receipt, TaskResult
 from runner.status import TASK_DONE, TASK_TRANSITIONS, TaskStatus, may_follow
 from runner.task import JsonValue, Task
@@ -27,12 +28,28 @@ class Past:
     messages: tuple[Message, ...] = ()
 
 
-class RunState:
-    """The state of a run's tasks; all pending unless `records` of a stored run are given."""
+@dataclass(frozen=True, slots=True)
+class GoingOn:
+    """How the next attempt of a task takes up a conversation that has begun: `said` is what earlier attempts of the
+    task said in it, and are stored with. It says the `answer` to the question that stopped it, or what was `wrong` with
+    the last reply. `interrupted`: the turn had begun already, and was cut.
+    """
 
-    def __init__(self, dag: DAG, records: tuple[TaskRecord, ...] = ()) -> None:
+    session_id: str | None
+    said: tuple[Message, ...] = ()
+    answer: Answered | None = None
+    wrong: str | None = None
+    interrupted: bool = False
+
+
+class RunState:
+    """The state of a run's tasks, all pending unless `records` of a stored run are given. Its `dag` grows with it."""
+
+    def __init__(self, dag: DAG, records: tuple[TaskRecord, ...] = (), *, keeps_all: bool = False) -> None:
         self.dag = dag
         self.records = records
+        self.keeps_all = keeps_all
+        """Whether every conversation is kept in memory, because there is no store to read it from."""
         self.statuses = [TaskStatus.PENDING] * len(dag)
         self.attempts = [0] * len(dag)
         self.failures = [0] * len(dag)
@@ -42,12 +59,20 @@ class RunState:
         self.continued = {dag.position(task.continues) for task in dag if task.continues is not None}
         """Tasks whose conversation a later one goes on with: only these are kept in memory."""
         self.conversations: dict[int, Past] = {}
-        self.interrupted: dict[int, str] = {}
-        """Session ids of tasks whose conversation is known to have begun, by position: their next attempt goes on."""
+        self.going_on: dict[int, GoingOn] = {}
+        """Tasks whose conversation is known to have begun, by position: their next attempt goes on with it."""
+        self.added_by: dict[int, str | None] = {}
+        """For each task that was added to the run, who did: see TasksAdded."""
+        self.parts: dict[int, list[int]] = {}
+        """The parts of each task with `for_each` that was unfolded, by position."""
         self.crashes: dict[int, int] = {}
         """How often an owner died while the task ran, where it did."""
         self.questions: dict[int, str] = {}
         """What a person is asked, by position."""
+        self.asking: dict[int, Asking] = {}
+        """More about it, where the task asked itself."""
+        self.answers: dict[int, tuple[Answered, ...]] = {}
+        """What a task's questions were answered with so far."""
         self.started: set[int] = set()
         """Tasks that this process has begun."""
         self.repeats: frozenset[int] = frozenset()
@@ -60,6 +85,10 @@ class RunState:
         self.attempts[position] = record.attempt
         if record.crashes:
             self.crashes[position] = record.crashes
+        if record.answers is not None:
+            self.answers[position] = answers_of(record.answers)
+        if record.added_by is not None:
+            self.note_added(position, record.added_by)
         if status in TASK_DONE:
             result = _stored_result(record, status)
             self.statuses[position] = result.status
@@ -68,6 +97,8 @@ class RunState:
             self.statuses[position] = status
             if status is TaskStatus.WAITING_INPUT:
                 self.questions[position] = record.question or ""
+                if record.asked is not None:
+                    self.asking[position] = asking_of(record.question or "", record.asked)
 
     def settle(self, position: int, result: TaskResult) -> None:
         """The task is done. Refused, as a bug of ours, unless the table of transitions allows it."""
@@ -79,11 +110,71 @@ class RunState:
         """The failed task is pending again."""
         self.statuses[position] = TaskStatus.PENDING
         del self.results[position]
+        self.answers.pop(position, None)
 
-    def ask(self, position: int, question: str) -> None:
+    def ask(self, position: int, question: str, asking: Asking | None = None) -> None:
         """The running task waits for a person."""
         self.statuses[position] = TaskStatus.WAITING_INPUT
         self.questions[position] = question
+        if asking is not None:
+            self.asking[position] = asking
+
+    def answer(self, position: int, value: JsonValue, by: str) -> None:
+        """The waiting task's own question has its answer; the task is pending again."""
+        asking = self.asking.pop(position)
+        answered = Answered(self.attempts[position], asking.way, self.questions.pop(position), value, by)
+        self.answers[position] = (*self.answers.get(position, ()), answered)
+        self.statuses[position] = TaskStatus.PENDING
+        if position in self.going_on:
+            self.going_on[position] = replace(self.going_on[position], answer=answered)
+
+    def answers_for(self, position: int) -> list[tuple[str, JsonValue]]:
+        """What `ask` finds in the task's next attempt: the answers since the conversation last moved."""
+        found: list[tuple[str, JsonValue]] = []
+        for answered in self.answers.get(position, ()):
+            if answered.way is Way.REPLY:
+                found.clear()
+            else:
+                found.append((answered.question, answered.value))
+        return found
+
+    def answer_to_say(self, position: int) -> Answered | None:
+        """The last answer that the task's conversation goes on with; None where it has none."""
+        return next((one for one in reversed(self.answers.get(position, ())) if one.way is Way.REPLY), None)
+
+    def asked_in(self, task_id: str) -> set[int]:
+        """The attempts in which the task's conversation ended with a question that it went on from."""
+        answers = self.answers.get(self.dag.position(task_id), ())
+        return {answered.attempt for answered in answers if answered.way is Way.REPLY}
+
+    def grow(self, tasks: Sequence[Task], added_by: str | None) -> None:
+        """Add `tasks`, pending. Raises DAGError, and then has changed nothing."""
+        start = len(self.dag)
+        self.dag.extend(tasks)
+        self.statuses += [TaskStatus.PENDING] * len(tasks)
+        self.attempts += [0] * len(tasks)
+        self.failures += [0] * len(tasks)
+        for position, task in enumerate(tasks, start):
+            self.note_added(position, added_by)
+            if task.continues is not None:
+                self.continued.add(self.dag.position(task.continues))
+
+    def shrink(self, start: int) -> None:
+        """Take back the last `grow`, which began at position `start`."""
+        for position in range(start, len(self.dag)):
+            added_by = self.added_by.pop(position)
+            if added_by is not None:
+                self.parts.pop(self.dag.position(added_by), None)
+        self.dag.cut(start)
+        del self.statuses[start:], self.attempts[start:], self.failures[start:]
+
+    def note_added(self, position: int, added_by: str | None) -> None:
+        """Keep in mind who added the task."""
+        self.added_by[position] = added_by
+        if added_by is not None:
+            brought_in_by = self.dag.position(added_by)
+            if self.dag.tasks[brought_in_by].for_each is not None:
+                self.parts.setdefault(brought_in_by, []).append(position)
 
     def on_their_last_chance(self) -> list[int]:
         """Positions of tasks that are to run alone, because the next crash while they run is their last."""

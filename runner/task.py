@@ -71,6 +71,11 @@ class Task:
     what `{{ item }}` stands for, and `aliases` gives further template names: each stands for one task's result, or for
     the list of several; plan files fill both for `for_each`. `metadata` is carried along and shown, never used.
 
+    `for_each` names a task whose result is a list, or has one as its only field that is a list: when that task is done,
+    this one becomes one task for each element (`id.1`, `id.2`, ...; in their prompts it is `{{ item }}`), and is itself
+    the list of their results, once all of them are done. `adds_tasks` has the task's answer, in the shape of a plan
+    file's `tasks`, added to the run.
+
     `at_most_once` is for what must not happen twice: it is never retried, not begun while its start cannot be written
     down, and when its process ends before it does, it is waiting_input: a person says what follows (`answer`).
     """
@@ -89,6 +94,8 @@ class Task:
     aliases: Mapping[str, str | Sequence[str]] = field(default_factory=dict[str, "str | Sequence[str]"])
     metadata: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
     at_most_once: bool = False
+    for_each: str | None = None
+    adds_tasks: bool = False
 
     def __post_init__(self) -> None:
         # "soft" is as good as FailureMode.SOFT to whoever writes it, and must be so here too.
@@ -97,7 +104,8 @@ class Task:
 
     @property
     def upstream(self) -> tuple[str, ...]:
-        """What has to be done before this task: `depends_on`, and `continues` where it is not listed there."""
-        if self.continues is None or self.continues in self.depends_on:
+        """What has to be done before this task: `depends_on`, and `continues` and `for_each` if not listed there."""
+        if self.continues is None and self.for_each is None:
             return tuple(self.depends_on)
-        return (*self.depends_on, self.continues)
+        further = dict.fromkeys((self.continues, self.for_each))
+        return (*self.depends_on, *(name for name in further if name is not None and name not in self.depends_on))

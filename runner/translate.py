@@ -13,6 +13,7 @@ from persistence.errors import StoreError
 from persistence.records import RunRecord, TaskRecord
 from runner import events
 from runner.dag import DAG
+from runner.questions import encode_answers
 from runner.status import RunStatus
 from runner.task import DEFAULT_RETRY, FailureMode, JsonValue, Retry, Task
 
@@ -134,7 +135,32 @@ def _task_interrupted(event: events.TaskInterrupted) -> tuple[stored.Change, ...
 
 
 def _task_waiting(event: events.TaskWaiting) -> tuple[stored.Change, ...]:
-    return (stored.TaskWaiting(event.at, event.task_id, event.attempt, event.question, event.crashed),)
+    waiting = stored.TaskWaiting(
+        event.at,
+        event.task_id,
+        event.attempt,
+        event.question,
+        event.crashed,
+        None if event.asking is None else event.asking.encoded(),
+        event.duration_s,
+        event.usage.input_tokens,
+        event.usage.output_tokens,
+        event.usage.cost_usd,
+    )
+    return (*turns(event.at, event.task_id, event.attempt, event.messages), waiting)
+
+
+def _task_answered(event: events.TaskAnswered) -> tuple[stored.Change, ...]:
+    answers = None if event.answers is None else encode_answers(event.answers)
+    return (stored.TaskAnswered(event.at, event.task_id, answers),)
+
+
+def _tasks_added(event: events.TasksAdded) -> tuple[stored.Change, ...]:
+    return (stored.TasksAdded(event.at, tuple(_new_task(task) for task in event.tasks), event.added_by),)
+
+
+def _policy_decided(event: events.PolicyDecided) -> tuple[stored.Change, ...]:
+    return (stored.PolicyDecided(event.at, event.state_json),)
 
 
 def _task_cancelled(event: events.TaskCancelled) -> tuple[stored.Change, ...]:
@@ -164,6 +190,9 @@ _CHANGES = cast(
         events.TaskFailed: _task_failed,
         events.TaskInterrupted: _task_interrupted,
         events.TaskWaiting: _task_waiting,
+        events.TaskAnswered: _task_answered,
+        events.TasksAdded: _tasks_added,
+        events.PolicyDecided: _policy_decided,
         events.TaskCancelled: _task_cancelled,
         events.TaskReopened: _task_reopened,
     },
@@ -202,8 +231,9 @@ def _spec(task: Task) -> str:
         spec["aliases"] = task.aliases
     if task.metadata:
         spec["metadata"] = task.metadata
-    if task.at_most_once:
-        spec["at_most_once"] = True
+    for name in ("at_most_once", "for_each", "adds_tasks"):
+        if kept := getattr(task, name):
+            spec[name] = kept
     return to_json(spec) if spec else "{}"
 
 
@@ -220,11 +250,22 @@ def task_of(record: TaskRecord) -> Task:
     return Task(record.task_id, record.prompt, record.depends_on, record.backend, **spec)
 
 
+def _parts(mine: Sequence[Task], tasks: Sequence[TaskRecord]) -> dict[str, list[str]]:
+    """For each task with `for_each` that was unfolded, the ids of its parts."""
+    folded = {task.id for task in mine if task.for_each is not None}
+    parts: dict[str, list[str]] = {}
+    for record in tasks:
+        if record.added_by in folded:
+            parts.setdefault(record.added_by, []).append(record.task_id)
+    return parts
+
+
 def dag_of(run: RunRecord, tasks: tuple[TaskRecord, ...]) -> DAG:
     """The DAG as it was given when the run was created. Raises StoreError where that cannot be read any more."""
     try:
         inputs = cast("Mapping[str, JsonValue]", json.loads(run.settings).get("inputs", {}))
-        return DAG([task_of(record) for record in tasks], name=run.name, inputs=inputs)
+        mine = [task_of(record) for record in tasks]
+        return DAG(mine, name=run.name, inputs=inputs, gathered=_parts(mine, tasks))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
             f"what is stored of run {run.run_id!r} is damaged ({error}); restore a copy of the store"

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 from backends.errors import BackendError, ErrorKind
-from backends.protocol import Backend, Message, Opening, Output, Reply
+from backends.protocol import Answer, Backend, Message, Opening, Output, Reply
 from backends.text import clean_text
 from runner import events
 from runner.attempt import Outcome, attempt, classified
 from runner.clock import Clock
 from runner.feed import Feed
 from runner.log import logger
+from runner.questions import OpenQuestion
 from runner.sink import Sink
-from runner.state import Past, RunState
-from runner.task import Task
+from runner.state import GoingOn, Past, RunState
+from runner.task import JsonValue, Task
 
 _NOT_WRITTEN_DOWN = (
     "the store is away, so this at_most_once task is not begun: after a crash nobody could tell that it had been; "
     "resume with --retry-failed when the store answers"
 )
+
+
+OnQuestion: TypeAlias = Callable[[OpenQuestion], Awaitable[JsonValue]]
+"""Answers a question in the process that runs the run; None leaves it to others."""
+
+
+async def _nothing_to_recall(_task_id: str) -> Past:
+    return Past()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,11 @@ class Surroundings:
     feed: Feed
     clock: Clock
     rng: random.Random
+    on_question: OnQuestion | None = None
+    unasked: Sequence[str] = ()
+    """Tasks whose end the run's policy has not been asked about yet."""
+    recall: Callable[[str], Awaitable[Past]] = _nothing_to_recall
+    """The conversation of a completed task, read back from the store. Raises StoreError, PlaitError."""
 
 
 INTERRUPTED = (
@@ -49,25 +64,34 @@ INTERRUPTED = (
 class Turn:
     """Attempt `number` of the task at `position`, recorded as running. `session_id` is as far as it is known.
 
-    `goes_on`: it takes up the conversation of an attempt that was interrupted. `confirmed`: see SessionOpened.
+    `going_on`: it takes up a conversation that an earlier attempt began. `confirmed`: see SessionOpened. `prompt` is
+    the task's, or what is said instead.
     """
 
     position: int
     task: Task
     number: int
     session_id: str | None
-    goes_on: bool = False
+    going_on: GoingOn | None = None
     confirmed: bool = False
     prompt: str = ""
     called: bool = False
     waits: int = 0
     over: bool = False
 
+    @property
+    def takes_up(self) -> bool:
+        """Whether it takes up a turn that was interrupted."""
+        return self.going_on is not None and self.going_on.interrupted
+
     def messages(self, reply: Reply) -> tuple[Message, ...]:
         """What was said in the turn that `reply` ended."""
-        if not self.goes_on:
-            return reply.turn(self.prompt)
-        return (Message("user", self.prompt), *reply.turn(INTERRUPTED))
+        if self.takes_up:
+            return (Message("user", self.prompt), *reply.turn(INTERRUPTED))
+        if self.going_on is not None and self.going_on.wrong is not None:
+            # The attempt before it failed, so that its messages would not count as part of the conversation.
+            return (*self.going_on.said, *reply.turn(self.prompt))
+        return reply.turn(self.prompt)
 
 
 class Turns:
@@ -83,39 +107,78 @@ class Turns:
         """The turn that is to be recorded as running."""
         task = self._state.dag.tasks[position]
         number = self._state.attempts[position]
-        begun = self._state.interrupted.pop(position, None)
-        if begun is not None:
-            return Turn(position, task, number, begun, goes_on=True, confirmed=True)
-        past = self._state.past(task)
-        session_id = self._new_session_id(self._around.names[position]) if past is None else past.session_id
-        return Turn(position, task, number, session_id)
+        going_on = self._state.going_on.pop(position, None)
+        if going_on is not None:
+            if going_on.answer is not None:  # until it has taken it, each further attempt says the answer again
+                self._state.going_on[position] = replace(going_on, interrupted=False)
+            return Turn(position, task, number, going_on.session_id, going_on, confirmed=going_on.interrupted)
+        if task.continues is not None and self._state.is_completed(task.continues):
+            return Turn(
+                position, task, number, self._state.results[self._state.dag.position(task.continues)].session_id
+            )
+        return Turn(position, task, number, self._new_session_id(self._around.names[position]))
 
     async def have(self, turn: Turn) -> Outcome:
         """Render the prompt and call the backend. Raises nothing but cancellation."""
         if turn.task.at_most_once and self._around.sink.away:
             return Outcome(None, None, BackendError(ErrorKind.TRANSIENT, _NOT_WRITTEN_DOWN))
         try:
-            turn.prompt = clean_text(self._state.prompt(turn.task))
+            turn.prompt = clean_text(self._prompt(turn))
+            past = await self._past(turn.task)
         except Exception as error:
             return Outcome(None, None, classified(error))
-        past = self._state.past(turn.task) or Past()
-        opening = Opening(
-            session_id=turn.session_id,
-            resume=turn.goes_on or past.session_id is not None,
-            history=past.messages,
-            output_schema=turn.task.output_schema,
-            idempotency_key=f"{self._around.run_id}:{turn.task.id}",
-            metadata=turn.task.metadata,
-            on_output=partial(self._output, turn),
-            on_session=partial(self._session, turn),
-        )
+        opening = self._opening(turn, past)
         backend = self._around.backends[self._around.names[turn.position]]
+        answers = self._state.answers_for(turn.position) if turn.position in self._state.answers else ()
         turn.called = True
-        outcome = await attempt(backend, opening, INTERRUPTED if turn.goes_on else turn.prompt, turn.task.timeout)
+        said = INTERRUPTED if turn.takes_up else turn.prompt
+        outcome = await attempt(backend, opening, said, turn.task.timeout, answers)
         turn.over = True
         if outcome.reply is not None and outcome.reply.session_id is not None:
             self._session(turn, outcome.reply.session_id, last=True)
         return outcome
+
+    def _prompt(self, turn: Turn) -> str:
+        going_on = turn.going_on
+        if going_on is not None and going_on.answer is not None:
+            return going_on.answer.text
+        if going_on is not None and going_on.wrong is not None:
+            return going_on.wrong
+        return self._state.prompt(turn.task)
+
+    def _continues(self, task: Task) -> bool:
+        """Whether there is a conversation that the task goes on with."""
+        return task.continues is not None and self._state.is_completed(task.continues)
+
+    async def _past(self, task: Task) -> Past:
+        """What the task's conversation goes on from, read back where it was not kept."""
+        if task.continues is None or not self._continues(task):
+            return Past()
+        past = self._state.past(task)
+        if past is None:
+            past = await self._around.recall(task.continues)
+            self._state.conversations[self._state.dag.position(task.continues)] = past
+        return past
+
+    def _opening(self, turn: Turn, past: Past) -> Opening:
+        going_on, answer = turn.going_on, None
+        history = past.messages
+        if going_on is not None:
+            history += going_on.said
+            if going_on.answer is not None and not going_on.interrupted:
+                answer = Answer(going_on.answer.value)
+        return Opening(
+            session_id=turn.session_id,
+            resume=going_on is not None or (turn.session_id is not None and self._continues(turn.task)),
+            history=history,
+            output_schema=turn.task.output_schema,
+            idempotency_key=f"{self._around.run_id}:{turn.task.id}",
+            metadata=turn.task.metadata,
+            answer=answer,
+            goes_on=turn.takes_up,
+            on_output=partial(self._output, turn),
+            on_session=partial(self._session, turn),
+        )
 
     def _new_session_id(self, name: str) -> str | None:
         try:

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from persistence.records import TaskRecord
 from runner.dag import DAG
+from runner.questions import Way, answers_of
 from runner.status import TASK_DONE, TaskStatus
 from runner.task import FailureMode, Task
 
@@ -54,10 +55,24 @@ class Verdict:
     input_tokens: int = 0
 
 
-def judge(dag: DAG, records: Sequence[TaskRecord], *, retry_failed: bool = False) -> list[Verdict]:
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What is known of the questions that are open: the ways of those that have an answer by now, by task, and the
+    tasks that nobody answered in time.
+    """
+
+    answered: Mapping[str, Way] = field(default_factory=dict[str, Way])
+    late: Collection[str] = ()
+
+
+def judge(
+    dag: DAG, records: Sequence[TaskRecord], *, retry_failed: bool = False, heard: Heard | None = None
+) -> list[Verdict]:
     """A verdict for each task, by position, once the run has no living owner. Tasks that run are taken to succeed."""
+    heard = heard or Heard()
     verdicts = [
-        _alone(task, record, retry_failed=retry_failed) for task, record in zip(dag.tasks, records, strict=True)
+        _waiting(record, heard) if record.asked is not None else _alone(task, record, retry_failed=retry_failed)
+        for task, record in zip(dag.tasks, records, strict=True)
     ]
     passes = [False] * len(verdicts)
     for position in dag.order:
@@ -122,6 +137,21 @@ def _alone(task: Task, record: TaskRecord, *, retry_failed: bool) -> Verdict:
     return Verdict(task.id, Action.KEEP, status.value)
 
 
+def _waiting(record: TaskRecord, heard: Heard) -> Verdict:
+    """The verdict on a task that has asked something."""
+    if record.task_id in heard.late:
+        return Verdict(record.task_id, Action.FAIL, f"nobody answered by its deadline: {record.question}")
+    if record.task_id in heard.answered:
+        return _answered(record.task_id, heard.answered[record.task_id])
+    return Verdict(record.task_id, Action.ASK, record.question or "it waits for an answer")
+
+
+def _answered(task_id: str, way: Way) -> Verdict:
+    if way is Way.REPLY:
+        return Verdict(task_id, Action.CONTINUE, "its question is answered")
+    return Verdict(task_id, Action.START_OVER, "its question is answered, and its code runs again from its start")
+
+
 def _damaged(task: Task, *, retry_failed: bool) -> Verdict:
     reason = "what is stored of it does not fit its checksum"
     if task.at_most_once:
@@ -149,6 +179,9 @@ def _pending(task: Task, record: TaskRecord) -> Verdict:
         return Verdict(task.id, Action.START, "it never began")
     if record.error_kind is not None:
         return Verdict(task.id, Action.START_OVER, f"attempt {record.attempt} failed ({record.error_kind})")
+    answers = answers_of(record.answers)
+    if answers and answers[-1].attempt == record.attempt:
+        return _answered(task.id, answers[-1].way)
     interrupted = f"attempt {record.attempt} was interrupted"
     if record.session_confirmed:
         reason = f"{interrupted}; session {record.session_id} is known"

@@ -20,6 +20,7 @@ from persistence import (
 from runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from runner import events as ev
 from tests.support.fakes import Talker
+from tests.support.faulty_store import Fault, on_write
 from tests.support.held import GRACE, HeldClock, HeldStore
 
 CHAIN = DAG([Task("a", prompt="a"), Task("b", prompt="b", depends_on=["a"]), Task("c", prompt="c", depends_on=["b"])])
@@ -287,7 +288,8 @@ async def test_a_store_that_is_away_when_the_cancel_comes_catches_up() -> None:
         await scene.gate.reached.wait()
         assert await scene.other.cancel_run("r") is RunStatus.CANCELLING
         first = scene.held.writes
-        scene.held.fault = lambda n: "raise" if n <= first + 1 else None  # the write that says `cancelling`
+        # The write that says `cancelling` fails.
+        scene.held.faults = on_write(lambda n: Fault.BEFORE if n <= first + 1 else None)
         scene.clock.look()
         await scene.clock.in_grace.wait()
         scene.gate.open.set()

@@ -22,7 +22,8 @@ from persistence import (
 from runner import DAG, Action, ParallelRunner, RunNotFound, RunNotResumable, RunStatus, StoreRequired, Task
 from runner.owner import claim_for_this_process, forget
 from tests.support.crashed import Dying, die
-from tests.support.fakes import FaultyStore, QuickClock, Talker
+from tests.support.fakes import QuickClock, Talker
+from tests.support.faulty_store import Fault, FaultyStore, on_write
 from tests.support.stopped import DIAMOND, stopped_after
 from tests.test_cancel_run import CHAIN, Scene
 
@@ -52,7 +53,7 @@ async def test_a_run_that_nobody_runs_is_cancelled_at_once(store: Store, leave) 
     await leave(store)
     before = await store.get_run("r")
     assert before is not None
-    counting = FaultyStore(store, lambda _: None)
+    counting = FaultyStore(store)
     runner = ParallelRunner(Talker(), store=counting)
     assert await runner.cancel_run("r") is RunStatus.CANCELLED
     after = await store.get_run("r")
@@ -78,7 +79,8 @@ async def test_a_crash_between_cancelling_and_cancelled(finisher: str) -> None:
         async for event in run.events():
             if event.kind == "run_cancelling":
                 break
-        scene.held.fault = lambda _: "raise"  # nothing more gets into the store, as if the process were dead
+        # Nothing more gets into the store, as if the process were dead.
+        scene.held.faults = on_write(lambda _: Fault.BEFORE)
         scene.gate.open.set()
     record = await store.get_run("r")
     assert record is not None and record.owner is not None
@@ -174,7 +176,7 @@ async def test_a_run_that_is_taken_over_at_that_very_moment_is_cancelled_there()
                 await inner.write(Batch("r", record.epoch, record.last_seq + 1, (claim,)))
             await super().write(batch)
 
-    runner = ParallelRunner(Talker(), store=Contested(inner, lambda _: None))
+    runner = ParallelRunner(Talker(), store=Contested(inner))
     assert await runner.cancel_run("r") is RunStatus.CANCELLING
     assert [note.kind for note in await inner.list_notes("r")] == ["cancel"]
 
@@ -191,7 +193,7 @@ async def test_an_owner_that_leaves_while_we_wait_is_no_excuse() -> None:
 
     async with scene.runner.start(CHAIN, "r") as run:
         await scene.gate.reached.wait()
-        other = ParallelRunner(Talker(), store=Leaving(store, lambda _: None))
+        other = ParallelRunner(Talker(), store=Leaving(store))
         assert await other.cancel_run("r", wait=30.0) is RunStatus.CANCELLED
     assert await scene.stored() == ("cancelled", {"a": "completed", "b": "cancelled", "c": "cancelled"})
 
@@ -203,6 +205,6 @@ async def test_what_cannot_be_cancelled(store: Store) -> None:
         await ParallelRunner(Talker()).cancel_run("r")
     await interrupted(store)
     with pytest.raises(StoreError, match="planted"):
-        await ParallelRunner(Talker(), store=FaultyStore(store, lambda _: "raise")).cancel_run("r")
+        await ParallelRunner(Talker(), store=FaultyStore(store, on_write(lambda _: Fault.BEFORE))).cancel_run("r")
     with pytest.raises(ValueError, match="cancel_grace must be 0 seconds or more, not -1"):
         ParallelRunner(Talker(), cancel_grace=-1)

@@ -12,7 +12,8 @@ import pytest
 from persistence import Batch, MemoryStore, RunReleased, SQLiteStore, StoreError
 from runner import DAG, OwnershipLost, ParallelRunner, RunExists, RunStatus, Task
 from runner.events import RunCompleted, StoreDegraded, StoreRecovered, TaskStarted
-from tests.support.fakes import Fault, FaultyStore, Talker
+from tests.support.fakes import Talker
+from tests.support.faulty_store import Fault, FaultyStore, on_write
 
 WIDE = DAG(
     [
@@ -38,10 +39,10 @@ async def everything_is_stored(store: MemoryStore, run_id: str) -> None:
     assert seqs == sorted(set(seqs))
 
 
-@pytest.mark.parametrize("fault", ["raise", "after", "bug"])
+@pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER, Fault.ODD])
 @pytest.mark.parametrize("nth", range(1, 9))
 async def test_one_failed_write_is_caught_up(fault: Fault, nth: int) -> None:
-    store = FaultyStore(MemoryStore(), lambda n: fault if n == nth else None)
+    store = FaultyStore(MemoryStore(), on_write(lambda n: fault if n == nth else None))
     result = await run(store).run(WIDE)
     assert result.status is RunStatus.COMPLETED
     await everything_is_stored(store.inner, result.run_id)
@@ -58,21 +59,21 @@ async def test_a_long_outage_is_caught_up_when_the_store_answers(caplog: pytest.
             released.set()
         return "done"
 
-    store = FaultyStore(MemoryStore(), lambda n: "raise" if n > 1 and not released.is_set() else None)
+    store = FaultyStore(MemoryStore(), on_write(lambda n: Fault.BEFORE if n > 1 and not released.is_set() else None))
     with caplog.at_level(logging.WARNING, logger="plait"):
         result = await ParallelRunner(body, store=store, concurrency=4).run(WIDE)
     assert result.status is RunStatus.COMPLETED
     await everything_is_stored(store.inner, result.run_id)
     (degraded,) = result.degraded
     assert degraded.until is not None and degraded.since <= degraded.until
-    assert degraded.error == "planted fault"
+    assert degraded.error == "planted: fails before any effect"
     text = caplog.text
     assert "store_degraded" in text and "store_recovered" in text and result.run_id in text
     assert "{{ a }}" not in text and "done" not in text.replace("store_", "")
 
 
 async def test_a_store_that_fails_on_every_call_costs_the_record_and_nothing_else() -> None:
-    store = FaultyStore(MemoryStore(), lambda _: "raise")
+    store = FaultyStore(MemoryStore(), on_write(lambda _: Fault.BEFORE))
     result = await run(store).run(WIDE)
     assert result.status is RunStatus.COMPLETED
     assert len(result.text) == 22
@@ -83,7 +84,7 @@ async def test_a_store_that_fails_on_every_call_costs_the_record_and_nothing_els
 
 
 async def test_a_hanging_store_is_cut_off_by_its_time_out_and_then_waited_for_no_more() -> None:
-    store = FaultyStore(MemoryStore(), lambda _: "hang")
+    store = FaultyStore(MemoryStore(), on_write(lambda _: Fault.HANG))
     with anyio.fail_after(5):
         result = await run(store, store_timeout=0.05).run(WIDE)
     assert result.status is RunStatus.COMPLETED
@@ -92,8 +93,8 @@ async def test_a_hanging_store_is_cut_off_by_its_time_out_and_then_waited_for_no
 
 async def test_strict_makes_store_failures_fatal() -> None:
     backend = Talker()
-    store = FaultyStore(MemoryStore(), lambda n: "raise" if n == 3 else None)
-    with pytest.raises(StoreError, match="planted fault"):
+    store = FaultyStore(MemoryStore(), on_write(lambda n: Fault.BEFORE if n == 3 else None))
+    with pytest.raises(StoreError, match="planted: fails before"):
         await ParallelRunner(backend, store=store, concurrency=4, strict=True).run(WIDE, run_id="r")
     assert len(backend.prompts) < 22
     result = await ParallelRunner(backend, store=store.inner).resume("r")
@@ -102,8 +103,8 @@ async def test_strict_makes_store_failures_fatal() -> None:
 
 async def test_strict_at_the_very_first_write_starts_nothing() -> None:
     backend = Talker()
-    store = FaultyStore(MemoryStore(), lambda _: "raise")
-    with pytest.raises(StoreError, match="planted fault"):
+    store = FaultyStore(MemoryStore(), on_write(lambda _: Fault.BEFORE))
+    with pytest.raises(StoreError, match="planted: fails before"):
         await ParallelRunner(backend, store=store, strict=True).run(WIDE)
     assert backend.prompts == []
 
@@ -118,7 +119,7 @@ async def test_nothing_is_told_before_it_is_stored() -> None:
 
 
 async def test_degradation_is_an_event_and_never_the_last_one() -> None:
-    store = FaultyStore(MemoryStore(), lambda n: "raise" if n == 2 else None)
+    store = FaultyStore(MemoryStore(), on_write(lambda n: Fault.BEFORE if n == 2 else None))
     async with run(store).start(WIDE) as live:
         seen = [event async for event in live.events()]
     kinds = [type(event) for event in seen]
@@ -155,7 +156,7 @@ class Recording(FaultyStore):
     """Keeps every batch; holds back each write until told, so that a batch can be seen to gather."""
 
     def __init__(self) -> None:
-        super().__init__(MemoryStore(), lambda _: None)
+        super().__init__(MemoryStore())
         self.batches: list[Batch] = []
 
     async def write(self, batch: Batch) -> None:
@@ -229,7 +230,7 @@ class HangingUntil(FaultyStore):
     """Fails at the second write, then hangs at the third one until `released`."""
 
     def __init__(self) -> None:
-        super().__init__(MemoryStore(), lambda n: "raise" if n == 2 else None)
+        super().__init__(MemoryStore(), on_write(lambda n: Fault.BEFORE if n == 2 else None))
         self.hanging = anyio.Event()
         self.released = anyio.Event()
 
@@ -259,13 +260,15 @@ async def test_nobody_waits_for_a_store_that_hangs_while_it_is_tried_again() -> 
 
 async def test_a_passing_failure_of_the_very_last_write_is_made_good() -> None:
     class FailsAtTheEnd(FaultyStore):
+        failed = False
+
         async def write(self, batch: Batch) -> None:
-            if any(isinstance(change, RunReleased) for change in batch.changes) and self.writes < 1_000:
-                self.writes = 1_000
+            if any(isinstance(change, RunReleased) for change in batch.changes) and not self.failed:
+                self.failed = True
                 raise StoreError("a passing failure")
             await super().write(batch)
 
-    store = FailsAtTheEnd(MemoryStore(), lambda _: None)
+    store = FailsAtTheEnd(MemoryStore())
     result = await run(store).run(WIDE)
     assert [(one.lost, one.until is not None) for one in result.degraded] == [(0, True)]
     await everything_is_stored(store.inner, result.run_id)  # type: ignore[arg-type]
@@ -276,7 +279,7 @@ async def test_a_store_that_hangs_on_reading_is_an_error_at_resume() -> None:
         async def get_run(self, run_id: str):
             await anyio.sleep_forever()
 
-    store = Hanging(MemoryStore(), lambda _: None)
+    store = Hanging(MemoryStore())
     with anyio.fail_after(5), pytest.raises(StoreError, match=r"did not answer within 0\.05 s"):
         await ParallelRunner(Talker(), store=store, store_timeout=0.05).resume("r")
 

@@ -115,14 +115,15 @@ def test_foreign_and_newer_files_are_bad(store: Path) -> None:
     assert "belongs to another program" in checks(examined(store, 3), "file")[0][1]
 
 
-def test_an_older_file_is_looked_at_without_bringing_it_up_to_date(tmp_path: Path) -> None:
-    older = Path(__file__).parent / "fixtures" / "schema_1.db"
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_older_file_is_looked_at_without_bringing_it_up_to_date(tmp_path: Path, version: int) -> None:
+    older = Path(__file__).parent / "fixtures" / f"schema_{version}.db"
     path = tmp_path / "kept" / "old.db"
     path.parent.mkdir(mode=0o700)
     path.write_bytes(older.read_bytes())
     path.chmod(0o600)
     value = examined(path, 0)
-    assert checks(value, "schema")[0][1].startswith("version 1; the next run or resume brings it to ")
+    assert checks(value, "schema")[0][1].startswith(f"version {version}; the next run or resume brings it to ")
     assert path.read_bytes() == older.read_bytes()
 
 

@@ -16,7 +16,8 @@ from runner import (
     Task,
     TurnNotStored,
 )
-from tests.support.fakes import FaultyStore, Talker
+from tests.support.fakes import Talker
+from tests.support.faulty_store import Fault, FaultyStore, on_write
 from tests.support.stopped import DIAMOND, stopped_after
 
 
@@ -100,7 +101,7 @@ async def test_answers_to_what_cannot_be_continued(store: Store) -> None:
     with pytest.raises(BackendError, match="no key"):
         await failing.continue_task("t", "a", "hello")
     assert len(await store.list_messages("t", "a")) == 2
-    faulty = FaultyStore(store, lambda n: "raise" if n > 1 else None)
+    faulty = FaultyStore(store, on_write(lambda n: Fault.BEFORE if n > 1 else None))
     with pytest.raises(TurnNotStored) as caught:
         await ParallelRunner(Talker(), store=faulty).continue_task("t", "a", "hello")
     assert caught.value.text == "re: hello"
@@ -126,7 +127,7 @@ async def test_a_turn_that_cannot_be_stored_is_said_and_not_lost() -> None:
             await super().write(batch)
 
     with pytest.raises(TurnNotStored) as failed:
-        await ParallelRunner(Talker(), store=Picky(store, lambda _: None)).continue_task("r", "a", "hello")
+        await ParallelRunner(Talker(), store=Picky(store)).continue_task("r", "a", "hello")
     assert failed.value.text == "re: hello"
 
 
@@ -140,7 +141,7 @@ async def test_half_characters_of_a_person_are_stored_as_whole_ones(sqlite_store
 async def test_a_paid_turn_survives_one_passing_failure() -> None:
     store = MemoryStore()
     await ParallelRunner(Talker(), store=store).run(DAG([Task("a", prompt="one")]), "r")
-    faulty = FaultyStore(store, lambda n: "raise" if n == 2 else None)  # the claim is the first write
+    faulty = FaultyStore(store, on_write(lambda n: Fault.BEFORE if n == 2 else None))  # the claim is the first write
     await ParallelRunner(Talker(), store=faulty).continue_task("r", "a", "hello")
     record = await store.get_run("r")
     assert record is not None

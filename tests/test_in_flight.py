@@ -13,7 +13,8 @@ from persistence import Batch, MemoryStore, SQLiteStore, Store
 from runner import DAG, Action, FailureMode, ParallelRunner, PlaitError, Retry, RunStatus, Task, TaskStatus
 from runner.turn import INTERRUPTED
 from tests.support.crashed import Dying, die
-from tests.support.fakes import FaultyStore, QuickClock, Talker
+from tests.support.fakes import QuickClock, Talker
+from tests.support.faulty_store import Fault, FaultyStore, on_write
 
 WORK = DAG([Task("a", prompt="first"), Task("b", prompt="then {{ a }}", depends_on=["a"])])
 
@@ -155,7 +156,7 @@ async def test_at_most_once_is_neither_retried_nor_forgotten_at_a_stop(store: St
 
 async def test_at_most_once_is_not_begun_while_its_start_cannot_be_written_down() -> None:
     backend = Talker()
-    store = FaultyStore(MemoryStore(), lambda n: "raise" if n > 1 else None)
+    store = FaultyStore(MemoryStore(), on_write(lambda n: Fault.BEFORE if n > 1 else None))
     result = await ParallelRunner(backend, store=store, clock=QuickClock()).run(ONCE)
     assert (result["pay"].status, backend.prompts) == (TaskStatus.FAILED, ["other"])
     assert "the store is away" in (result["pay"].error or "")
@@ -222,7 +223,7 @@ async def test_a_crasher_that_is_to_be_skipped_is_skipped(store: Store) -> None:
 
 
 async def test_a_passing_failure_of_the_store_only_delays_at_most_once() -> None:
-    store = FaultyStore(MemoryStore(), lambda n: "raise" if n == 2 else None)
+    store = FaultyStore(MemoryStore(), on_write(lambda n: Fault.BEFORE if n == 2 else None))
     dag = DAG([Task("a", prompt="one"), Task("pay", prompt="pay", depends_on=["a"], at_most_once=True)])
     backend = Talker()
     result = await ParallelRunner(backend, store=store).run(dag, "r")
@@ -238,7 +239,7 @@ async def test_a_task_that_was_never_called_is_not_asked_about() -> None:
             if self.writes == 2:
                 run.stop()  # its start is stored, and it is not called yet
 
-    runner = ParallelRunner(backend, store=Stopping(inner, lambda _: None))
+    runner = ParallelRunner(backend, store=Stopping(inner))
     async with runner.start(DAG([Task("pay", prompt="pay", at_most_once=True)]), "r") as run:
         pass
     assert (backend.prompts, (await inner.list_tasks("r"))[0].status) == ([], "pending")

@@ -29,7 +29,8 @@ from runner import (
 from runner.owner import Liveness, claim_for_this_process, forget, liveness
 from runner.turn import INTERRUPTED
 from tests.support.crashed import Dying, die
-from tests.support.fakes import FaultyStore, QuickClock, Talker
+from tests.support.fakes import QuickClock, Talker
+from tests.support.faulty_store import Fault, FaultyStore, on_write
 
 REFUSED = BackendError(ErrorKind.REFUSED, "no")
 AT = "2026-01-01T00:00:00.000Z"
@@ -69,7 +70,7 @@ async def test_a_reopened_task_begins_a_new_conversation(tmp_path: Path) -> None
         await ParallelRunner(Talker(own_ids=True), store=store).run(DAG([Task("a", prompt="one")]), "r")
     tamper(path, "UPDATE tasks SET text = 'tampered'")
     async with SQLiteStore(path, mode="existing") as store:
-        only_the_claim = FaultyStore(store, lambda n: None if n == 1 else "raise")
+        only_the_claim = FaultyStore(store, on_write(lambda n: None if n == 1 else Fault.BEFORE))
         runner = ParallelRunner(Talker(own_ids=True), store=only_the_claim, clock=QuickClock())
         await runner.resume("r", retry_failed=True)
         preview = await ParallelRunner(Talker(), store=store).preview_resume("r")
@@ -168,7 +169,7 @@ async def test_a_run_deleted_meanwhile_is_not_found(tmp_path: Path) -> None:
                 return await super().list_tasks(run_id)
 
         with pytest.raises(RunNotFound, match="was deleted from the store just now"):
-            await ParallelRunner(Talker(), store=Purging(store, lambda _: None)).resume("r")
+            await ParallelRunner(Talker(), store=Purging(store)).resume("r")
 
 
 @pytest.mark.parametrize("spec", ['{"at_most_once": tr', "[]", '{"retry": {"attempts": 0}}', '{"unknown": 1}'])

@@ -177,7 +177,7 @@ CASES = {
         "inputs: {docs: [1]}\n" + tasks('{id: a, prompt: "", for_each: dcos}'),
         3,
         "tasks[0].for_each",
-        "unknown input 'dcos'; did you mean 'docs'?",
+        "unknown input or task 'dcos'; did you mean 'docs'?",
     ),
     "for_each not upstream": (
         "inputs: {l: [1, 2]}\n" + tasks('{id: a, prompt: "", for_each: l}', '{id: b, prompt: "{{ a }}"}'),

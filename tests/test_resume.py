@@ -26,7 +26,8 @@ from runner import (
     Task,
     TaskStatus,
 )
-from tests.support.fakes import FaultyStore, Talker
+from tests.support.fakes import Talker
+from tests.support.faulty_store import FaultyStore
 from tests.support.stopped import DIAMOND, stopped_after
 
 
@@ -203,7 +204,7 @@ async def test_a_change_that_cannot_be_stored_costs_itself_and_nothing_else() ->
 
     inner = MemoryStore()
     dag = DAG([Task("a", prompt="a"), Task("b", prompt="poison", depends_on=["a"]), Task("c", depends_on=["b"])])
-    result = await ParallelRunner(Talker(), store=Picky(inner, lambda _: None)).run(dag)
+    result = await ParallelRunner(Talker(), store=Picky(inner)).run(dag)
     assert [(one.lost, one.until is not None) for one in result.degraded] == [(1, True)]
     record = await inner.get_run(result.run_id)
     assert record is not None

@@ -22,7 +22,8 @@ from runner import (
     TaskStatus,
 )
 from tests.support.crashed import Dying, die
-from tests.support.fakes import FaultyStore, Talker
+from tests.support.fakes import Talker
+from tests.support.faulty_store import Fault, FaultyStore, none, on_write
 from tests.support.stopped import DIAMOND, stopped_after
 from tests.test_takeover import claimed_by
 
@@ -271,18 +272,18 @@ async def test_a_history_goes_on_after_the_end_of_a_run_that_was_reopened(store:
 
 
 async def test_one_run_that_ends_badly_leaves_the_others_alone() -> None:
-    store = FaultyStore(MemoryStore(), lambda _: None)
+    store = FaultyStore(MemoryStore())
     backend = Held()
     async with RunService(ParallelRunner(backend, store=store, strict=True), poll=0.01) as runs:
         first, second = [await runs.create_run(PAIR) for _ in range(2)]
         await runs.start_run(first)
         await backend.called.wait()
-        store.fault = lambda _: "raise"
+        store.faults = on_write(lambda _: Fault.BEFORE)
         backend.go.set()
         with anyio.fail_after(10):
             while await is_driven(store, first):
                 await anyio.lowlevel.checkpoint()
-        store.fault = lambda _: None
+        store.faults = none
         await runs.start_run(second)
         assert (await kinds(runs, second))[-1] == ENDED
         await runs.resume_run(first)

@@ -26,7 +26,8 @@ RUNS = {1: ["run-killed", "run-whole"], 2: ["run-killed", "run-asked", "run-agai
 
 @pytest.fixture(params=EARLIER)
 def made_by(request: pytest.FixtureRequest) -> int:
-    return request.param
+    made_by: int = request.param
+    return made_by
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def old(path: Path, made_by: int) -> Path:
 
 def version(path: Path) -> int:
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
-        (number,) = connection.execute("PRAGMA user_version").fetchone()
+        number: int = connection.execute("PRAGMA user_version").fetchone()[0]
     return number
 
 

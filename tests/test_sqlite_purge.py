@@ -10,7 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from persistence import Conflict, NewTask, Note, RunReleased, RunStatusChanged, SQLiteStore, StoreError, TaskReopened
+from persistence import (
+    Conflict,
+    NewTask,
+    Note,
+    PolicyDecided,
+    RunReleased,
+    RunStatusChanged,
+    SQLiteStore,
+    StoreError,
+    TaskAnswered,
+    TaskReopened,
+    TaskWaiting,
+)
 from persistence.contract.samples import (
     ANSWER,
     ASK,
@@ -18,6 +30,7 @@ from persistence.contract.samples import (
     CREATED,
     DONE_A,
     OPENING,
+    RUN,
     START_A,
     Writer,
     at,
@@ -158,6 +171,20 @@ async def test_purging_a_large_run_does_not_take_for_ever(path: Path) -> None:
         await writer.write(*ENDS)
         await store.purge(["run-1"])
         assert await store.list_runs() == ()
+
+
+async def test_run_sizes_count_questions_answers_and_decisions(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        writer = Writer(store)
+        await writer.write(*OPENING, START_A)
+        before = (await store.run_sizes())[RUN]
+        await writer.write(TaskWaiting(at(4), "a", 1, "\u00e9?", asked='{"x":1}'))
+        asked = len("\u00e9?".encode()) + len('{"x":1}')
+        assert (await store.run_sizes())[RUN] == before + asked
+        await writer.write(TaskAnswered(at(5), "a", '["yes"]'), PolicyDecided(at(5), "123"), PolicyDecided(at(5), "12"))
+        assert (await store.run_sizes())[RUN] == before + len(
+            '["yes"]'
+        ) + 3 + 2 + 2  # each decision, and the last state
 
 
 async def test_run_sizes_are_bytes_of_text(path: Path) -> None:

@@ -17,7 +17,8 @@ from runner import (
     RunStatus,
 )
 from runner.owner import claim_for_this_process, forget
-from tests.support.fakes import FaultyStore, QuickClock, Talker
+from tests.support.fakes import QuickClock, Talker
+from tests.support.faulty_store import Fault, FaultyStore, on_write
 from tests.support.stopped import DIAMOND, stopped_after
 
 
@@ -25,7 +26,7 @@ async def test_a_store_that_cannot_be_claimed_is_an_error_not_a_run(store: Store
     await stopped_after(store, DIAMOND, 1)
     backend = Talker()
     with pytest.raises(StoreError, match="planted"):
-        await ParallelRunner(backend, store=FaultyStore(store, lambda _: "raise")).resume("r")
+        await ParallelRunner(backend, store=FaultyStore(store, on_write(lambda _: Fault.BEFORE))).resume("r")
     assert backend.prompts == []
     assert (await ParallelRunner(backend, store=store).resume("r")).status is RunStatus.COMPLETED
 
@@ -143,7 +144,7 @@ async def test_a_resume_cancelled_while_it_claims_leaves_the_run_to_others(nativ
                 claiming.set()
                 await go_on.wait()
 
-    runner = ParallelRunner(Talker(), store=Slow(inner, lambda _: None))
+    runner = ParallelRunner(Talker(), store=Slow(inner))
     async with anyio.create_task_group() as group:
         if native:
             tasks: list[asyncio.Task] = []
@@ -168,6 +169,6 @@ async def test_a_resume_cancelled_while_it_claims_leaves_the_run_to_others(nativ
 async def test_a_taken_id_is_refused_also_when_the_store_fails_at_first() -> None:
     inner = MemoryStore()
     await ParallelRunner(Talker(), store=inner).run(DIAMOND, "taken")
-    store = FaultyStore(inner, lambda n: "raise" if n == 1 else None)
+    store = FaultyStore(inner, on_write(lambda n: Fault.BEFORE if n == 1 else None))
     with pytest.raises(RunExists):
         await ParallelRunner(Talker(), store=store).run(DIAMOND, "taken")

@@ -164,6 +164,7 @@ def test_what_is_published(client: httpx.Client) -> None:
         "/api/runs/{run_id}",
         "/api/runs/{run_id}/resume",
         "/api/runs/{run_id}/cancel",
+        "/api/runs/{run_id}/tasks/{task_id}/answer",
         "/api/runs/{run_id}/events",
     }
     assert [scheme["scheme"] for scheme in published["components"]["securitySchemes"].values()] == ["bearer"]

@@ -19,7 +19,8 @@ from runner.web.app import make_app
 from runner.web.posted import posted_dag
 from runner.web.routes import Served
 from runner.web.stream import EventStream
-from tests.support.fakes import FaultyStore, Talker
+from tests.support.fakes import Talker
+from tests.support.faulty_store import Fault, FaultyStore, on_write
 
 TASKS = [{"id": "a", "prompt": "hello {{ who }}"}]
 
@@ -102,7 +103,7 @@ async def test_a_request_that_makes_no_sense(body: bytes) -> None:
 
 
 async def test_a_store_that_fails_is_said() -> None:
-    async with application(FaultyStore(MemoryStore(), lambda _: "raise")) as client:
+    async with application(FaultyStore(MemoryStore(), on_write(lambda _: Fault.BEFORE))) as client:
         answer = await client.post("/api/runs", json={"plan": {"tasks": [{"id": "a", "prompt": "a"}]}})
         assert (answer.status_code, answer.json()["error"]["kind"]) == (503, "store_failed")
         assert (await client.get("/api/runs")).json() == {"runs": []}

@@ -69,13 +69,14 @@ class Rows:
 
     def add_tasks(self, tasks: Sequence[NewTask], added_by: str | None = None) -> None:
         """New tasks, behind those that the run has. What they depend on was checked."""
-        if self._tasks is None:
-            (self._tasks,) = self._connection.execute(sql.COUNT_ALL_TASKS, (self.run_id,)).fetchone()
-        for position, task in enumerate(tasks, self._tasks):
+        first: int | None = self._tasks
+        if first is None:
+            first = int(self._connection.execute(sql.COUNT_ALL_TASKS, (self.run_id,)).fetchone()[0])
+        for position, task in enumerate(tasks, first):
             edges = json.dumps(task.depends_on, ensure_ascii=False) if task.depends_on else "[]"
             row = (self.run_id, task.task_id, position, task.backend, added_by, edges, task.prompt, task.spec)
             self._waiting[sql.ADD_TASKS].append(row)
-        self._tasks += len(tasks)
+        self._tasks = first + len(tasks)
 
     def known(self, task_ids: Sequence[str]) -> set[str]:
         """Those of the tasks that the run has, those of the batch so far included."""

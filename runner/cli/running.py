@@ -34,10 +34,10 @@ from runner.cli.progress import Progress
 from runner.cli.text import visible, without_controls
 from runner.dag import DAG
 from runner.inbox import is_to_be_cancelled
-from runner.ownership import has_ended
 from runner.result import RunResult
 from runner.run import Run
 from runner.status import RunStatus, TaskStatus
+from runner.stored import has_ended
 from runner.translate import dag_of
 from runner.verdict import RUNS, Action, judge
 

@@ -15,7 +15,7 @@ import anyio.lowlevel
 from persistence import Batch, Fenced, rules
 from persistence.boundaries import BOUNDARIES
 from persistence.sqlite import reading, store
-from runner import events, ownership, parallel, verdict
+from runner import events, parallel, takeover, verdict
 from runner.checkpoint import Checkpointer, Position
 from runner.crash.trial import Kind
 from runner.state import RunState
@@ -89,10 +89,10 @@ async def _number_anew(try_write: Original, self: Any, head: Sequence[Any]) -> A
     return error
 
 
-def _use_the_number_again(settled: Original, state: RunState, record: Any, *judged: Any) -> Any:
-    event = settled(state, record, *judged)
+def _use_the_number_again(settled: Original, run: Any, position: int, *judged: Any) -> Any:
+    event = settled(run, position, *judged)
     if isinstance(event, events.TaskInterrupted):
-        state.attempts[record.position] -= 1
+        run.state.attempts[position] -= 1
     return event
 
 
@@ -136,7 +136,7 @@ PLANTED = (
     Planted("called before its start is stored", Checkpointer, "commit", _start_unwritten, _COMMIT),
     Planted("a batch committed in pieces", Checkpointer, "_try_write", _write_in_pieces),
     Planted("a lost answer taken for no commit", Checkpointer, "_try_write", _number_anew, _LOSE, kind=Kind.UNSURE),
-    Planted("an attempt's number used twice", ownership, "_settled", _use_the_number_again),
+    Planted("an attempt's number used twice", takeover, "_settled", _use_the_number_again),
     Planted("completed tasks queued again", RunState, "_load", _queue_completed),
     Planted("crashes not counted", verdict, "_under_way", _forget_crashes, kind=Kind.CRASHER),
     Planted("no epoch check", rules, "first_unapplied", _ignore_the_epoch, _STOP, kind=Kind.RIVAL),

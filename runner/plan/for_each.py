@@ -1,8 +1,10 @@
-"""`for_each`: one task in the file becomes one for each element of a list.
+"""`for_each` over an input: one task in the file becomes one for each element of a list.
 
 `summary` over five documents becomes `summary.1` to `summary.5`, its family. A task with the same `for_each` that
 depends on `summary` pairs up with it, element by element; every other task depends on the whole family. In prompts the
 name `summary` goes on to work: it is the one partner's result, or the list of all results in order.
+
+A `for_each` that names a task is left to the run: it goes over what that task will have returned.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ class Member:
     aliases: Mapping[str, str | Sequence[str]]
     item: JsonValue
     first: bool
+    for_each: str | None = None
 
 
 class Families:
@@ -39,7 +42,7 @@ class Families:
         self._parts = {part.id: part for part in parts}
         self._items = items
         self._ids = {part.id: self._member_ids(part) for part in parts}
-        self._above = _families_above(self._parts)
+        self._above = _families_above(self._parts, items)
 
     def size(self) -> tuple[int, int]:
         """How many tasks and dependencies there will be."""
@@ -53,7 +56,7 @@ class Families:
 
     def members(self, part: TaskPart) -> Iterator[Member]:
         """The tasks that `part` becomes: one, or one for each element."""
-        elements: Sequence[JsonValue] = [None] if part.for_each is None else self._items[part.for_each]
+        elements: Sequence[JsonValue] = [None] if self._is_single(part) else self._items[part.for_each or ""]
         for place, element in enumerate(elements):
             yield Member(
                 id=self._ids[part.id][place],
@@ -62,18 +65,22 @@ class Families:
                 aliases={name: self._alias(part, name, place) for name in sorted(self._above[part.id])},
                 item=element,
                 first=place == 0,
+                for_each=part.for_each if self._is_single(part) else None,
             )
 
     def splits(self, part: TaskPart) -> bool:
         """Whether `continues` names a family of which there is no one partner."""
-        if part.continues is None or self._parts[part.continues].for_each is None:
+        if part.continues is None or self._is_single(self._parts[part.continues]):
             return False
         return not self._pairs(part, part.continues)
 
+    def _is_single(self, part: TaskPart) -> bool:
+        return part.for_each not in self._items
+
     def _member_ids(self, part: TaskPart) -> tuple[str, ...]:
-        if part.for_each is None:
+        if self._is_single(part):
             return (part.id,)
-        return tuple(f"{part.id}.{number}" for number in range(1, len(self._items[part.for_each]) + 1))
+        return tuple(f"{part.id}.{number}" for number in range(1, len(self._items[part.for_each or ""]) + 1))
 
     def _pairs(self, part: TaskPart, name: str) -> bool:
         return part.for_each is not None and self._parts[name].for_each == part.for_each
@@ -85,7 +92,7 @@ class Families:
         return self._ids[name][place] if self._pairs(part, name) else self._ids[name]
 
 
-def _families_above(parts: Mapping[str, TaskPart]) -> dict[str, set[str]]:
+def _families_above(parts: Mapping[str, TaskPart], items: Mapping[str, object]) -> dict[str, set[str]]:
     """For each task of the file, the families upstream of it. Tasks in a cycle get what is known without it."""
     above: dict[str, set[str]] = {name: set() for name in parts}
     needs = {name: [*part.depends_on, *([part.continues] if part.continues else [])] for name, part in parts.items()}
@@ -96,7 +103,7 @@ def _families_above(parts: Mapping[str, TaskPart]) -> dict[str, set[str]]:
             dependents[earlier].append(name)
     ready = [name for name, count in waiting.items() if not count]
     for earlier in ready:
-        own = {earlier} if parts[earlier].for_each is not None else set[str]()
+        own = {earlier} if parts[earlier].for_each in items else set[str]()
         for name in dependents[earlier]:
             above[name] |= above[earlier] | own
             waiting[name] -= 1

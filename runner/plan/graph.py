@@ -52,7 +52,7 @@ class Graph:
                 message = f"{part.continues!r} has one conversation for each element; use the same for_each here"
                 self._complain(("tasks", index, "continues"), message)
             for member in families.members(part):
-                tasks.append(_task(part, member, self._defaults))
+                tasks.append(make_task(part, member, self._defaults))
                 self._origins.append((index, member.first))
         return tasks
 
@@ -110,10 +110,16 @@ class Graph:
         name, path = part.for_each, ("tasks", index, "for_each")
         if name is None:
             return
+        tasks = {other.id: other for other in self._parts}
+        if name in tasks and name not in self.inputs:
+            if tasks[name].for_each in self.inputs:
+                message = f"for_each goes over the result of one task, but {name!r} is one for each element"
+                self._complain(path, f"{message}; name the same input here")
+            return
         value = self.inputs.get(name)
         self._items.setdefault(name, [""])
         if name not in self.inputs:
-            self._complain(path, f"unknown input {name!r}{nearest(name, self.inputs)}")
+            self._complain(path, f"unknown input or task {name!r}{nearest(name, [*self.inputs, *tasks])}")
         elif isinstance(value, list) and value and None not in value:
             self._items[name] = value
         elif isinstance(value, list):
@@ -155,7 +161,7 @@ class Graph:
     def _with_family_name(self, problem: Problem) -> str:
         """The graph knows members only; whoever forgot to depend on a family named the family."""
         used = _USED.search(problem.message)
-        families = {part.id for part in self._parts if part.for_each is not None}
+        families = {part.id for part in self._parts if part.for_each in self._items}
         if used and used[1] in families and "neither a task nor" in problem.message:
             return f"the prompt uses {{{{ {used[1]} }}}}, but {used[1]!r} is not upstream; add it to depends_on"
         return problem.message
@@ -168,7 +174,8 @@ def _line_in(prompt: str, message: str) -> int | None:
     return prompt.count("\n", 0, found.start()) + 1 if found else None
 
 
-def _task(part: TaskPart, member: Member, defaults: DefaultsPart) -> Task:
+def make_task(part: TaskPart, member: Member, defaults: DefaultsPart) -> Task:
+    """The task of the run that `part` of the plan file becomes in the place of `member`."""
     timeout = defaults.timeout if part.timeout is None else part.timeout
     return Task(
         id=member.id,
@@ -185,6 +192,8 @@ def _task(part: TaskPart, member: Member, defaults: DefaultsPart) -> Task:
         aliases=member.aliases,
         metadata=part.metadata,
         at_most_once=part.at_most_once,
+        for_each=member.for_each,
+        adds_tasks=part.output == "tasks",
     )
 
 

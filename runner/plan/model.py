@@ -113,7 +113,10 @@ class TaskPart(_Part):
     weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Expected relative duration; long paths start first."""
     for_each: str | None = None
-    """Name of an input that is a list: one task for each element, which is {{ item }} in the prompt."""
+    """Name of an input that is a list, or of a task that returns one: one task for each element, which is {{ item }} in
+    the prompt."""
+    output: Literal["tasks"] | None = None
+    """tasks: the answer is a list of tasks in this very shape, which are added to the run."""
     at_most_once: bool = False
     """Never run twice: not retried, and after a crash a person says what follows (plait answer)."""
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])

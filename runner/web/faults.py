@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from persistence.errors import StoreError
 from runner.errors import (
+    AnswerConflict,
     BackendMissing,
     KeyConflict,
     PlaitError,
@@ -29,8 +30,9 @@ _ANSWERS: dict[type[Exception], tuple[int, str]] = {
     RunNotResumable: (409, "run_not_resumable"),
     KeyConflict: (409, "key_conflict"),
     PlanError: (422, "plan_invalid"),
+    AnswerConflict: (409, "answer_conflict"),
     BackendMissing: (422, "backend_missing"),
-    PlaitError: (409, "refused"),
+    PlaitError: (422, "refused"),
     StoreError: (503, "store_failed"),
 }
 _HTTP_KINDS = {404: "not_found", 405: "method_not_allowed"}

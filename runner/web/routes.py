@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeAlias
 
 import anyio
 import anyio.to_thread
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, HTTPException, Query, Response
 
 from runner.errors import RunNotFound, RunNotResumable, RunOwned
 from runner.queued import run_id_of
@@ -51,6 +51,7 @@ class Api:
         router.add_api_route("/{run_id}", self.get, methods=["GET"])
         router.add_api_route("/{run_id}/resume", self.resume, methods=["POST"])
         router.add_api_route("/{run_id}/cancel", self.cancel, methods=["POST"])
+        router.add_api_route("/{run_id}/tasks/{task_id}/answer", self.answer, methods=["POST"])
         stream: _Answers = {
             200: {"content": {"text/event-stream": {"schema": PUBLISHED}}},
             204: {"description": "The run has ended, and nothing is left to tell."},
@@ -92,12 +93,19 @@ class Api:
     async def resume(self, run_id: str, how: shapes.Resumption | None = None) -> shapes.Standing:
         """Go on with a run that was interrupted, waits or failed. Changes nothing for one that goes on here."""
         how = how or shapes.Resumption()
-        await self._runs.resume_run(run_id, retry_failed=how.retry_failed)
+        await self._runs.resume_run(run_id, how.answers, retry_failed=how.retry_failed)
         return shapes.Standing(run_id=run_id, status=await self._status(run_id))
 
     async def cancel(self, run_id: str) -> shapes.Standing:
         """Cancel a run for good, wherever it runs. Changes nothing for one that has ended."""
         return shapes.Standing(run_id=run_id, status=await self._runs.cancel_run(run_id))
+
+    async def answer(self, run_id: str, task_id: str, given: shapes.Answer) -> shapes.Answered:
+        """Answer what a task asks. The first answer counts. A run that nobody runs goes on when it is resumed."""
+        if task_id not in (await self._runs.get_run(run_id)).tasks:
+            raise HTTPException(404, f"run {run_id} has no task {task_id!r}")
+        taken = await self._runs.answer_question(run_id, task_id, given.value)
+        return shapes.Answered(run_id=run_id, status=await self._status(run_id), taken=taken)
 
     async def events(
         self,

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from runner.looking import RunInfo, StoredEvent, TaskInfo
 from runner.queued import MOST_KEY_CHARACTERS
 from runner.status import TASK_DONE, RunStatus, TaskStatus
 
 MOST_SEQ = 2**53
+
+
+def _json(value: Any) -> Any:
+    try:
+        json.dumps(value, allow_nan=False)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    return value
+
+
+Json: TypeAlias = Annotated[Any, AfterValidator(_json)]
+"""Any value that JSON has; Python's reader takes NaN for one."""
 
 
 class _Received(BaseModel):
@@ -36,8 +49,17 @@ class NewRun(_Received):
 class Resumption(_Received):
     """How a run is gone on with."""
 
+    answers: dict[str, Json] = Field(default_factory=dict[str, Any])
+    """Answers to the questions that tasks wait with, by task."""
     retry_failed: bool = False
     """Run failed tasks again, and completed ones whose stored result is damaged."""
+
+
+class Answer(_Received):
+    """The answer to a task's question."""
+
+    value: Json
+    """What fits the question's schema; a text where it has none."""
 
 
 class Page(_Received):
@@ -73,6 +95,13 @@ class Standing(_Sent):
     status: RunStatus
 
 
+class Answered(Standing):
+    """A run that has an answer."""
+
+    taken: bool
+    """Whether the answer is the task's by now; else it is stored for the process that runs the run."""
+
+
 class Summary(Standing):
     """A run in a list."""
 
@@ -93,6 +122,16 @@ class Summary(Standing):
     """None where no backend named a price."""
 
 
+class Asks(_Sent):
+    """What belongs to a question."""
+
+    schema_: Any = Field(alias="schema")
+    """The JSON Schema that the answer has to fit; null: any text."""
+    default: Any
+    """What is taken when the deadline has passed."""
+    deadline_at: str | None
+
+
 class TaskShape(_Sent):
     """A task and its result."""
 
@@ -109,6 +148,8 @@ class TaskShape(_Sent):
     error: str | None
     question: str | None
     """What a person is asked, while the task is waiting_input."""
+    asks: Asks | None
+    """More about the question; null where the task does not ask, but a crash has left it in doubt (plait answer)."""
     session_id: str | None
     input_tokens: int
     output_tokens: int
@@ -116,6 +157,8 @@ class TaskShape(_Sent):
     duration_s: float | None
     started_at: str | None
     ended_at: str | None
+    added_by: str | None
+    """The task that added this one to the run."""
 
 
 class Detail(Summary):

@@ -18,7 +18,7 @@ import anyio.lowlevel
 from persistence.changes import Batch, Change
 from persistence.errors import Conflict, Fenced, StoreError
 from persistence.records import TaskRecord
-from runner import checkpoint, events, execution, ownership, parallel, schedule, state
+from runner import checkpoint, events, execution, ownership, parallel, schedule, state, stored
 from runner.drive import Config
 from runner.feed import Feed
 from runner.run import Control
@@ -107,7 +107,8 @@ def _wake_up_lost() -> AbstractContextManager[object]:
 def _retry_not_requeued() -> AbstractContextManager[object]:
     async def forgetful(self: Any, _position: int, delay: float) -> None:
         await self._around.clock.sleep(delay)
-        await self._start(*self._take())
+        happened: list[events.Event] = []
+        await self._start(self._take(happened), happened)
 
     return mock.patch.object(execution.Execution, "_try_again", forgetful)
 
@@ -133,7 +134,7 @@ def _unknown_taken_for_not_stored() -> AbstractContextManager[object]:
 def _lease_by_wall_clock_alone() -> AbstractContextManager[object]:
     wait_until_free = ownership.wait_until_free
 
-    async def trusting(config: Config, run: ownership.StoredRun, feed: Feed, control: Control) -> bool:
+    async def trusting(config: Config, run: stored.StoredRun, feed: Feed, control: Control) -> bool:
         expired = (run.record.lease_expires_at or 0.0) <= config.clock.wall()
         return expired or await wait_until_free(config, run, feed, control)
 
@@ -163,7 +164,7 @@ def _stop_taken_for_crash() -> AbstractContextManager[object]:
 
 
 def _at_most_once_tried_again() -> AbstractContextManager[object]:
-    def unasking(self: Any, position: int, _question: str) -> None:
+    def unasking(self: Any, position: int, _question: str, _asking: object = None) -> None:
         self.statuses[position] = TaskStatus.PENDING
 
     return mock.patch.object(state.RunState, "ask", unasking)

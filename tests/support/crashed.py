@@ -10,7 +10,8 @@ import anyio
 from backends.protocol import Conversation, Opening, Reply
 from persistence import Store
 from runner import DAG, ParallelRunner, Run
-from tests.support.fakes import FaultyStore, QuickClock, Talker
+from tests.support.fakes import QuickClock, Talker
+from tests.support.faulty_store import Fault, FaultyStore, on_write
 
 Hangs = Callable[[str], bool]
 """Whether the turn with this prompt is under way when the process dies."""
@@ -61,7 +62,7 @@ async def die(store: Store, backend: Dying, dag: DAG | None = None, run_id: str 
     so that the run came to its end.
     """
     dead = False
-    dying = FaultyStore(store, lambda _: "raise" if dead else None)
+    dying = FaultyStore(store, on_write(lambda _: Fault.BEFORE if dead else None))
     # Its clock does not wait: a process that dies makes no last attempts to write.
     runner = ParallelRunner(backend, store=dying, concurrency=100, clock=QuickClock())
     async with runner.start_resume(run_id) if dag is None else runner.start(dag, run_id) as run:

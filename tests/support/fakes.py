@@ -1,18 +1,15 @@
-"""Stand-ins with a script: a backend that holds conversations, a clock that does not wait, a store that fails."""
+"""Stand-ins with a script: a backend that holds conversations, and a clock that does not wait."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Literal
 
 import anyio
 import anyio.lowlevel
 
 from backends.errors import BackendError
 from backends.protocol import Opening, Output, Reply, Usage
-from persistence import Batch, Note, NoteRecord, Store, StoreError
-from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 from runner import Clock
 from runner.inbox import LOOK_EVERY_S
 
@@ -95,59 +92,6 @@ class QuickClock(Clock):
         self.slept.append(seconds)
         self.now += seconds
         await anyio.lowlevel.checkpoint()
-
-
-Fault = Literal["raise", "after", "hang", "bug"]
-
-
-class FaultyStore:
-    """Another store behind a script of faults: `fault(n)` says what happens to the n-th write, counted from 1.
-
-    `raise` fails before any effect, `after` fails after the write took effect, `hang` never returns, `bug` raises
-    something that is no StoreError.
-    """
-
-    def __init__(self, inner: Store, fault: Callable[[int], Fault | None]) -> None:
-        self.inner = inner
-        self.fault = fault
-        self.writes = 0
-
-    async def write(self, batch: Batch) -> None:
-        self.writes += 1
-        fault = self.fault(self.writes)
-        if fault == "raise":
-            raise StoreError("planted fault")
-        if fault == "bug":
-            raise ZeroDivisionError("planted bug")
-        if fault == "hang":
-            await anyio.sleep_forever()
-        await self.inner.write(batch)
-        if fault == "after":
-            raise StoreError("planted fault after the effect")
-
-    async def get_run(self, run_id: str) -> RunRecord | None:
-        return await self.inner.get_run(run_id)
-
-    async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
-        return await self.inner.list_runs(limit)
-
-    async def list_tasks(self, run_id: str) -> tuple[TaskRecord, ...]:
-        return await self.inner.list_tasks(run_id)
-
-    async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
-        return await self.inner.list_attempts(run_id, task_id)
-
-    async def list_messages(self, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
-        return await self.inner.list_messages(run_id, task_id)
-
-    async def list_events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[EventRecord, ...]:
-        return await self.inner.list_events(run_id, after, limit)
-
-    async def send(self, run_id: str, note: Note) -> None:
-        await self.inner.send(run_id, note)
-
-    async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
-        return await self.inner.list_notes(run_id, after)
 
 
 def failing(kind_error: BackendError, times: int, then: Answer = echo) -> Answer:

@@ -43,6 +43,11 @@ def by_number(faults: Mapping[int, Fault], method: str = "write") -> Faults:
     return lambda name, number: faults.get(number) if name == method else None
 
 
+def on_write(fault: Callable[[int], Fault | None]) -> Faults:
+    """What goes wrong with the n-th write."""
+    return lambda name, number: fault(number) if name == "write" else None
+
+
 def by_chance(rng: random.Random, share: float, *, reads: float = 0.0) -> Faults:
     """That share of the writes, and of the reads, goes wrong, in any way."""
 
@@ -54,19 +59,24 @@ def by_chance(rng: random.Random, share: float, *, reads: float = 0.0) -> Faults
 
 
 class FaultyStore:
-    """`inner` behind `faults`. Every call takes `pause()` seconds, a slow or a late one `slow_s` more.
+    """`inner` behind `faults`, which may be replaced. Every call takes `pause()` seconds, a slow or a late one
+    `slow_s` more. `writes` counts the calls of `write`.
 
     `inner` has to answer without waiting, as MemoryStore does: what comes late is applied from a timer of the loop.
     """
 
     def __init__(
-        self, inner: Store, faults: Faults = none, *, pause: Callable[[], float] = lambda: 0.0, slow_s: float = 5.0
+        self, inner: Store, faults: Faults = none, *, pause: Callable[[], float] | None = None, slow_s: float = 5.0
     ) -> None:
         self.inner = inner
-        self._faults = faults
+        self.faults = faults
         self._pause = pause
         self._slow_s = slow_s
         self._calls: dict[str, int] = {}
+
+    @property
+    def writes(self) -> int:
+        return self._calls.get("write", 0)
 
     async def write(self, batch: Batch) -> None:
         await self._call("write", lambda: self.inner.write(batch))
@@ -97,8 +107,9 @@ class FaultyStore:
 
     async def _call(self, method: str, effect: Callable[[], Coroutine[Any, Any, T]]) -> T:
         number = self._calls[method] = self._calls.get(method, 0) + 1
-        fault = self._faults(method, number)
-        await anyio.sleep(self._pause())
+        fault = self.faults(method, number)
+        if self._pause is not None:
+            await anyio.sleep(self._pause())
         match fault:
             case Fault.BEFORE:
                 raise StoreError(f"planted: {fault.value}")

@@ -9,7 +9,7 @@ import anyio
 from persistence import Batch, Change, NoteRecord, Store
 from runner import Clock
 from runner.inbox import LOOK_EVERY_S
-from tests.support.fakes import FaultyStore
+from tests.support.faulty_store import FaultyStore
 
 GRACE = 77.0
 
@@ -42,7 +42,7 @@ class HeldStore(FaultyStore):
     """
 
     def __init__(self, inner: Store, holds: Callable[[tuple[Change, ...]], bool] = lambda _: False) -> None:
-        super().__init__(inner, lambda _: None)
+        super().__init__(inner)
         self.holding, self.let_go, self.looked = anyio.Event(), anyio.Event(), anyio.Event()
         self._holds = holds
 

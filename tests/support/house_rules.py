@@ -15,6 +15,10 @@ PURE = (
     "runner/task.py",
     "runner/status.py",
     "runner/dag.py",
+    "runner/dag_check.py",
+    "runner/policy.py",
+    "runner/policies/*.py",
+    "runner/result.py",
     "runner/schedule.py",
     "runner/prompt*.py",
     "runner/errors.py",
@@ -23,9 +27,7 @@ PURE = (
     "runner/cli/text.py",
     "persistence/history.py",
     "persistence/rules.py",
-    "backends/values.py",
-    "persistence/changes.py",
-    "persistence/values.py",
+    "backends/protocol.py",
     "backends/values.py",
     "persistence/changes.py",
     "persistence/values.py",
@@ -39,12 +41,13 @@ HOMES = {
     "networkx": "runner/dag.py",
     "openai": "backends/openai.py",
     "anthropic": "backends/anthropic.py",
+    "langgraph": "backends/langgraph*.py",
     "xllamacpp": "backends/_llama_server.py",
     "fastapi": "runner/web/*.py",
     "starlette": "runner/web/*.py",
     "uvicorn": "runner/web/*.py",
 }
-LAZY = {"networkx", "openai", "anthropic", "xllamacpp"}
+LAZY = {"networkx", "openai", "anthropic", "langgraph", "xllamacpp"}
 STATUSES = {"pending", "queued", "running", "waiting_input", "completed", "failed", "skipped", "cancelling",
             "cancelled", "interrupted"}  # fmt: skip
 SPAWNERS = {"create_task", "ensure_future", "gather"}

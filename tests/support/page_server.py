@@ -33,7 +33,8 @@ class PageServers:
         return "" if starts else line.replace(str(DEFAULT_PORT), self.ports[folder])
 
     def _start(self, line: str, folder: Path, environment: Mapping[str, str]) -> str:
-        (folder / ".curlrc").write_text("fail-with-body\nsilent\nmax-time = 30\n")  # in what is HOME there
+        # In what is HOME there. A reader takes longer from one line to the next than a run takes to come to a question.
+        (folder / ".curlrc").write_text("fail-with-body\nsilent\nmax-time = 30\nretry = 5\nretry-all-errors\n")
         process = self.leaving.enter_context(
             subprocess.Popen(
                 [*shlex.split(line), "--port", "0", "--json"],

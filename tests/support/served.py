@@ -19,6 +19,7 @@ BACKENDS = 'backends: {w: {kind: function, call: "work.py:work"}}\n'
 WORK = """
 import anyio
 from pathlib import Path
+from backends import ask
 
 async def work(prompt):
     Path(prompt[:40].replace("/", "-")).touch()
@@ -26,6 +27,8 @@ async def work(prompt):
         await anyio.sleep(0.01)
     if prompt.startswith("fail") and not Path("go").exists():
         raise ValueError("not today")
+    if prompt.startswith("ask"):
+        return await ask("Which one?", schema={"type": "integer"}, default=0)
     return prompt.upper()
 """
 _LIMIT = 30.0
@@ -58,7 +61,7 @@ class Served:
 @contextmanager
 def served(folder: Path, *options: str) -> Generator[Served]:
     """A server in `folder`, on its default store and on a function that answers in capitals. A prompt that begins with
-    `held` waits, and one with `fail` fails, until there is a file `go`.
+    `held` waits, and one with `fail` fails, until there is a file `go`. One with `ask` asks for a number.
     """
     (folder / "backends.yaml").write_text(BACKENDS)
     (folder / "work.py").write_text(WORK)

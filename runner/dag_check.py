@@ -1,0 +1,182 @@
+"""What can be wrong with tasks: every mistake at once, of a new graph as of tasks that are added to one. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from runner.errors import Problem, PromptError
+from runner.prompt import RESERVED_NAMES, names_used
+from runner.task import Task
+
+if TYPE_CHECKING:
+    from runner.dag import DAG
+
+_MOST_HINTS = 20
+_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+
+
+class Checks:
+    """Checks the tasks of `dag` from position `start` on; `place` in what it finds counts from there. `positions` are
+    those of the tasks by id, and get the new ones from `ids`; the new tasks' `dependencies` come from `link`.
+    """
+
+    def __init__(self, dag: DAG, start: int, positions: dict[str, int]) -> None:
+        self._dag = dag
+        self._tasks = dag.tasks[start:] if start else dag.tasks
+        self._start = start
+        self._positions = positions
+        self._hints = _MOST_HINTS
+
+    def ids(self) -> list[Problem]:
+        """Give every new task its position; what is wrong with their ids."""
+        problems: list[Problem] = []
+        positions, start = self._positions, self._start
+        for place, task in enumerate(self._tasks):
+            wrong = self._what_is_wrong_with(task.id)
+            if wrong:
+                problems.append(Problem(wrong, task.id, "id", None, place))
+            if task.id in positions:
+                other = positions[task.id] - start
+                where = f"task {other + 1} of the list has it too" if other >= 0 else "the run has a task of that id"
+                problems.append(Problem(f"id {task.id!r} is used twice; {where}", task.id, "id", None, place))
+            else:
+                positions[task.id] = start + place
+        return problems
+
+    def _what_is_wrong_with(self, task_id: str) -> str | None:
+        if not isinstance(task_id, str) or not _ID.fullmatch(task_id):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return f"id {str(task_id)[:80]!r} must be 1 to 64 of letters, digits, '.', '_', '-', not starting with '.'"
+        if task_id in RESERVED_NAMES:
+            return f"id {task_id!r} is reserved for templates"
+        if self._start and task_id in self._dag.inputs:
+            return f"id {task_id!r} is the name of an input; call the task something else"
+        return None
+
+    def link(self) -> list[Problem]:
+        """Resolve names to positions; what is wrong with `depends_on`, `continues`, `for_each` and numbers."""
+        problems: list[Problem] = []
+        for place, task in enumerate(self._tasks):
+            found: dict[int, None] = {}
+            if isinstance(task.depends_on, str):
+                problems.append(Problem("depends_on must be a list of ids, not one text", task.id, "depends_on"))
+                task = Task(task.id)  # noqa: PLW2901 - its letters are no dependencies
+            for index, name in enumerate(task.upstream):
+                position = self._positions.get(name)
+                if position is None:
+                    problems.append(self._unknown(task, place, index, name))
+                else:
+                    found[position] = None
+            problems += self._field_problems(task, place)
+            self._dag.dependencies.append(tuple(found))
+        return problems
+
+    def _hint(self, name: str, known: Iterable[str]) -> str:
+        """The nearest right name, for the first mistakes: finding it takes longer than all the rest of the check."""
+        self._hints -= 1
+        return nearest(name, known) if self._hints >= 0 else ""
+
+    def _unknown(self, task: Task, place: int, index: int, name: str) -> Problem:
+        message = f"unknown task {name!r}{self._hint(name, self._positions)}"
+        if index < len(task.depends_on):
+            return Problem(message, task.id, "depends_on", index, place)
+        return Problem(message, task.id, "continues" if name == task.continues else "for_each", None, place)
+
+    def _field_problems(self, task: Task, place: int) -> Iterator[Problem]:
+        if task.timeout is not None and not 0 < task.timeout < float("inf"):
+            yield Problem(f"timeout must be more than 0 seconds, not {task.timeout}", task.id, "timeout", None, place)
+        for name in ("item", "metadata", "output_schema"):
+            if (kept := getattr(task, name)) and (why := _why_no_json(kept)):
+                yield Problem(f"{name} has to be JSON, to be stored with the task: {why}", task.id, name, None, place)
+        if not _is_text(task.prompt):
+            yield Problem("the prompt has to be text, without lone surrogates", task.id, "prompt", None, place)
+        if not 0 <= task.weight < float("inf"):
+            yield Problem(f"weight must be a number from 0 up, not {task.weight}", task.id, "weight", None, place)
+        if task.for_each is not None and (task.item is not None or task.adds_tasks):
+            other = "item" if task.item is not None else "adds_tasks"
+            yield Problem(f"a task with for_each cannot have {other} as well", task.id, "for_each", None, place)
+        before = self._positions.get(task.continues) if task.continues is not None else None
+        if before is None or task.backend is None:
+            return
+        theirs = self._dag.tasks[before].backend
+        # Where the earlier one names none, only the runner knows: see `backend_names`.
+        if theirs is not None and theirs != task.backend:
+            yield Problem(
+                f"continues {task.continues!r}, which runs on backend {theirs!r}, "
+                f"but names backend {task.backend!r}; a conversation stays on its backend, so leave `backend` out",
+                task.id,
+                "backend",
+                None,
+                place,
+            )
+
+    def inputs(self) -> Iterator[Problem]:
+        """What is wrong with the graph's inputs."""
+        inputs = self._dag.inputs
+        if why := _why_no_json(dict(inputs)):
+            yield Problem(f"inputs have to be JSON, to be stored with the run: {why}", None, "inputs")
+        for name in inputs:
+            if name in RESERVED_NAMES or name in self._positions:
+                owner = "a reserved template name" if name in RESERVED_NAMES else "the id of a task"
+                yield Problem(f"input {name!r} is also {owner}; call it something else", None, "inputs")
+
+    def prompts(self) -> Iterator[Problem]:
+        """What is wrong with the new tasks' prompts. Needs a graph without cycles."""
+        for place, task in enumerate(self._tasks):
+            if not _is_text(task.prompt) or "{" not in task.prompt:
+                continue
+            try:
+                used = names_used(task.prompt)
+            except PromptError as error:
+                yield Problem(str(error), task.id, "prompt", None, place, error.line)
+                continue
+            for name in sorted(used.names):
+                yield from self._name_problem(task, place, name)
+            for name in sorted(used.results):
+                if name not in task.aliases:
+                    yield from self._task_name_problem(task, place, name)
+            for name in sorted(used.inputs - self._dag.inputs.keys()):
+                message = f"unknown input {name!r}{self._hint(name, self._dag.inputs)}"
+                yield Problem(message, task.id, "prompt", None, place)
+
+    def _name_problem(self, task: Task, place: int, name: str) -> Iterator[Problem]:
+        if name in task.aliases or name in self._dag.inputs or name in {"inputs", "results"}:
+            return
+        if name == "item":
+            if task.item is None and task.for_each is None:
+                yield Problem("{{ item }} has a value only in a task with for_each", task.id, "prompt", None, place)
+            return
+        yield from self._task_name_problem(task, place, name)
+
+    def _task_name_problem(self, task: Task, place: int, name: str) -> Iterator[Problem]:
+        if name not in self._positions:
+            known = [*task.upstream, *task.aliases, *self._dag.inputs]
+            message = f"the prompt uses {{{{ {name} }}}}, which is neither a task nor an input{self._hint(name, known)}"
+            yield Problem(message, task.id, "prompt", None, place)
+        elif not self._dag.is_upstream(name, task.id):
+            message = f"the prompt uses {{{{ {name} }}}}, but {name!r} is not upstream; add it to depends_on"
+            yield Problem(message, task.id, "prompt", None, place)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest right one, or nothing."""
+    close = difflib.get_close_matches(name, list(known)[:10_000], n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _is_text(text: object) -> bool:
+    try:
+        return isinstance(text, str) and (text.isascii() or bool(text.encode()))
+    except UnicodeEncodeError:
+        return False
+
+
+def _why_no_json(value: object) -> str | None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        return str(error)
+    return None

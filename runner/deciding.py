@@ -1,0 +1,139 @@
+"""A run's policy at work: it is asked about each end, and what it decides becomes events of the same transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, cast
+
+from backends.text import clean_text
+from runner import events
+from runner.errors import DAGError, PlaitError
+from runner.growth import Growth
+from runner.log import logger
+from runner.policy import Decision, Policy, RunView
+from runner.result import TaskResult
+from runner.schedule import Schedule
+from runner.state import RunState
+from runner.status import TASK_DONE, RunStatus, TaskStatus
+from runner.task import JsonValue
+from runner.translate import to_json
+
+MAX_STATE = 64 * 1024
+"""Characters of JSON that a policy's state may have; it is written down with every task that ends."""
+
+End: TypeAlias = Literal[RunStatus.COMPLETED, RunStatus.FAILED]
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What is known of a policy's decisions: its `state`, the `end` that it decided on and why, and whether it was
+    asked when nothing was left to run, and added nothing.
+    """
+
+    state: JsonValue = None
+    end: End | None = None
+    error: str | None = None
+    rests: bool = False
+
+    def encoded(self) -> str:
+        """As `PolicyDecided.state`. Raises TypeError or ValueError for what JSON does not have."""
+        kept: dict[str, JsonValue] = {"state": self.state}
+        if self.end is not None:
+            kept |= {"end": self.end.value, "error": self.error}
+        if self.rests:
+            kept["rests"] = True
+        return to_json(kept)
+
+
+def decided_of(encoded: str | None) -> Decided:
+    """What is stored. Raises ValueError, KeyError or TypeError where it is damaged."""
+    if encoded is None:
+        return Decided()
+    kept = json.loads(encoded)
+    end = None if "end" not in kept else cast("End", RunStatus(kept["end"]))
+    return Decided(kept["state"], end, kept.get("error"), kept.get("rests", False))
+
+
+class Deciding:
+    """Asks the policy of one run. `decided` is where it stands, from its stored decisions on."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        decided: Decided,
+        *,
+        state: RunState,
+        schedule: Schedule,
+        growth: Growth,
+        stamp: Callable[[], str],
+    ) -> None:
+        self._policy = policy
+        self._state = state
+        self._schedule = schedule
+        self._growth = growth
+        self._stamp = stamp
+        self.decided = decided
+
+    def about(self, ended: str | None) -> list[events.Event]:
+        """Ask what follows after the end of the task `ended`, or, if None, when nothing is left that could run."""
+        if self.decided.end is not None or (ended is None and self.decided.rests):
+            return []
+        view = RunView(self._state.dag.tasks, self._result, self.decided.state, ended)
+        try:
+            decision = self._policy.decide(view)
+            decided = Decided(decision.state, decision.end, decision.error)
+            size = len(decided.encoded())
+            if size > MAX_STATE:
+                raise PlaitError(f"its state has {size} characters of JSON, and {MAX_STATE} are possible")
+            happened = self._carried_out(decision)
+            self.decided = replace(decided, rests=ended is None and not happened)
+        except Exception as error:
+            happened = []
+            self._failed(error, ended)
+        return [*happened, events.PolicyDecided(self._stamp(), self.decided.state, self.decided.encoded())]
+
+    def _failed(self, error: Exception, ended: str | None) -> None:
+        when = "nothing was left to run" if ended is None else f"task {ended!r} had ended"
+        what = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
+        message = f"the run's policy {self._policy.kind!r} failed when {when}: {what}"[:2000]
+        logger().error("policy_failed", kind=self._policy.kind, error=type(error).__name__)
+        self.decided = Decided(self.decided.state, RunStatus.FAILED, clean_text(message))
+
+    def _carried_out(self, decision: Decision) -> list[events.Event]:
+        happened: list[events.Event] = []
+        for task_id in decision.cancel:
+            if task_id not in self._state.dag:
+                raise PlaitError(f"it cancels task {task_id!r}, which the run does not have")
+        if decision.add and decision.end is None:
+            try:
+                happened.append(self._growth.add(decision.add, None))
+            except DAGError as error:
+                raise PlaitError(f"it adds tasks that cannot be added: {error}") from error
+        for task_id in decision.cancel:
+            happened += self._cancel(self._state.dag.position(task_id))
+        return happened
+
+    def _cancel(self, position: int) -> list[events.Event]:
+        """Cancel the task, if it does not run and is not done, and all that waits for it."""
+        at = self._stamp()
+        happened: list[events.Event] = []
+        waiting = [position]
+        while waiting:
+            position = waiting.pop()
+            if self._state.statuses[position] not in {TaskStatus.PENDING, TaskStatus.WAITING_INPUT}:
+                continue
+            task_id, number = self._state.dag.tasks[position].id, self._state.attempts[position]
+            self._state.settle(position, TaskResult(task_id, TaskStatus.CANCELLED, attempts=number))
+            self._schedule.drop(position)
+            happened.append(events.TaskCancelled(at, task_id, number))
+            waiting += self._state.dag.dependents[position]
+        return happened
+
+    def _result(self, task_id: str) -> TaskResult:
+        position = self._state.dag.position(task_id)
+        status = self._state.statuses[position]
+        if status in TASK_DONE:
+            return self._state.results[position]
+        return TaskResult(task_id, status, attempts=self._state.attempts[position])

@@ -1,0 +1,202 @@
+"""How a run grows: tasks of a reply or of its policy are added, and a task with `for_each` is unfolded and gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from backends.protocol import JsonValue, Reply
+from backends.text import parse_json
+from runner import events
+from runner.dag import nearest
+from runner.errors import DAGError, Problem
+from runner.result import TaskResult
+from runner.schedule import Schedule
+from runner.state import RunState
+from runner.status import TaskStatus
+from runner.task import Task
+
+MAX_TASKS = 10_000
+MAX_DEPTH = 10
+
+TASKS_SCHEMA: Mapping[str, JsonValue] = {
+    "type": "object",
+    "properties": {
+        "tasks": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "id": {"type": "string", "pattern": "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"},
+                    "prompt": {"type": "string"},
+                    "depends_on": {"type": "array", "items": {"type": "string"}},
+                },
+                "required": ["id", "prompt"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["tasks"],
+    "additionalProperties": False,
+}
+"""What is asked of a task with `adds_tasks` that has no schema of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far a run may grow: to `max_tasks` tasks in all, and to tasks that `max_depth` others brought in, one the
+    other.
+    """
+
+    max_tasks: int = MAX_TASKS
+    max_depth: int = MAX_DEPTH
+
+
+class Growth:
+    """Adds tasks to one run. `names` gives each task's backend and grows too; `default` is for those that name none."""
+
+    def __init__(  # noqa: PLR0913 - what a run consists of
+        self,
+        state: RunState,
+        schedule: Schedule,
+        names: list[str],
+        *,
+        backends: Collection[str],
+        default: str,
+        limits: Limits,
+        stamp: Callable[[], str],
+    ) -> None:
+        self._state = state
+        self._schedule = schedule
+        self._names = names
+        self._backends = backends
+        self._default = default
+        self._limits = limits
+        self._stamp = stamp
+
+    def from_reply(self, task: Task, reply: Reply) -> list[events.Event]:
+        """Add the tasks of a reply of `task`, which is about to complete. Raises DAGError."""
+        specs: list[object] = list(reply.tasks)
+        if task.adds_tasks:
+            specs += _specs(reply)
+        return [self.add(_tasks_of(specs), task.id)] if specs else []
+
+    def add(self, tasks: Sequence[Task], added_by: str | None) -> events.TasksAdded:
+        """Add `tasks`, all or none. Raises DAGError saying what is wrong with them."""
+        problems = self._limit_problems(tasks, added_by)
+        if problems:
+            raise DAGError(problems)
+        start = len(self._state.dag)
+        self._state.grow(tasks, added_by)
+        try:
+            self._names += self._backends_of(tasks)
+        except DAGError:
+            self._state.shrink(start)
+            raise
+        self._schedule.extend(self._names[start:], self._state.statuses)
+        return events.TasksAdded(self._stamp(), tuple(tasks), added_by)
+
+    def unfold(self, position: int) -> list[events.Event]:
+        """Make the parts of the task with `for_each` at `position`. Raises DAGError."""
+        folded = self._state.dag.tasks[position]
+        result = self._state.results.get(self._state.dag.position(folded.for_each or ""))
+        parts = [_part(folded, number, item) for number, item in enumerate(_elements(folded, result), 1)]
+        happened: list[events.Event] = [self.add(parts, folded.id)] if parts else []
+        numbers = self._state.parts.setdefault(position, [])
+        self._state.dag.join(position, numbers)
+        self._schedule.join(position, len(numbers))
+        return happened
+
+    def gathered(self, position: int) -> JsonValue:
+        """The results of the parts of the task at `position`, in order; an empty text for those that have none."""
+        results = [self._state.results[part] for part in self._state.parts[position]]
+        return [result.value if result.status is TaskStatus.COMPLETED else "" for result in results]
+
+    def _limit_problems(self, tasks: Sequence[Task], added_by: str | None) -> list[Problem]:
+        problems: list[Problem] = []
+        total = len(self._state.dag) + len(tasks)
+        if total > self._limits.max_tasks:
+            message = f"{len(tasks)} more tasks would make {total}, and the run may grow to {self._limits.max_tasks}"
+            problems.append(Problem(f"{message} (max_tasks)", None, "tasks"))
+        depth = 0
+        while added_by is not None and depth <= self._limits.max_depth:
+            depth += 1
+            added_by = self._state.added_by.get(self._state.dag.position(added_by))
+        if depth > self._limits.max_depth:
+            message = f"added tasks may add tasks in turn, {self._limits.max_depth} deep (max_depth); this lies deeper"
+            problems.append(Problem(message, None, "tasks"))
+        return problems
+
+    def _backends_of(self, tasks: Sequence[Task]) -> list[str]:
+        problems: list[Problem] = []
+        names: list[str] = []
+        dag, start = self._state.dag, len(self._names)
+        for place, task in enumerate(tasks):
+            name = dag.backend_of(task) or self._default
+            names.append(name)
+            if name not in self._backends:
+                known = ", ".join(sorted(self._backends))
+                message = f"no backend named {name!r}; there are: {known}{nearest(name, self._backends)}"
+                problems.append(Problem(message, task.id, "backend", None, place))
+            if task.continues is None:
+                continue
+            before = dag.position(task.continues)
+            theirs = self._names[before] if before < start else dag.backend_of(dag.tasks[before]) or self._default
+            if name != theirs:
+                message = f"continues {task.continues!r}, which runs on backend {theirs!r}; leave its backend out"
+                problems.append(Problem(message, task.id, "backend", None, place))
+        if problems:
+            raise DAGError(problems)
+        return names
+
+
+def mistakes_prompt(error: DAGError) -> str:
+    """What a planner is told whose tasks cannot be added."""
+    listed = "\n".join(f"- {problem}" for problem in error.problems[:20])
+    return f"These tasks cannot be added:\n{listed}\nAnswer again with all of the tasks, corrected."
+
+
+def _specs(reply: Reply) -> Sequence[object]:
+    """The tasks in the answer of a task with `adds_tasks`: a list, or a mapping with the key `tasks`."""
+    data = reply.data
+    if data is None:
+        try:
+            data = parse_json(reply.text)
+        except ValueError as error:
+            raise DAGError([Problem(f"the answer is not JSON: {error}", None, "tasks")]) from None
+    if isinstance(data, dict) and isinstance(data.get("tasks"), list):
+        data = data["tasks"]
+    if not isinstance(data, list):
+        raise DAGError([Problem("the answer has to be a list of tasks, or a mapping with the key 'tasks'")])
+    return data
+
+
+def _tasks_of(specs: Sequence[object]) -> list[Task]:
+    from runner.plan.added import tasks_of  # noqa: PLC0415 - pydantic, which only runs that grow need
+
+    return tasks_of(specs)
+
+
+def _elements(folded: Task, result: TaskResult | None) -> Sequence[JsonValue]:
+    """What the task is unfolded over. Raises DAGError."""
+    if result is None or result.status is not TaskStatus.COMPLETED:
+        return []  # it was skipped, or failed softly: there is nothing to do anything for
+    found = result.data
+    if isinstance(found, dict):
+        lists = [value for value in found.values() if isinstance(value, list)]
+        found = lists[0] if len(lists) == 1 else None
+    if not isinstance(found, list):
+        message = (
+            f"for_each needs a list, or a mapping with one list in it, as the result of task {folded.for_each!r}; "
+            f"give that task an output_schema that says so"
+        )
+        raise DAGError([Problem(message, folded.id, "for_each")])
+    for number, element in enumerate(found, 1):
+        if element is None:
+            raise DAGError([Problem(f"element {number} of {folded.for_each!r} is null", folded.id, "for_each")])
+    return found
+
+
+def _part(folded: Task, number: int, item: JsonValue) -> Task:
+    depends_on = tuple(name for name in folded.upstream if name != folded.continues)
+    return replace(folded, id=f"{folded.id}.{number}", item=item, for_each=None, depends_on=depends_on)

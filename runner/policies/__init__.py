@@ -1,0 +1,33 @@
+"""The policies that come with plait, made again by the kind and the settings that are stored with a run. Pure."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import cast
+
+from runner.dag import nearest
+from runner.errors import PlaitError, PolicyMissing
+from runner.policy import Policy
+from runner.task import JsonValue
+
+_HOMES = {
+    "follow_ups": ("follow_ups", "FollowUps"),
+    "orchestrator": ("orchestrator", "OrchestratorPolicy"),
+    "workflow": ("workflow", "Workflow"),
+}
+
+
+def policy_of(kind: str, settings: Mapping[str, JsonValue]) -> Policy:
+    """The policy of that `kind` with what its `settings()` gave. Raises PolicyMissing for a kind that is none of ours,
+    PlaitError for settings that it cannot be made of.
+    """
+    if kind not in _HOMES:
+        hint = nearest(kind, _HOMES) or "; give `resume` the policy that the run was started with"
+        raise PolicyMissing(f"there is no built-in policy {kind!r}{hint}")
+    module, name = _HOMES[kind]
+    made = getattr(importlib.import_module(f"runner.policies.{module}"), name)
+    try:
+        return cast("Policy", made.from_settings(settings))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PlaitError(f"the stored settings of the {kind} policy cannot be read: {error!r}") from error

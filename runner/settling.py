@@ -1,0 +1,227 @@
+"""What an attempt's outcome makes of a run: state and schedule brought up to date, and the event that tells of it.
+
+Plain calls without an await: whoever is cancelled finds state, schedule and submission in agreement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from backends.errors import BackendError, ErrorKind
+from backends.protocol import NO_USAGE, Message, Question, Reply
+from runner import events
+from runner.attempt import Outcome
+from runner.clock import iso
+from runner.errors import DAGError
+from runner.growth import Growth, mistakes_prompt
+from runner.log import logger
+from runner.questions import Asking, Way
+from runner.result import TaskResult
+from runner.retrying import deserves_retry, retry_delay
+from runner.schedule import Schedule
+from runner.state import GoingOn, Past, RunState
+from runner.status import TaskStatus
+from runner.task import FailureMode, JsonValue
+from runner.translate import to_json
+from runner.turn import Surroundings, Turn
+
+STORE_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+"""How long a task marked at_most_once waits for a store that is away, before it fails."""
+GATHERING = "for_each"
+"""What stands for the backend of a task that only gathers the results of its parts."""
+_TOO_LATE_TO_ASK = (
+    "a task marked at_most_once cannot call ask(): with the answer its code would be run a second time; "
+    "let an earlier task ask"
+)
+
+
+class Settling:
+    """Settles attempts of one run."""
+
+    def __init__(
+        self, state: RunState, schedule: Schedule, growth: Growth, around: Surroundings, stamp: Callable[[], str]
+    ) -> None:
+        self._state = state
+        self._schedule = schedule
+        self._growth = growth
+        self._around = around
+        self._stamp = stamp
+        self._log = logger(run=around.run_id)
+
+    def settle(self, turn: Turn, outcome: Outcome, duration: float) -> list[events.Event]:
+        """What the outcome of `turn` came to; the first event is the task's own."""
+        if outcome.asked is not None:
+            if turn.task.at_most_once:
+                return [self._failed(turn, BackendError(ErrorKind.UNEXPECTED, _TOO_LATE_TO_ASK), duration)]
+            return [self._waiting(turn, outcome.asked, Way.CALL, None, duration)]
+        if outcome.error is not None:
+            return [self._ended_badly(turn, outcome.error, duration)]
+        assert outcome.reply is not None
+        if outcome.reply.question is not None:
+            return [self._waiting(turn, outcome.reply.question, Way.REPLY, outcome.reply, duration)]
+        added: list[events.Event] = []
+        if outcome.reply.tasks or turn.task.adds_tasks:
+            try:
+                added += self._growth.from_reply(turn.task, outcome.reply)
+            except DAGError as error:
+                return [self._wrongly_planned(turn, outcome.reply, error, duration)]
+        return [self._completed(turn, outcome.reply, outcome.data_json, duration), *added]
+
+    def _ended_badly(self, turn: Turn, error: BackendError, duration: float) -> events.TaskEvent:
+        if turn.takes_up and error.kind is ErrorKind.SESSION_LOST:
+            return self._retrying(turn, error, duration, 0.0)  # not the task's fault: it starts over
+        if turn.task.at_most_once and not turn.called and self._around.sink.away and turn.waits < len(STORE_WAITS_S):
+            return self._retrying(turn, error, duration, STORE_WAITS_S[turn.waits])
+        self._state.failures[turn.position] += 1
+        failures = self._state.failures[turn.position]
+        if not turn.task.at_most_once and deserves_retry(turn.task.retry, failures, error):
+            delay = retry_delay(turn.task.retry, failures, error.retry_after, self._around.rng)
+            return self._retrying(turn, error, duration, delay)
+        return self._failed(turn, error, duration)
+
+    def _completed(self, turn: Turn, reply: Reply, data_json: str | None, duration: float) -> events.TaskCompleted:
+        position, task, number = turn.position, turn.task, turn.number
+        messages = turn.messages(reply)
+        self._state.settle(
+            position,
+            TaskResult(
+                task.id,
+                TaskStatus.COMPLETED,
+                reply.text,
+                reply.data,
+                attempts=number,
+                usage=reply.usage,
+                duration_s=duration,
+                session_id=turn.session_id,
+            ),
+        )
+        if position in self._state.continued or self._state.keeps_all:
+            before = self._state.past(task) or Past()
+            said = () if turn.going_on is None or turn.going_on.wrong is not None else turn.going_on.said
+            self._state.conversations[position] = Past(turn.session_id, (*before.messages, *said, *messages))
+        self._state.going_on.pop(position, None)
+        self._schedule.finish(position, TaskStatus.COMPLETED)
+        return events.TaskCompleted(
+            self._stamp(),
+            task.id,
+            number,
+            reply.text,
+            reply.data,
+            data_json,
+            reply.usage,
+            duration,
+            turn.session_id,
+            messages,
+        )
+
+    def _waiting(
+        self, turn: Turn, question: Question, way: Way, reply: Reply | None, duration: float
+    ) -> events.TaskWaiting:
+        """The task waits for an answer. Its next attempt is prepared as far as it can be without one."""
+        now = self._around.clock.wall()
+        asking = Asking(question, way, None if question.deadline is None else iso(now + question.deadline))
+        self._state.ask(turn.position, question.text, asking)
+        self._schedule.park(turn.position)
+        messages = () if reply is None else turn.messages(reply)
+        if reply is not None:
+            said = () if turn.going_on is None else turn.going_on.said
+            self._state.going_on[turn.position] = GoingOn(turn.session_id, (*said, *messages))
+        self._log.info("task_waiting_input", task=turn.task.id)
+        usage = NO_USAGE if reply is None else reply.usage
+        return events.TaskWaiting(
+            self._stamp(),
+            turn.task.id,
+            turn.number,
+            question.text,
+            False,
+            asking,
+            duration,
+            usage,
+            messages,
+        )
+
+    def _wrongly_planned(self, turn: Turn, reply: Reply, error: DAGError, duration: float) -> events.TaskEvent:
+        """The reply's tasks cannot be added: it is told so once, and then fails."""
+        text = "; ".join(str(problem) for problem in error.problems[:20])
+        failure = BackendError(
+            ErrorKind.INVALID_OUTPUT,
+            f"the tasks of its answer cannot be added: {text}"[:2000],
+            usage=reply.usage,
+            messages=turn.messages(reply),
+        )
+        self._state.failures[turn.position] += 1
+        told = turn.going_on is not None and turn.going_on.wrong is not None
+        if told or turn.task.at_most_once or self._state.failures[turn.position] > 1:
+            return self._failed(turn, failure, duration)
+        said = () if turn.going_on is None else turn.going_on.said
+        going_on = GoingOn(turn.session_id, (*said, *failure.messages), wrong=mistakes_prompt(error))
+        self._state.going_on[turn.position] = going_on
+        return self._retrying(turn, failure, duration, 0.0)
+
+    def _retrying(self, turn: Turn, error: BackendError, duration: float, delay: float) -> events.TaskRetrying:
+        position, task, number = turn.position, turn.task, turn.number
+        self._state.statuses[position] = TaskStatus.PENDING
+        self._schedule.set_aside(position)
+        self._log.info("task_retrying", task=task.id, error_kind=error.kind.value, delay_s=round(delay, 3))
+        return events.TaskRetrying(
+            self._stamp(),
+            task.id,
+            number,
+            error.kind.value,
+            error.message,
+            delay,
+            duration,
+            error.usage,
+            error.messages,
+        )
+
+    def _failed(self, turn: Turn, error: BackendError, duration: float) -> events.TaskFailed:
+        # The prompt as it was sent is worth keeping where nothing else shows what the failure was about.
+        messages = error.messages or ((Message("user", turn.prompt),) if turn.prompt else ())
+        self._schedule.finish(turn.position, failed_status(turn.task.failure_mode))
+        return self.fail(turn.position, error, duration, messages)
+
+    def join(self, position: int, outcome: JsonValue | BackendError) -> list[events.Event]:
+        """The task with `for_each` at `position`, which holds no place, has its parts' results, or an error."""
+        state, task = self._state, self._state.dag.tasks[position]
+        state.statuses[position] = TaskStatus.RUNNING
+        state.attempts[position] += 1
+        state.started.add(position)
+        number = state.attempts[position]
+        started: events.Event = events.TaskStarted(self._stamp(), task.id, number, GATHERING)
+        if isinstance(outcome, BackendError):
+            failed = self.fail(position, outcome)
+            self._schedule.settle(position, failed.status)
+            return [started, failed]
+        text = to_json(outcome)
+        result = TaskResult(task.id, TaskStatus.COMPLETED, text, outcome, attempts=number)
+        state.settle(position, result)
+        self._schedule.settle(position, TaskStatus.COMPLETED)
+        return [started, events.TaskCompleted(self._stamp(), task.id, number, text, outcome, text)]
+
+    def fail(
+        self, position: int, error: BackendError, duration: float = 0.0, messages: tuple[Message, ...] = ()
+    ) -> events.TaskFailed:
+        """The task, of which the schedule knows it already, failed."""
+        task, number = self._state.dag.tasks[position], self._state.attempts[position]
+        status = failed_status(task.failure_mode)
+        result = TaskResult(
+            task.id,
+            status,
+            error_kind=error.kind.value,
+            error=error.message,
+            attempts=number,
+            usage=error.usage,
+            duration_s=duration,
+        )
+        self._state.settle(position, result)
+        self._state.going_on.pop(position, None)
+        self._log.info("task_failed", task=task.id, error_kind=error.kind.value, status=status.value)
+        return events.TaskFailed(
+            self._stamp(), task.id, number, status, error.kind.value, error.message, duration, error.usage, messages
+        )
+
+
+def failed_status(mode: FailureMode) -> TaskStatus:
+    """What a failed task becomes."""
+    return TaskStatus.SKIPPED if mode is FailureMode.SKIP else TaskStatus.FAILED

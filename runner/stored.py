@@ -1,0 +1,97 @@
+"""A stored run as it is read, and whether there is anything left to do for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from persistence.boundaries import reached
+from persistence.protocol import Store
+from persistence.records import MessageRecord, RunRecord, TaskRecord
+from runner.drive import Config
+from runner.errors import RunNotFound, RunNotResumable, StoreRequired
+from runner.result import RunResult
+from runner.state import RunState
+from runner.status import RUN_DONE, RUN_REOPENINGS, RunStatus, TaskStatus
+from runner.translate import dag_of
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run as it was read: its record, its tasks, and the state they are in."""
+
+    store: Store
+    record: RunRecord
+    tasks: tuple[TaskRecord, ...]
+    state: RunState
+
+    @property
+    def status(self) -> RunStatus:
+        return RunStatus(self.record.status)
+
+
+async def stored_record(config: Config, run_id: str) -> tuple[Store, RunRecord]:
+    """Read a run's record alone. Raises StoreRequired, RunNotFound, StoreError."""
+    store = config.store
+    if store is None:
+        raise StoreRequired("this runner has no store, so there is nothing to read; give it one with store=...")
+    record = await store.get_run(run_id)
+    if record is None:
+        raise RunNotFound(f"the store has no run {run_id!r}; `plait runs` lists those that it has")
+    return store, record
+
+
+async def stored_run(config: Config, run_id: str) -> StoredRun:
+    """Read a run. Raises StoreRequired, RunNotFound, StoreError."""
+    store, record = await stored_record(config, run_id)
+    tasks = await store.list_tasks(run_id)
+    if not tasks:
+        raise RunNotFound(f"run {run_id!r} was deleted from the store just now")
+    dag = dag_of(record, tasks)
+    state = RunState(dag, tasks)
+    tasks = await _with_damaged_talk(store, run_id, state, tasks)
+    reached("resume.read")
+    return StoredRun(store, record, tasks, RunState(dag, tasks))
+
+
+async def _with_damaged_talk(
+    store: Store, run_id: str, state: RunState, tasks: tuple[TaskRecord, ...]
+) -> tuple[TaskRecord, ...]:
+    """A task whose conversation others are to go on with, and which does not fit its checksums, counts as damaged."""
+    links: set[str] = set()
+    for task, status in zip(state.dag, state.statuses, strict=True):
+        before = None if status in {TaskStatus.COMPLETED, TaskStatus.SKIPPED} else task.continues
+        while before is not None and before not in links and state.is_completed(before):
+            links.add(before)
+            before = state.dag[before].continues
+    damaged = {name for name in links if _is_damaged(await store.list_messages(run_id, name))}
+    return tuple(replace(task, damaged=True) if task.task_id in damaged else task for task in tasks)
+
+
+def _is_damaged(said: Sequence[MessageRecord]) -> bool:
+    last = max((message.attempt for message in said), default=0)
+    return any(message.damaged for message in said if message.attempt == last)
+
+
+def has_ended(record: RunRecord, tasks: Sequence[TaskRecord], retry_failed: bool) -> bool:
+    """Whether the run is over and is not to be reopened, as one that failed or has damaged results can be."""
+    status = RunStatus(record.status)
+    reopens = retry_failed and (status in RUN_REOPENINGS or any(task.damaged for task in tasks))
+    return status in RUN_DONE and not reopens
+
+
+def needs_no_work(run: StoredRun, retry_failed: bool) -> bool:
+    """Whether the run has ended and is to stay so. Raises RunNotResumable for a cancelled one."""
+    if run.status is RunStatus.CANCELLED:
+        raise RunNotResumable(f"run {run.record.run_id} was cancelled for good; start a new run")
+    return has_ended(run.record, run.tasks, retry_failed)
+
+
+def ended_result(run: StoredRun) -> RunResult:
+    """What the store holds of a run that has ended. A completed run with damaged results counts as failed."""
+    results = run.state.all_results()
+    damaged = [record.task_id for record in run.tasks if record.damaged]
+    if not damaged:
+        return RunResult(run.record.run_id, run.status, results, run.record.error)
+    error = f"the stored results of {', '.join(damaged[:5])} are damaged; resume with retry_failed runs them again"
+    return RunResult(run.record.run_id, RunStatus.FAILED, results, error)

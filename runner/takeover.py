@@ -1,0 +1,184 @@
+"""Taking a free run over: what its last owner left under way is settled, and what the tasks go on from is read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from backends.errors import ErrorKind
+from runner import events
+from runner.clock import iso
+from runner.conversation import load_past, load_said
+from runner.deciding import Decided, decided_of
+from runner.drive import Config, Prepared, backend_names
+from runner.errors import PlaitError, PolicyMissing
+from runner.given import Given, GivenAnswers, given_answers
+from runner.ownership import claim
+from runner.policies import policy_of
+from runner.policy import Policy
+from runner.questions import Way
+from runner.result import TaskResult
+from runner.settling import failed_status
+from runner.state import GoingOn, Past, RunState
+from runner.status import TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
+from runner.stored import StoredRun
+from runner.task import JsonValue
+from runner.translate import changes
+from runner.verdict import RUNS, Action, Heard, Verdict, judge
+
+
+async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared:
+    """Claim a free run and make it ready to go on, in one transaction. Raises RunOwned, BackendMissing, PolicyMissing,
+    AnswerConflict, StoreError.
+    """
+    state, record = run.state, run.record
+    policy = _policy(run, how.policy)
+    given = await given_answers(run, config.clock.wall(), how.answers)
+    verdicts = judge(state.dag, run.tasks, retry_failed=how.retry_failed, heard=heard(run, given))
+    at = iso(config.clock.wall())
+    happened: list[events.Event] = []
+    for position, verdict in enumerate(verdicts):
+        event = _settled(run, position, verdict, given.answers.get(verdict.task_id), at)
+        if event is not None:
+            happened.append(event)
+    state.repeats = frozenset(position for position, verdict in enumerate(verdicts) if verdict.repeats)
+    names = backend_names(state.dag, config, state.statuses)
+    reused = sum(status is TaskStatus.COMPLETED for status in state.statuses)
+    begins: events.Event = events.RunResumed(at, record.run_id, run.status, reused)
+    if run.status is RunStatus.QUEUED:
+        begins = events.RunStarted(at, record.run_id)
+    happened.insert(0, begins)
+    await _load_conversations(run, verdicts)
+    await _load_failures(run)
+    unasked = [] if policy is None else await _unasked(run, happened)
+    owner, goes_on = await claim(config, run.store, record, [change for e in happened for change in changes(e)])
+    decided = _decided(run, how.retry_failed)
+    return Prepared(record.run_id, state, names, owner, happened, (), goes_on, policy, decided, unasked)
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """What whoever resumes a run brings along."""
+
+    retry_failed: bool = False
+    answers: Mapping[str, JsonValue] | None = None
+    policy: Policy | None = None
+
+
+def heard(run: StoredRun, given: GivenAnswers) -> Heard:
+    """The same for the verdicts."""
+    ways = {task_id: run.state.asking[run.state.dag.position(task_id)].way for task_id in given.answers}
+    return Heard(ways, given.late)
+
+
+def _policy(run: StoredRun, own: Policy | None) -> Policy | None:
+    stored = json.loads(run.record.settings).get("policy")
+    run_id = run.record.run_id
+    if stored is None:
+        if own is not None:
+            raise PlaitError(f"run {run_id} was begun without a policy, and goes on without one; leave it out")
+        return None
+    kind = stored["kind"]
+    if own is not None and own.kind != kind:
+        raise PolicyMissing(f"run {run_id} is led by a policy of kind {kind!r}, not {own.kind!r}")
+    return own or policy_of(kind, stored["settings"])
+
+
+def _decided(run: StoredRun, retry_failed: bool) -> Decided:
+    decided = decided_of(run.record.policy_state)
+    if retry_failed and run.status is RunStatus.FAILED:
+        return replace(decided, end=None, error=None, rests=False)
+    return decided
+
+
+async def _unasked(run: StoredRun, happened: Sequence[events.Event]) -> list[str]:
+    """The tasks that have ended since the run's policy was last asked, those in `happened` last."""
+    ended: dict[str, None] = {}
+    after = run.record.policy_seq
+    while page := await run.store.list_events(run.record.run_id, after):
+        ended |= {event.task_id: None for event in page if event.kind in _ENDS and event.task_id is not None}
+        after = page[-1].seq
+    ended |= {event.task_id: None for event in happened if isinstance(event, events.TaskFailed)}
+    return [task_id for task_id in ended if run.state.statuses[run.state.dag.position(task_id)] in TASK_DONE]
+
+
+_ENDS = frozenset({"task_completed", "task_failed", "task_skipped"})
+
+
+def _settled(run: StoredRun, position: int, verdict: Verdict, given: Given | None, at: str) -> events.Event | None:
+    """Bring the state in line with `verdict`; the event that says so, if something changed."""
+    state, record = run.state, run.tasks[position]
+    task_id, attempt = record.task_id, record.attempt
+    under_way = state.statuses[position] is TaskStatus.RUNNING
+    if given is not None:
+        state.answer(position, given.value, given.by)
+        return events.TaskAnswered(at, task_id, attempt, state.answers[position])
+    if verdict.action is Action.FAIL:
+        kind = ErrorKind.CRASHED if under_way else ErrorKind.TIMEOUT
+        return _failed(state, position, kind, verdict.reason, at)
+    if under_way and verdict.action is Action.ASK:
+        state.ask(position, verdict.reason)
+        return events.TaskWaiting(at, task_id, attempt, verdict.reason, crashed=True)
+    if under_way:
+        state.statuses[position] = TaskStatus.PENDING
+        state.crashes[position] = record.crashes + 1
+        return events.TaskInterrupted(at, task_id, attempt, "its process ended", crashed=True)
+    if verdict.action is Action.START_OVER and state.statuses[position] in TASK_REOPENINGS:
+        state.reopen(position)
+        return events.TaskReopened(at, task_id, attempt, damaged=record.damaged)
+    return None
+
+
+def _failed(state: RunState, position: int, kind: ErrorKind, reason: str, at: str) -> events.TaskFailed:
+    task, attempt = state.dag.tasks[position], state.attempts[position]
+    status = failed_status(task.failure_mode)
+    result = TaskResult(task.id, status, error_kind=kind.value, error=reason, attempts=attempt)
+    state.asking.pop(position, None)
+    state.settle(position, result)
+    return events.TaskFailed(at, task.id, attempt, status, kind.value, reason, 0.0)
+
+
+async def _load_conversations(run: StoredRun, verdicts: Sequence[Verdict]) -> None:
+    """Read the conversations that tasks still to run go on with, their own and those of others."""
+    state = run.state
+    for position, (task, verdict) in enumerate(zip(state.dag, verdicts, strict=True)):
+        if state.statuses[position] in TASK_DONE:
+            continue
+        if task.continues is not None:
+            before = state.dag.position(task.continues)
+            if state.statuses[before] is TaskStatus.COMPLETED and before not in state.conversations:
+                past = await load_past(run.store, run.record.run_id, state, task.continues)
+                state.conversations[before] = Past(run.tasks[before].session_id, past.messages)
+        if verdict.action in RUNS:
+            await _load_own(run, position, verdict)
+        elif position in state.asking and state.asking[position].way is Way.REPLY:
+            # It may be answered while this process runs the run.
+            record = run.tasks[position]
+            said = await load_said(run.store, run.record.run_id, state, record.task_id, record.attempt)
+            state.going_on[position] = GoingOn(record.session_id, said)
+
+
+async def _load_own(run: StoredRun, position: int, verdict: Verdict) -> None:
+    """The conversation that the task's earlier attempts began, where its next one goes on with it."""
+    state, record = run.state, run.tasks[position]
+    answer = state.answer_to_say(position)
+    interrupted = verdict.action is Action.CONTINUE and (answer is None or answer.attempt != record.attempt)
+    if record.session_id is None and answer is None:
+        return
+    if interrupted or answer is not None:
+        said = () if answer is None else await load_said(run.store, run.record.run_id, state, record.task_id)
+        state.going_on[position] = GoingOn(record.session_id, said, answer, interrupted=interrupted)
+
+
+async def _load_failures(run: StoredRun) -> None:
+    """Count the failed attempts of earlier processes: a crash gives a task no new tries."""
+    state = run.state
+    for position, record in enumerate(run.tasks):
+        if not record.attempt or state.statuses[position] in TASK_DONE:
+            continue
+        for attempt in await run.store.list_attempts(run.record.run_id, record.task_id):
+            if attempt.status == "retried" and attempt.error_kind != ErrorKind.SESSION_LOST.value:
+                state.failures[position] += 1
+            elif attempt.status in {TaskStatus.FAILED.value, TaskStatus.COMPLETED.value}:  # reopened since, by a person
+                state.failures[position] = 0

@@ -1,0 +1,247 @@
+"""LangGraphBackend on the real library: what goes in, what comes out, what goes wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+import anyio
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.graph import MessagesState, StateGraph
+from langgraph.types import interrupt
+
+from backends import (
+    BackendError,
+    BackendUnavailable,
+    ErrorKind,
+    LangGraphBackend,
+    Message,
+    Opening,
+    Output,
+    Reply,
+    Usage,
+)
+from backends.contract import SCHEMA, BackendContract, Subject
+from tests.support.graphs import Work, chain, kept
+
+
+class Mooded(MessagesState, total=False):
+    mood: str
+    steps: int
+
+
+async def say(backend: LangGraphBackend, prompt: str = "p", opening: Opening | None = None) -> Reply:
+    async with backend.open(opening or Opening()) as conversation:
+        return await conversation.send(prompt)
+
+
+def answer(state: Any) -> Any:
+    asked = state["messages"][-1].content
+    text = '{"mood": "good"}' if "mood" in asked else f"I heard {asked}"
+    cost: Any = {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}
+    return {"messages": [AIMessage(text, usage_metadata=cost)]}
+
+
+async def hang(state: Any) -> Any:
+    await anyio.sleep(100)
+
+
+def fail(state: Any) -> Any:
+    raise ValueError("no\nluck")
+
+
+CHAT = chain(answer, state=MessagesState)
+HANGING, FAILING = chain(hang), chain(fail)
+
+
+class TestWithoutCheckpointer(BackendContract):
+    @pytest.fixture
+    def subject(self) -> Subject:
+        working, hanging, failing = (LangGraphBackend(graph.compile()) for graph in (CHAT, HANGING, FAILING))
+        return Subject(working, hanging, failing)
+
+
+class TestWithSaver(BackendContract):
+    @pytest.fixture
+    async def subject(self, tmp_path: Path) -> AsyncGenerator[Subject]:
+        path = tmp_path / "threads.db"
+        async with kept(CHAT, path) as working, kept(HANGING, path) as hanging, kept(FAILING, path) as failing:
+            yield Subject(LangGraphBackend(working), LangGraphBackend(hanging), LangGraphBackend(failing))
+
+    async def test_a_reply_is_whole(self, subject: Subject) -> None:
+        # The thread is named by the task, so unlike in the contract there is a session though none was chosen.
+        seen: list[str] = []
+        reply = await say(subject.working, "Say hello.", Opening(idempotency_key="r:t", on_session=seen.append))
+        assert reply == Reply("I heard Say hello.", session_id="r:t", usage=Usage(3, 2))
+        assert seen == ["r:t"]
+
+    async def test_goes_on_from_a_history(self, subject: Subject) -> None:
+        with pytest.raises(BackendError, match="does not know the thread r:gone") as caught:
+            await say(subject.working, opening=Opening(session_id="r:gone", resume=True))
+        assert caught.value.kind is ErrorKind.SESSION_LOST
+
+
+async def test_who_keeps_no_thread_is_told_what_was_said() -> None:
+    def count(state: MessagesState) -> Any:
+        return {"messages": [AIMessage(" ".join(f"{one.type}:{one.content}" for one in state["messages"]))]}
+
+    backend = LangGraphBackend(chain(count, state=MessagesState).compile())
+    history = (Message("user", "a"), Message("assistant", "b"))
+    reply = await say(backend, "c", Opening(session_id=None, resume=True, history=history))
+    assert reply.text == "human:a ai:b human:c"
+    assert reply.session_id is None
+
+
+@dataclass
+class Score:
+    points: int
+    judge: object
+
+
+class Rich(TypedDict, total=False):
+    prompt: str
+    messages: list[Any]
+    status: str
+    score: Score
+    odd: Any
+
+
+async def test_data_is_the_json_part_of_the_state() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+
+    def work(state: Rich) -> Any:
+        blocks: Any = [{"type": "text", "text": "fi"}, {"type": "image", "url": "u"}, "ne\udc80"]
+        return {
+            "messages": [HumanMessage("how?"), AIMessage(blocks)],
+            "status": "verified",
+            "score": Score(3, object()),
+            "odd": {"nan": float("nan"), "set": {1}, 5: "five", "list": [1, object(), None], "deep": circle},
+        }
+
+    reply = await say(LangGraphBackend(chain(work, state=Rich).compile(), to_input=lambda prompt: {"prompt": prompt}))
+    assert reply.text == "fine\ufffd"
+    assert isinstance(reply.data, dict)
+    odd = reply.data.pop("odd")
+    assert reply.data == {
+        "prompt": "p",
+        "messages": [{"role": "user", "content": "how?"}, {"role": "assistant", "content": "fine\ufffd"}],
+        "status": "verified",
+        "score": {"points": 3},
+    }
+    assert isinstance(odd, dict)
+    assert odd.keys() == {"list", "deep"}
+    assert odd["list"] == [1, None]
+
+
+async def test_without_messages_the_text_is_the_data() -> None:
+    def work(state: Work) -> Any:
+        return {"status": f"é {state['prompt']}"}
+
+    reply = await say(LangGraphBackend(chain(work).compile()))
+    assert reply == Reply('{"prompt": "p", "status": "é p", "done": []}', {"prompt": "p", "status": "é p", "done": []})
+
+
+async def test_an_answer_of_before_is_none_of_this_turn(tmp_path: Path) -> None:
+    def only_first(state: Any) -> Any:
+        return answer(state) if len(state["messages"]) == 1 else {"steps": 2}
+
+    compiling = kept(chain(only_first, state=Mooded), tmp_path / "db")
+    async with compiling as graph, LangGraphBackend(graph).open(Opening()) as conversation:
+        assert (await conversation.send("a")).usage == Usage(3, 2)
+        second = await conversation.send("b")
+    assert second.text.startswith('{"messages": [{"role": "user", "content": "a"}')
+    assert second.usage == Usage()
+
+
+async def test_a_schema_is_for_the_fields_beside_the_messages() -> None:
+    def judge(state: Mooded) -> Any:
+        return {"messages": [AIMessage("well")], "mood": state["messages"][0].content}
+
+    backend = LangGraphBackend(chain(judge, state=Mooded).compile())
+    reply = await say(backend, "bad", Opening(output_schema=SCHEMA))
+    assert (reply.text, reply.data) == ("well", {"mood": "bad"})
+    with pytest.raises(BackendError, match="'odd' is not one of") as caught:
+        await say(backend, "odd", Opening(output_schema=SCHEMA))
+    assert caught.value.kind is ErrorKind.INVALID_OUTPUT
+
+
+async def test_only_the_declared_output_is_shown(tmp_path: Path) -> None:
+    class Verdict(TypedDict):
+        status: str
+
+    def work(state: Work) -> Any:
+        return {"status": "ok", "done": ["hidden"]}
+
+    graph = chain(work, output_schema=Verdict)
+    async with kept(graph, tmp_path / "db") as saved:
+        for compiled in (graph.compile(), saved):
+            assert (await say(LangGraphBackend(compiled))).data == {"status": "ok"}
+
+
+async def test_nodes_are_noticed_as_they_start() -> None:
+    seen: list[Output] = []
+    await say(LangGraphBackend(CHAT.compile()), opening=Opening(on_output=seen.append))
+    assert seen == [Output("notice", "node answer")]
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpointer": False}])
+async def test_asking_without_a_checkpointer_is_refused(options: Any) -> None:
+    def ask(state: Any) -> Any:
+        interrupt("really?")
+
+    with pytest.raises(BackendError, match=r"compile it with one, such as AsyncSqliteSaver") as caught:
+        await say(LangGraphBackend(chain(ask).compile(**options)))
+    assert caught.value.kind is ErrorKind.INVALID_REQUEST
+
+
+async def test_exceptions_of_nodes() -> None:
+    def refuse(state: Any) -> Any:
+        raise BackendError(ErrorKind.RATE_LIMITED, "slow down", retry_after=3)
+
+    with pytest.raises(BackendError, match=r"^unexpected: ValueError: no luck$") as caught:
+        await say(LangGraphBackend(FAILING.compile()))
+    assert isinstance(caught.value.__cause__, ValueError)
+    with pytest.raises(BackendError, match="slow down") as caught:
+        await say(LangGraphBackend(chain(refuse).compile()))
+    assert caught.value.retry_after == 3
+
+
+async def test_a_graph_that_does_not_end() -> None:
+    def again(state: Any) -> Any:
+        return {"done": ["again"]}
+
+    graph = StateGraph(Work).add_node("again", again).add_edge("__start__", "again").add_edge("again", "again")
+    with pytest.raises(BackendError, match=r"did not end; .*limit of 3 reached") as caught:
+        await say(LangGraphBackend(graph.compile().with_config(recursion_limit=3)))
+    assert caught.value.kind is ErrorKind.INVALID_REQUEST
+
+
+async def test_stopping_before_a_node_is_no_answer(tmp_path: Path) -> None:
+    async with kept(CHAT, tmp_path / "db", interrupt_before=["answer"]) as graph:
+        with pytest.raises(BackendError, match=r"stopped before answer; ask with interrupt\(\)"):
+            await say(LangGraphBackend(graph))
+
+
+def test_graphs_that_cannot_be_used() -> None:
+    class Numbers(TypedDict):
+        number: int
+
+    with pytest.raises(TypeError, match=r"not StateGraph; call its compile\(\)"):
+        LangGraphBackend(CHAT)
+    graph = chain(fail, state=Numbers).compile()
+    with pytest.raises(TypeError, match=r"neither `messages` nor `prompt`, but number; .* with to_input"):
+        LangGraphBackend(graph)
+    LangGraphBackend(graph, to_input=lambda prompt: {"number": int(prompt)})
+
+
+async def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = LangGraphBackend(CHAT.compile())
+    backend.check()
+    monkeypatch.setitem(sys.modules, "langgraph", None)
+    with pytest.raises(BackendUnavailable, match=r"pip install 'plait\[langgraph\]'"):
+        await say(backend)

@@ -1,0 +1,85 @@
+"""Events page by page: what a page costs, however large the run is."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from persistence import Batch, Change, NewTask, TaskCompleted, TaskRetried, TaskStarted
+from persistence.contract.samples import CLAIMED, CREATED, RUN, at
+from persistence.sqlite import reading, statements
+from persistence.sqlite.opening import open_database
+from persistence.sqlite.writing import write_batch
+
+
+def filled(path: Path, tasks: int) -> sqlite3.Connection:
+    """A store with two runs of many tasks, of which every third was tried again."""
+    connection = open_database(path, "create")
+    ids = [f"t{number}" for number in range(tasks)]
+    created = replace(CREATED, tasks=tuple(NewTask(task_id, "p") for task_id in ids))
+    changes: list[Change] = [created, CLAIMED]
+    for number, task_id in enumerate(ids):
+        tries = 2 if number % 3 == 0 else 1
+        changes.append(TaskStarted(at(3), task_id, 1, "fast"))
+        if tries == 2:
+            changes.append(TaskRetried(at(4), task_id, 1, "transient", "reset", 0.0))
+            changes.append(TaskStarted(at(5), task_id, 2, "fast"))
+        changes.append(TaskCompleted(at(6), task_id, tries, "result"))
+    for run_id in ("before", RUN):
+        write_batch(connection, Batch(run_id, 0, 1, tuple(changes)))
+    return connection
+
+
+def steps(connection: sqlite3.Connection, call: Callable[[], object]) -> int:
+    """About how many steps of SQLite's machine `call` takes."""
+    taken = 0
+
+    def count() -> int:
+        nonlocal taken
+        taken += 1
+        return 0
+
+    connection.set_progress_handler(count, 10)
+    call()
+    connection.set_progress_handler(None, 0)
+    return taken * 10
+
+
+@pytest.mark.parametrize("where", [0.0, 0.5, 0.9])
+def test_a_page_costs_the_same_in_a_large_run(tmp_path: Path, where: float) -> None:
+    cost = list[int]()
+    for tasks in (500, 4000):
+        with closing(filled(tmp_path / f"{tasks}.db", tasks)) as connection:
+            after = int(tasks * 8 / 3 * where)
+            cost.append(steps(connection, lambda: reading.list_events(connection, RUN, after, 10)))  # noqa: B023
+    assert 0 < cost[1] < 1.2 * cost[0] + 50
+
+
+def test_who_waits_for_events_asks_for_nothing_but_the_last_number(tmp_path: Path) -> None:
+    with closing(filled(tmp_path / "runs.db", 500)) as connection:
+        last = reading.list_events(connection, RUN, 0, 10_000)[-1].seq
+        assert steps(connection, lambda: reading.list_events(connection, RUN, last, 1000)) < 50
+        assert [event.seq for event in reading.list_events(connection, RUN, last - 1, 1000)] == [last]
+
+
+def test_pages_together_are_the_view(tmp_path: Path) -> None:
+    with closing(filled(tmp_path / "runs.db", 100)) as connection:
+        pages, after = list[tuple[int, str, str | None]](), 0
+        while page := reading.list_events(connection, RUN, after, 7):
+            pages += [(event.seq, event.kind, event.task_id) for event in page]
+            after = page[-1].seq
+        view = connection.execute("SELECT seq, kind, task_id FROM events WHERE run_id = ? ORDER BY seq", (RUN,))
+        assert pages == view.fetchall()
+
+
+def test_every_part_of_a_page_is_found_by_its_number(tmp_path: Path) -> None:
+    with closing(filled(tmp_path / "runs.db", 10)) as connection:
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {statements.LIST_EVENTS}", (RUN, 5, 100)).fetchall()
+    parts = [row[3] for row in plan if row[3].startswith("SEARCH")]
+    assert len(parts) == 5
+    assert all("_seq>?" in part or "(run_id=? AND seq>?)" in part for part in parts), parts
