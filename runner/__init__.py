@@ -32,12 +32,23 @@ if TYPE_CHECKING:
     from runner.looking import RunInfo, StoredEvent, TaskInfo
     from runner.parallel import ParallelRunner
     from runner.plan import Plan, PlanError, load_plan
+    from runner.policies.follow_ups import FollowUp, FollowUps
+    from runner.policies.session import (
+        ImpossibleState,
+        Interaction,
+        Session,
+        SessionComplete,
+        SessionEnded,
+        UnknownStep,
+    )
+    from runner.policies.workflow import Step, Workflow
     from runner.policy import Decision, Policy, RunView
     from runner.preview import Preview
     from runner.questions import OpenQuestion
     from runner.result import Degradation, Receipt, RunResult, TaskResult
     from runner.run import Run
     from runner.service import RunService
+    from runner.sessions import load_session
     from runner.status import RunStatus, TaskStatus
     from runner.task import FailureMode, Retry, Task
     from runner.verdict import Action, Verdict
@@ -52,6 +63,10 @@ __all__ = [
     "Decision",
     "Degradation",
     "FailureMode",
+    "FollowUp",
+    "FollowUps",
+    "ImpossibleState",
+    "Interaction",
     "KeyConflict",
     "Limits",
     "OpenQuestion",
@@ -77,6 +92,10 @@ __all__ = [
     "RunService",
     "RunStatus",
     "RunView",
+    "Session",
+    "SessionComplete",
+    "SessionEnded",
+    "Step",
     "StoreRequired",
     "StoredEvent",
     "Task",
@@ -84,8 +103,11 @@ __all__ = [
     "TaskResult",
     "TaskStatus",
     "TurnNotStored",
+    "UnknownStep",
     "Verdict",
+    "Workflow",
     "load_plan",
+    "load_session",
 ]
 
 _HOMES = {
@@ -97,12 +119,16 @@ _HOMES = {
     "looking": "RunInfo StoredEvent TaskInfo",
     "parallel": "ParallelRunner",
     "plan": "Plan PlanError load_plan",
+    "policies.follow_ups": "FollowUp FollowUps",
+    "policies.session": "ImpossibleState Interaction Session SessionComplete SessionEnded UnknownStep",
+    "policies.workflow": "Step Workflow",
     "policy": "Decision Policy RunView",
     "questions": "OpenQuestion",
     "preview": "Preview",
     "result": "Degradation Receipt RunResult TaskResult",
     "run": "Run",
     "service": "RunService",
+    "sessions": "load_session",
     "status": "RunStatus TaskStatus",
     "task": "FailureMode Retry Task",
     "verdict": "Action Verdict",

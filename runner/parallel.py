@@ -27,7 +27,7 @@ from runner.patient import PatientStore
 from runner.policy import Policy
 from runner.preview import Preview, preview
 from runner.questions import OpenQuestion
-from runner.queued import checked_run_id, create
+from runner.queued import checked_run_id, create, with_policy
 from runner.result import RunResult
 from runner.run import Control, Run
 from runner.state import RunState
@@ -146,15 +146,21 @@ class ParallelRunner:
         return Run(*self._new(dag, run_id, settings, policy))
 
     async def create_run(
-        self, dag: DAG, run_id: str | None = None, *, key: str | None = None, settings: _Settings = None
+        self,
+        dag: DAG,
+        run_id: str | None = None,
+        *,
+        key: str | None = None,
+        settings: _Settings = None,
+        policy: Policy | None = None,
     ) -> str:
         """Store a run of `dag` as queued, for `resume` to begin here or in another process; its id.
 
         There is one run for a `key` (1 to 200 characters, no `run_id`): who comes again with it, also in a race or
-        after a crash, gets that run's id; KeyConflict if with another DAG or other settings. Raises StoreRequired,
+        after a crash, gets that run's id; KeyConflict if with another DAG, settings or policy. Raises StoreRequired,
         BackendMissing, RunExists for a taken `run_id`, and StoreError: then it is not known whether it was stored.
         """
-        return await create(self._config, dag, run_id, key, settings or {})
+        return await create(self._config, dag, run_id, key, with_policy(settings, policy))
 
     @property
     def config(self) -> Config:
@@ -265,9 +271,7 @@ class ParallelRunner:
 
         async def drive_new(feed: Feed, control: Control) -> RunResult:
             at = iso(config.clock.wall())
-            kept: dict[str, JsonValue] = {**(settings or {}), "concurrency": config.concurrency}
-            if policy is not None:
-                kept["policy"] = {"kind": policy.kind, "settings": dict(policy.settings())}
+            kept = {**with_policy(settings, policy), "concurrency": config.concurrency}
             created = events.RunCreated(at, run_id, dag, kept)
             owner = claim_for_this_process(config.rng, at)
             claim = RunClaimed(at, owner, config.clock.wall() + config.lease)

@@ -22,6 +22,7 @@ from runner.clock import iso, new_run_id
 from runner.dag import DAG
 from runner.drive import Config, backend_names
 from runner.errors import KeyConflict, RunExists, StoreRequired
+from runner.policy import Policy
 from runner.task import JsonValue
 from runner.translate import changes
 
@@ -41,10 +42,18 @@ def checked_run_id(run_id: str | None) -> str | None:
     return run_id
 
 
+def with_policy(settings: Mapping[str, JsonValue] | None, policy: Policy | None) -> dict[str, JsonValue]:
+    """`settings` with what `resume` needs to go on with `policy`."""
+    kept = dict(settings or {})
+    if policy is not None:
+        kept["policy"] = {"kind": policy.kind, "settings": dict(policy.settings())}
+    return kept
+
+
 async def create(
     config: Config, dag: DAG, run_id: str | None, key: str | None, settings: Mapping[str, JsonValue]
 ) -> str:
-    """See `ParallelRunner.create_run`."""
+    """See `ParallelRunner.create_run`; `settings` are those `with_policy`."""
     run_id, store = checked_run_id(run_id), config.store
     if key is not None and run_id is not None:
         raise ValueError("give a run id or a key, not both: the id of a run with a key is made from the key")

@@ -17,6 +17,7 @@ from runner.errors import PlaitError, StoreRequired
 from runner.log import logger
 from runner.looking import RunInfo, StoredEvent, history, look_up, run_info
 from runner.parallel import ParallelRunner
+from runner.policy import Policy
 from runner.run import Run
 from runner.status import RunStatus
 from runner.task import JsonValue
@@ -78,10 +79,15 @@ class RunService:
         return await self._group.__aexit__(kind, error, trace)
 
     async def create_run(
-        self, dag: DAG, *, key: str | None = None, settings: Mapping[str, JsonValue] | None = None
+        self,
+        dag: DAG,
+        *,
+        key: str | None = None,
+        settings: Mapping[str, JsonValue] | None = None,
+        policy: Policy | None = None,
     ) -> str:
         """Store a run of `dag` as queued; its id. See `ParallelRunner.create_run`."""
-        return await self._runner.create_run(dag, key=key, settings=settings)
+        return await self._runner.create_run(dag, key=key, settings=settings, policy=policy)
 
     async def start_run(self, run_id: str) -> None:
         """Begin the run here, or go on with it, and return once it is this process's, durably.

@@ -271,7 +271,7 @@ def test_blocks_are_found_where_they_are() -> None:
 
 
 WRONG = {
-    "python": "import runner\nrunner.Workflow",
+    "python": "import runner\nrunner.Nothing",
     "sh": "true\nfalse",
     "console": "plait version",
     "yaml": "tasks: [{id: a, prompt: '{{ b }}'}]",

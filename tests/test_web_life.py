@@ -75,6 +75,18 @@ def test_a_run_from_its_plan_to_its_results(tmp_path: Path) -> None:
     assert plait(tmp_path, "show", run_id).code == 0
 
 
+def test_what_follows_by_role_follows_here_too(tmp_path: Path) -> None:
+    plan = {
+        "tasks": [{"id": "code", "prompt": "code", "role": "coder"}],
+        "workflows": [{"after": "coder", "steps": [{"role": "reviewer", "prompt": "review {{ work }}"}]}],
+    }
+    with served(tmp_path) as server, server.client() as client:
+        run_id = created(client, plan, key="k")
+        assert events(client, run_id)[-1].event == "run_completed"
+        texts = {task["text"] for task in client.get(f"/api/runs/{run_id}").json()["tasks"]}
+        assert texts == {"CODE", "REVIEW CODE"}
+
+
 def test_the_same_key_is_the_same_run(tmp_path: Path) -> None:
     with served(tmp_path) as server, server.client() as client:
         wanted = {"plan": PLAN, "inputs": {"who": "Ada"}, "key": "order 17"}

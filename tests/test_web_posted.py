@@ -16,7 +16,7 @@ from persistence import MemoryStore, Store
 from runner import DAG, ParallelRunner, PlanError, RunService, Task
 from runner.web import stream
 from runner.web.app import make_app
-from runner.web.posted import posted_dag
+from runner.web.posted import posted_plan
 from runner.web.routes import Served
 from runner.web.stream import EventStream
 from tests.support.fakes import Talker
@@ -27,11 +27,11 @@ TASKS = [{"id": "a", "prompt": "hello {{ who }}"}]
 
 def test_a_posted_plan_is_a_plan() -> None:
     plan = {"name": "n", "inputs": {"who": "Ada"}, "tasks": [*TASKS, {"id": "b", "prompt": "b", "backend": "w"}]}
-    dag = posted_dag(plan, {}, ["w", "x"])
+    dag = posted_plan(plan, {}, ["w", "x"]).dag
     assert (dag.name, dag.inputs, [dag.backend_of(task) for task in dag]) == ("n", {"who": "Ada"}, [None, "w"])
-    assert posted_dag(plan, {"who": ["Bob", 1]}, ["w"]).inputs == {"who": ["Bob", 1]}
+    assert posted_plan(plan, {"who": ["Bob", 1]}, ["w"]).dag.inputs == {"who": ["Bob", 1]}
     required = {"inputs": {"who": {"required": True}}, "tasks": TASKS}
-    assert posted_dag(required, {"who": "Ada"}, ["w"]).inputs == {"who": "Ada"}
+    assert posted_plan(required, {"who": "Ada"}, ["w"]).dag.inputs == {"who": "Ada"}
 
 
 @pytest.mark.parametrize(
@@ -55,15 +55,16 @@ def test_a_posted_plan_is_a_plan() -> None:
 )
 def test_what_a_posted_plan_may_not_say(changes: dict[str, Any], inputs: dict[str, Any], said: str) -> None:
     with pytest.raises(PlanError) as refused:
-        posted_dag({"inputs": {"who": "Ada"}, "tasks": TASKS, **changes}, inputs, ["w"])
+        posted_plan({"inputs": {"who": "Ada"}, "tasks": TASKS, **changes}, inputs, ["w"])
     assert said in str(refused.value)
+    assert not str(refused.value).startswith("plan")  # there is no file, and no line in it
 
 
 def test_no_file_is_opened_for_a_posted_plan(tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("secret")
     for value in ({"files": str(tmp_path)}, {"files": f"{tmp_path}/*.txt", "max_files": 1}):
         with pytest.raises(PlanError, match="reads no files") as refused:
-            posted_dag({"inputs": {"who": value}, "tasks": TASKS}, {}, ["w"])
+            posted_plan({"inputs": {"who": value}, "tasks": TASKS}, {}, ["w"])
         assert "secret" not in str(refused.value)
 
 

@@ -24,6 +24,8 @@ from runner import DAG, ParallelRunner, Plan
 from runner.cli.exits import Fault
 from runner.parallel import DEFAULT_BACKEND
 from runner.plan.source import MAX_BYTES, read_source
+from runner.policies.follow_ups import FollowUps
+from runner.policy import Policy
 from runner.status import TASK_DONE, TaskStatus
 from runner.task import JsonValue
 
@@ -91,12 +93,14 @@ def _gives_a_key_away(spec: OpenAISpec | AnthropicSpec) -> bool:
     return not as_usual and bool(os.environ.get(spec.api_key_env))
 
 
-def names_needed(dag: DAG, default: str, statuses: Iterable[TaskStatus] = ()) -> list[str]:
-    """The backends of all tasks that are not done, in the order of the tasks."""
+def names_needed(
+    dag: DAG, default: str, statuses: Iterable[TaskStatus] = (), *, policy: Policy | None = None
+) -> list[str]:
+    """The backends of all tasks that are not done, in the order of the tasks, and of those that may follow them."""
     done = [status in TASK_DONE for status in statuses] or [False] * len(dag)
-    return list(
-        dict.fromkeys(dag.backend_of(task) or default for task, over in zip(dag, done, strict=True) if not over)
-    )
+    names = [dag.backend_of(task) or default for task, over in zip(dag, done, strict=True) if not over]
+    further = policy.backends() if isinstance(policy, FollowUps) else frozenset[str | None]()
+    return list(dict.fromkeys([*names, *sorted(name or default for name in further)]))
 
 
 def backing_of_file(path: Path | None, wish: Wish) -> Backing:
@@ -140,7 +144,8 @@ def backing_of_plan(plan: Plan, wish: Wish) -> Backing:
     if default is None and len(specs) == 1:
         default = next(iter(specs))
     default = default or DEFAULT_BACKEND
-    is_open = default not in specs and any(plan.dag.backend_of(task) is None for task in plan.dag)
+    named = [*map(plan.dag.backend_of, plan.dag), *(plan.policy.backends() if plan.policy else ())]
+    is_open = default not in specs and None in named
     if not wish.empty and not is_open:
         raise Fault(f"{plan.path} names its backends itself; leave --backend, --model and --base-url out")
     if is_open:

@@ -34,6 +34,8 @@ from runner.cli.progress import Progress
 from runner.cli.text import visible, without_controls
 from runner.dag import DAG
 from runner.inbox import is_to_be_cancelled
+from runner.policies import policy_of
+from runner.policy import Policy
 from runner.result import RunResult
 from runner.run import Run
 from runner.status import RunStatus, TaskStatus
@@ -57,13 +59,13 @@ class Manner:
 
 async def run_plan(plan: Plan, backing: Backing, manner: Manner) -> int:
     """Run `plan`; the exit code."""
-    names = names_needed(plan.dag, backing.default)
+    names = names_needed(plan.dag, backing.default, policy=plan.policy)
     store = None if manner.store is None else SQLiteStore(manner.store)
     # The store is opened last: a missing backend must not leave an empty store behind.
     async with backing.running(names) as made, store or nullcontext():
         concurrency = manner.concurrency or plan.concurrency or DEFAULT_CONCURRENCY
         runner = backing.runner(made, store=store, concurrency=concurrency)
-        run = runner.start(plan.dag, settings=backing.settings())
+        run = runner.start(plan.dag, settings=backing.settings(), policy=plan.policy)
         return await _see_through(run, plan.dag, manner)
 
 
@@ -100,7 +102,7 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
         verdicts = judge(dag, tasks, retry_failed=wanted.retry_failed)
         statuses = {task.task_id: _status(verdict.action, task) for task, verdict in zip(tasks, verdicts, strict=True)}
         kept = Kept.of(record)
-        names = names_needed(dag, kept.default, statuses.values())
+        names = names_needed(dag, kept.default, statuses.values(), policy=_stored_policy(record))
         backing = kept.backing(names, wanted.plan)
         async with backing.running(names) as made:
             concurrency = manner.concurrency or _stored_concurrency(record)
@@ -116,6 +118,11 @@ def _status(action: Action, task: TaskRecord) -> TaskStatus:
     if action is Action.FAIL or task.damaged:
         return TaskStatus.FAILED
     return TaskStatus.WAITING_INPUT if action is Action.ASK else TaskStatus(task.status)
+
+
+def _stored_policy(record: RunRecord) -> Policy | None:
+    stored = json.loads(record.settings).get("policy")
+    return None if stored is None else policy_of(stored["kind"], stored["settings"])
 
 
 def _stored_concurrency(record: RunRecord) -> int:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
-from runner.dag import DAG, nearest
-from runner.plan import PlanError, PlanProblem, parse_plan
+from runner.dag import nearest
+from runner.plan import Plan, PlanError, PlanProblem, parse_plan
 
 _THE_SERVERS = {
     "backends": "the server has its backends from its own start; name one of them, or leave `backend` out",
@@ -19,12 +20,12 @@ _THE_SERVERS = {
 }
 
 
-def posted_dag(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Collection[str]) -> DAG:
-    """The DAG of `plan`, with `inputs` in place of its defaults, on the server's `backends`.
+def posted_plan(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Collection[str]) -> Plan:
+    """What `plan` asks for, with `inputs` in place of its defaults, on the server's `backends`, which are not in it.
 
     Raises PlanError with every mistake found.
     """
-    problems = [PlanProblem(why, key) for key, why in _THE_SERVERS.items() if key in plan]
+    problems = [PlanProblem(why, key, file="") for key, why in _THE_SERVERS.items() if key in plan]
     if isinstance(plan.get("inputs") or {}, dict):  # else the reader says what it should be
         declared = cast("dict[str, Any]", plan.get("inputs") or {})
         problems += _input_problems(declared, inputs)
@@ -36,23 +37,29 @@ def posted_dag(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Col
     try:
         text = json.dumps({**plan, "backends": named}, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
-        raise PlanError([PlanProblem(f"the plan holds what JSON does not have: {error}")]) from None
+        raise PlanError([PlanProblem(f"the plan holds what JSON does not have: {error}", file="")]) from None
     except RecursionError:
-        raise PlanError([PlanProblem("the plan is nested too deeply")]) from None
-    return parse_plan(text, format="json").dag
+        raise PlanError([PlanProblem("the plan is nested too deeply", file="")]) from None
+    try:
+        return replace(parse_plan(text, format="json"), backends={})
+    except PlanError as error:
+        # Lines and columns are those of a text that only exists here.
+        placeless = [replace(problem, line=None, column=None, file="") for problem in error.problems]
+        raise PlanError(placeless) from None
 
 
 def _input_problems(declared: Mapping[str, Any], given: Mapping[str, Any]) -> list[PlanProblem]:
     problems: list[PlanProblem] = []
     for name in given.keys() - declared.keys():
         hint = nearest(name, declared) or ("" if declared else "; the plan has no inputs")
-        problems.append(PlanProblem(f"there is no input {name!r}{hint}", f"inputs.{name}"))
+        problems.append(PlanProblem(f"there is no input {name!r}{hint}", f"inputs.{name}", file=""))
     for name, value in {**declared, **given}.items():
         if _is_special(value, "files"):
             why = "a posted plan reads no files; give the texts themselves, as values of the input"
-            problems.append(PlanProblem(why, f"inputs.{name}"))
+            problems.append(PlanProblem(why, f"inputs.{name}", file=""))
         elif _is_special(value, "required"):
-            problems.append(PlanProblem("this input has no default; give it a value in `inputs`", f"inputs.{name}"))
+            why = "this input has no default; give it a value in `inputs`"
+            problems.append(PlanProblem(why, f"inputs.{name}", file=""))
     return problems
 
 

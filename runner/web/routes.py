@@ -18,7 +18,7 @@ from runner.status import RUN_DONE, RunStatus
 from runner.task import JsonValue
 from runner.web import shapes
 from runner.web.faults import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS
-from runner.web.posted import posted_dag
+from runner.web.posted import posted_plan
 from runner.web.stream import PUBLISHED, EventStream
 
 _Answers: TypeAlias = dict[int | str, dict[str, Any]]
@@ -70,10 +70,10 @@ class Api:
     async def create(self, new: shapes.NewRun, response: Response) -> shapes.Standing:
         """Make a run and start it."""
         served = self._served
-        dag = await anyio.to_thread.run_sync(posted_dag, new.plan, new.inputs, served.backends)
+        plan = await anyio.to_thread.run_sync(posted_plan, new.plan, new.inputs, served.backends)
         if new.key is not None and await self._is_there(run_id_of(new.key)):
             response.status_code = 200
-        run_id = await self._runs.create_run(dag, key=new.key, settings=served.settings)
+        run_id = await self._runs.create_run(plan.dag, key=new.key, settings=served.settings, policy=plan.policy)
         status = await self._status(run_id)
         if status in _TO_START:
             with suppress(RunOwned, RunNotResumable):  # another process was quicker
