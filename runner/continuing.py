@@ -32,7 +32,7 @@ async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Rep
         raise PlaitError(f"run {run_id} has no task {task_id!r}{nearest(task_id, (task.id for task in dag))}")
     task, message = dag[task_id], clean_text(message)
     name = dag.backend_of(task) or config.default
-    require_backends(config, {name}, task_id)
+    require_backends(config, {name}, f"task {task_id!r}")
     await wait_until_free(config, run, Feed())
     opening = await _opening(run, task)
     owner, position = await claim(config, run.store, run.record, ())

@@ -216,7 +216,7 @@ def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ())
     needed = {name: i for i, name in enumerate(names) if not statuses or statuses[i] not in TASK_DONE}
     for name, position in needed.items():
         if name not in config.backends:
-            require_backends(config, set(needed), dag.tasks[position].id)
+            require_backends(config, set(needed), f"task {dag.tasks[position].id!r}")
     for task, name in zip(dag, names, strict=True):
         if task.continues is not None and names[dag.position(task.continues)] != name:
             raise BackendMissing(
@@ -226,12 +226,18 @@ def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ())
     return names
 
 
-def require_backends(config: Config, names: set[str], example: str) -> None:
+def require_policy_backends(config: Config, policy: Policy) -> None:
+    """Raise BackendMissing unless the runner has every backend that tasks of `policy` may run on."""
+    names = {config.default if name is None else name for name in policy.backends()}
+    require_backends(config, names, f"policy {policy.kind!r}")
+
+
+def require_backends(config: Config, names: set[str], needed_by: str) -> None:
     """Raise BackendMissing, naming every one that is missing, unless all of `names` are there."""
     missing = sorted(names - config.backends.keys())
     if missing:
         have = ", ".join(sorted(config.backends)) or "none"
         raise BackendMissing(
-            f"no backend named {', '.join(map(repr, missing))} (needed by task {example!r}); this runner has: {have}. "
+            f"no backend named {', '.join(map(repr, missing))} (needed by {needed_by}); this runner has: {have}. "
             f"Give it with backend=... or backends={{name: ...}}"
         )

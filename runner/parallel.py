@@ -160,7 +160,7 @@ class ParallelRunner:
         after a crash, gets that run's id; KeyConflict if with another DAG, settings or policy. Raises StoreRequired,
         BackendMissing, RunExists for a taken `run_id`, and StoreError: then it is not known whether it was stored.
         """
-        return await create(self._config, dag, run_id, key, with_policy(settings, policy))
+        return await create(self._config, dag, run_id, key, with_policy(self._config, settings, policy))
 
     @property
     def config(self) -> Config:
@@ -268,10 +268,10 @@ class ParallelRunner:
         config = self._config
         names = backend_names(dag, config)
         run_id = checked_run_id(run_id) or new_run_id(config.clock, config.rng)
+        kept = {**with_policy(config, settings, policy), "concurrency": config.concurrency}
 
         async def drive_new(feed: Feed, control: Control) -> RunResult:
             at = iso(config.clock.wall())
-            kept = {**with_policy(settings, policy), "concurrency": config.concurrency}
             created = events.RunCreated(at, run_id, dag, kept)
             owner = claim_for_this_process(config.rng, at)
             claim = RunClaimed(at, owner, config.clock.wall() + config.lease)

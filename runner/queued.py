@@ -20,7 +20,7 @@ from persistence.records import RunRecord
 from runner import events
 from runner.clock import iso, new_run_id
 from runner.dag import DAG
-from runner.drive import Config, backend_names
+from runner.drive import Config, backend_names, require_policy_backends
 from runner.errors import KeyConflict, RunExists, StoreRequired
 from runner.policy import Policy
 from runner.task import JsonValue
@@ -42,10 +42,15 @@ def checked_run_id(run_id: str | None) -> str | None:
     return run_id
 
 
-def with_policy(settings: Mapping[str, JsonValue] | None, policy: Policy | None) -> dict[str, JsonValue]:
-    """`settings` with what `resume` needs to go on with `policy`."""
+def with_policy(
+    config: Config, settings: Mapping[str, JsonValue] | None, policy: Policy | None
+) -> dict[str, JsonValue]:
+    """`settings` with what `resume` needs to go on with `policy`. Raises BackendMissing if its backends are not all
+    there.
+    """
     kept = dict(settings or {})
     if policy is not None:
+        require_policy_backends(config, policy)
         kept["policy"] = {"kind": policy.kind, "settings": dict(policy.settings())}
     return kept
 

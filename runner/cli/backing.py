@@ -24,7 +24,6 @@ from runner import DAG, ParallelRunner, Plan
 from runner.cli.exits import Fault
 from runner.parallel import DEFAULT_BACKEND
 from runner.plan.source import MAX_BYTES, read_source
-from runner.policies.follow_ups import FollowUps
 from runner.policy import Policy
 from runner.status import TASK_DONE, TaskStatus
 from runner.task import JsonValue
@@ -94,13 +93,22 @@ def _gives_a_key_away(spec: OpenAISpec | AnthropicSpec) -> bool:
 
 
 def names_needed(
-    dag: DAG, default: str, statuses: Iterable[TaskStatus] = (), *, policy: Policy | None = None
+    dag: DAG,
+    default: str,
+    statuses: Iterable[TaskStatus] = (),
+    *,
+    policy: Policy | None = None,
+    known: Iterable[str] = (),
 ) -> list[str]:
-    """The backends of all tasks that are not done, in the order of the tasks, and of those that may follow them."""
+    """The backends of all tasks that are not done, in the order of the tasks, and of those that may follow them: a task
+    that adds tasks may name any of the `known` ones.
+    """
     done = [status in TASK_DONE for status in statuses] or [False] * len(dag)
     names = [dag.backend_of(task) or default for task, over in zip(dag, done, strict=True) if not over]
-    further = policy.backends() if isinstance(policy, FollowUps) else frozenset[str | None]()
-    return list(dict.fromkeys([*names, *sorted(name or default for name in further)]))
+    further = [] if policy is None else sorted(name or default for name in policy.backends())
+    if any(task.adds_tasks and not over for task, over in zip(dag, done, strict=True)):
+        further += known
+    return list(dict.fromkeys([*names, *further]))
 
 
 def backing_of_file(path: Path | None, wish: Wish) -> Backing:

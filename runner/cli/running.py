@@ -59,7 +59,7 @@ class Manner:
 
 async def run_plan(plan: Plan, backing: Backing, manner: Manner) -> int:
     """Run `plan`; the exit code."""
-    names = names_needed(plan.dag, backing.default, policy=plan.policy)
+    names = names_needed(plan.dag, backing.default, policy=plan.policy, known=backing.specs)
     store = None if manner.store is None else SQLiteStore(manner.store)
     # The store is opened last: a missing backend must not leave an empty store behind.
     async with backing.running(names) as made, store or nullcontext():
@@ -102,7 +102,8 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
         verdicts = judge(dag, tasks, retry_failed=wanted.retry_failed)
         statuses = {task.task_id: _status(verdict.action, task) for task, verdict in zip(tasks, verdicts, strict=True)}
         kept = Kept.of(record)
-        names = names_needed(dag, kept.default, statuses.values(), policy=_stored_policy(record))
+        policy = _stored_policy(record)
+        names = names_needed(dag, kept.default, statuses.values(), policy=policy, known=kept.specs)
         backing = kept.backing(names, wanted.plan)
         async with backing.running(names) as made:
             concurrency = manner.concurrency or _stored_concurrency(record)

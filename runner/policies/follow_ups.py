@@ -107,7 +107,7 @@ class FollowUps:
         """Adds the follow-ups of the task that has ended, once."""
         if run.ended is None or run.result(run.ended).status is not TaskStatus.COMPLETED:
             return Decision()
-        task = next(one for one in run.tasks if one.id == run.ended)
+        task = run.task(run.ended)
         # Of a task that was one for each element of a list, the parts are followed, and not the list of their results.
         if role_of(task) not in self._chains or task.for_each is not None or _is_followed(task, run.tasks):
             return Decision()

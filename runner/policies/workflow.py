@@ -139,6 +139,15 @@ class Workflow:
         DAG(self._once(), inputs=inputs)
         return DAG([self._task(0, 1, Session())], name=self.name, inputs=inputs)
 
+    def backends(self) -> frozenset[str | None]:
+        """The names of the backends that steps run on; None stands for the runner's default one."""
+        before: str | None = None
+        names: set[str | None] = set()
+        for step in self._steps:
+            before = before if step.continues and step.backend is None else step.backend
+            names.add(before)
+        return frozenset(names)
+
     def settings(self) -> dict[str, JsonValue]:
         """What `from_settings` makes the same workflow of."""
         return {"name": self.name, "steps": [settings_of(step) for step in self._steps]}
