@@ -8,7 +8,19 @@ import anyio
 import pytest
 
 from persistence import MemoryStore, SQLiteStore, Store, StoreError
-from runner import DAG, KeyConflict, ParallelRunner, RunExists, RunStatus, StoreRequired, Task, load_plan
+from runner import (
+    DAG,
+    BackendMissing,
+    FollowUp,
+    FollowUps,
+    KeyConflict,
+    ParallelRunner,
+    RunExists,
+    RunStatus,
+    StoreRequired,
+    Task,
+    load_plan,
+)
 from runner.cli.backing import Wish, backing_of_plan
 from tests.support.command import plait
 from tests.support.fakes import Talker
@@ -53,6 +65,21 @@ async def test_a_key_is_not_used_for_something_else(store: Store, wanted: DAG, s
     run_id = await runner.create_run(dag(), key="k")
     with pytest.raises(KeyConflict, match=f"key 'k' was used at .* for run {run_id}, with another DAG"):
         await runner.create_run(wanted, key="k", settings=settings)
+
+
+async def test_a_queued_run_keeps_its_policy(store: Store) -> None:
+    coded = DAG([Task("parser", prompt="code", metadata={"role": "coder"})])
+    led = FollowUps({"coder": [FollowUp("reviewer", "review {{ work }}")]})
+    runner = ParallelRunner(Talker(), store=store)
+    run_id = await runner.create_run(coded, key="k", policy=led)
+    assert await runner.create_run(coded, key="k", policy=led) == run_id
+    with pytest.raises(KeyConflict):
+        await runner.create_run(coded, key="k")
+    away = FollowUps({"coder": [FollowUp("reviewer", "review", backend="elsewhere")]})
+    with pytest.raises(BackendMissing):
+        await runner.create_run(coded, policy=away)
+    done = await ParallelRunner(Talker(), store=store).resume(run_id)
+    assert dict(done.text) == {"parser": "re: code", "parser.reviewer": "re: review re: code"}
 
 
 async def test_callers_who_race_get_one_run(path: Path) -> None:
