@@ -114,7 +114,7 @@ def test_a_run_is_cancelled_and_stays_so(tmp_path: Path) -> None:
         assert (refused.status_code, refused.json()["error"]["kind"]) == (409, "run_not_resumable")
 
 
-def test_a_failed_run_is_tried_again_when_asked(tmp_path: Path) -> None:
+def test_a_failed_run_is_tried_goes_onwhen_asked(tmp_path: Path) -> None:
     with served(tmp_path) as server, server.client() as client:
         run_id = created(client, {"tasks": [{"id": "a", "prompt": "fail", "retry": {"attempts": 1}}]})
         seen = events(client, run_id)
@@ -127,7 +127,8 @@ def test_a_failed_run_is_tried_again_when_asked(tmp_path: Path) -> None:
         assert [one.event for one in events(client, run_id, seen[-1].id)][-1] == "run_completed"
 
 
-def test_a_killed_server_loses_no_event_and_tells_none_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked_again", ["resume", "key"])
+def test_a_killed_server_loses_no_event_and_tells_none_twice(tmp_path: Path, asked_again: str) -> None:
     with served(tmp_path) as server, server.client() as client:
         run_id = created(client, HELD, key="k")
         seen = events(client, run_id, until_="task_started held")
@@ -135,7 +136,11 @@ def test_a_killed_server_loses_no_event_and_tells_none_twice(tmp_path: Path) -> 
     assert server.token_file.exists()  # nobody was left to remove it
     with served(tmp_path) as again, again.client() as client:
         assert client.get(f"/api/runs/{run_id}").json()["status"] == "interrupted"
-        assert post(client, f"/api/runs/{run_id}/resume").json()["status"] == "running"
+        if asked_again == "resume":
+            goes_on = post(client, f"/api/runs/{run_id}/resume")
+        else:
+            goes_on = post(client, "/api/runs", {"plan": HELD, "key": "k"})
+        assert (goes_on.status_code, goes_on.json()) == (200, {"run_id": run_id, "status": "running"})
         (tmp_path / "go").touch()
         seen += events(client, run_id, seen[-1].id, until_="task_completed held")
         seen += events(client, run_id, seen[-1].id)  # another cut, by the client
