@@ -114,7 +114,7 @@ def test_a_run_is_cancelled_and_stays_so(tmp_path: Path) -> None:
         assert (refused.status_code, refused.json()["error"]["kind"]) == (409, "run_not_resumable")
 
 
-def test_a_failed_run_is_tried_goes_onwhen_asked(tmp_path: Path) -> None:
+def test_a_failed_run_is_tried_again_when_asked(tmp_path: Path) -> None:
     with served(tmp_path) as server, server.client() as client:
         run_id = created(client, {"tasks": [{"id": "a", "prompt": "fail", "retry": {"attempts": 1}}]})
         seen = events(client, run_id)
