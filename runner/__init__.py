@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         AnswerConflict,
         BackendMissing,
         DAGError,
+        KeyConflict,
         OwnershipLost,
         PlaitError,
         PolicyMissing,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         TurnNotStored,
     )
     from runner.growth import Limits
+    from runner.looking import RunInfo, StoredEvent, TaskInfo
     from runner.orchestrator import Orchestrator, OrchestratorResult
     from runner.parallel import ParallelRunner
     from runner.plan import Plan, PlanError, load_plan
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from runner.questions import OpenQuestion
     from runner.result import Degradation, Receipt, RunResult, TaskResult
     from runner.run import Run
+    from runner.service import RunService
     from runner.sessions import load_session
     from runner.status import RunStatus, TaskStatus
     from runner.task import FailureMode, Retry, Task
@@ -66,6 +69,7 @@ __all__ = [
     "FollowUps",
     "ImpossibleState",
     "Interaction",
+    "KeyConflict",
     "Limits",
     "OpenQuestion",
     "Orchestrator",
@@ -85,10 +89,12 @@ __all__ = [
     "Retry",
     "Run",
     "RunExists",
+    "RunInfo",
     "RunNotFound",
     "RunNotResumable",
     "RunOwned",
     "RunResult",
+    "RunService",
     "RunStatus",
     "RunView",
     "Session",
@@ -96,7 +102,9 @@ __all__ = [
     "SessionEnded",
     "Step",
     "StoreRequired",
+    "StoredEvent",
     "Task",
+    "TaskInfo",
     "TaskResult",
     "TaskStatus",
     "TurnNotStored",
@@ -110,11 +118,11 @@ __all__ = [
 _HOMES = {
     "clock": "Clock",
     "dag": "DAG",
-    "errors": "AnswerConflict BackendMissing DAGError OwnershipLost PlaitError PolicyMissing Problem PromptError "
-    "RunExists RunNotFound "
-    "RunNotResumable RunOwned StoreRequired TurnNotStored",
+    "errors": "AnswerConflict BackendMissing DAGError KeyConflict OwnershipLost PlaitError PolicyMissing Problem "
+    "PromptError RunExists RunNotFound RunNotResumable RunOwned StoreRequired TurnNotStored",
     "growth": "Limits",
     "orchestrator": "Orchestrator OrchestratorResult",
+    "looking": "RunInfo StoredEvent TaskInfo",
     "parallel": "ParallelRunner",
     "plan": "Plan PlanError load_plan",
     "policies.follow_ups": "FollowUp FollowUps",
@@ -126,6 +134,7 @@ _HOMES = {
     "preview": "Preview",
     "result": "Degradation Receipt RunResult TaskResult",
     "run": "Run",
+    "service": "RunService",
     "sessions": "load_session",
     "status": "RunStatus TaskStatus",
     "task": "FailureMode Retry Task",

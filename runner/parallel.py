@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -17,7 +16,7 @@ from runner.cancellation import cancel, finish_cancelling
 from runner.clock import Clock, iso, new_run_id
 from runner.continuing import say
 from runner.dag import DAG, nearest
-from runner.drive import Config, Prepared, backend_names, drive, require_policy_backends
+from runner.drive import Config, Prepared, backend_names, drive
 from runner.feed import Feed
 from runner.given import question_of
 from runner.growth import Limits
@@ -28,6 +27,7 @@ from runner.patient import PatientStore
 from runner.policy import Policy
 from runner.preview import Preview, preview
 from runner.questions import OpenQuestion
+from runner.queued import checked_run_id, create, with_policy
 from runner.result import RunResult
 from runner.run import Control, Run
 from runner.state import RunState
@@ -40,10 +40,8 @@ from runner.turn import OnQuestion
 DEFAULT_BACKEND = "default"
 CANCEL_GRACE_SECONDS = 5.0
 DEFAULT_LIMITS = Limits()
-RESERVED_RUN_IDS = frozenset({"last"})
-"""Words that stand for a run where one is named."""
-_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
+_Settings: TypeAlias = Mapping[str, JsonValue] | None
 _Drive: TypeAlias = Callable[[Feed, Control], Awaitable[RunResult]]
 
 
@@ -147,6 +145,28 @@ class ParallelRunner:
         """Like `run`, beside the caller: `async with runner.start(dag) as run:`. See `Run`."""
         return Run(*self._new(dag, run_id, settings, policy))
 
+    async def create_run(
+        self,
+        dag: DAG,
+        run_id: str | None = None,
+        *,
+        key: str | None = None,
+        settings: _Settings = None,
+        policy: Policy | None = None,
+    ) -> str:
+        """Store a run of `dag` as queued, for `resume` to begin here or in another process; its id.
+
+        There is one run for a `key` (1 to 200 characters, no `run_id`): who comes again with it, also in a race or
+        after a crash, gets that run's id; KeyConflict if with another DAG, settings or policy. Raises StoreRequired,
+        BackendMissing, RunExists for a taken `run_id`, and StoreError: then it is not known whether it was stored.
+        """
+        return await create(self._config, dag, run_id, key, with_policy(self._config, settings, policy))
+
+    @property
+    def config(self) -> Config:
+        """What this runner was made with."""
+        return self._config
+
     async def resume(
         self,
         run_id: str,
@@ -244,26 +264,14 @@ class ParallelRunner:
         """
         return await answer_question(self._config, run_id, task_id, value, wait)
 
-    def _new(
-        self, dag: DAG, run_id: str | None, settings: Mapping[str, JsonValue] | None, policy: Policy | None
-    ) -> tuple[str, _Drive]:
+    def _new(self, dag: DAG, run_id: str | None, settings: _Settings, policy: Policy | None) -> tuple[str, _Drive]:
         config = self._config
         names = backend_names(dag, config)
-        if policy is not None:
-            require_policy_backends(config, policy)
-        if run_id is None:
-            run_id = new_run_id(config.clock, config.rng)
-        elif not _RUN_ID.fullmatch(run_id) or run_id in RESERVED_RUN_IDS:
-            raise ValueError(
-                f"run id {run_id[:80]!r} must be 1 to 128 of letters, digits, '.', '_', '-', not starting with '.', "
-                f"and not 'last'"
-            )
+        run_id = checked_run_id(run_id) or new_run_id(config.clock, config.rng)
+        kept = {**with_policy(config, settings, policy), "concurrency": config.concurrency}
 
         async def drive_new(feed: Feed, control: Control) -> RunResult:
             at = iso(config.clock.wall())
-            kept: dict[str, JsonValue] = {**(settings or {}), "concurrency": config.concurrency}
-            if policy is not None:
-                kept["policy"] = {"kind": policy.kind, "settings": dict(policy.settings())}
             created = events.RunCreated(at, run_id, dag, kept)
             owner = claim_for_this_process(config.rng, at)
             claim = RunClaimed(at, owner, config.clock.wall() + config.lease)

@@ -14,6 +14,7 @@ from runner.cli.look_commands import runs_command, show_command
 from runner.cli.orchestrate_command import orchestrate_command
 from runner.cli.plan_commands import check_command, graph_command, schema_command, version_command
 from runner.cli.run_commands import continue_command, resume_command, run_command
+from runner.cli.serve_command import serve_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
@@ -36,6 +37,7 @@ for _command in (
     runs_command,
     show_command,
     graph_command,
+    serve_command,
     gc_command,
     doctor_command,
     crash_command,

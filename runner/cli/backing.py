@@ -116,6 +116,41 @@ def names_needed(
     return list(dict.fromkeys([*names, *further]))
 
 
+def backing_of_file(path: Path | None, wish: Wish) -> Backing:
+    """The backends that the plan file at `path` names; what `wish` or the environment gives where there is no file."""
+    if path is None:
+        return Backing({DEFAULT_BACKEND: _asked_for(wish)})
+    if not wish.empty:
+        raise Fault(f"{path} names the backends; leave --backend, --model and --base-url out")
+    try:
+        value = _read(path)
+    except OSError as error:
+        raise Fault(f"{path} cannot be read ({error.strerror}); check --backends") from None
+    try:
+        specs = _SPECS.validate_python(value.get("backends") or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise Fault(f"{path}: backends.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    if not specs:
+        raise Fault(f"{path} names no backends; put them under `backends:`")
+    given: object = value.get("defaults")
+    default = cast("dict[str, object]", given).get("backend") if isinstance(given, dict) else None
+    if default is None:
+        default = next(iter(specs)) if len(specs) == 1 else DEFAULT_BACKEND
+    elif default not in specs:
+        raise Fault(f"{path}: defaults.backend: there is no backend {default!r} under `backends:`")
+    return Backing(specs, str(default), path.resolve().parent, path.resolve())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What stands in a plan file, whether it is a plan or not. Raises OSError, PlanError."""
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    form = path.suffix.lower().removeprefix(".")
+    value = read_source(data, format=form if form in {"json", "toml"} else "yaml", file=str(path)).value
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
 def backing_of_plan(plan: Plan, wish: Wish) -> Backing:
     """The plan's backends, and what `wish` or the environment gives where it leaves the choice open."""
     specs, default = dict(plan.backends), plan.default_backend
@@ -203,14 +238,11 @@ class Kept:
         if plan is None:
             raise Fault(f"{why}; name the file with --plan PATH")
         try:
-            with plan.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
+            value = _read(plan)
         except OSError as error:
             reason = f"{plan} cannot be read ({error.strerror})"
             raise Fault(f"{why}, and {reason}; if it has moved, name it with --plan PATH") from None
-        form = plan.suffix.lower().removeprefix(".")
-        value = read_source(data, format=form if form in {"json", "toml"} else "yaml", file=str(plan)).value
         try:
-            return _SPECS.validate_python(value.get("backends") or {} if isinstance(value, dict) else {})
+            return _SPECS.validate_python(value.get("backends") or {})
         except ValidationError:
             raise Fault(f"{why}, and {plan} has mistakes now; `plait check` says which") from None

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
@@ -45,7 +46,7 @@ async def follow(run: Run, dag: DAG, display: Display) -> Ending:
     policy_state: JsonValue = None
     try:
         async with anyio.create_task_group() as beside:
-            await beside.start(_stop_when_told, run, display)
+            await beside.start(stop_when_told, run.stop, display.note)
             beside.start_soon(_tick, display)
             async with run:
                 async for event in run.events():
@@ -68,16 +69,18 @@ async def _tick(display: Display) -> None:
         display.tick()
 
 
-async def _stop_when_told(run: Run, display: Display, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-    """The first signal stops the run, the second one the process."""
+async def stop_when_told(
+    stop: Callable[[], None], note: Callable[[str], None], *, task_status: anyio.abc.TaskStatus[None]
+) -> None:
+    """The first signal calls `stop`, the second one ends the process."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()
         async for _ in signals:
             # From here on not through the event loop: a function of the user's may be what blocks it.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, _leave_at_once)
-            display.note("stopping, and writing down where the run stands; once more to leave at once")
-            run.stop()
+            note("stopping, and writing down where the run stands; once more to leave at once")
+            stop()
             await anyio.sleep_forever()
 
 
