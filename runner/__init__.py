@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     )
     from runner.growth import Limits
     from runner.looking import RunInfo, StoredEvent, TaskInfo
+    from runner.orchestrator import Orchestrator, OrchestratorResult
     from runner.parallel import ParallelRunner
     from runner.plan import Plan, PlanError, load_plan
     from runner.policies.follow_ups import FollowUp, FollowUps
+    from runner.policies.orchestrator import Phase
     from runner.policies.session import (
         ImpossibleState,
         Interaction,
@@ -70,8 +72,11 @@ __all__ = [
     "KeyConflict",
     "Limits",
     "OpenQuestion",
+    "Orchestrator",
+    "OrchestratorResult",
     "OwnershipLost",
     "ParallelRunner",
+    "Phase",
     "PlaitError",
     "Plan",
     "PlanError",
@@ -117,9 +122,11 @@ _HOMES = {
     "PromptError RunExists RunNotFound RunNotResumable RunOwned StoreRequired TurnNotStored",
     "growth": "Limits",
     "looking": "RunInfo StoredEvent TaskInfo",
+    "orchestrator": "Orchestrator OrchestratorResult",
     "parallel": "ParallelRunner",
     "plan": "Plan PlanError load_plan",
     "policies.follow_ups": "FollowUp FollowUps",
+    "policies.orchestrator": "Phase",
     "policies.session": "ImpossibleState Interaction Session SessionComplete SessionEnded UnknownStep",
     "policies.workflow": "Step Workflow",
     "policy": "Decision Policy RunView",

@@ -67,6 +67,11 @@ class Backing:
             for name in names:
                 if name not in self.specs:
                     continue  # the runner says what is missing
+                # The same model under two names is one server on this machine, not two.
+                same = next((one for one in made if self.specs[one] == self.specs[name]), None)
+                if same is not None:
+                    made[name] = made[same]
+                    continue
                 backend = build(self.specs[name], folder=self.folder)
                 if isinstance(backend, AbstractAsyncContextManager):
                     await stack.enter_async_context(cast("AbstractAsyncContextManager[Any]", backend))

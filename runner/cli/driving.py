@@ -15,9 +15,12 @@ import anyio.abc
 
 from runner import events
 from runner.cli.exits import AT_ONCE
+from runner.cli.growing import grow
 from runner.cli.plain import Display
+from runner.dag import DAG
 from runner.result import RunResult
 from runner.run import Run
+from runner.task import JsonValue
 
 _REFRESH = 0.2  # seconds
 _SHOW_CURSOR = b"\x1b[?25h\n"
@@ -25,17 +28,22 @@ _SHOW_CURSOR = b"\x1b[?25h\n"
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a run came to, how many tasks this process ran for it, and how many seconds it took."""
+    """What a run came to, with the DAG that it had in the end, how many tasks this process ran for it, how many seconds
+    it took, and what its policy gave back last.
+    """
 
     result: RunResult
+    dag: DAG
     ran: int = 0
     took: float = 0.0
+    policy_state: JsonValue = None
 
 
-async def follow(run: Run, display: Display) -> Ending:
-    """Start `run`, show it to its end, and say what it came to. Raises what `Run.result` raises."""
-    began = time.monotonic()
+async def follow(run: Run, dag: DAG, display: Display) -> Ending:
+    """Start `run`, which begins with `dag`, show it to its end, and say what it came to. Raises as `Run.result`."""
+    began, dag = time.monotonic(), dag.copy()
     started: set[str] = set()
+    policy_state: JsonValue = None
     try:
         async with anyio.create_task_group() as beside:
             await beside.start(stop_when_told, run.stop, display.note)
@@ -44,11 +52,15 @@ async def follow(run: Run, display: Display) -> Ending:
                 async for event in run.events():
                     if isinstance(event, events.TaskStarted):
                         started.add(event.task_id)
+                    elif isinstance(event, events.TasksAdded):
+                        grow(dag, event)
+                    elif isinstance(event, events.PolicyDecided):
+                        policy_state = event.state
                     display.take(event)
             beside.cancel_scope.cancel()
     finally:
         display.close()
-    return Ending(await run.result(), len(started), time.monotonic() - began)
+    return Ending(await run.result(), dag, len(started), time.monotonic() - began, policy_state)
 
 
 async def _tick(display: Display) -> None:
