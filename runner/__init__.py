@@ -123,6 +123,8 @@ _HOMES = {
     "growth": "Limits",
     "orchestrator": "Orchestrator OrchestratorResult",
     "looking": "RunInfo StoredEvent TaskInfo",
+    "looking": "RunInfo StoredEvent TaskInfo",
+    "orchestrator": "Orchestrator OrchestratorResult",
     "parallel": "ParallelRunner",
     "plan": "Plan PlanError load_plan",
     "policies.follow_ups": "FollowUp FollowUps",
