@@ -121,8 +121,6 @@ _HOMES = {
     "errors": "AnswerConflict BackendMissing DAGError KeyConflict OwnershipLost PlaitError PolicyMissing Problem "
     "PromptError RunExists RunNotFound RunNotResumable RunOwned StoreRequired TurnNotStored",
     "growth": "Limits",
-    "orchestrator": "Orchestrator OrchestratorResult",
-    "looking": "RunInfo StoredEvent TaskInfo",
     "looking": "RunInfo StoredEvent TaskInfo",
     "orchestrator": "Orchestrator OrchestratorResult",
     "parallel": "ParallelRunner",

@@ -11,9 +11,9 @@ from persistence.changes import Change, RunReleased, SessionOpened, TurnAppended
 from runner.attempt import attempt
 from runner.checkpoint import Checkpointer
 from runner.clock import iso
+from runner.config import Config, require_backends
 from runner.conversation import load_past
 from runner.dag import nearest
-from runner.drive import Config, require_backends
 from runner.errors import PlaitError, TurnNotStored
 from runner.feed import Feed
 from runner.owner import forget

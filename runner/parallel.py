@@ -14,9 +14,10 @@ from runner import events
 from runner.answering import Settlement, answer_question, settle, unanswered_questions
 from runner.cancellation import cancel, finish_cancelling
 from runner.clock import Clock, iso, new_run_id
+from runner.config import Config, backend_names
 from runner.continuing import say
 from runner.dag import DAG, nearest
-from runner.drive import Config, Prepared, backend_names, drive
+from runner.drive import Prepared, drive
 from runner.feed import Feed
 from runner.given import question_of
 from runner.growth import Limits
@@ -79,25 +80,13 @@ class ParallelRunner:
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        if concurrency < 1:
-            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-        for name, limit in (limits or {}).items():
-            if limit < 1:
-                raise ValueError(f"the limit of backend {name!r} must be at least 1, not {limit}")
-        for option, seconds in (("store_timeout", store_timeout), ("lease", lease)):
-            if not seconds > 0:
-                raise ValueError(f"{option} must be more than 0 seconds, not {seconds}")
-        if not 0 <= cancel_grace < float("inf"):
-            raise ValueError(f"cancel_grace must be 0 seconds or more, not {cancel_grace}")
+        if not store_timeout > 0:
+            raise ValueError(f"store_timeout must be more than 0 seconds, not {store_timeout}")
         named = {name: as_backend(one) for name, one in (backends or {}).items()}
         if backend is not None:
             named[DEFAULT_BACKEND] = as_backend(backend)
-        for option, names in (("limits", limits or {}), ("default", [] if default is None else [default])):
-            for name in names:
-                if name not in named:
-                    raise ValueError(
-                        f"{option} names {name!r}, which is no backend of this runner{nearest(name, named)}"
-                    )
+        if default is not None and default not in named:
+            raise ValueError(f"default names {default!r}, which is no backend of this runner{nearest(default, named)}")
         if default is None:
             default = next(iter(named)) if backend is None and len(named) == 1 else DEFAULT_BACKEND
         self._config = Config(

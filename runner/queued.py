@@ -19,8 +19,8 @@ from persistence.errors import Conflict
 from persistence.records import RunRecord
 from runner import events
 from runner.clock import iso, new_run_id
+from runner.config import Config, backend_names, require_policy_backends
 from runner.dag import DAG
-from runner.drive import Config, backend_names, require_policy_backends
 from runner.errors import KeyConflict, RunExists, StoreRequired
 from runner.policy import Policy
 from runner.task import JsonValue

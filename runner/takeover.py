@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from backends.errors import ErrorKind
 from runner import events
 from runner.clock import iso
+from runner.config import Config, backend_names, require_policy_backends
 from runner.conversation import load_past, load_said
 from runner.deciding import Decided, decided_of
-from runner.drive import Config, Prepared, backend_names, require_policy_backends
+from runner.drive import Prepared
 from runner.errors import PlaitError, PolicyMissing
 from runner.given import Given, GivenAnswers, given_answers
 from runner.ownership import claim
