@@ -105,6 +105,7 @@ class RunState:
         assert may_follow(TASK_TRANSITIONS, self.statuses[position], result.status), (position, result.status)
         self.statuses[position] = result.status
         self.results[position] = result
+        self.asking.pop(position, None)  # too late to be answered
 
     def reopen(self, position: int) -> None:
         """The failed task is pending again."""
@@ -125,7 +126,7 @@ class RunState:
         answered = Answered(self.attempts[position], asking.way, self.questions.pop(position), value, by)
         self.answers[position] = (*self.answers.get(position, ()), answered)
         self.statuses[position] = TaskStatus.PENDING
-        if position in self.going_on:
+        if position in self.going_on and answered.way is Way.REPLY:
             self.going_on[position] = replace(self.going_on[position], answer=answered)
 
     def answers_for(self, position: int) -> list[tuple[str, JsonValue]]:

@@ -137,7 +137,6 @@ def _failed(state: RunState, position: int, kind: ErrorKind, reason: str, at: st
     task, attempt = state.dag.tasks[position], state.attempts[position]
     status = failed_status(task.failure_mode)
     result = TaskResult(task.id, status, error_kind=kind.value, error=reason, attempts=attempt)
-    state.asking.pop(position, None)
     state.settle(position, result)
     return events.TaskFailed(at, task.id, attempt, status, kind.value, reason, 0.0)
 

@@ -13,6 +13,7 @@ from runner.cli.gc_command import gc_command
 from runner.cli.look_commands import runs_command, show_command
 from runner.cli.orchestrate_command import orchestrate_command
 from runner.cli.plan_commands import check_command, graph_command, schema_command, version_command
+from runner.cli.questions_command import questions_command
 from runner.cli.run_commands import continue_command, resume_command, run_command
 from runner.cli.serve_command import serve_command
 
@@ -32,6 +33,7 @@ for _command in (
     resume_command,
     continue_command,
     orchestrate_command,
+    questions_command,
     answer_command,
     cancel_command,
     runs_command,

@@ -22,7 +22,7 @@ _MANY = 100  # tasks; in a larger run only trouble gets a line of its own
 _BAR = 24
 _MOST_WAITING = 4
 _OTHER_LINES = 4  # header, a blank line, "and n more", and one for the cursor
-_COUNTED = (TaskStatus.RUNNING, TaskStatus.FAILED, TaskStatus.SKIPPED, TaskStatus.CANCELLED)
+_COUNTED = (TaskStatus.RUNNING, TaskStatus.WAITING_INPUT, TaskStatus.FAILED, TaskStatus.SKIPPED, TaskStatus.CANCELLED)
 
 
 class LiveDisplay:
@@ -72,6 +72,8 @@ class LiveDisplay:
             events.TaskFailed
             | events.TaskRetrying
             | events.TaskInterrupted
+            | events.TaskWaiting
+            | events.TaskAnswered
             | events.StoreDegraded
             | events.StoreRecovered
             | events.RunResumed

@@ -16,7 +16,8 @@ from runner.dag import nearest
 from runner.owner import LEASE_SECONDS, Liveness, liveness
 from runner.status import RUN_REOPENINGS, RunStatus
 
-_FAR_BACK = 10_000  # runs looked through for a prefix
+FAR_BACK = 10_000
+"""How many runs are looked through for one that is not named by its whole id."""
 
 
 def store_for_reading(path: Path) -> SQLiteStore:
@@ -69,7 +70,7 @@ async def _last(store: Store) -> str:
 
 
 async def _by_prefix(store: Store, prefix: str) -> str:
-    runs = await store.list_runs(_FAR_BACK)
+    runs = await store.list_runs(FAR_BACK)
     found = [run.run_id for run in runs if run.run_id.startswith(prefix)] if prefix else []
     if len(found) == 1:
         return found[0]
@@ -84,7 +85,7 @@ async def newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
     wanted = {RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}
     if retry_failed:
         wanted |= RUN_REOPENINGS
-    for run in await store.list_runs(_FAR_BACK):
+    for run in await store.list_runs(FAR_BACK):
         if shown_status(run) in wanted:
             return await find_run(store, run.run_id)
     kinds = "queued, interrupted, waiting" + (" or failed" if retry_failed else " for a person")

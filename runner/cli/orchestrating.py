@@ -55,7 +55,7 @@ async def orchestrate(goal: str, team: Team, limits: Mapping[str, int], manner: 
     async with backing.running(backing.specs) as made, store or nullcontext():
         runner = backing.runner(made, store=store, concurrency=manner.concurrency or DEFAULT_CONCURRENCY)
         run = runner.start(dag, settings=backing.settings(), policy=policy)
-        return await see_through(run, dag, replace(manner, result_of=ANSWER_ID))
+        return await see_through(run, dag, replace(manner, result_of=ANSWER_ID), store)
 
 
 def _limits(backing: Backing, given: Mapping[str, int]) -> LoopLimits:

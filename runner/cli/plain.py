@@ -108,6 +108,8 @@ def _words(event: events.TaskEvent) -> str:
             line = f"interrupted: {_error(event.reason)}"
         case events.TaskWaiting():
             line = f"waits for a person: {_error(event.question)}"
+        case events.TaskAnswered():
+            line = f"answered by {event.answers[-1].by}: {_error(event.answers[-1].text)}" if event.answers else ""
         case events.TaskCancelled():
             line = "cancelled"
         case events.TaskReopened():

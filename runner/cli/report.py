@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from runner.cli.colour import coloured
 from runner.cli.driving import Ending
 from runner.cli.options import plait
 from runner.cli.text import counted, dollars, one_line, seconds, tokens, visible, without_controls
+from runner.cli.waiting import Waiting
 from runner.dag import DAG
 from runner.policies.orchestrator import Stop
 from runner.result import RunResult, TaskResult
@@ -25,6 +26,7 @@ _WHY_STOPPED = {
     Stop.MAX_TASKS: "no further task was planned: max_tasks is reached",
     Stop.NO_PROGRESS: "it made no progress any more",
 }
+_MOST_QUESTIONS = 5
 _EXIT_CODES = {
     RunStatus.COMPLETED: exits.COMPLETED,
     RunStatus.FAILED: exits.FAILED,
@@ -102,12 +104,15 @@ def _usage(result: RunResult) -> dict[str, Any]:
     return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cost_usd": usage.cost_usd}
 
 
-def say_summary(ending: Ending, store: Path | None) -> None:
-    """The summary and what can be done next, on standard error. `store` is None where nothing was stored."""
+def say_summary(ending: Ending, store: Path | None, waiting: Sequence[Waiting] = ()) -> None:
+    """The summary and what can be done next, on standard error. `store` is None where nothing was stored; `waiting` is
+    what it says of the tasks that wait.
+    """
     result = ending.result
     status = coloured(result.status.value, result.status, sys.stderr)
     exits.write(sys.stderr, f"\n{status} in {seconds(ending.took)}: {', '.join(_numbers(ending))}\n")
-    for line in (*_stopped(ending.policy_state), *_failures(result), *_questions(result), *_store_trouble(result)):
+    questions = _questions(result, store, waiting)
+    for line in (*_stopped(ending.policy_state), *_failures(result), *questions, *_store_trouble(result)):
         exits.say(line)
     if store is not None:
         for what, line in _next_commands(ending.dag, result, store):
@@ -159,9 +164,15 @@ def _failures(result: RunResult) -> Iterator[str]:
         yield f"  failed    and {len(failed) - _MOST_FAILURES} more"
 
 
-def _questions(result: RunResult) -> Iterator[str]:
-    for task_id in result.waiting:
+def _questions(result: RunResult, store: Path | None, waiting: Sequence[Waiting]) -> Iterator[str]:
+    known = {one.task_id: one for one in waiting}
+    for task_id in result.waiting[:_MOST_QUESTIONS]:
         yield f"  waiting   {task_id}: {one_line(result[task_id].question or '', 300)}"
+        if store is not None and task_id in known:
+            yield from (f"  {what:<9} {text}" for what, text in known[task_id].terms())
+            yield f"  answer    {known[task_id].command(store)}"
+    if len(result.waiting) > _MOST_QUESTIONS:
+        yield f"  waiting   and {len(result.waiting) - _MOST_QUESTIONS} more"
 
 
 def _store_trouble(result: RunResult) -> Iterator[str]:
@@ -175,8 +186,8 @@ def _next_commands(dag: DAG, result: RunResult, store: Path) -> Iterator[tuple[s
     run_id = result.run_id
     yield "show", plait(store, "show", run_id)
     if result.waiting:
-        yield "answer", plait(store, "answer", run_id, result.waiting[0], "--done", "TEXT")
-    if result.status is RunStatus.INTERRUPTED:
+        yield "questions", plait(store, "questions", run_id)
+    if result.status in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}:
         yield "resume", plait(store, "resume", run_id)
     elif result.failed:
         yield "resume", plait(store, "resume", run_id, "--retry-failed")

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from persistence import SQLiteStore
+from persistence import SQLiteStore, StoreError
+from persistence.protocol import Store
 from persistence.records import RunRecord, TaskRecord
-from runner import Plan
+from runner import PlaitError, Plan
 from runner.cli import report
 from runner.cli.backing import Backing, Kept, names_needed
 from runner.cli.driving import Ending, follow
@@ -32,6 +33,7 @@ from runner.cli.plain import Display, NoDisplay, PlainDisplay
 from runner.cli.previewing import tell_preview
 from runner.cli.progress import Progress
 from runner.cli.text import visible, without_controls
+from runner.cli.waiting import Waiting, waiting_in
 from runner.dag import DAG
 from runner.inbox import is_to_be_cancelled
 from runner.policies import policy_of
@@ -71,7 +73,7 @@ async def run_plan(plan: Plan, backing: Backing, manner: Manner) -> int:
         concurrency = manner.concurrency or plan.concurrency or DEFAULT_CONCURRENCY
         runner = backing.runner(made, store=store, concurrency=concurrency)
         run = runner.start(plan.dag, settings=backing.settings(), policy=plan.policy)
-        return await see_through(run, plan.dag, manner)
+        return await see_through(run, plan.dag, manner, store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
         if has_ended(record, tasks, wanted.retry_failed):
             return _say_over(await looking.resume(record.run_id), dag, manner)
         if await is_to_be_cancelled(store, record):  # which needs no backend
-            return await see_through(looking.start_resume(record.run_id), dag, manner)
+            return await see_through(looking.start_resume(record.run_id), dag, manner, store)
         verdicts = judge(dag, tasks, retry_failed=wanted.retry_failed)
         statuses = {task.task_id: _status(verdict.action, task) for task, verdict in zip(tasks, verdicts, strict=True)}
         kept = Kept.of(record)
@@ -116,7 +118,7 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
             concurrency = manner.concurrency or _stored_concurrency(record)
             runner = backing.runner(made, store=store, concurrency=concurrency)
             run = runner.start_resume(record.run_id, retry_failed=wanted.retry_failed)
-            return await see_through(run, dag, manner, statuses)
+            return await see_through(run, dag, manner, store, statuses)
 
 
 def _status(action: Action, task: TaskRecord) -> TaskStatus:
@@ -156,8 +158,10 @@ def _say_over(result: RunResult, dag: DAG, manner: Manner) -> int:
     return report.exit_code(result)
 
 
-async def see_through(run: Run, dag: DAG, manner: Manner, statuses: Mapping[str, TaskStatus] | None = None) -> int:
-    """Show `run` to its end and say what it came to; the exit code."""
+async def see_through(
+    run: Run, dag: DAG, manner: Manner, store: Store | None, statuses: Mapping[str, TaskStatus] | None = None
+) -> int:
+    """Show `run` to its end and say what it came to; the exit code. `store` is where the run is stored."""
     ending = await follow(run, dag, _display(dag, manner, statuses))
     result = ending.result
     if manner.as_json:
@@ -165,10 +169,20 @@ async def see_through(run: Run, dag: DAG, manner: Manner, statuses: Mapping[str,
     else:
         report.tell_result(ending.dag, result, manner.result_of)
     if not manner.quiet:
-        report.say_summary(ending, manner.store)
+        report.say_summary(ending, manner.store, await _waiting(result, store))
     elif result.status is not RunStatus.COMPLETED:
         report.say_failure(result)
     return report.exit_code(result)
+
+
+async def _waiting(result: RunResult, store: Store | None) -> list[Waiting]:
+    """What the run's tasks wait for, as far as the store has it."""
+    if store is None or not result.waiting:
+        return []
+    try:
+        return await waiting_in(store, result.run_id)
+    except (StoreError, PlaitError):  # it is away; the run's own record still has the questions
+        return []
 
 
 def _display(dag: DAG, manner: Manner, statuses: Mapping[str, TaskStatus] | None) -> Display:
