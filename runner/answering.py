@@ -13,8 +13,8 @@ from backends.text import clean_text
 from persistence.changes import Change, RunReleased, TaskAnswered, TaskCompleted, TaskFailed, TaskWaiting
 from persistence.records import TaskRecord
 from runner.clock import iso
+from runner.config import Config
 from runner.dag import nearest
-from runner.drive import Config
 from runner.errors import AnswerConflict, PlaitError, RunOwned
 from runner.feed import Feed
 from runner.given import first_notes, given_answers, open_questions, question_of, too_late

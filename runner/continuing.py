@@ -11,9 +11,9 @@ from persistence.changes import Change, RunReleased, SessionOpened, TurnAppended
 from runner.attempt import attempt
 from runner.checkpoint import Checkpointer
 from runner.clock import iso
+from runner.config import Config, require_backends
 from runner.conversation import load_past
 from runner.dag import nearest
-from runner.drive import Config, require_backends
 from runner.errors import PlaitError, TurnNotStored
 from runner.feed import Feed
 from runner.owner import forget
@@ -32,7 +32,7 @@ async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Rep
         raise PlaitError(f"run {run_id} has no task {task_id!r}{nearest(task_id, (task.id for task in dag))}")
     task, message = dag[task_id], clean_text(message)
     name = dag.backend_of(task) or config.default
-    require_backends(config, {name}, task_id)
+    require_backends(config, {name}, f"task {task_id!r}")
     await wait_until_free(config, run, Feed())
     if dag.position(task_id) in run.state.asking:
         raise PlaitError(f"task {task_id!r} of run {run_id} waits for an answer to its question; give it that one")

@@ -72,6 +72,8 @@ def line_of(event: events.Event) -> str:
             line = f"run {one_line(event.run_id)} started"
         case events.RunResumed():
             line = f"run {one_line(event.run_id)} resumed, {counted(event.reused, 'task')} completed before"
+        case events.TasksAdded():
+            line = f"{counted(len(event.tasks), 'task')} added: {_error(', '.join(task.id for task in event.tasks))}"
         case events.RunCancelling():
             line = f"run {one_line(event.run_id)} is being cancelled; nothing more starts"
         case events.RunWatched():

@@ -9,6 +9,7 @@ from itertools import islice
 
 from backends.protocol import NO_USAGE, Usage
 from runner import events
+from runner.cli.growing import grow
 from runner.dag import DAG
 from runner.status import TaskStatus
 from runner.task import FailureMode
@@ -30,7 +31,7 @@ class Progress:
     """Feed it a run's events with `take`. `statuses` is where the tasks stand before the first one."""
 
     def __init__(self, dag: DAG, clock: Callable[[], float], statuses: Mapping[str, TaskStatus] | None = None) -> None:
-        self.dag = dag
+        self.dag = dag.copy()
         self.clock = clock
         self.began = clock()
         self.statuses = dict(statuses or {task.id: TaskStatus.PENDING for task in dag})
@@ -59,6 +60,10 @@ class Progress:
             self._set(event.task_id, TaskStatus.RUNNING)
         elif isinstance(event, events.TaskEvent):
             self._ended(event)
+        elif isinstance(event, events.TasksAdded):
+            grow(self.dag, event)
+            self.statuses.update({task.id: TaskStatus.PENDING for task in event.tasks})
+            self.counts[TaskStatus.PENDING] += len(event.tasks)
         elif isinstance(event, events.StoreDegraded):
             self.degraded = event.error
         elif isinstance(event, events.StoreRecovered):
