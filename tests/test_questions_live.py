@@ -145,6 +145,9 @@ class NoMoreQuestions:
     def settings(self) -> dict[str, JsonValue]:
         return {}
 
+    def backends(self) -> tuple[str | None, ...]:
+        return ()
+
     def decide(self, run: RunView) -> Decision:
         return Decision(cancel=("a",) if run.ended == "hold" else ())
 
