@@ -69,10 +69,13 @@ class DAG:
         the places that it names count from the first of `tasks`.
         """
         start = len(self.tasks)
-        problems = self._append(tasks)
-        if problems:
+        try:
+            problems = self._append(tasks)
+            if problems:
+                raise DAGError(problems)
+        except BaseException:
             self.cut(start)
-            raise DAGError(problems)
+            raise
 
     def join(self, position: int, parts: Sequence[int]) -> None:
         """Have the task at `position` wait for those at `parts` too, none of which waits for it."""
@@ -104,14 +107,13 @@ class DAG:
         return problems
 
     def cut(self, start: int) -> None:
-        """Forget the tasks from position `start` on, which nothing before them gathers."""
-        for position in range(start, len(self.tasks)):
-            for earlier in self.dependencies[position]:
-                if earlier < start:
-                    self.dependents[earlier].remove(position)
-            task_id = self.tasks[position].id
-            if self._position.get(task_id) == position:
-                del self._position[task_id]
+        """Forget the tasks from position `start` on, which nothing before them gathers, and what is known of them."""
+        for needed in self.dependencies[start:]:
+            for earlier in needed:
+                while (waiting := self.dependents[earlier]) and waiting[-1] >= start:
+                    waiting.pop()
+        while len(self._position) > start:
+            self._position.popitem()
         del self.tasks[start:], self.dependencies[start:], self.dependents[start:]
         self._downstream = {}
 

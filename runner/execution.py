@@ -138,8 +138,8 @@ class Execution:
         if ended is not None:
             happened += self._asked_about(ended)
         turns = self._take(happened)
-        if not turns and self._is_over and self.ended_by is None:
-            happened += self._asked_about(None)
+        while not turns and self._is_over and (decided := self._asked_about(None)):
+            happened += decided
             turns = self._take(happened)
         return turns
 

@@ -63,6 +63,12 @@ class RunState:
         """Tasks whose conversation is known to have begun, by position: their next attempt goes on with it."""
         self.added_by: dict[int, str | None] = {}
         """For each task that was added to the run, who did: see TasksAdded."""
+        self.depths: dict[int, int] = {}
+        """By how many tasks, one the other, each of those was brought in, where it was by any."""
+        self.have_added: set[int] = set()
+        """The tasks that brought others in: nobody does so twice."""
+        self.corrected: set[int] = set()
+        """The tasks that were told once already what was wrong with the tasks of their reply."""
         self.parts: dict[int, list[int]] = {}
         """The parts of each task with `for_each` that was unfolded, by position."""
         self.crashes: dict[int, int] = {}
@@ -105,6 +111,9 @@ class RunState:
         assert may_follow(TASK_TRANSITIONS, self.statuses[position], result.status), (position, result.status)
         self.statuses[position] = result.status
         self.results[position] = result
+        if position in self.questions:
+            del self.questions[position]
+            self.asking.pop(position, None)
 
     def reopen(self, position: int) -> None:
         """The failed task is pending again."""
@@ -163,7 +172,9 @@ class RunState:
         """Take back the last `grow`, which began at position `start`."""
         for position in range(start, len(self.dag)):
             added_by = self.added_by.pop(position)
+            self.depths.pop(position, None)
             if added_by is not None:
+                self.have_added.discard(self.dag.position(added_by))
                 self.parts.pop(self.dag.position(added_by), None)
         self.dag.cut(start)
         del self.statuses[start:], self.attempts[start:], self.failures[start:]
@@ -173,6 +184,8 @@ class RunState:
         self.added_by[position] = added_by
         if added_by is not None:
             brought_in_by = self.dag.position(added_by)
+            self.have_added.add(brought_in_by)
+            self.depths[position] = self.depths.get(brought_in_by, 0) + 1
             if self.dag.tasks[brought_in_by].for_each is not None:
                 self.parts.setdefault(brought_in_by, []).append(position)
 
