@@ -19,17 +19,9 @@ from itertools import islice
 import anyio
 import anyio.lowlevel
 
+from persistence import changes as stored
 from persistence.boundaries import reached
-from persistence.changes import (
-    Batch,
-    Change,
-    LeaseRenewed,
-    PolicyDecided,
-    RunClaimed,
-    RunReleased,
-    TaskCancelled,
-    TasksAdded,
-)
+from persistence.changes import Batch, Change, LeaseRenewed, RunClaimed, RunReleased
 from persistence.errors import Conflict, Fenced, StoreError
 from persistence.protocol import Store
 from runner import events
@@ -246,9 +238,9 @@ class Checkpointer:
         head = islice(self._unstored, limit)
         following = 0
         for number, change in enumerate(islice(self._unstored, limit, None), 1):
-            if type(change) is TasksAdded or type(change) is PolicyDecided:
+            if isinstance(change, stored.TasksAdded | stored.PolicyDecided):
                 following = number
-            elif type(change) is not TaskCancelled:  # what a policy cancels stands before its decision
+            elif type(change) is not stored.TaskCancelled:  # what a policy cancels stands before its decision
                 break
         return (*head, *islice(self._unstored, limit, limit + following))
 

@@ -36,7 +36,7 @@ async def test_a_planner_function_adds_tasks_that_depend_on_old_and_new_ones(kep
     result = await ParallelRunner(work, store=kept).run(dag)
     assert result.status is RunStatus.COMPLETED
     assert list(result.tasks) == ["old", "plan", "c", "b", "a"]
-    assert result.text["c"] == "<c <b [{"  + '"id"> <old>>'
+    assert result.text["c"] == "<c <b [{" + '"id"> <old>>'
     assert result.text["a"] == "<a>"
 
 
@@ -67,7 +67,9 @@ async def test_tasks_of_an_answer_and_of_a_reply_come_together() -> None:
 
 
 async def test_added_tasks_add_tasks_in_turn(kept: Store | None) -> None:
-    backend = talker({"one": plan(spec("two", output="tasks")), "two": plan(spec("three", output="tasks")), "three": "[]"})
+    backend = talker(
+        {"one": plan(spec("two", output="tasks")), "two": plan(spec("three", output="tasks")), "three": "[]"}
+    )
     result = await ParallelRunner(backend, store=kept).run(DAG([Task("one", prompt="one", adds_tasks=True)]))
     assert (result.status, list(result.tasks)) == (RunStatus.COMPLETED, ["one", "two", "three"])
 
@@ -114,7 +116,13 @@ async def test_the_same_after_a_resume(store: Store) -> None:
 
 
 async def test_the_dag_that_somebody_holds_never_changes() -> None:
-    dag = DAG([Task("a", prompt="a", adds_tasks=True), Task("m", prompt="m {{ item }}", for_each="list"), Task("list", prompt="list")])
+    dag = DAG(
+        [
+            Task("a", prompt="a", adds_tasks=True),
+            Task("m", prompt="m {{ item }}", for_each="list"),
+            Task("list", prompt="list"),
+        ]
+    )
     answers = {"a": plan(spec("b", depends_on=["list"])), "list": listed([1, 2])}
     for _ in range(2):
         result = await ParallelRunner(talker(answers)).run(dag)
@@ -157,4 +165,3 @@ async def test_what_a_damaged_planner_adds_when_it_runs_again_is_there_already(t
         result = await runner.resume(first.run_id, retry_failed=True)
         assert (result.status, list(result.tasks)) == (RunStatus.COMPLETED, ["a", "b"])
         assert not [task for task in await store.list_tasks(first.run_id) if task.damaged]
-
