@@ -74,7 +74,7 @@ def task(name: str, status: str = "completed", attempts: int = 1) -> dict[str, A
 def held(**tasks: dict[str, Any]) -> dict[str, Any]:
     whole = {name: task(name, "pending", 0) for name in ENDS} | tasks
     completed = {name: 1 for name, one in whole.items() if one["status"] == "completed"}
-    return {"status": "completed", "owned": False, "tasks": whole, "completions": completed}
+    return {"status": "completed", "owned": False, "tasks": whole, "completions": completed, "growths": {}}
 
 
 DONE = held(a=task("a"), b=task("b"), c=task("c"))

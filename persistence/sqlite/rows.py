@@ -71,7 +71,7 @@ class Rows:
         """New tasks, behind those that the run has. What they depend on was checked."""
         first: int | None = self._tasks
         if first is None:
-            first = int(self._connection.execute(sql.COUNT_ALL_TASKS, (self.run_id,)).fetchone()[0])
+            first = int(self._connection.execute(sql.NEXT_POSITION, (self.run_id,)).fetchone()[0])
         for position, task in enumerate(tasks, first):
             edges = json.dumps(task.depends_on, ensure_ascii=False) if task.depends_on else "[]"
             row = (self.run_id, task.task_id, position, task.backend, added_by, edges, task.prompt, task.spec)
