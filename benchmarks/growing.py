@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import runner.plan.added  # noqa: F401 - it is loaded once, by whatever grows first
 from benchmarks.stores import sqlite_store
 from runner import DAG, Decision, Limits, ParallelRunner, RunStatus, RunView, Task
 
@@ -61,8 +62,8 @@ async def declared(shape: str, tasks: str) -> dict[str, float]:
     """The same tasks, there from the beginning."""
     if shape == "for_each":
         parts = [f"each.{i}" for i in range(1, int(tasks) - 1)]
-        head, tail = Task("list", "list"), Task("each", "each", ["list", *parts])
-        answers: dict[str, Any] = {"list": list(range(int(tasks) - 2)), "each": [ANSWER] * len(parts)}
+        head, tail = Task("list", "list"), Task("each", "all", ["list", *parts])
+        answers: dict[str, Any] = {"list": list(range(int(tasks) - 2)), "all": [ANSWER] * len(parts)}
         return await _run(int(tasks), lambda: DAG([head, *(Task(p, "each", ["list"]) for p in parts), tail]), answers)
     adds, first = SHAPES[shape](int(tasks))
     plain = [Task(task.id, task.prompt) for task in first]
