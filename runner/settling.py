@@ -98,7 +98,9 @@ class Settling:
                 session_id=turn.session_id,
             ),
         )
-        if position in self._state.continued or self._state.keeps_all:
+        if self._state.keeps_all and turn.going_on is None and task.continues is None and not reply.messages:
+            self._state.prompts[position] = turn.prompt
+        elif position in self._state.continued or self._state.keeps_all:
             before = self._state.past(task) or Past()
             said = () if turn.going_on is None or turn.going_on.wrong is not None else turn.going_on.said
             self._state.conversations[position] = Past(turn.session_id, (*before.messages, *said, *messages))

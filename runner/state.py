@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from backends.protocol import Message, Usage
+from backends.protocol import Message, Reply, Usage
 from persistence.records import TaskRecord
 from runner.dag import DAG
 from runner.prompt import names_used, render
@@ -59,6 +59,10 @@ class RunState:
         self.continued = {dag.position(task.continues) for task in dag if task.continues is not None}
         """Tasks whose conversation a later one goes on with: only these are kept in memory."""
         self.conversations: dict[int, Past] = {}
+        self.prompts: dict[int, str] = {}
+        """Where every conversation is kept: the prompts of those that are a prompt and the task's answer, nothing else.
+        A text costs the collector of garbage nothing, messages do.
+        """
         self.going_on: dict[int, GoingOn] = {}
         """Tasks whose conversation is known to have begun, by position: their next attempt goes on with it."""
         self.added_by: dict[int, str | None] = {}
@@ -216,7 +220,14 @@ class RunState:
 
     def past(self, task: Task) -> Past | None:
         """The conversation that `task` goes on with; None when it begins one."""
-        return None if task.continues is None else self.conversations.get(self.dag.position(task.continues))
+        if task.continues is None:
+            return None
+        position = self.dag.position(task.continues)
+        if position in self.prompts:
+            result = self.results[position]
+            said = Reply(result.text, usage=result.usage).turn(self.prompts[position])
+            return Past(result.session_id, said)
+        return self.conversations.get(position)
 
     def prompt(self, task: Task) -> str:
         """The task's prompt, rendered. Raises PromptError."""

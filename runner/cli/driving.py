@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
 
@@ -24,17 +25,21 @@ _SHOW_CURSOR = b"\x1b[?25h\n"
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a run came to, how many tasks this process ran for it, and how many seconds it took."""
+    """What a run came to, how many tasks this process ran for it, how many seconds it took, and what was added to it
+    meanwhile.
+    """
 
     result: RunResult
     ran: int = 0
     took: float = 0.0
+    added: Sequence[events.TasksAdded] = ()
 
 
 async def follow(run: Run, display: Display) -> Ending:
     """Start `run`, show it to its end, and say what it came to. Raises what `Run.result` raises."""
     began = time.monotonic()
     started: set[str] = set()
+    added: list[events.TasksAdded] = []
     try:
         async with anyio.create_task_group() as beside:
             await beside.start(_stop_when_told, run, display)
@@ -43,11 +48,13 @@ async def follow(run: Run, display: Display) -> Ending:
                 async for event in run.events():
                     if isinstance(event, events.TaskStarted):
                         started.add(event.task_id)
+                    elif isinstance(event, events.TasksAdded):
+                        added.append(event)
                     display.take(event)
             beside.cancel_scope.cancel()
     finally:
         display.close()
-    return Ending(await run.result(), len(started), time.monotonic() - began)
+    return Ending(await run.result(), len(started), time.monotonic() - began, added)
 
 
 async def _tick(display: Display) -> None:

@@ -9,6 +9,7 @@ from itertools import islice
 
 from backends.protocol import NO_USAGE, Usage
 from runner import events
+from runner.cli.grown import Grown
 from runner.dag import DAG
 from runner.status import TaskStatus
 from runner.task import FailureMode
@@ -30,7 +31,7 @@ class Progress:
     """Feed it a run's events with `take`. `statuses` is where the tasks stand before the first one."""
 
     def __init__(self, dag: DAG, clock: Callable[[], float], statuses: Mapping[str, TaskStatus] | None = None) -> None:
-        self.dag = dag
+        self._grown = Grown(dag)
         self.clock = clock
         self.began = clock()
         self.statuses = dict(statuses or {task.id: TaskStatus.PENDING for task in dag})
@@ -38,10 +39,17 @@ class Progress:
         self.running: dict[str, Underway] = {}
         self.retries: dict[str, float] = {}
         """Tasks that wait for another attempt, and until when."""
+        self.questions: dict[str, str] = {}
+        """What is asked by the tasks that wait for a person."""
         self.usage: Usage = NO_USAGE
         """What this process has used."""
         self.ran = 0
         self.degraded: str | None = None
+
+    @property
+    def dag(self) -> DAG:
+        """The run's graph, with all that was added to it."""
+        return self._grown.dag
 
     @property
     def done(self) -> int:
@@ -59,6 +67,10 @@ class Progress:
             self._set(event.task_id, TaskStatus.RUNNING)
         elif isinstance(event, events.TaskEvent):
             self._ended(event)
+        elif isinstance(event, events.TasksAdded):
+            self._grown.take(event)
+            self.statuses |= dict.fromkeys((task.id for task in event.tasks), TaskStatus.PENDING)
+            self.counts[TaskStatus.PENDING] += len(event.tasks)
         elif isinstance(event, events.StoreDegraded):
             self.degraded = event.error
         elif isinstance(event, events.StoreRecovered):
@@ -68,6 +80,7 @@ class Progress:
         if isinstance(event, events.SessionOpened):
             return
         self.running.pop(event.task_id, None)
+        self.questions.pop(event.task_id, None)
         if isinstance(event, events.TaskCompleted):
             self.ran += 1
             self.usage += event.usage
@@ -77,6 +90,7 @@ class Progress:
         elif isinstance(event, events.TaskCancelled):
             self._set(event.task_id, TaskStatus.CANCELLED)
         elif isinstance(event, events.TaskWaiting):
+            self.questions[event.task_id] = event.question
             self._set(event.task_id, TaskStatus.WAITING_INPUT)
         else:
             if isinstance(event, events.TaskRetrying):

@@ -19,6 +19,7 @@ from runner.cli import report
 from runner.cli.backing import Backing, Kept, names_needed
 from runner.cli.driving import Ending, follow
 from runner.cli.exits import COMPLETED, say, tell
+from runner.cli.grown import Grown
 from runner.cli.lookup import (
     find_run,
     find_task,
@@ -139,12 +140,15 @@ def _say_over(result: RunResult, dag: DAG, manner: Manner) -> int:
 async def _see_through(run: Run, dag: DAG, manner: Manner, statuses: Mapping[str, TaskStatus] | None = None) -> int:
     ending = await follow(run, _display(dag, manner, statuses))
     result = ending.result
+    grown = Grown(dag)
+    for event in ending.added:
+        grown.take(event)
     if manner.as_json:
         report.tell_json(ending, manner.store)
     else:
-        report.tell_result(dag, result)
+        report.tell_result(grown.dag, result)
     if not manner.quiet:
-        report.say_summary(dag, ending, manner.store)
+        report.say_summary(grown.dag, ending, manner.store)
     elif result.status is not RunStatus.COMPLETED:
         report.say_failure(result)
     return report.exit_code(result)
