@@ -39,7 +39,7 @@ TASKS_SCHEMA: Mapping[str, JsonValue] = {
     "required": ["tasks"],
     "additionalProperties": False,
 }
-"""What is asked of a task with `adds_tasks` that has no schema of its own."""
+"""An `output_schema` for a planner: a mapping whose `tasks` have an id, a prompt, and what they depend on."""
 
 
 @dataclass(frozen=True, slots=True)

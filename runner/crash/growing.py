@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from runner.crash.case import MANY, NEVER, Case, Part, lasting, prompt_of
@@ -43,9 +43,8 @@ def follows(case: Case, ended: str) -> list[Task]:
     return [own_task(f"r_{ended}", f"r_{ended}")] if ended in (case.reviewed or ()) else []
 
 
-def last_task(asked: object) -> Task:
-    """The task that is added when nothing is left, and all that was asked about before."""
-    assert hasattr(asked, "__iter__")
+def last_task(asked: Iterable[str]) -> Task:
+    """The task that is added when nothing is left; `asked` is all that was asked about before."""
     return own_task(LAST, "|".join([LAST, *sorted(asked)]))
 
 
@@ -105,5 +104,6 @@ def _specs(
         specs.append({**spec, "depends_on": needed})
         parts[name] = Part(failures=rng.choice([0, 0, 1]), seconds=rng.choice([0.0, 0.002]))
     if deep and rng.random() < 0.5:
-        parts[name] = replace(parts[name], adds=_specs(rng, name, before, parts, deep=False))
+        last = f"{planner}_{len(specs) - 1}"
+        parts[last] = replace(parts[last], adds=_specs(rng, last, before, parts, deep=False))
     return tuple(specs)
