@@ -21,10 +21,13 @@ class _Answers:
         self._given = list(given)
 
     def next(self, text: str) -> Answer | None:
-        """The next answer, if it is one to this question; once the code asks something else, no other fits either."""
-        if self._given and self._given[0][0] == text:
-            return Answer(self._given.pop(0)[1])
-        self._given.clear()
+        """The next answer to this question. Answers to what the code asks no more are passed over; once it asks
+        something new, none that follows fits.
+        """
+        while self._given:
+            question, value = self._given.pop(0)
+            if question == text:
+                return Answer(value)
         return None
 
 

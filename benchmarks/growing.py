@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 import runner.plan.added  # noqa: F401 - it is loaded once, by whatever grows first
@@ -102,6 +102,9 @@ class Watching:
 
     def settings(self) -> Mapping[str, Any]:
         return {}
+
+    def backends(self) -> Collection[str | None]:
+        return ()
 
     def decide(self, run: RunView) -> Decision:
         seen = run.state if isinstance(run.state, int) else 0

@@ -25,6 +25,7 @@ from persistence.changes import (
     TurnAppended,
 )
 from persistence.errors import Conflict, Fenced, StoreError, StoreUnusable
+from persistence.facets import ContextStore, RunStore, TaskStore
 from persistence.memory import MemoryStore
 from persistence.notes import Note, NoteRecord
 from persistence.protocol import Store
@@ -36,6 +37,7 @@ __all__ = [
     "Batch",
     "Change",
     "Conflict",
+    "ContextStore",
     "EventRecord",
     "Fenced",
     "LeaseRenewed",
@@ -51,6 +53,7 @@ __all__ = [
     "RunRecord",
     "RunReleased",
     "RunStatusChanged",
+    "RunStore",
     "SQLiteStore",
     "SessionOpened",
     "Store",
@@ -65,6 +68,7 @@ __all__ = [
     "TaskReopened",
     "TaskRetried",
     "TaskStarted",
+    "TaskStore",
     "TaskWaiting",
     "TasksAdded",
     "TurnAppended",

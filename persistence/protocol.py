@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from persistence.facets import ContextStore, RunStore, TaskStore
+
 if TYPE_CHECKING:
     from persistence.changes import Batch
     from persistence.notes import Note, NoteRecord
-    from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 
 
-class Store(Protocol):
-    """Keeps runs. One write method for a run's owner, `send` for all others; reads give whole records, never cursors.
+class Store(RunStore, TaskStore, ContextStore, Protocol):
+    """Keeps runs. One write method for a run's owner, `send` for all others; reads give whole records, never cursors:
+    they are those of the three facets (`persistence.facets`).
 
     Safe for many tasks of one event loop at the same time. Cancelling a call never leaves anything half-written: a
     cancelled `write` is unknown, like one that raised, and may be repeated. Every read sees all acknowledged writes.
@@ -27,30 +29,6 @@ class Store(Protocol):
         Conflict when a change does not follow from what is stored, when there is a gap before `first_seq`, or when
         RunCreated meets another run of that id (other `at`, settings or tasks' number).
         """
-        ...
-
-    async def get_run(self, run_id: str) -> RunRecord | None:
-        """The run, with its counts and its usage summed over all attempts."""
-        ...
-
-    async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
-        """The last created runs, newest first. `settings` is left empty in these."""
-        ...
-
-    async def list_tasks(self, run_id: str) -> tuple[TaskRecord, ...]:
-        """Every task of the run in the order in which they were added."""
-        ...
-
-    async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
-        """The attempts of one task, or of the whole run, in the order in which they started."""
-        ...
-
-    async def list_messages(self, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
-        """The messages of one task's own conversation, oldest first; what it continues is not repeated here."""
-        ...
-
-    async def list_events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[EventRecord, ...]:
-        """The events with a sequence number above `after`, oldest first, at most `limit`."""
         ...
 
     async def send(self, run_id: str, note: Note) -> None:

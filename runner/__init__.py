@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         AnswerConflict,
         BackendMissing,
         DAGError,
+        KeyConflict,
         OwnershipLost,
         PlaitError,
         PolicyMissing,
@@ -28,13 +29,28 @@ if TYPE_CHECKING:
         TurnNotStored,
     )
     from runner.growth import Limits
+    from runner.looking import RunInfo, StoredEvent, TaskInfo
+    from runner.orchestrator import Orchestrator, OrchestratorResult
     from runner.parallel import ParallelRunner
     from runner.plan import Plan, PlanError, load_plan
+    from runner.policies.follow_ups import FollowUp, FollowUps
+    from runner.policies.orchestrator import Phase
+    from runner.policies.session import (
+        ImpossibleState,
+        Interaction,
+        Session,
+        SessionComplete,
+        SessionEnded,
+        UnknownStep,
+    )
+    from runner.policies.workflow import Step, Workflow
     from runner.policy import Decision, Policy, RunView
     from runner.preview import Preview
     from runner.questions import OpenQuestion
     from runner.result import Degradation, Receipt, RunResult, TaskResult
     from runner.run import Run
+    from runner.service import RunService
+    from runner.sessions import load_session
     from runner.status import RunStatus, TaskStatus
     from runner.task import FailureMode, Retry, Task
     from runner.verdict import Action, Verdict
@@ -49,10 +65,18 @@ __all__ = [
     "Decision",
     "Degradation",
     "FailureMode",
+    "FollowUp",
+    "FollowUps",
+    "ImpossibleState",
+    "Interaction",
+    "KeyConflict",
     "Limits",
     "OpenQuestion",
+    "Orchestrator",
+    "OrchestratorResult",
     "OwnershipLost",
     "ParallelRunner",
+    "Phase",
     "PlaitError",
     "Plan",
     "PlanError",
@@ -65,35 +89,53 @@ __all__ = [
     "Retry",
     "Run",
     "RunExists",
+    "RunInfo",
     "RunNotFound",
     "RunNotResumable",
     "RunOwned",
     "RunResult",
+    "RunService",
     "RunStatus",
     "RunView",
+    "Session",
+    "SessionComplete",
+    "SessionEnded",
+    "Step",
     "StoreRequired",
+    "StoredEvent",
     "Task",
+    "TaskInfo",
     "TaskResult",
     "TaskStatus",
     "TurnNotStored",
+    "UnknownStep",
     "Verdict",
+    "Workflow",
     "load_plan",
+    "load_session",
 ]
 
 _HOMES = {
     "clock": "Clock",
     "dag": "DAG",
-    "errors": "AnswerConflict BackendMissing DAGError OwnershipLost PlaitError PolicyMissing Problem PromptError "
-    "RunExists RunNotFound "
-    "RunNotResumable RunOwned StoreRequired TurnNotStored",
+    "errors": "AnswerConflict BackendMissing DAGError KeyConflict OwnershipLost PlaitError PolicyMissing Problem "
+    "PromptError RunExists RunNotFound RunNotResumable RunOwned StoreRequired TurnNotStored",
     "growth": "Limits",
+    "looking": "RunInfo StoredEvent TaskInfo",
+    "orchestrator": "Orchestrator OrchestratorResult",
     "parallel": "ParallelRunner",
     "plan": "Plan PlanError load_plan",
+    "policies.follow_ups": "FollowUp FollowUps",
+    "policies.orchestrator": "Phase",
+    "policies.session": "ImpossibleState Interaction Session SessionComplete SessionEnded UnknownStep",
+    "policies.workflow": "Step Workflow",
     "policy": "Decision Policy RunView",
     "questions": "OpenQuestion",
     "preview": "Preview",
     "result": "Degradation Receipt RunResult TaskResult",
     "run": "Run",
+    "service": "RunService",
+    "sessions": "load_session",
     "status": "RunStatus TaskStatus",
     "task": "FailureMode Retry Task",
     "verdict": "Action Verdict",

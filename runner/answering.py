@@ -13,15 +13,15 @@ from backends.text import clean_text
 from persistence.changes import Change, RunReleased, TaskAnswered, TaskCompleted, TaskFailed, TaskWaiting
 from persistence.records import TaskRecord
 from runner.clock import iso
+from runner.config import Config
 from runner.dag import nearest
-from runner.drive import Config
 from runner.errors import AnswerConflict, PlaitError, RunOwned
 from runner.feed import Feed
-from runner.given import first_notes, open_questions, question_of, too_late
+from runner.given import first_notes, given_answers, open_questions, question_of, too_late
 from runner.inbox import AnswerNote, answer_note
 from runner.owner import Liveness, forget, liveness
 from runner.ownership import claim, wait_until_free
-from runner.questions import OpenQuestion, encode_answers
+from runner.questions import OpenQuestion, Way, encode_answers
 from runner.status import TaskStatus
 from runner.stored import StoredRun, stored_run
 from runner.task import FailureMode, JsonValue, Task
@@ -49,6 +49,8 @@ async def settle(config: Config, run: StoredRun, task_id: str, settlement: Settl
     await wait_until_free(config, run, Feed())
     position = dag.position(task_id)
     record, verdict = run.tasks[position], judge(dag, run.tasks)[position]
+    if position in run.state.asking:
+        await _refuse_settling(config, run, task_id, settlement)
     if verdict.action is not Action.ASK:
         raise PlaitError(f"task {task_id!r} of run {run_id} is {record.status} and waits for nobody's answer")
     at = iso(config.clock.wall())
@@ -58,6 +60,20 @@ async def settle(config: Config, run: StoredRun, task_id: str, settlement: Settl
     then += _outcome(run, dag[task_id], record, settlement, at)
     owner, _ = await claim(config, run.store, run.record, [*then, RunReleased(at)])
     forget(owner)
+
+
+async def _refuse_settling(config: Config, run: StoredRun, task_id: str, settlement: Settlement) -> None:
+    """Raise unless the task's own question can be settled like this: the first word counts, a default included."""
+    run_id, asking = run.record.run_id, run.state.asking[run.state.dag.position(task_id)]
+    given = await given_answers(run, config.clock.wall())
+    if task_id in given.answers or task_id in given.late:
+        noted = task_id in given.answers and given.answers[task_id].by == "person"
+        raise AnswerConflict(too_late(run_id, task_id, asking, noted=noted))
+    if settlement.how == "again":
+        raise PlaitError(
+            f"task {task_id!r} of run {run_id} asks {asking.question.text[:200]!r}: run again, it would ask again; "
+            f"answer it (plait answer {run_id} {task_id} VALUE), or say --done TEXT or --fail REASON"
+        )
 
 
 async def unanswered_questions(config: Config, run_id: str) -> list[OpenQuestion]:
@@ -130,7 +146,10 @@ def _outcome(run: StoredRun, task: Task, record: TaskRecord, settlement: Settlem
     data = None if task.output_schema is None else _data(task, text)
     position = run.state.dag.position(task.id)
     said = [Message("assistant", text)]
-    if not any(run.tasks[n].damaged for n in run.state.dag.dependencies[position]):  # else nobody knows what was asked
+    asking = run.state.asking.get(position)
+    begun = asking is not None and asking.way is Way.REPLY  # then its conversation is stored up to the question
+    damaged = any(run.tasks[n].damaged for n in run.state.dag.dependencies[position])
+    if not begun and not damaged:  # else nobody knows what was asked
         said.insert(0, Message("user", clean_text(run.state.prompt(task))))
     return [*turns(at, task.id, record.attempt, said), TaskCompleted(at, task.id, record.attempt, text, data)]
 

@@ -13,6 +13,7 @@ import anyio
 from backends.asking import Asked, answering
 from backends.errors import BackendError, BackendUnavailable, ErrorKind
 from backends.protocol import NO_USAGE, Backend, JsonValue, Message, Opening, Question, Reply, Role, Usage
+from backends.structured import Schema
 from backends.text import clean_text
 from backends.values import value
 from persistence.boundaries import reached
@@ -69,10 +70,20 @@ async def attempt(
     except Exception as error:
         return Outcome(None, None, classified(error))
     except BaseExceptionGroup as error:  # a task group of the task's own around its `ask`
-        inner = _only(error)
-        if isinstance(inner, Asked):
-            return _asked(inner.question)
-        raise
+        inside = _first_asked(error)
+        if inside is None:
+            raise
+        return _asked(inside.question)
+
+
+def _first_asked(error: BaseException) -> Asked | None:
+    """The question among what ended a task group. What else went wrong in there comes again with the answer."""
+    if isinstance(error, Asked):
+        return error
+    if not isinstance(error, BaseExceptionGroup):
+        return None
+    inside = cast("BaseExceptionGroup[BaseException]", error).exceptions
+    return next((asked for one in inside if (asked := _first_asked(one)) is not None), None)
 
 
 def _asked(question: Question) -> Outcome:
@@ -156,12 +167,14 @@ def _what_is_wrong_with(question: Question) -> str | None:
         return f"a deadline of {deadline!r}, which is no number of seconds"
     try:
         asking = Asking(question, Way.REPLY)
-        asking.encoded()
+        encoded = asking.encoded()
+        if question.schema is not None:
+            Schema(question.schema)
         if question.default is not None:
             asking.checked(question.default)
-    except (TypeError, ValueError, PlaitError) as error:
+    except (TypeError, ValueError, RecursionError, BackendError, PlaitError) as error:
         return f"a schema or a default that cannot be used: {error}"
-    return None
+    return None if encoded == clean_text(encoded) else "a schema or a default that cannot be stored"
 
 
 def _are_messages(messages: object) -> TypeGuard[tuple[Message, ...]]:

@@ -13,7 +13,7 @@ from runner.questions import Asking, OpenQuestion, unix
 from runner.schedule import Schedule
 from runner.state import RunState
 from runner.task import JsonValue
-from runner.turn import Surroundings
+from runner.turn import OnQuestion, Surroundings
 
 
 class Awaiting:
@@ -36,47 +36,57 @@ class Awaiting:
         self._answer = answer
         self._expire = expire
         self._look_on = look_on
-        self._deadlines: set[anyio.CancelScope] = set()
+        self._calls: dict[int, anyio.CancelScope] = {}
+        self._deadlines: dict[int, anyio.CancelScope] = {}
         self._log = logger(run=around.run_id)
 
     def begin(self, workers: anyio.abc.TaskGroup, position: int, asking: Asking) -> None:
         """The task at `position` has just asked."""
+        # The scopes are made here: `end` and `settled` may come before what is begun has had its first turn.
         if self._around.on_question is not None:
+            task_id, attempt = self._state.dag.tasks[position].id, self._state.attempts[position]
+            question = OpenQuestion.of(self._around.run_id, task_id, attempt, asking)
+            self._calls[position] = scope = anyio.CancelScope()
             self._schedule.hold()
-            workers.start_soon(self._ask, position, asking)
+            workers.start_soon(self._ask, self._around.on_question, question, scope)
         if asking.deadline_at is not None:
-            workers.start_soon(self._wait_for_deadline, position, asking, asking.deadline_at)
+            self._deadlines[position] = scope = anyio.CancelScope()
+            workers.start_soon(self._wait_for_deadline, position, asking, scope)
+
+    def settled(self, position: int) -> None:
+        """The question is answered, or nobody wants to know any more: whoever was asked is let go."""
+        for waiting in (self._calls, self._deadlines):
+            scope = waiting.pop(position, None)
+            if scope is not None:
+                scope.cancel()
 
     def end(self) -> None:
         """Nothing else goes on in the run: deadlines are no reason to stay."""
-        for scope in self._deadlines:
+        for scope in self._deadlines.values():
             scope.cancel()
 
-    async def _ask(self, position: int, asking: Asking) -> None:
+    async def _ask(self, on_question: OnQuestion, question: OpenQuestion, scope: anyio.CancelScope) -> None:
         """Ask whoever answers in this process, once the question is stored."""
-        assert self._around.on_question is not None
-        await self._around.sink.commit([])
-        task_id, attempt = self._state.dag.tasks[position].id, self._state.attempts[position]
-        question = OpenQuestion.of(self._around.run_id, task_id, attempt, asking)
         try:
-            value = await self._around.on_question(question)
-            if value is not None:
-                self._answer(task_id, attempt, value, "callback")
+            with scope:
+                await self._around.sink.commit([])
+                value = await on_question(question)
+                if value is not None:
+                    self._answer(question.task_id, question.attempt, value, "callback")
         except PlaitError as error:
-            self._log.warning("answer_refused", task=task_id, error=str(error))
+            self._log.warning("answer_refused", task=question.task_id, error=str(error))
         except Exception as error:
-            self._log.warning("on_question_failed", task=task_id, error=type(error).__name__)
+            self._log.warning("on_question_failed", task=question.task_id, error=type(error).__name__)
         finally:
             self._schedule.let_go()
         self._look_on()
 
-    async def _wait_for_deadline(self, position: int, asking: Asking, deadline_at: str) -> None:
+    async def _wait_for_deadline(self, position: int, asking: Asking, scope: anyio.CancelScope) -> None:
+        assert asking.deadline_at is not None
         clock = self._around.clock
-        with anyio.CancelScope() as scope:
-            self._deadlines.add(scope)
-            while (left := unix(deadline_at) - clock.wall()) > 0:
+        with scope:
+            while (left := unix(asking.deadline_at) - clock.wall()) > 0:
                 await clock.sleep(left)
-        self._deadlines.discard(scope)
         if scope.cancelled_caught or self._state.asking.get(position) is not asking:
             return
         if asking.question.default is None:

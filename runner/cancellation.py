@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runner import events
 from runner.clock import iso
-from runner.drive import Config
+from runner.config import Config
 from runner.errors import RunOwned
 from runner.feed import Feed
 from runner.inbox import cancel_note, is_to_be_cancelled

@@ -11,9 +11,9 @@ from persistence.changes import Change, RunReleased, SessionOpened, TurnAppended
 from runner.attempt import attempt
 from runner.checkpoint import Checkpointer
 from runner.clock import iso
+from runner.config import Config, require_backends
 from runner.conversation import load_past
 from runner.dag import nearest
-from runner.drive import Config, require_backends
 from runner.errors import PlaitError, TurnNotStored
 from runner.feed import Feed
 from runner.owner import forget
@@ -32,15 +32,17 @@ async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Rep
         raise PlaitError(f"run {run_id} has no task {task_id!r}{nearest(task_id, (task.id for task in dag))}")
     task, message = dag[task_id], clean_text(message)
     name = dag.backend_of(task) or config.default
-    require_backends(config, {name}, task_id)
+    require_backends(config, {name}, f"task {task_id!r}")
     await wait_until_free(config, run, Feed())
+    if dag.position(task_id) in run.state.asking:
+        raise PlaitError(f"task {task_id!r} of run {run_id} waits for an answer to its question; give it that one")
     opening = await _opening(run, task)
     owner, position = await claim(config, run.store, run.record, ())
     checkpointer = Checkpointer(run.store, run_id, Feed(), config.clock, config.strict)
     checkpointer.begin_at(position)
     turns: list[Change] = []
     reply: Reply | None = None
-    failure: BackendError | None = None
+    failure: BackendError | PlaitError | None = None
     async with anyio.create_task_group() as outside:
         outside.start_soon(checkpointer.write_until_closed)
         try:
@@ -48,6 +50,11 @@ async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Rep
                 beside.start_soon(checkpointer.keep_lease, config.lease)
                 outcome = await attempt(config.backends[name], opening, message, task.timeout)
                 reply, failure = outcome.reply, outcome.error
+                if outcome.asked is not None:
+                    failure = PlaitError(
+                        f"the backend asks {outcome.asked.text[:200]!r} instead of answering; only a task of a run "
+                        f"that goes on can wait for an answer"
+                    )
                 beside.cancel_scope.cancel()
             if reply is not None:
                 turns = _turns(iso(config.clock.wall()), task, opening, message, reply)

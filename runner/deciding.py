@@ -80,7 +80,7 @@ class Deciding:
         """Ask what follows after the end of the task `ended`, or, if None, when nothing is left that could run."""
         if self.decided.end is not None or (ended is None and self.decided.rests):
             return []
-        view = RunView(self._state.dag.tasks, self._result, self.decided.state, ended)
+        view = RunView(self._state.dag.tasks, self._result, self.decided.state, ended, self._state.dag.position)
         try:
             decision = _checked(self._policy.decide(view))
             decided = Decided(decision.state, decision.end, decision.error)

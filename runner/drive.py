@@ -7,29 +7,27 @@ writer (shielded, ends last)
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
 
 from backends.errors import BackendError, ErrorKind
-from backends.protocol import Backend
 from persistence.boundaries import reached
 from persistence.changes import Change, Owner, RunReleased
 from persistence.errors import Conflict, Fenced, StoreError
 from persistence.protocol import Store
 from runner import events
 from runner.checkpoint import Checkpointer, Position
-from runner.clock import Clock, iso, stamper
+from runner.clock import iso, stamper
+from runner.config import Config
 from runner.conversation import load_past
-from runner.dag import DAG
 from runner.deciding import Decided, Deciding
-from runner.errors import BackendMissing, OwnershipLost, RunExists, RunNotFound
+from runner.errors import OwnershipLost, RunExists, RunNotFound
 from runner.execution import Execution
 from runner.feed import Feed
-from runner.growth import Growth, Limits
+from runner.growth import Growth
 from runner.inbox import heed
 from runner.owner import forget
 from runner.policy import Policy
@@ -38,27 +36,8 @@ from runner.run import Control
 from runner.schedule import Schedule
 from runner.sink import NoStore, Sink
 from runner.state import Past, RunState
-from runner.status import TASK_DONE, TaskStatus
 from runner.translate import dag_of
-from runner.turn import OnQuestion, Surroundings
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """What a runner was made with."""
-
-    backends: Mapping[str, Backend]
-    default: str
-    store: Store | None
-    concurrency: int
-    limits: Mapping[str, int]
-    strict: bool
-    lease: float
-    cancel_grace: float
-    growth: Limits
-    on_question: OnQuestion | None
-    clock: Clock
-    rng: random.Random
+from runner.turn import Surroundings
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,30 +198,3 @@ async def _recall(store: Store | None, run_id: str, task_id: str) -> Past:
         ) from error
     message = f"the conversation of task {task_id!r} is not in the store yet, which is away or behind"
     raise BackendError(ErrorKind.TRANSIENT, message)
-
-
-def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ()) -> list[str]:
-    """Each task's backend. Raises BackendMissing unless there is one for every task that is not done."""
-    names = [dag.backend_of(task) or config.default for task in dag]
-    needed = {name: i for i, name in enumerate(names) if not statuses or statuses[i] not in TASK_DONE}
-    for name, position in needed.items():
-        if name not in config.backends:
-            require_backends(config, set(needed), dag.tasks[position].id)
-    for task, name in zip(dag, names, strict=True):
-        if task.continues is not None and names[dag.position(task.continues)] != name:
-            raise BackendMissing(
-                f"task {task.id!r} continues {task.continues!r} on backend {name!r}, but that conversation is on "
-                f"{names[dag.position(task.continues)]!r}, and stays there; leave the task's backend out"
-            )
-    return names
-
-
-def require_backends(config: Config, names: set[str], example: str) -> None:
-    """Raise BackendMissing, naming every one that is missing, unless all of `names` are there."""
-    missing = sorted(names - config.backends.keys())
-    if missing:
-        have = ", ".join(sorted(config.backends)) or "none"
-        raise BackendMissing(
-            f"no backend named {', '.join(map(repr, missing))} (needed by task {example!r}); this runner has: {have}. "
-            f"Give it with backend=... or backends={{name: ...}}"
-        )

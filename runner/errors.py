@@ -57,6 +57,10 @@ class RunExists(PlaitError):  # noqa: N818
     """A run of the given id is already in the store."""
 
 
+class KeyConflict(PlaitError):  # noqa: N818
+    """The key of a new run was used before, for another DAG or other settings."""
+
+
 class RunOwned(PlaitError):  # noqa: N818
     """Another live process runs this run. The message says which one and since when."""
 

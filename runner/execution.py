@@ -103,12 +103,15 @@ class Execution:
         """Answer the question with which `attempt` of the task ended; the task goes on. False where that is not what
         it waits for any more, or the run is ending. Raises PlaitError for a value that does not fit.
         """
+        if task_id not in self._state.dag:  # whoever may write to the store may send such a note
+            return False
         position = self._state.dag.position(task_id)
         asking = self._state.asking.get(position)
         if self.ended_by is not None or self._left or asking is None or self._state.attempts[position] != attempt:
             return False
         assert self._workers is not None
         self._state.answer(position, asking.checked(value), by)
+        self._awaiting.settled(position)
         self._schedule.unpark(position)
         answers = self._state.answers[position]
         self._step([events.TaskAnswered(self._stamp(), task_id, attempt, answers)])
@@ -148,6 +151,9 @@ class Execution:
         if self._deciding is None or self.ended_by is not None:
             return []
         happened = self._deciding.about(ended)
+        for event in happened:
+            if isinstance(event, events.TaskCancelled):
+                self._awaiting.settled(self._state.dag.position(event.task_id))
         if self._deciding.decided.end is not None:
             self.ended_by = "policy"
         return happened
@@ -189,6 +195,7 @@ class Execution:
         """Nobody has answered the task's question by its deadline, and it has no default: the task fails."""
         error = BackendError(ErrorKind.TIMEOUT, unanswered(self._state.questions[position]))
         failed = self._settling.fail(position, error)
+        self._awaiting.settled(position)
         self._schedule.settle(position, failed.status)
         self._step([failed], failed.task_id)
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import anyio
 
 from runner import events
+from runner.status import RunStatus
 
 
 class EventReader:
@@ -57,6 +58,8 @@ class Feed:
     def __init__(self) -> None:
         self._readers: list[EventReader] = []
         self._ended = False
+        self.status = RunStatus.QUEUED
+        """Where the run stands, as far as has been told."""
 
     def reader(self) -> EventReader:
         """A new reader of what comes from now on."""
@@ -68,6 +71,8 @@ class Feed:
 
     def publish(self, event: events.Event) -> None:
         """Tell every reader; after the event that ends the run, nothing more is told."""
+        if not isinstance(event, events.TaskEvent) and not self._ended:
+            self._note(event)
         if not self._readers or self._ended:
             self._ended = self._ended or isinstance(event, events.RunEnded)
             return
@@ -77,6 +82,14 @@ class Feed:
             if ended:
                 reader.close()
         self._ended = ended
+
+    def _note(self, event: events.Event) -> None:
+        if isinstance(event, events.RunEnded):
+            self.status = event.status
+        elif isinstance(event, events.RunCancelling):
+            self.status = RunStatus.CANCELLING
+        elif isinstance(event, events.RunStarted | events.RunResumed):
+            self.status = RunStatus.RUNNING
 
     def close(self) -> None:
         """The run is over, however it ended."""

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from persistence.records import TaskRecord
+from runner.dag import nearest
 from runner.errors import AnswerConflict, PlaitError
 from runner.inbox import AnswerNote, answer_in
 from runner.log import logger
 from runner.questions import Asking, OpenQuestion
+from runner.status import TaskStatus
 from runner.stored import StoredRun
 from runner.task import JsonValue
 
@@ -92,9 +94,14 @@ def question_of(run: StoredRun, task_id: str) -> tuple[Asking, TaskRecord]:
     """
     run_id, dag = run.record.run_id, run.state.dag
     if task_id not in dag:
-        raise PlaitError(f"run {run_id} has no task {task_id!r}; `plait questions {run_id}` lists those that ask")
+        raise PlaitError(f"run {run_id} has no task {task_id!r}{nearest(task_id, (task.id for task in dag))}")
     position = dag.position(task_id)
     record, asking = run.tasks[position], run.state.asking.get(position)
+    if asking is None and TaskStatus(record.status) is TaskStatus.WAITING_INPUT:
+        raise PlaitError(
+            f"task {task_id!r} of run {run_id} asks nothing itself: say what became of it with --done TEXT, --again "
+            f"or --fail REASON (ParallelRunner.answer)"
+        )
     if asking is None:
         before = run.state.answers.get(position, ())
         said = f"; its last question was answered by {before[-1].by}" if before else ""

@@ -102,7 +102,7 @@ def answer_in(note: NoteRecord) -> AnswerNote | None:
     try:
         body = json.loads(note.body)
         return AnswerNote(note.task_id, int(body["attempt"]), body["value"], note.at, str(body["nonce"]))
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
 
 

@@ -29,9 +29,10 @@ class Ending:
 def leave(run_id: str, state: RunState, ending: Ending, at: str) -> list[events.Event]:
     """Settle what is not done, and say how the run ended."""
     happened: list[events.Event] = []
+    for_good = ending.by == "cancel" or (ending.by == "policy" and not _fails(ending))
     for position, status in enumerate(state.statuses):
         task_id, number = state.dag.tasks[position].id, state.attempts[position]
-        if ending.by in {"cancel", "policy"} and status not in TASK_DONE:
+        if for_good and status not in TASK_DONE:
             state.settle(position, TaskResult(task_id, TaskStatus.CANCELLED, attempts=number))
             happened.append(events.TaskCancelled(at, task_id, number))
         elif status is TaskStatus.RUNNING and position in ending.called:
@@ -45,11 +46,16 @@ def leave(run_id: str, state: RunState, ending: Ending, at: str) -> list[events.
     return happened
 
 
+def _fails(ending: Ending) -> bool:
+    """Whether the run's policy has it fail: then what is not done is left, for a resume that retries what failed."""
+    return ending.decided is not None and ending.decided.end is RunStatus.FAILED
+
+
 def _last_event(run_id: str, state: RunState, ending: Ending, at: str) -> events.RunEnded:
     if ending.by == "cancel":
         return events.RunCancelled(at, run_id, RunStatus.CANCELLED)
     if ending.by == "policy" and ending.decided is not None:
-        if ending.decided.end is RunStatus.FAILED:
+        if _fails(ending):
             return events.RunFailed(at, run_id, RunStatus.FAILED, ending.decided.error)
         return events.RunCompleted(at, run_id, RunStatus.COMPLETED)
     if not ending.exhausted:

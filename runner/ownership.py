@@ -17,7 +17,7 @@ from persistence.records import RunRecord
 from runner import events
 from runner.checkpoint import Position
 from runner.clock import iso
-from runner.drive import Config
+from runner.config import Config
 from runner.errors import RunOwned
 from runner.feed import Feed
 from runner.owner import Liveness, claim_for_this_process, forget, liveness

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -15,9 +14,10 @@ from runner import events
 from runner.answering import Settlement, answer_question, settle, unanswered_questions
 from runner.cancellation import cancel, finish_cancelling
 from runner.clock import Clock, iso, new_run_id
+from runner.config import Config, backend_names
 from runner.continuing import say
 from runner.dag import DAG, nearest
-from runner.drive import Config, Prepared, backend_names, drive
+from runner.drive import Prepared, drive
 from runner.feed import Feed
 from runner.given import question_of
 from runner.growth import Limits
@@ -28,6 +28,7 @@ from runner.patient import PatientStore
 from runner.policy import Policy
 from runner.preview import Preview, preview
 from runner.questions import OpenQuestion
+from runner.queued import checked_run_id, create, with_policy
 from runner.result import RunResult
 from runner.run import Control, Run
 from runner.state import RunState
@@ -40,10 +41,8 @@ from runner.turn import OnQuestion
 DEFAULT_BACKEND = "default"
 CANCEL_GRACE_SECONDS = 5.0
 DEFAULT_LIMITS = Limits()
-RESERVED_RUN_IDS = frozenset({"last"})
-"""Words that stand for a run where one is named."""
-_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
+_Settings: TypeAlias = Mapping[str, JsonValue] | None
 _Drive: TypeAlias = Callable[[Feed, Control], Awaitable[RunResult]]
 
 
@@ -81,25 +80,13 @@ class ParallelRunner:
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        if concurrency < 1:
-            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-        for name, limit in (limits or {}).items():
-            if limit < 1:
-                raise ValueError(f"the limit of backend {name!r} must be at least 1, not {limit}")
-        for option, seconds in (("store_timeout", store_timeout), ("lease", lease)):
-            if not seconds > 0:
-                raise ValueError(f"{option} must be more than 0 seconds, not {seconds}")
-        if not 0 <= cancel_grace < float("inf"):
-            raise ValueError(f"cancel_grace must be 0 seconds or more, not {cancel_grace}")
+        if not store_timeout > 0:
+            raise ValueError(f"store_timeout must be more than 0 seconds, not {store_timeout}")
         named = {name: as_backend(one) for name, one in (backends or {}).items()}
         if backend is not None:
             named[DEFAULT_BACKEND] = as_backend(backend)
-        for option, names in (("limits", limits or {}), ("default", [] if default is None else [default])):
-            for name in names:
-                if name not in named:
-                    raise ValueError(
-                        f"{option} names {name!r}, which is no backend of this runner{nearest(name, named)}"
-                    )
+        if default is not None and default not in named:
+            raise ValueError(f"default names {default!r}, which is no backend of this runner{nearest(default, named)}")
         if default is None:
             default = next(iter(named)) if backend is None and len(named) == 1 else DEFAULT_BACKEND
         self._config = Config(
@@ -146,6 +133,28 @@ class ParallelRunner:
     ) -> Run:
         """Like `run`, beside the caller: `async with runner.start(dag) as run:`. See `Run`."""
         return Run(*self._new(dag, run_id, settings, policy))
+
+    async def create_run(
+        self,
+        dag: DAG,
+        run_id: str | None = None,
+        *,
+        key: str | None = None,
+        settings: _Settings = None,
+        policy: Policy | None = None,
+    ) -> str:
+        """Store a run of `dag` as queued, for `resume` to begin here or in another process; its id.
+
+        There is one run for a `key` (1 to 200 characters, no `run_id`): who comes again with it, also in a race or
+        after a crash, gets that run's id; KeyConflict if with another DAG, settings or policy. Raises StoreRequired,
+        BackendMissing, RunExists for a taken `run_id`, and StoreError: then it is not known whether it was stored.
+        """
+        return await create(self._config, dag, run_id, key, with_policy(self._config, settings, policy))
+
+    @property
+    def config(self) -> Config:
+        """What this runner was made with."""
+        return self._config
 
     async def resume(
         self,
@@ -244,24 +253,14 @@ class ParallelRunner:
         """
         return await answer_question(self._config, run_id, task_id, value, wait)
 
-    def _new(
-        self, dag: DAG, run_id: str | None, settings: Mapping[str, JsonValue] | None, policy: Policy | None
-    ) -> tuple[str, _Drive]:
+    def _new(self, dag: DAG, run_id: str | None, settings: _Settings, policy: Policy | None) -> tuple[str, _Drive]:
         config = self._config
         names = backend_names(dag, config)
-        if run_id is None:
-            run_id = new_run_id(config.clock, config.rng)
-        elif not _RUN_ID.fullmatch(run_id) or run_id in RESERVED_RUN_IDS:
-            raise ValueError(
-                f"run id {run_id[:80]!r} must be 1 to 128 of letters, digits, '.', '_', '-', not starting with '.', "
-                f"and not 'last'"
-            )
+        run_id = checked_run_id(run_id) or new_run_id(config.clock, config.rng)
+        kept = {**with_policy(config, settings, policy), "concurrency": config.concurrency}
 
         async def drive_new(feed: Feed, control: Control) -> RunResult:
             at = iso(config.clock.wall())
-            kept: dict[str, JsonValue] = {**(settings or {}), "concurrency": config.concurrency}
-            if policy is not None:
-                kept["policy"] = {"kind": policy.kind, "settings": dict(policy.settings())}
             created = events.RunCreated(at, run_id, dag, kept)
             owner = claim_for_this_process(config.rng, at)
             claim = RunClaimed(at, owner, config.clock.wall() + config.lease)

@@ -7,7 +7,7 @@ it is asked about what it has not been asked about, and about nothing else. It h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -27,14 +27,26 @@ class RunView:
     result: Callable[[str], TaskResult]
     state: JsonValue = None
     ended: str | None = None
+    position: Callable[[str], int] | None = None
+    """Where a task stands in `tasks`; a view without it looks through them."""
+
+    def task(self, task_id: str) -> Task:
+        """The task of that id. Raises KeyError."""
+        if self.position is not None:
+            return self.tasks[self.position(task_id)]
+        found = next((task for task in self.tasks if task.id == task_id), None)
+        if found is None:
+            raise KeyError(task_id)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What is to follow. `add` are further tasks, checked like those of a DAG; `cancel` are tasks that have not begun,
     or wait for a person, and that no longer matter: they and all that waits for them become cancelled. `state` is what
-    the policy wants to see next time: small, and JSON. `end` ends the run as that: what is under way is ended too, and
-    what is not done becomes cancelled; `error` says in one line why a run failed. Without `end`, a run ends when
+    the policy wants to see next time: small, and JSON. `end` ends the run as that, and what is under way with it. In
+    a run that is completed so, what is not done becomes cancelled; in one that failed it is left, so that a resume with
+    `retry_failed` goes on. `error` says in one line why. Without `end`, a run ends when
     nothing is left that could run.
     """
 
@@ -57,6 +69,12 @@ class Policy(Protocol):
 
     def settings(self) -> Mapping[str, JsonValue]:
         """What it was made with, stored with the run, so that `resume` can make it again."""
+        ...
+
+    def backends(self) -> Collection[str | None]:
+        """The names of the backends that tasks it adds may run on, None for the runner's default one: without them no
+        run with it begins, or goes on.
+        """
         ...
 
     def decide(self, run: RunView) -> Decision:

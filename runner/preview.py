@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from runner.config import Config
 from runner.conversation import load_past
-from runner.drive import Config
 from runner.errors import PlaitError
 from runner.feed import Feed
 from runner.given import given_answers

@@ -12,7 +12,7 @@ from typing import Any
 from backends.errors import BackendError
 from backends.protocol import JsonValue, Question
 from backends.structured import Mismatch, Schema
-from backends.text import clean_text
+from backends.text import clean_text, parse_json
 from runner.errors import PlaitError
 
 
@@ -53,10 +53,16 @@ class Asking:
         """`value`, if the question can be answered with it. Raises PlaitError saying why not."""
         if self.question.schema is None:
             if not isinstance(value, str):
-                raise PlaitError(f"the question {_short(self.question.text)!r} wants a text, not {_json(value)[:80]}")
+                raise PlaitError(f"the question {_short(self.question.text)!r} wants a text, not {_short(repr(value))}")
             return clean_text(value)
         try:
-            return Schema(self.question.schema).check(value)
+            # As JSON reads it back: a value that the store cannot hold must not get as far as there.
+            plain = parse_json(clean_text(_json(value)))
+        except (TypeError, ValueError, RecursionError) as error:
+            asked = _short(self.question.text)
+            raise PlaitError(f"the answer to the question {asked!r} is nothing that JSON can hold: {error}") from None
+        try:
+            return Schema(self.question.schema).check(plain)
         except (Mismatch, BackendError) as error:
             raise PlaitError(f"the answer does not fit the question {_short(self.question.text)!r}: {error}") from None
 

@@ -12,6 +12,7 @@ import anyio.abc
 from runner.errors import PlaitError
 from runner.feed import EventReader, Feed
 from runner.result import RunResult
+from runner.status import RunStatus
 from runner.task import JsonValue
 
 Answer: TypeAlias = "Callable[[str, int, JsonValue, str], bool]"
@@ -99,6 +100,11 @@ class Run:
         """
         reader, self._first_reader = self._first_reader, None
         return reader or self._feed.reader()
+
+    @property
+    def status(self) -> RunStatus:
+        """Where the run stands, as its store has it: it changes when the change is stored, and events tell of it."""
+        return self._feed.status
 
     async def result(self) -> RunResult:
         """Wait for the end. Raises what `ParallelRunner.run` raises. Cancelling the wait leaves the run going."""

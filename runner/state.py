@@ -138,7 +138,7 @@ class RunState:
         answered = Answered(self.attempts[position], asking.way, self.questions.pop(position), value, by)
         self.answers[position] = (*self.answers.get(position, ()), answered)
         self.statuses[position] = TaskStatus.PENDING
-        if position in self.going_on:
+        if position in self.going_on and answered.way is Way.REPLY:
             self.going_on[position] = replace(self.going_on[position], answer=answered)
 
     def answers_for(self, position: int) -> list[tuple[str, JsonValue]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from persistence.boundaries import reached
 from persistence.protocol import Store
 from persistence.records import MessageRecord, RunRecord, TaskRecord
-from runner.drive import Config
+from runner.config import Config
 from runner.errors import RunNotFound, RunNotResumable, StoreRequired
 from runner.result import RunResult
 from runner.state import RunState

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from backends.errors import ErrorKind
 from runner import events
 from runner.clock import iso
+from runner.config import Config, backend_names, require_policy_backends
 from runner.conversation import load_past, load_said
 from runner.deciding import Decided, decided_of
-from runner.drive import Config, Prepared, backend_names
+from runner.drive import Prepared
 from runner.errors import PlaitError, PolicyMissing
 from runner.given import Given, GivenAnswers, given_answers
 from runner.ownership import claim
@@ -44,6 +45,8 @@ async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared
             happened.append(event)
     state.repeats = frozenset(position for position, verdict in enumerate(verdicts) if verdict.repeats)
     names = backend_names(state.dag, config, state.statuses)
+    if policy is not None:
+        require_policy_backends(config, policy)
     reused = sum(status is TaskStatus.COMPLETED for status in state.statuses)
     begins: events.Event = events.RunResumed(at, record.run_id, run.status, reused)
     if run.status is RunStatus.QUEUED:
@@ -134,7 +137,6 @@ def _failed(state: RunState, position: int, kind: ErrorKind, reason: str, at: st
     task, attempt = state.dag.tasks[position], state.attempts[position]
     status = failed_status(task.failure_mode)
     result = TaskResult(task.id, status, error_kind=kind.value, error=reason, attempts=attempt)
-    state.asking.pop(position, None)
     state.settle(position, result)
     return events.TaskFailed(at, task.id, attempt, status, kind.value, reason, 0.0)
 

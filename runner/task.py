@@ -69,7 +69,8 @@ class Task:
     implies depending on it. `timeout` is seconds for one attempt, None for no limit. `output_schema` is a JSON Schema
     that the answer has to fit. `weight` is the expected relative duration, used to start long paths first. `item` is
     what `{{ item }}` stands for, and `aliases` gives further template names: each stands for one task's result, or for
-    the list of several; plan files fill both for `for_each`. `metadata` is carried along and shown, never used.
+    the list of several; plan files fill both for `for_each`. `metadata` is carried along and shown; only policies read
+    it, such as the task's `role`.
 
     `for_each` names a task whose result is a list, or has one as its only field that is a list: when that task is done,
     this one becomes one task for each element (`id.1`, `id.2`, ...; in their prompts it is `{{ item }}`), and is itself

@@ -171,7 +171,13 @@ def _under_way(task: Task, record: TaskRecord) -> Verdict:
         return Verdict(task.id, Action.FAIL, reason)
     if record.session_confirmed:
         return Verdict(task.id, Action.CONTINUE, f"{died}; session {record.session_id} is known", repeats=True)
-    return Verdict(task.id, Action.START_OVER, died, repeats=True)
+    return Verdict(task.id, Action.START_OVER, died + _from_where(record), repeats=True)
+
+
+def _from_where(record: TaskRecord) -> str:
+    """What is left of starting over where the task's conversation has got as far as an answer."""
+    begun = any(answered.way is Way.REPLY for answered in answers_of(record.answers))
+    return "; the answer to its question is said again" if begun else ""
 
 
 def _pending(task: Task, record: TaskRecord) -> Verdict:
@@ -186,7 +192,7 @@ def _pending(task: Task, record: TaskRecord) -> Verdict:
     if record.session_confirmed:
         reason = f"{interrupted}; session {record.session_id} is known"
         return Verdict(task.id, Action.CONTINUE, reason, repeats=True)
-    return Verdict(task.id, Action.START_OVER, interrupted, repeats=True)
+    return Verdict(task.id, Action.START_OVER, interrupted + _from_where(record), repeats=True)
 
 
 def _lets_pass(task: Task, record: TaskRecord, verdict: Verdict) -> bool:

@@ -13,7 +13,7 @@ from runner.cli.plain import line_of
 from runner.cli.progress import Progress
 from tests.support.command import plait_here
 from tests.support.fakes import Talker
-from tests.support.growing import Scripted, by_end, listed, plan, spec, talker, tasks
+from tests.support.growth import Scripted, by_end, listed, plan, spec, talker, tasks
 
 PLAN = """
 name: grows
@@ -43,9 +43,9 @@ def test_a_plan_grows_and_its_last_tasks_are_what_it_comes_to(folder: Path) -> N
     done = plait_here(folder, "run", "plan.yaml")
     assert done.code == 0, done.err
     assert done.out == '== each ==\n["EACH X","EACH Y"]\n== b ==\nB A\n'
-    assert "plan added 2 tasks: a, b\n" in done.err
+    assert "2 tasks added by plan: a, b\n" in done.err
     assert "list completed" in done.err
-    assert "each added 2 tasks: each.1, each.2\n" in done.err
+    assert "2 tasks added by each: each.1, each.2\n" in done.err
     assert "7 of 7 tasks completed" in done.err
 
 
@@ -117,7 +117,7 @@ async def test_progress_follows_a_run_that_grows() -> None:
     assert (progress.done, len(progress.dag), len(dag)) == (12, 12, 3)
     assert progress.counts[TaskStatus.PENDING] == 0
     assert sizes == sorted(sizes)
-    assert "p added 7 tasks: x0, x1, x2, x3, x4 and 2 more" in lines
+    assert "7 tasks added by p: x0, x1, x2, x3, x4, x5, x6" in lines
     assert progress.dag.dependencies[1] == (0, 3, 4)
 
 
@@ -130,5 +130,5 @@ def test_a_question_is_shown_until_it_is_answered() -> None:
     progress.take(answered)
     assert (progress.questions, progress.counts[TaskStatus.PENDING]) == ({}, 1)
     assert line_of(answered) == "a is to run again"
-    assert line_of(events.TasksAdded("2026-01-01T00:00:00.000Z", (Task("n"),))) == "the policy added 1 task: n"
+    assert line_of(events.TasksAdded("2026-01-01T00:00:00.000Z", (Task("n"),))) == "1 task added: n"
     assert not line_of(events.PolicyDecided("2026-01-01T00:00:00.000Z", None, "{}"))

@@ -3,7 +3,7 @@
 Each page has a folder with the examples and the docs in it, in which its blocks run in order, so that a later block may
 use what an earlier one left. A block whose first line is a comment with a file name (`# mine.py`) is that file. In
 commands PLAN, RUN and TASK stand for an example plan, the last run and one of its tasks. A server on 127.0.0.1 answers
-for every model.
+for every model; what `plait serve` starts is there for all of its page.
 
     python   runs as a script, or under pytest when it has a class Test...
     sh       every line runs                        console    every line after `$ ` runs
@@ -22,8 +22,8 @@ import shutil
 import sqlite3
 import sys
 import tomllib
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Generator
+from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
 from typing import Any
@@ -36,6 +36,7 @@ from persistence import SQLiteStore
 from runner.plan import parse_plan
 from tests.support.documents import Block, Command, blocks, broken_links, commands, indented_blocks
 from tests.support.obliging import oblige
+from tests.support.page_server import PageServers
 from tests.support.sample_store import sample_store
 from tests.support.wire import serve
 
@@ -62,6 +63,7 @@ class Place:
 
     folder: Path
     url: str
+    servers: PageServers = field(default_factory=PageServers)
 
     def environment(self, text: str) -> dict[str, str]:
         keys = dict.fromkeys(re.findall(r"\b[A-Z]+_API_KEY\b", text), "test")
@@ -106,11 +108,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
+@pytest.fixture(scope="module")
+def servers() -> Generator[PageServers]:
+    servers = PageServers()
+    with servers.leaving:
+        yield servers
+
+
 @pytest.fixture
-async def place(request: pytest.FixtureRequest, folders: dict[str, Path]) -> AsyncGenerator[Place]:
+async def place(
+    request: pytest.FixtureRequest, folders: dict[str, Path], servers: PageServers
+) -> AsyncGenerator[Place]:
     block: Block = request.node.callspec.params["block"]
     async with serve(oblige) as server:
-        yield Place(folders[block.file], server.url)
+        yield Place(folders[block.file], server.url, servers)
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.id)
@@ -164,7 +175,7 @@ async def run_commands(block: Block, place: Place) -> None:
 
 async def run_command(command: Command, block: Block, place: Place) -> None:
     """Run one line, with the server in place of every model that it names."""
-    line = command.line
+    line = place.servers.addressed(command.line, place.folder, place.environment(block.text))
     while provided := PROVIDED.match(line):
         line = line.removeprefix(provided[0])
     line = A_URL.sub(rf"\1\2{place.url}/v1", line).replace("--backend local", "--backend openai")
@@ -260,7 +271,7 @@ def test_blocks_are_found_where_they_are() -> None:
 
 
 WRONG = {
-    "python": "import runner\nrunner.Workflow",
+    "python": "import runner\nrunner.Nothing",
     "sh": "true\nfalse",
     "console": "plait version",
     "yaml": "tasks: [{id: a, prompt: '{{ b }}'}]",

@@ -35,6 +35,18 @@ async def test_events_come_typed_and_in_order_and_end_with_the_run() -> None:
     assert [event async for event in run.events()] == [], "nothing follows the end"
 
 
+async def test_the_handle_mirrors_the_stored_status() -> None:
+    store = MemoryStore()
+    async with ParallelRunner(Talker(), store=store).start(TWO) as run:
+        assert run.status is RunStatus.QUEUED
+        async for _event in run.events():
+            record = await store.get_run(run.run_id)
+            assert record is not None
+            # What is told is stored; the store may be ahead of the teller by what is being told.
+            assert run.status in {RunStatus.QUEUED, RunStatus.RUNNING, RunStatus(record.status)}
+    assert run.status is RunStatus.COMPLETED
+
+
 async def test_several_readers_see_the_same() -> None:
     async with ParallelRunner(Talker()).start(TWO) as run:
         first, second = run.events(), run.events()

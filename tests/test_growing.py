@@ -9,7 +9,7 @@ import pytest
 from backends.protocol import Reply
 from persistence import MemoryStore, SQLiteStore, Store
 from runner import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
-from tests.support.growing import Recording, listed, plan, spec, talker
+from tests.support.growth import Recording, listed, plan, spec, talker
 
 
 @pytest.fixture(params=["memory", "sqlite", "none"])

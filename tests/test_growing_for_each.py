@@ -11,7 +11,7 @@ from backends.protocol import Opening, Reply
 from persistence import MemoryStore, SQLiteStore, Store
 from runner import DAG, DAGError, Limits, ParallelRunner, RunStatus, Task, TaskStatus
 from tests.support.fakes import Talker
-from tests.support.growing import Recording, listed, plan, spec, talker
+from tests.support.growth import Recording, listed, plan, spec, talker
 
 SOURCE = Task("source", prompt="source")
 MAPPED = Task("mapped", prompt="part {{ item }}", for_each="source")

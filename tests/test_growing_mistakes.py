@@ -11,7 +11,7 @@ from backends.protocol import Opening, Reply
 from persistence import MemoryStore, Store
 from runner import DAG, Limits, ParallelRunner, RunStatus, Task, TaskStatus
 from tests.support.fakes import QuickClock, Talker
-from tests.support.growing import plan, spec, talker
+from tests.support.growth import plan, spec, talker
 
 PLANNER = Task("plan", prompt="plan", adds_tasks=True)
 DAG_OF = DAG(

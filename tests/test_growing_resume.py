@@ -12,7 +12,7 @@ from runner import DAG, Decision, ParallelRunner, RunStatus, RunView, Task
 from runner.checkpoint import BATCH_LIMIT
 from tests.support.fakes import QuickClock, Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
-from tests.support.growing import Recording, Scripted, listed, plan, spec, talker
+from tests.support.growth import Recording, Scripted, listed, plan, spec, talker
 
 ANSWERS = {
     "plan": plan(

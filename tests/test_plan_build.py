@@ -268,7 +268,7 @@ def test_examples(name, tmp_path):
 
 def test_blocks_of_the_page():
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "plan-files.md").read_text(), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         Draft202012Validator(plan_schema()).validate(read_source(block).value)
         parse_plan(block, folder=ROOT)

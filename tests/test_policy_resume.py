@@ -11,7 +11,7 @@ from persistence import MemoryStore, Store, TaskCompleted
 from runner import DAG, Decision, ParallelRunner, PlaitError, PolicyMissing, RunStatus, RunView, Task, TaskStatus
 from tests.support.fakes import QuickClock, Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
-from tests.support.growing import Scripted, by_end, talker, tasks
+from tests.support.growth import Scripted, by_end, talker, tasks
 
 WIDE = DAG([Task("a", "a"), Task("b", "b"), Task("c", "c", ["a", "b"]), Task("d", "d", ["c"])])
 
@@ -82,12 +82,12 @@ async def test_a_policy_that_failed_is_asked_again_when_failed_tasks_are(store: 
 
     runner = ParallelRunner(talker(), store=store, concurrency=1)
     first = await runner.run(WIDE, policy=Scripted(rule))
-    assert (first.status, first["c"].status) == (RunStatus.FAILED, TaskStatus.CANCELLED)
+    assert (first.status, first["c"].status) == (RunStatus.FAILED, TaskStatus.PENDING)
     late = Decision(add=tasks("late"), state="better")
     policy = Scripted(lambda run: late if run.state == ["a"] else None)
     result = await runner.resume(first.run_id, retry_failed=True, policy=policy)
     assert (result.status, result.text["late"]) == (RunStatus.COMPLETED, "<late>")
-    assert policy.asked == [None, "late", None]
+    assert policy.asked == ["c", "d", "late", None]
 
 
 async def test_without_its_policy_a_run_does_not_go_on(store: Store) -> None:
@@ -156,4 +156,4 @@ async def test_an_end_that_was_decided_is_kept_to(store: Store) -> None:
     again, backend = Scripted(), talker()
     result = await ParallelRunner(backend, store=store, clock=QuickClock()).resume("r", policy=again)
     assert (result.status, result.error, again.asked, backend.prompts) == (RunStatus.FAILED, "enough", [], [])
-    assert result["d"].status is TaskStatus.CANCELLED
+    assert result["d"].status is TaskStatus.PENDING

@@ -11,8 +11,11 @@ from runner.cli.doctor_command import doctor_command
 from runner.cli.exits import EXIT_CODES
 from runner.cli.gc_command import gc_command
 from runner.cli.look_commands import runs_command, show_command
+from runner.cli.orchestrate_command import orchestrate_command
 from runner.cli.plan_commands import check_command, graph_command, schema_command, version_command
+from runner.cli.questions_command import questions_command
 from runner.cli.run_commands import continue_command, resume_command, run_command
+from runner.cli.serve_command import serve_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
@@ -29,11 +32,14 @@ for _command in (
     run_command,
     resume_command,
     continue_command,
+    orchestrate_command,
+    questions_command,
     answer_command,
     cancel_command,
     runs_command,
     show_command,
     graph_command,
+    serve_command,
     gc_command,
     doctor_command,
     crash_command,

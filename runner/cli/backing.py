@@ -24,6 +24,7 @@ from runner import DAG, ParallelRunner, Plan
 from runner.cli.exits import Fault
 from runner.parallel import DEFAULT_BACKEND
 from runner.plan.source import MAX_BYTES, read_source
+from runner.policy import Policy
 from runner.status import TASK_DONE, TaskStatus
 from runner.task import JsonValue
 
@@ -66,6 +67,11 @@ class Backing:
             for name in names:
                 if name not in self.specs:
                     continue  # the runner says what is missing
+                # The same model under two names is one server on this machine, not two.
+                same = next((one for one in made if self.specs[one] == self.specs[name]), None)
+                if same is not None:
+                    made[name] = made[same]
+                    continue
                 backend = build(self.specs[name], folder=self.folder)
                 if isinstance(backend, AbstractAsyncContextManager):
                     await stack.enter_async_context(cast("AbstractAsyncContextManager[Any]", backend))
@@ -91,12 +97,58 @@ def _gives_a_key_away(spec: OpenAISpec | AnthropicSpec) -> bool:
     return not as_usual and bool(os.environ.get(spec.api_key_env))
 
 
-def names_needed(dag: DAG, default: str, statuses: Iterable[TaskStatus] = ()) -> list[str]:
-    """The backends of all tasks that are not done, in the order of the tasks."""
+def names_needed(
+    dag: DAG,
+    default: str,
+    statuses: Iterable[TaskStatus] = (),
+    *,
+    policy: Policy | None = None,
+    known: Iterable[str] = (),
+) -> list[str]:
+    """The backends of all tasks that are not done, in the order of the tasks, and of those that may follow them: a task
+    that adds tasks may name any of the `known` ones.
+    """
     done = [status in TASK_DONE for status in statuses] or [False] * len(dag)
-    return list(
-        dict.fromkeys(dag.backend_of(task) or default for task, over in zip(dag, done, strict=True) if not over)
-    )
+    names = [dag.backend_of(task) or default for task, over in zip(dag, done, strict=True) if not over]
+    further = [] if policy is None else sorted(name or default for name in policy.backends())
+    if any(task.adds_tasks and not over for task, over in zip(dag, done, strict=True)):
+        further += known
+    return list(dict.fromkeys([*names, *further]))
+
+
+def backing_of_file(path: Path | None, wish: Wish) -> Backing:
+    """The backends that the plan file at `path` names; what `wish` or the environment gives where there is no file."""
+    if path is None:
+        return Backing({DEFAULT_BACKEND: _asked_for(wish)})
+    if not wish.empty:
+        raise Fault(f"{path} names the backends; leave --backend, --model and --base-url out")
+    try:
+        value = _read(path)
+    except OSError as error:
+        raise Fault(f"{path} cannot be read ({error.strerror}); check --backends") from None
+    try:
+        specs = _SPECS.validate_python(value.get("backends") or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise Fault(f"{path}: backends.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    if not specs:
+        raise Fault(f"{path} names no backends; put them under `backends:`")
+    given: object = value.get("defaults")
+    default = cast("dict[str, object]", given).get("backend") if isinstance(given, dict) else None
+    if default is None:
+        default = next(iter(specs)) if len(specs) == 1 else DEFAULT_BACKEND
+    elif default not in specs:
+        raise Fault(f"{path}: defaults.backend: there is no backend {default!r} under `backends:`")
+    return Backing(specs, str(default), path.resolve().parent, path.resolve())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What stands in a plan file, whether it is a plan or not. Raises OSError, PlanError."""
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    form = path.suffix.lower().removeprefix(".")
+    value = read_source(data, format=form if form in {"json", "toml"} else "yaml", file=str(path)).value
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def backing_of_plan(plan: Plan, wish: Wish) -> Backing:
@@ -105,7 +157,8 @@ def backing_of_plan(plan: Plan, wish: Wish) -> Backing:
     if default is None and len(specs) == 1:
         default = next(iter(specs))
     default = default or DEFAULT_BACKEND
-    is_open = default not in specs and any(plan.dag.backend_of(task) is None for task in plan.dag)
+    named = [*map(plan.dag.backend_of, plan.dag), *(plan.policy.backends() if plan.policy else ())]
+    is_open = default not in specs and None in named
     if not wish.empty and not is_open:
         raise Fault(f"{plan.path} names its backends itself; leave --backend, --model and --base-url out")
     if is_open:
@@ -185,14 +238,11 @@ class Kept:
         if plan is None:
             raise Fault(f"{why}; name the file with --plan PATH")
         try:
-            with plan.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
+            value = _read(plan)
         except OSError as error:
             reason = f"{plan} cannot be read ({error.strerror})"
             raise Fault(f"{why}, and {reason}; if it has moved, name it with --plan PATH") from None
-        form = plan.suffix.lower().removeprefix(".")
-        value = read_source(data, format=form if form in {"json", "toml"} else "yaml", file=str(plan)).value
         try:
-            return _SPECS.validate_python(value.get("backends") or {} if isinstance(value, dict) else {})
+            return _SPECS.validate_python(value.get("backends") or {})
         except ValidationError:
             raise Fault(f"{why}, and {plan} has mistakes now; `plait check` says which") from None

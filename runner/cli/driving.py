@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
@@ -15,9 +15,12 @@ import anyio.abc
 
 from runner import events
 from runner.cli.exits import AT_ONCE
+from runner.cli.growing import grow
 from runner.cli.plain import Display
+from runner.dag import DAG
 from runner.result import RunResult
 from runner.run import Run
+from runner.task import JsonValue
 
 _REFRESH = 0.2  # seconds
 _SHOW_CURSOR = b"\x1b[?25h\n"
@@ -25,36 +28,39 @@ _SHOW_CURSOR = b"\x1b[?25h\n"
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a run came to, how many tasks this process ran for it, how many seconds it took, and what was added to it
-    meanwhile.
+    """What a run came to, with the DAG that it had in the end, how many tasks this process ran for it, how many seconds
+    it took, and what its policy gave back last.
     """
 
     result: RunResult
+    dag: DAG
     ran: int = 0
     took: float = 0.0
-    added: Sequence[events.TasksAdded] = ()
+    policy_state: JsonValue = None
 
 
-async def follow(run: Run, display: Display) -> Ending:
-    """Start `run`, show it to its end, and say what it came to. Raises what `Run.result` raises."""
-    began = time.monotonic()
+async def follow(run: Run, dag: DAG, display: Display) -> Ending:
+    """Start `run`, which begins with `dag`, show it to its end, and say what it came to. Raises as `Run.result`."""
+    began, dag = time.monotonic(), dag.copy()
     started: set[str] = set()
-    added: list[events.TasksAdded] = []
+    policy_state: JsonValue = None
     try:
         async with anyio.create_task_group() as beside:
-            await beside.start(_stop_when_told, run, display)
+            await beside.start(stop_when_told, run.stop, display.note)
             beside.start_soon(_tick, display)
             async with run:
                 async for event in run.events():
                     if isinstance(event, events.TaskStarted):
                         started.add(event.task_id)
                     elif isinstance(event, events.TasksAdded):
-                        added.append(event)
+                        grow(dag, event)
+                    elif isinstance(event, events.PolicyDecided):
+                        policy_state = event.state
                     display.take(event)
             beside.cancel_scope.cancel()
     finally:
         display.close()
-    return Ending(await run.result(), len(started), time.monotonic() - began, added)
+    return Ending(await run.result(), dag, len(started), time.monotonic() - began, policy_state)
 
 
 async def _tick(display: Display) -> None:
@@ -63,16 +69,18 @@ async def _tick(display: Display) -> None:
         display.tick()
 
 
-async def _stop_when_told(run: Run, display: Display, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-    """The first signal stops the run, the second one the process."""
+async def stop_when_told(
+    stop: Callable[[], None], note: Callable[[str], None], *, task_status: anyio.abc.TaskStatus[None]
+) -> None:
+    """The first signal calls `stop`, the second one ends the process."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()
         async for _ in signals:
             # From here on not through the event loop: a function of the user's may be what blocks it.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, _leave_at_once)
-            display.note("stopping, and writing down where the run stands; once more to leave at once")
-            run.stop()
+            note("stopping, and writing down where the run stands; once more to leave at once")
+            stop()
             await anyio.sleep_forever()
 
 

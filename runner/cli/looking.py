@@ -18,7 +18,9 @@ from runner.cli.exits import COMPLETED, tell
 from runner.cli.lookup import find_run, find_task, shown_status, store_for_reading
 from runner.cli.options import plait
 from runner.cli.report import tell_value
+from runner.cli.sections import tell_answers, tell_question, tell_section
 from runner.cli.text import age, columns, dollars, one_line, seconds, size, tokens, visible
+from runner.cli.waiting import waiting_in
 from runner.owner import Liveness, liveness
 from runner.status import TASK_DONE, RunStatus, TaskStatus
 
@@ -126,8 +128,15 @@ async def show_run(path: Path, word: str, as_json: bool) -> int:
     _tell_run(run)
     rows = [("TASK", "STATUS", "TRIES", "TIME", "TOKENS", ""), *(_task_row(run, task) for task in tasks)]
     _tell_table(rows, 1, [None, *(TaskStatus(task.status) for task in tasks)], frozenset({2, 3, 4}))
-    if shown_status(run) is RunStatus.INTERRUPTED:
-        tell(f"\n{'resume':<9} {plait(path, 'resume', run.run_id)}")
+    next_commands: list[str] = []
+    if any(TaskStatus(task.status) is TaskStatus.WAITING_INPUT for task in tasks):
+        next_commands.append("questions")
+    if shown_status(run) in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}:
+        next_commands.append("resume")
+    if next_commands:
+        tell("")
+    for name in next_commands:
+        tell(f"{name:<9} {plait(path, name, run.run_id)}")
     return COMPLETED
 
 
@@ -157,6 +166,7 @@ def _tell_if(name: str, value: str | None) -> None:
 def _task_row(run: RunRecord, task: TaskRecord) -> tuple[str, ...]:
     blocked = run.status == RunStatus.FAILED and task.status == TaskStatus.PENDING
     error = f"{task.error_kind}: {task.error}" if task.error_kind else "blocked by a failed task" if blocked else ""
+    error = error if task.question is None else f"asks: {task.question}"
     return (
         one_line(task.task_id),
         task.status,
@@ -171,6 +181,8 @@ def _task_value(task: TaskRecord) -> dict[str, Any]:
     return {
         **asdict(task),
         "data": None if task.data is None else json.loads(task.data),
+        "asked": None if task.asked is None else json.loads(task.asked),
+        "answers": None if task.answers is None else json.loads(task.answers),
         "spec": json.loads(task.spec),
     }
 
@@ -182,15 +194,18 @@ async def show_task(path: Path, word: str, task_id: str, as_json: bool) -> int:
         task = await find_task(store, run, task_id)
         attempts = await store.list_attempts(run.run_id, task.task_id)
         messages = await store.list_messages(run.run_id, task.task_id)
+        waiting = [] if task.question is None else await waiting_in(store, run.run_id)
     if as_json:
         extra = {"messages": [asdict(one) for one in messages], "attempts": [asdict(one) for one in attempts]}
         tell_value({"run_id": run.run_id, **_task_value(task), **extra})
         return COMPLETED
     _tell_task(run, task)
-    _tell_section("prompt", task.prompt)
+    tell_section("prompt", task.prompt)
     for message in messages:
         by = " (a person, after the run)" if message.attempt == 0 and message.role == "user" else ""
-        _tell_section(f"{message.role}{by}", "(damaged)" if message.damaged else message.content)
+        tell_section(f"{message.role}{by}", "(damaged)" if message.damaged else message.content)
+    tell_answers(task)
+    tell_question(task, [one for one in waiting if one.task_id == task.task_id], path)
     _tell_result(task, messages)
     _tell_attempts(attempts)
     return COMPLETED
@@ -209,17 +224,13 @@ def _tell_task(run: RunRecord, task: TaskRecord) -> None:
     _tell_if("error", f"{task.error_kind}: {task.error}" if task.error_kind else None)
 
 
-def _tell_section(head: str, text: str) -> None:
-    tell(f"\n-- {head} --\n{visible(text).removesuffix(chr(10))}")
-
-
 def _tell_result(task: TaskRecord, messages: Sequence[MessageRecord]) -> None:
     if task.damaged:
-        _tell_section("result", "(damaged: it does not fit its checksum)")
+        tell_section("result", "(damaged: it does not fit its checksum)")
     elif task.text is not None and not any(one.role == "assistant" and one.content == task.text for one in messages):
-        _tell_section("result", task.text)
+        tell_section("result", task.text)
     if task.data is not None:
-        _tell_section("data", json.dumps(json.loads(task.data), ensure_ascii=False, indent=2))
+        tell_section("data", json.dumps(json.loads(task.data), ensure_ascii=False, indent=2))
 
 
 def _tell_attempts(attempts: Sequence[AttemptRecord]) -> None:

@@ -8,15 +8,16 @@ from pathlib import Path
 from persistence import SQLiteStore
 from persistence.protocol import Store
 from persistence.records import RunRecord, TaskRecord
+from runner import looking
 from runner.cli.exits import STORE, Fault, say
 from runner.cli.options import DEFAULT_STORE, is_text
 from runner.cli.text import one_line
 from runner.dag import nearest
-from runner.owner import LEASE_SECONDS, Liveness, liveness, seems_free
+from runner.owner import LEASE_SECONDS, Liveness, liveness
 from runner.status import RUN_REOPENINGS, RunStatus
 
-_FAR_BACK = 10_000  # runs looked through for a prefix
-_LIVE = frozenset({RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.CANCELLING})
+FAR_BACK = 10_000
+"""How many runs are looked through for one that is not named by its whole id."""
 
 
 def store_for_reading(path: Path) -> SQLiteStore:
@@ -69,7 +70,7 @@ async def _last(store: Store) -> str:
 
 
 async def _by_prefix(store: Store, prefix: str) -> str:
-    runs = await store.list_runs(_FAR_BACK)
+    runs = await store.list_runs(FAR_BACK)
     found = [run.run_id for run in runs if run.run_id.startswith(prefix)] if prefix else []
     if len(found) == 1:
         return found[0]
@@ -81,23 +82,20 @@ async def _by_prefix(store: Store, prefix: str) -> str:
 
 async def newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
     """The newest run that `resume` has something to do for."""
-    wanted = {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}
+    wanted = {RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}
     if retry_failed:
         wanted |= RUN_REOPENINGS
-    for run in await store.list_runs(_FAR_BACK):
+    for run in await store.list_runs(FAR_BACK):
         if shown_status(run) in wanted:
             return await find_run(store, run.run_id)
-    kinds = "interrupted, waiting or failed" if retry_failed else "interrupted or waiting for a person"
+    kinds = "queued, interrupted, waiting" + (" or failed" if retry_failed else " for a person")
     hint = "" if retry_failed else " (--retry-failed looks for failed ones, too)"
     raise Fault(f"nothing to resume: no run in the store is {kinds}{hint}; `plait runs` lists them")
 
 
 def shown_status(run: RunRecord) -> RunStatus:
     """The run's status; interrupted when it is stored as going on and nobody is there to go on with it."""
-    status = RunStatus(run.status)
-    if status in _LIVE and seems_free(run.owner, run.lease_expires_at, time.time()):
-        return RunStatus.INTERRUPTED
-    return status
+    return looking.shown_status(run, time.time())
 
 
 async def find_task(store: Store, run: RunRecord, task_id: str) -> TaskRecord:

@@ -36,6 +36,15 @@ concurrency_option = click.option(
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only the result.")
 
 
+def backend_options(function: F) -> F:
+    """`--backend`, `--model` and `--base-url`."""
+    function = click.option("--base-url", metavar="URL", help="An OpenAI-compatible server.")(function)
+    function = click.option("--model", metavar="NAME", help="The model; for local, the path of a GGUF file.")(function)
+    return click.option(
+        "--backend", metavar="KIND", help="openai, anthropic or local, for a plan that leaves the choice open."
+    )(function)
+
+
 def log_options(function: F) -> F:
     """`--log` and `--log-level`."""
     function = click.option(

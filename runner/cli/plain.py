@@ -11,7 +11,6 @@ from runner.cli.text import counted, one_line, seconds, tokens
 from runner.status import TaskStatus
 
 _LONGEST_ERROR = 300
-_MOST_NAMED = 5
 
 
 class Display(Protocol):
@@ -79,7 +78,10 @@ def line_of(event: events.Event) -> str:
             line = f"run {one_line(event.run_id)} is owned by {one_line(event.owner)}; "
             line += f"watching for {seconds(event.seconds)} whether that still lives"
         case events.TasksAdded():
-            line = _added(event)
+            by = f" by {one_line(event.added_by)}" if event.added_by is not None else ""
+            line = (
+                f"{counted(len(event.tasks), 'task')} added{by}: {_error(', '.join(task.id for task in event.tasks))}"
+            )
         case events.StoreDegraded():
             line = f"the store failed, going on without it: {_error(event.error)}"
         case events.StoreRecovered():
@@ -110,7 +112,11 @@ def _words(event: events.TaskEvent) -> str:
         case events.TaskWaiting():
             line = f"waits for a person: {_error(event.question)}"
         case events.TaskAnswered():
-            line = f"answered ({event.answers[-1].by})" if event.answers else "is to run again"
+            line = (
+                f"answered by {event.answers[-1].by}: {_error(event.answers[-1].text)}"
+                if event.answers
+                else "is to run again"
+            )
         case events.TaskCancelled():
             line = "cancelled"
         case events.TaskReopened():
@@ -118,13 +124,6 @@ def _words(event: events.TaskEvent) -> str:
         case _:
             pass
     return line
-
-
-def _added(event: events.TasksAdded) -> str:
-    who = "the policy" if event.added_by is None else one_line(event.added_by)
-    named = ", ".join(one_line(task.id) for task in event.tasks[:_MOST_NAMED])
-    more = len(event.tasks) - _MOST_NAMED
-    return f"{who} added {counted(len(event.tasks), 'task')}: {named}" + (f" and {more:,} more" if more > 0 else "")
 
 
 def cost(event: events.TaskCompleted) -> str:

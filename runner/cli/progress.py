@@ -9,7 +9,7 @@ from itertools import islice
 
 from backends.protocol import NO_USAGE, Usage
 from runner import events
-from runner.cli.grown import Grown
+from runner.cli.growing import grow
 from runner.dag import DAG
 from runner.status import TaskStatus
 from runner.task import FailureMode
@@ -31,7 +31,7 @@ class Progress:
     """Feed it a run's events with `take`. `statuses` is where the tasks stand before the first one."""
 
     def __init__(self, dag: DAG, clock: Callable[[], float], statuses: Mapping[str, TaskStatus] | None = None) -> None:
-        self._grown = Grown(dag)
+        self.dag = dag.copy()
         self.clock = clock
         self.began = clock()
         self.statuses = dict(statuses or {task.id: TaskStatus.PENDING for task in dag})
@@ -45,11 +45,6 @@ class Progress:
         """What this process has used."""
         self.ran = 0
         self.degraded: str | None = None
-
-    @property
-    def dag(self) -> DAG:
-        """The run's graph, with all that was added to it."""
-        return self._grown.dag
 
     @property
     def done(self) -> int:
@@ -68,8 +63,8 @@ class Progress:
         elif isinstance(event, events.TaskEvent):
             self._ended(event)
         elif isinstance(event, events.TasksAdded):
-            self._grown.take(event)
-            self.statuses |= dict.fromkeys((task.id for task in event.tasks), TaskStatus.PENDING)
+            grow(self.dag, event)
+            self.statuses.update({task.id: TaskStatus.PENDING for task in event.tasks})
             self.counts[TaskStatus.PENDING] += len(event.tasks)
         elif isinstance(event, events.StoreDegraded):
             self.degraded = event.error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,20 @@ from runner.cli.colour import coloured
 from runner.cli.driving import Ending
 from runner.cli.options import plait
 from runner.cli.text import counted, dollars, one_line, seconds, tokens, visible, without_controls
+from runner.cli.waiting import Waiting
 from runner.dag import DAG
+from runner.policies.orchestrator import Stop
 from runner.result import RunResult, TaskResult
 from runner.status import RunStatus, TaskStatus
+from runner.task import JsonValue
 
 _MOST_FAILURES = 10
+_WHY_STOPPED = {
+    Stop.MAX_ITERATIONS: "no further task was begun: max_iterations is reached",
+    Stop.MAX_TASKS: "no further task was planned: max_tasks is reached",
+    Stop.NO_PROGRESS: "it made no progress any more",
+}
+_MOST_QUESTIONS = 5
 _EXIT_CODES = {
     RunStatus.COMPLETED: exits.COMPLETED,
     RunStatus.FAILED: exits.FAILED,
@@ -30,10 +39,13 @@ def exit_code(result: RunResult) -> int:
     return _EXIT_CODES.get(result.status, exits.CANCELLED)
 
 
-def tell_result(dag: DAG, result: RunResult) -> None:
-    """The texts of the final tasks on standard output: as they are for a file, harmless for a terminal."""
+def tell_result(dag: DAG, result: RunResult, only: str | None = None) -> None:
+    """The texts of the final tasks, or of the task `only`, on standard output: as they are for a file, harmless for a
+    terminal.
+    """
     fit = visible if sys.stdout.isatty() else without_controls
     finals = [task for task in _finals(dag, result) if task.status is TaskStatus.COMPLETED]
+    finals = [task for task in finals if only is None or task.id == only]
     for task in finals:
         head = f"== {task.id} ==\n" if len(finals) > 1 else ""
         exits.tell(head + fit(task.text).removesuffix("\n"))
@@ -57,6 +69,7 @@ def tell_json(ending: Ending, store: Path | None) -> None:
                 {"since": one.since, "until": one.until, "error": one.error, "lost": one.lost}
                 for one in result.degraded
             ],
+            "policy_state": ending.policy_state,
             "tasks": [_task(task) for task in result.tasks.values()],
         }
     )
@@ -91,15 +104,18 @@ def _usage(result: RunResult) -> dict[str, Any]:
     return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cost_usd": usage.cost_usd}
 
 
-def say_summary(dag: DAG, ending: Ending, store: Path | None) -> None:
-    """The summary and what can be done next, on standard error. `store` is None where nothing was stored."""
+def say_summary(ending: Ending, store: Path | None, waiting: Sequence[Waiting] = ()) -> None:
+    """The summary and what can be done next, on standard error. `store` is None where nothing was stored; `waiting` is
+    what it says of the tasks that wait.
+    """
     result = ending.result
     status = coloured(result.status.value, result.status, sys.stderr)
     exits.write(sys.stderr, f"\n{status} in {seconds(ending.took)}: {', '.join(_numbers(ending))}\n")
-    for line in (*_failures(result), *_questions(result), *_store_trouble(result)):
+    questions = _questions(result, store, waiting)
+    for line in (*_stopped(ending.policy_state), *_failures(result), *questions, *_store_trouble(result)):
         exits.say(line)
     if store is not None:
-        for what, line in _next_commands(dag, result, store):
+        for what, line in _next_commands(ending.dag, result, store):
             exits.say(f"  {what:<9} {line}")
 
 
@@ -130,8 +146,17 @@ def _numbers(ending: Ending) -> Iterator[str]:
         yield dollars(usage.cost_usd)
 
 
+def _stopped(policy_state: JsonValue) -> Iterator[str]:
+    """Why an orchestrator came to its end before its reflector called it done."""
+    stopped = policy_state.get("stopped") if isinstance(policy_state, dict) else None
+    if isinstance(stopped, str) and stopped in set(Stop):
+        yield f"  stopped   {_WHY_STOPPED[Stop(stopped)]}"
+
+
 def _failures(result: RunResult) -> Iterator[str]:
     failed = [result[task_id] for task_id in result.failed]
+    if result.status is RunStatus.FAILED and not failed and result.error:
+        yield f"  failed    {one_line(result.error, 300)}"
     for task in failed[:_MOST_FAILURES]:
         tries = f" ({counted(task.attempts, 'attempt')})" if task.attempts > 1 else ""
         yield f"  failed    {task.id}: {task.error_kind}: {one_line(task.error or '', 300)}{tries}"
@@ -139,9 +164,15 @@ def _failures(result: RunResult) -> Iterator[str]:
         yield f"  failed    and {len(failed) - _MOST_FAILURES} more"
 
 
-def _questions(result: RunResult) -> Iterator[str]:
-    for task_id in result.waiting:
+def _questions(result: RunResult, store: Path | None, waiting: Sequence[Waiting]) -> Iterator[str]:
+    known = {one.task_id: one for one in waiting}
+    for task_id in result.waiting[:_MOST_QUESTIONS]:
         yield f"  waiting   {task_id}: {one_line(result[task_id].question or '', 300)}"
+        if store is not None and task_id in known:
+            yield from (f"  {what:<9} {text}" for what, text in known[task_id].terms())
+            yield f"  answer    {known[task_id].command(store)}"
+    if len(result.waiting) > _MOST_QUESTIONS:
+        yield f"  waiting   and {len(result.waiting) - _MOST_QUESTIONS} more"
 
 
 def _store_trouble(result: RunResult) -> Iterator[str]:
@@ -155,8 +186,8 @@ def _next_commands(dag: DAG, result: RunResult, store: Path) -> Iterator[tuple[s
     run_id = result.run_id
     yield "show", plait(store, "show", run_id)
     if result.waiting:
-        yield "answer", plait(store, "answer", run_id, result.waiting[0], "--done", "TEXT")
-    if result.status is RunStatus.INTERRUPTED:
+        yield "questions", plait(store, "questions", run_id)
+    if result.status in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}:
         yield "resume", plait(store, "resume", run_id)
     elif result.failed:
         yield "resume", plait(store, "resume", run_id, "--retry-failed")

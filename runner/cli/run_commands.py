@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from runner.cli.options import (
+    backend_options,
     concurrency_option,
     configure_log,
     is_text,
@@ -26,9 +27,7 @@ _plan_option = click.option("--plan", type=_PATH, help="The plan file, if it is 
 @click.argument("plan", type=_PATH)
 @set_option
 @concurrency_option
-@click.option("--backend", metavar="KIND", help="openai, anthropic or local, for a plan that leaves the choice open.")
-@click.option("--model", metavar="NAME", help="The model; for local, the path of a GGUF file.")
-@click.option("--base-url", metavar="URL", help="An OpenAI-compatible server.")
+@backend_options
 @store_option
 @click.option("--no-store", is_flag=True, help="Write nothing down; the run cannot be resumed.")
 @json_option

@@ -8,18 +8,18 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from persistence import SQLiteStore
+from persistence import SQLiteStore, StoreError
+from persistence.protocol import Store
 from persistence.records import RunRecord, TaskRecord
-from runner import Plan
+from runner import PlaitError, Plan
 from runner.cli import report
 from runner.cli.backing import Backing, Kept, names_needed
 from runner.cli.driving import Ending, follow
 from runner.cli.exits import COMPLETED, say, tell
-from runner.cli.grown import Grown
 from runner.cli.lookup import (
     find_run,
     find_task,
@@ -33,8 +33,13 @@ from runner.cli.plain import Display, NoDisplay, PlainDisplay
 from runner.cli.previewing import tell_preview
 from runner.cli.progress import Progress
 from runner.cli.text import visible, without_controls
+from runner.cli.waiting import Waiting, waiting_in
 from runner.dag import DAG
 from runner.inbox import is_to_be_cancelled
+from runner.policies import policy_of
+from runner.policies.orchestrator import OrchestratorPolicy
+from runner.policies.orchestrator_prompts import ANSWER_ID
+from runner.policy import Policy
 from runner.result import RunResult
 from runner.run import Run
 from runner.status import RunStatus, TaskStatus
@@ -47,25 +52,28 @@ DEFAULT_CONCURRENCY = 8
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a person wants it: where it is stored (None: nowhere), how much is said, how much runs at once."""
+    """How a person wants it: where it is stored (None: nowhere), how much is said, how much runs at once, and the task
+    whose result is that of the run (None: the final ones).
+    """
 
     store: Path | None
     quiet: bool = False
     as_json: bool = False
     logs: bool = False
     concurrency: int | None = None
+    result_of: str | None = None
 
 
 async def run_plan(plan: Plan, backing: Backing, manner: Manner) -> int:
     """Run `plan`; the exit code."""
-    names = names_needed(plan.dag, backing.default)
+    names = names_needed(plan.dag, backing.default, policy=plan.policy, known=backing.specs)
     store = None if manner.store is None else SQLiteStore(manner.store)
     # The store is opened last: a missing backend must not leave an empty store behind.
     async with backing.running(names) as made, store or nullcontext():
         concurrency = manner.concurrency or plan.concurrency or DEFAULT_CONCURRENCY
         runner = backing.runner(made, store=store, concurrency=concurrency)
-        run = runner.start(plan.dag, settings=backing.settings())
-        return await _see_through(run, plan.dag, manner)
+        run = runner.start(plan.dag, settings=backing.settings(), policy=plan.policy)
+        return await see_through(run, plan.dag, manner, store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,8 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
             record = await find_run(store, wanted.run)
         tasks = await store.list_tasks(record.run_id)
         dag = dag_of(record, tasks)
+        if _policy_kind(record) == OrchestratorPolicy.kind:
+            manner = replace(manner, result_of=ANSWER_ID)
         looking = Backing({}).runner({}, store=store)
         if wanted.dry_run:
             say_if_watched(record)
@@ -97,17 +107,18 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
         if has_ended(record, tasks, wanted.retry_failed):
             return _say_over(await looking.resume(record.run_id), dag, manner)
         if await is_to_be_cancelled(store, record):  # which needs no backend
-            return await _see_through(looking.start_resume(record.run_id), dag, manner)
+            return await see_through(looking.start_resume(record.run_id), dag, manner, store)
         verdicts = judge(dag, tasks, retry_failed=wanted.retry_failed)
         statuses = {task.task_id: _status(verdict.action, task) for task, verdict in zip(tasks, verdicts, strict=True)}
         kept = Kept.of(record)
-        names = names_needed(dag, kept.default, statuses.values())
+        policy = _stored_policy(record)
+        names = names_needed(dag, kept.default, statuses.values(), policy=policy, known=kept.specs)
         backing = kept.backing(names, wanted.plan)
         async with backing.running(names) as made:
             concurrency = manner.concurrency or _stored_concurrency(record)
             runner = backing.runner(made, store=store, concurrency=concurrency)
             run = runner.start_resume(record.run_id, retry_failed=wanted.retry_failed)
-            return await _see_through(run, dag, manner, statuses)
+            return await see_through(run, dag, manner, store, statuses)
 
 
 def _status(action: Action, task: TaskRecord) -> TaskStatus:
@@ -119,6 +130,16 @@ def _status(action: Action, task: TaskRecord) -> TaskStatus:
     return TaskStatus.WAITING_INPUT if action is Action.ASK else TaskStatus(task.status)
 
 
+def _policy_kind(record: RunRecord) -> str | None:
+    stored = json.loads(record.settings).get("policy")
+    return None if stored is None else stored["kind"]
+
+
+def _stored_policy(record: RunRecord) -> Policy | None:
+    stored = json.loads(record.settings).get("policy")
+    return None if stored is None else policy_of(stored["kind"], stored["settings"])
+
+
 def _stored_concurrency(record: RunRecord) -> int:
     stored = json.loads(record.settings).get("concurrency")
     return stored if isinstance(stored, int) and stored > 0 else DEFAULT_CONCURRENCY
@@ -127,9 +148,9 @@ def _stored_concurrency(record: RunRecord) -> int:
 def _say_over(result: RunResult, dag: DAG, manner: Manner) -> int:
     """The answer to `resume` for a run that has ended: where to see it."""
     if manner.as_json:
-        report.tell_json(Ending(result), manner.store)
+        report.tell_json(Ending(result, dag), manner.store)
     elif manner.quiet:
-        report.tell_result(dag, result)
+        report.tell_result(dag, result, manner.result_of)
     else:
         hint = "" if result.status is RunStatus.COMPLETED else "; --retry-failed runs what failed again"
         say(f"run {result.run_id} is {result.status.value}, nothing is left to do{hint}")
@@ -137,21 +158,31 @@ def _say_over(result: RunResult, dag: DAG, manner: Manner) -> int:
     return report.exit_code(result)
 
 
-async def _see_through(run: Run, dag: DAG, manner: Manner, statuses: Mapping[str, TaskStatus] | None = None) -> int:
-    ending = await follow(run, _display(dag, manner, statuses))
+async def see_through(
+    run: Run, dag: DAG, manner: Manner, store: Store | None, statuses: Mapping[str, TaskStatus] | None = None
+) -> int:
+    """Show `run` to its end and say what it came to; the exit code. `store` is where the run is stored."""
+    ending = await follow(run, dag, _display(dag, manner, statuses))
     result = ending.result
-    grown = Grown(dag)
-    for event in ending.added:
-        grown.take(event)
     if manner.as_json:
         report.tell_json(ending, manner.store)
     else:
-        report.tell_result(grown.dag, result)
+        report.tell_result(ending.dag, result, manner.result_of)
     if not manner.quiet:
-        report.say_summary(grown.dag, ending, manner.store)
+        report.say_summary(ending, manner.store, await _waiting(result, store))
     elif result.status is not RunStatus.COMPLETED:
         report.say_failure(result)
     return report.exit_code(result)
+
+
+async def _waiting(result: RunResult, store: Store | None) -> list[Waiting]:
+    """What the run's tasks wait for, as far as the store has it."""
+    if store is None or not result.waiting:
+        return []
+    try:
+        return await waiting_in(store, result.run_id)
+    except (StoreError, PlaitError):  # it is away; the run's own record still has the questions
+        return []
 
 
 def _display(dag: DAG, manner: Manner, statuses: Mapping[str, TaskStatus] | None) -> Display:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from runner.crash.case import MANY, NEVER, Case, Part, lasting, prompt_of
@@ -27,6 +27,10 @@ class CasePolicy:
     def settings(self) -> Mapping[str, JsonValue]:
         """None: the case is given again."""
         return {}
+
+    def backends(self) -> Collection[str | None]:
+        """The default one, for all that it adds."""
+        return (None,)
 
     def decide(self, run: RunView) -> Decision:
         """As `follows`."""

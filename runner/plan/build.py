@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from runner.dag import DAG, nearest
 from runner.errors import DAGError
+from runner.plan.errors import Path as Where
 from runner.plan.errors import PlanError, PlanProblem
 from runner.plan.graph import Graph
 from runner.plan.inputs import Given, input_values
@@ -18,9 +19,11 @@ from runner.plan.model import PlanPart
 from runner.plan.salvage import salvage
 from runner.plan.source import MAX_BYTES, Source, read_source
 from runner.plan.wording import describe, explain
+from runner.plan.workflows import check_follow_ups, follow_ups_of
 
 if TYPE_CHECKING:
     from backends.spec import BackendSpec
+    from runner.policies.follow_ups import FollowUps
 
 _FORMATS = {".json": "json", ".toml": "toml"}
 
@@ -31,7 +34,8 @@ class Plan:
 
     `backends` holds the specs by name, empty where the file names none; `backends.spec.build` makes them.
     `default_backend` is the one for tasks that name none, None where the caller is to choose. `path` is the plan file,
-    or the folder that its relative paths start from when it came as text.
+    or the folder that its relative paths start from when it came as text. `policy` is what `workflows` asks for:
+    `runner.run(plan.dag, policy=plan.policy)`.
     """
 
     name: str
@@ -40,6 +44,7 @@ class Plan:
     default_backend: str | None = None
     concurrency: int | None = None
     path: Path = Path()
+    policy: FollowUps | None = None
 
     @property
     def folder(self) -> Path:
@@ -84,10 +89,13 @@ def _build(source: Source, given: Given, path: Path) -> Plan:
     values = input_values(part.inputs, given, source)
     name = part.name or (path.stem if path.suffix else "")
     dag = _dag(Graph(part, values, source), name, lost)
+    policy = follow_ups_of(part, source)
+    if dag is not None and policy is not None:
+        check_follow_ups(policy, dag, source)
     if source.problems or dag is None:
         raise PlanError(source.problems)
     default = part.defaults.backend
-    return Plan(name, dag, part.backends, default, part.concurrency, path)
+    return Plan(name, dag, part.backends, default, part.concurrency, path, policy)
 
 
 def _shape(source: Source) -> tuple[PlanPart | None, set[int]]:
@@ -106,8 +114,11 @@ def _shape(source: Source) -> tuple[PlanPart | None, set[int]]:
 
 
 def _check_backends(part: PlanPart, source: Source) -> None:
-    named = [(("tasks", index, "backend"), task.backend) for index, task in enumerate(part.tasks)]
-    for path, name in [(("defaults", "backend"), part.defaults.backend), *named]:
+    named: list[tuple[Where, str | None]] = [(("defaults", "backend"), part.defaults.backend)]
+    named += [(("tasks", index, "backend"), task.backend) for index, task in enumerate(part.tasks)]
+    for index, workflow in enumerate(part.workflows):
+        named += [(("workflows", index, "steps", n, "backend"), step.backend) for n, step in enumerate(workflow.steps)]
+    for path, name in named:
         if name is not None and name not in part.backends:
             hint = nearest(name, part.backends) or "; name it under 'backends', or leave 'backend' out"
             source.problems.append(source.problem(path, f"unknown backend {name!r}{hint}"))

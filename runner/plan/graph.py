@@ -14,7 +14,7 @@ from runner.dag import nearest
 from runner.errors import Problem
 from runner.plan.errors import Path
 from runner.plan.for_each import MAX_EDGES, MAX_TASKS, Families, Member
-from runner.plan.model import DefaultsPart, PlanPart, TaskPart
+from runner.plan.model import DefaultsPart, FollowUpPart, PlanPart, TaskPart
 from runner.plan.source import Source
 from runner.plan.wording import describe
 from runner.task import DEFAULT_RETRY, FailureMode, JsonValue, Retry, Task
@@ -42,7 +42,8 @@ class Graph:
         parts = self._with_known_names(self._with_unique_ids())
         for index, part in enumerate(parts):
             self._check_for_each(index, part)
-            self._check_schema(index, part)
+            check_schema(part.output_schema, ("tasks", index, "output_schema"), self._source)
+            self._check_role(index, part)
         families = Families(parts, self._items)
         if not self._fits(*families.size()):
             return None
@@ -66,7 +67,7 @@ class Graph:
             # Its relatives have the same prompt and the same dependencies, and so the same mistakes.
             if first and not (index in lost and "not upstream" in problem.message):
                 path: Path = ("tasks", index, *((problem.field,) if problem.field else ()))
-                line = problem.line or _line_in(self._parts[index].prompt, problem.message)
+                line = problem.line or line_in(self._parts[index].prompt, problem.message)
                 self._complain(path, self._with_family_name(problem), line=line)
 
     def _complain(self, path: Path, message: str, *, line: int | None = None) -> None:
@@ -131,19 +132,10 @@ class Graph:
             message = f"input {part.id!r} is also the id of a task; call it something else"
             self._complain(("inputs", part.id), message)
 
-    def _check_schema(self, index: int, part: TaskPart) -> None:
-        if part.output_schema is None:
-            return
-        path: Path = ("tasks", index, "output_schema")
-        try:
-            Draft202012Validator.check_schema(part.output_schema)
-        except SchemaError as error:
-            message = error.message if len(error.message) <= 200 else error.message[:197] + "..."
-            self._complain((*path, *error.absolute_path), f"this is not a valid JSON Schema: {message}")
-        for inner, target in _references(part.output_schema, ()):
-            if not target.startswith("#"):
-                message = f"$ref {describe(target)} leaves the schema; only references like '#/$defs/name' work"
-                self._complain((*path, *inner), message)
+    def _check_role(self, index: int, part: TaskPart) -> None:
+        if part.role is not None and part.metadata.get("role", part.role) != part.role:
+            message = f"the task's role is {part.role!r} already; leave it out here"
+            self._complain(("tasks", index, "metadata", "role"), message)
 
     def _fits(self, tasks: int, edges: int) -> bool:
         if tasks <= MAX_TASKS and edges <= MAX_EDGES:
@@ -167,7 +159,7 @@ class Graph:
         return problem.message
 
 
-def _line_in(prompt: str, message: str) -> int | None:
+def line_in(prompt: str, message: str) -> int | None:
     """The line of the prompt that uses the name of which `message` complains."""
     used = _USED.search(message)
     found = re.search(rf"(?<![\w.-]){re.escape(used[1])}(?![\w-])", prompt) if used else None
@@ -184,20 +176,21 @@ def make_task(part: TaskPart, member: Member, defaults: DefaultsPart) -> Task:
         backend=part.backend,
         continues=member.continues,
         failure_mode=FailureMode(part.failure_mode or defaults.failure_mode),
-        retry=_retry(part, defaults),
+        retry=retry_of(part, defaults),
         timeout=timeout,
         output_schema=part.output_schema,
         weight=part.weight,
         item=member.item,
         aliases=member.aliases,
-        metadata=part.metadata,
+        metadata=part.metadata if part.role is None else {**part.metadata, "role": part.role},
         at_most_once=part.at_most_once,
         for_each=member.for_each,
         adds_tasks=part.output == "tasks",
     )
 
 
-def _retry(part: TaskPart, defaults: DefaultsPart) -> Retry:
+def retry_of(part: TaskPart | FollowUpPart, defaults: DefaultsPart) -> Retry:
+    """The part's own retry policy, and what it leaves out from the plan's defaults."""
     if part.retry is None and not defaults.retry.model_fields_set:
         return DEFAULT_RETRY
     # Field by field: a task that only wants more attempts keeps the other defaults.
@@ -205,6 +198,22 @@ def _retry(part: TaskPart, defaults: DefaultsPart) -> Retry:
     merged: dict[str, Any] = {**defaults.retry.model_dump(), **own}
     merged["on"] = frozenset(cast(list[str], merged["on"]))
     return Retry(**merged)
+
+
+def check_schema(schema: dict[str, Any] | None, path: Path, source: Source) -> None:
+    """Report what is wrong with the `output_schema` at `path`."""
+    if schema is None:
+        return
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        message = error.message if len(error.message) <= 200 else error.message[:197] + "..."
+        where = (*path, *error.absolute_path)
+        source.problems.append(source.problem(where, f"this is not a valid JSON Schema: {message}"))
+    for inner, target in _references(schema, ()):
+        if not target.startswith("#"):
+            message = f"$ref {describe(target)} leaves the schema; only references like '#/$defs/name' work"
+            source.problems.append(source.problem((*path, *inner), message))
 
 
 def _references(schema: Any, path: Path) -> Iterator[tuple[Path, str]]:

@@ -10,11 +10,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from backends.errors import ErrorKind
 from backends.spec import BackendSpec
 from runner.dag import nearest
+from runner.policies.follow_ups import DEFAULT_CHAINS
 from runner.task import DEFAULT_RETRY, DEFAULT_RETRY_ON
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = r"[0-9]{1,9}(\.[0-9]{1,3})?(ms|s|m|h)"
 _ID_SCHEMA = {"type": "string", "pattern": "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"}
+_ROLE = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,31}$"
 _KINDS = [kind.value for kind in ErrorKind]
 
 
@@ -119,8 +121,39 @@ class TaskPart(_Part):
     """tasks: the answer is a list of tasks in this very shape, which are added to the run."""
     at_most_once: bool = False
     """Never run twice: not retried, and after a crash a person says what follows (plait answer)."""
+    role: str | None = Field(default=None, pattern=_ROLE)
+    """What it is to `workflows`, such as coder: 1 to 32 of letters, digits, '.', '_', '-', not starting with '.'."""
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Carried along and shown, never used."""
+    """Carried along and shown."""
+
+
+class FollowUpPart(_Part):
+    """A task that follows each task of a role."""
+
+    role: str = Field(pattern=_ROLE)
+    """Its own role: 1 to 32 of letters, digits, '.', '_', '-', not starting with '.'."""
+    prompt: str | None = None
+    """A template, in which {{ work }} is the result of the task that it follows. A reviewer and a tester have one."""
+    backend: str | None = None
+    """Name of a backend under `backends`. Default: defaults.backend."""
+    failure_mode: Mode | None = None
+    """hard: those behind it stay blocked. soft: they run without it. skip: as if it had completed, empty."""
+    retry: RetryPart | None = None
+    timeout: Seconds | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Time limit of one attempt: seconds, or a text such as 90s, 5m, 1h."""
+    output_schema: dict[str, Any] | None = None
+    """A JSON Schema that the answer has to fit; its fields are then there for the prompts behind it."""
+
+
+class WorkflowPart(_Part):
+    """What follows each task of a role, once it is completed."""
+
+    after: str = Field(pattern=_ROLE)
+    """The role of the tasks that are followed."""
+    steps: list[FollowUpPart] = Field(
+        default_factory=lambda: [FollowUpPart(role=step.role) for step in DEFAULT_CHAINS["coder"]]
+    )
+    """One behind the other. Default: a reviewer, then a tester."""
 
 
 class FilesInput(_Part):
@@ -169,6 +202,8 @@ class PlanPart(_Part):
     """How many tasks run at once."""
     tasks: list[TaskPart]
     """The tasks, in any order."""
+    workflows: list[WorkflowPart] = Field(default_factory=list[WorkflowPart])
+    """What follows tasks of which `role`."""
 
 
 SPEC_CLASSES: dict[str, type[BaseModel]] = {

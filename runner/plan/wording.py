@@ -11,7 +11,17 @@ from pydantic import BaseModel, ValidationError
 
 from runner.dag import nearest
 from runner.plan.errors import Path, PlanProblem
-from runner.plan.model import SPEC_CLASSES, DefaultsPart, FilesInput, PlanPart, RequiredInput, RetryPart, TaskPart
+from runner.plan.model import (
+    SPEC_CLASSES,
+    DefaultsPart,
+    FilesInput,
+    FollowUpPart,
+    PlanPart,
+    RequiredInput,
+    RetryPart,
+    TaskPart,
+    WorkflowPart,
+)
 from runner.plan.source import Source
 
 _KINDS_OF_VALUES = {
@@ -28,6 +38,13 @@ _KINDS_OF_VALUES = {
     "int_parsing": "a whole number",
     "float_parsing": "a number",
 }
+_ENTRIES: dict[tuple[object, ...], type[BaseModel]] = {
+    (): PlanPart,
+    ("tasks",): TaskPart,
+    ("workflows",): WorkflowPart,
+    ("workflows", "steps"): FollowUpPart,
+}
+"""Where which mappings stand, indexes left out."""
 _BOUNDS = {
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
@@ -125,11 +142,9 @@ def _does_not_fit(path: Path, value: object, whole: object) -> str:
 
 def model_at(path: Path, whole: object) -> type[BaseModel] | None:
     """The model that describes the mapping at `path`."""
+    if model := _ENTRIES.get(tuple(part for part in path if not isinstance(part, int))):
+        return model
     match path:
-        case ():
-            return PlanPart
-        case ("tasks", int()):
-            return TaskPart
         case (*_, "retry"):
             return RetryPart
         case ("backends", _):

@@ -19,7 +19,7 @@ from persistence.changes import Batch, Change
 from persistence.errors import Conflict, Fenced, StoreError
 from persistence.records import TaskRecord
 from runner import checkpoint, events, execution, ownership, parallel, schedule, state, stored
-from runner.drive import Config
+from runner.config import Config
 from runner.feed import Feed
 from runner.run import Control
 from runner.status import TaskStatus

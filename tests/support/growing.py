@@ -1,95 +1,83 @@
-"""Planners with a script, policies with a script, and stores that keep what they were told."""
+"""A policy's run without an engine: made-up outcomes, and what the policy decides about them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from backends.protocol import JsonValue, Opening, Reply
-from persistence import Batch, Store
-from runner import Decision, RunView, Task
-from tests.support.fakes import Answer, Talker
-from tests.support.faulty_store import FaultyStore
+from runner import DAG, FailureMode, RunStatus, Task, TaskResult, TaskStatus
+from runner.policies import policy_of
+from runner.policy import Decision, Policy, RunView
+from runner.state import RunState
 
+Outcome = Callable[[Task, str], "str | Exception"]
+"""What a task comes to, given its rendered prompt."""
 
-def spec(task_id: str, prompt: str = "", **more: JsonValue) -> dict[str, JsonValue]:
-    """A task in the shape of a plan file."""
-    return {"id": task_id, "prompt": prompt or task_id, **more}
-
-
-def plan(*specs: Mapping[str, JsonValue] | object) -> str:
-    """A planner's answer."""
-    return json.dumps(list(specs))
+PASSED = {TaskStatus.COMPLETED, TaskStatus.SKIPPED}
 
 
-def scripted(answers: Mapping[str, Any] | None = None) -> Answer:
-    """Answers by the prompt's first word, one after the other where there is a list of them; an echo to all else."""
-    left = {prompt: list(found) if isinstance(found, list) else found for prompt, found in (answers or {}).items()}
+@dataclass
+class Grown:
+    """What a run came to: its tasks in the order in which they came in, and what was asked, in order."""
 
-    def answer(prompt: str, _opening: Opening) -> str | Reply | Exception:
-        found = left.get(prompt.partition(" ")[0])
-        if isinstance(found, list):
-            found = found.pop(0) if len(found) > 1 else found[0]
-        return f"<{prompt}>" if found is None else found
+    dag: DAG
+    results: dict[str, TaskResult] = field(default_factory=dict)
+    prompts: list[str] = field(default_factory=list)
+    ran: list[str] = field(default_factory=list)
+    status: RunStatus = RunStatus.RUNNING
+    error: str | None = None
 
-    return answer
+    def result(self, task_id: str) -> TaskResult:
+        return self.results.get(task_id) or TaskResult(task_id)
 
+    def view(self, ended: str | None = None) -> RunView:
+        return RunView(self.dag.tasks, self.result, None, ended)
 
-def talker(answers: Mapping[str, Any] | None = None) -> Talker:
-    return Talker(scripted(answers))
+    def passes(self, task_id: str) -> bool:
+        status = self.result(task_id).status
+        soft = self.dag[task_id].failure_mode is not FailureMode.HARD
+        return status in PASSED or (status is TaskStatus.FAILED and soft)
 
+    def eligible(self) -> Task | None:
+        free = (task for task in self.dag if self.result(task.id).status is TaskStatus.PENDING)
+        return next((task for task in free if all(map(self.passes, task.upstream))), None)
 
-def listed(values: Sequence[JsonValue] | JsonValue) -> Reply:
-    """An answer with data."""
-    return Reply(json.dumps(values), values)  # type: ignore[arg-type]
+    def run_one(self, task: Task, outcome: Outcome) -> None:
+        state = RunState(self.dag)
+        state.results = {self.dag.position(name): result for name, result in self.results.items()}
+        prompt = state.prompt(task)
+        self.ran.append(task.id)
+        self.prompts.append(prompt)
+        came = outcome(task, prompt)
+        if isinstance(came, str):
+            result = TaskResult(task.id, TaskStatus.COMPLETED, came)
+        else:
+            status = TaskStatus.SKIPPED if task.failure_mode is FailureMode.SKIP else TaskStatus.FAILED
+            result = TaskResult(task.id, status, error_kind="crashed", error=str(came))
+        self.results[task.id] = result
 
+    def apply(self, decision: Decision) -> None:
+        # A graph with a mistake in it is refused here as the engine would refuse it.
+        self.dag = DAG([*self.dag, *decision.add], inputs=self.dag.inputs)
+        if decision.end is not None:
+            self.status, self.error = decision.end, decision.error
 
-class Recording(FaultyStore):
-    """A store that keeps the batches it was given, and does what `inside` does."""
-
-    def __init__(self, inside: Store) -> None:
-        super().__init__(inside)
-        self.batches: list[Batch] = []
-
-    async def write(self, batch: Batch) -> None:
-        self.batches.append(batch)
-        await super().write(batch)
-
-    def kinds(self) -> list[list[str]]:
-        """The names of the changes of each batch."""
-        return [[type(change).__name__ for change in batch.changes] for batch in self.batches]
-
-    def batch_of(self, kind: str) -> list[str]:
-        """The names in the only batch that holds such a change."""
-        (found,) = [kinds for kinds in self.kinds() if kind in kinds]
-        return found
-
-
-Rule = Callable[[RunView], Decision | None]
-
-
-class Scripted:
-    """A policy that does what `rule` says; None goes on with the state as it is. `asked` is what it was asked about."""
-
-    kind = "scripted"
-
-    def __init__(self, rule: Rule = lambda _: None) -> None:
-        self.rule = rule
-        self.asked: list[str | None] = []
-
-    def settings(self) -> Mapping[str, JsonValue]:
-        return {"made": "by a test"}
-
-    def decide(self, run: RunView) -> Decision:
-        self.asked.append(run.ended)
-        return self.rule(run) or Decision(state=run.state)
+    def come_to_rest(self) -> None:
+        statuses = {self.result(task.id).status for task in self.dag}
+        self.status = RunStatus.COMPLETED if statuses <= PASSED else RunStatus.FAILED
 
 
-def by_end(decisions: Mapping[str | None, Decision]) -> Rule:
-    """Each decision when its task has ended."""
-    return lambda run: decisions.get(run.ended)
-
-
-def tasks(*ids: str, **more: Any) -> tuple[Task, ...]:
-    return tuple(Task(task_id, task_id, **more) for task_id in ids)
+def grow(policy: Policy, dag: DAG, outcome: Outcome) -> Grown:
+    """Run `dag` with `policy` to its end. For each question the policy is made again from what a store would hold."""
+    run = Grown(dag)
+    stored = json.dumps(policy.settings())
+    while run.status is RunStatus.RUNNING:
+        task = run.eligible()
+        if task is not None:
+            run.run_one(task, outcome)
+        decision = policy_of(policy.kind, json.loads(stored)).decide(run.view(task and task.id))
+        run.apply(decision)
+        if task is None and not decision.add and run.status is RunStatus.RUNNING:
+            run.come_to_rest()
+    return run

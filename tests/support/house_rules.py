@@ -43,6 +43,9 @@ HOMES = {
     "anthropic": "backends/anthropic.py",
     "langgraph": "backends/langgraph*.py",
     "xllamacpp": "backends/_llama_server.py",
+    "fastapi": "runner/web/*.py",
+    "starlette": "runner/web/*.py",
+    "uvicorn": "runner/web/*.py",
 }
 LAZY = {"networkx", "openai", "anthropic", "langgraph", "xllamacpp"}
 STATUSES = {"pending", "queued", "running", "waiting_input", "completed", "failed", "skipped", "cancelling",

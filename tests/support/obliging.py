@@ -39,7 +39,8 @@ def fitting(schema: dict[str, Any]) -> Any:
         return fitting(schema["anyOf"][0])
     match schema.get("type", "object"):
         case "object":
-            return {name: fitting(part) for name, part in schema.get("properties", {}).items()}
+            parts = schema.get("properties", {})
+            return {name: fitting(parts[name]) for name in schema.get("required", parts)}
         case "array":
             return [fitting(schema.get("items", {"type": "string"}))] * max(1, schema.get("minItems", 1))
         case "integer" | "number":

@@ -1,0 +1,60 @@
+"""Review a document in two steps: python examples/review.py FILE
+
+The review is tried again when it fails; summing it up ends the session, well or not. After a crash the same command
+goes on where it was. It asks what OPENAI_BASE_URL and OPENAI_API_KEY point to.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import anyio
+
+from backends import Backend, OpenAIBackend
+from persistence import SQLiteStore, Store
+from runner import ParallelRunner, RunResult, Step, Workflow
+
+FINDINGS = {
+    "type": "object",
+    "properties": {"findings": {"type": "array", "items": {"type": "string"}}},
+    "required": ["findings"],
+}
+REVIEW = Workflow(
+    [
+        Step(
+            "execute_review",
+            "Review this document. Name at most five weak points, the worst first.\n\n{{ document | truncate(6000) }}",
+            on_error="retry",
+            output_schema=FINDINGS,
+        ),
+        Step(
+            "finalize",
+            "Sum up these findings for the author in three sentences:\n"
+            "{% for finding in execute_review.findings %}- {{ finding }}\n{% endfor %}",
+        ),
+    ],
+    name="review",
+)
+
+
+async def review(document: str, run_id: str, backend: Backend, store: Store) -> RunResult:
+    """Review `document`, or go on with the review that was begun as `run_id`."""
+    runner = ParallelRunner(backend, store=store)
+    if await store.get_run(run_id) is not None:
+        return await runner.resume(run_id)
+    return await runner.run(REVIEW.dag({"document": document}), run_id, policy=REVIEW)
+
+
+async def main(document: str, name: str) -> int:
+    async with SQLiteStore("review.db") as store:
+        result = await review(document, f"review-{name}", OpenAIBackend(), store)
+    for task in result.tasks.values():
+        print(f"{task.id}: {task.status.value}")
+    print(result.error or result.text["finalize.1"])
+    return 0 if result.error is None else 1
+
+
+if __name__ == "__main__":
+    file = Path(sys.argv[1])
+    sys.exit(anyio.run(main, file.read_text(encoding="utf-8"), file.stem))

@@ -1,0 +1,36 @@
+"""Parts of what `plait show RUN TASK` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from persistence.records import TaskRecord
+from runner.cli.exits import tell
+from runner.cli.text import visible
+from runner.cli.waiting import Waiting
+from runner.questions import answers_of
+
+
+def tell_section(head: str, text: str) -> None:
+    """Text under a head of its own."""
+    tell(f"\n-- {head} --\n{visible(text).removesuffix(chr(10))}")
+
+
+def tell_answers(task: TaskRecord) -> None:
+    """What the task's questions were answered with, and by whom."""
+    for answered in answers_of(task.answers):
+        tell_section(f"answered by {answered.by}", f"{answered.question}\n{answered.text}")
+
+
+def tell_question(task: TaskRecord, waiting: Sequence[Waiting], path: Path) -> None:
+    """What the task asks, with what `waiting` knows of it: nothing, where its answer is in the store already."""
+    if task.question is None:
+        return
+    tell_section("question", task.question)
+    for one in waiting:
+        for what, line in one.terms():
+            tell(f"{what:<9} {line}")
+        tell(f"{'answer':<9} {one.command(path)}")
+    if not waiting:
+        tell("its answer is on its way to the run")

@@ -1,0 +1,83 @@
+"""What a runner was made with, and whether it has the backends that a run needs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from backends.protocol import Backend
+from persistence.protocol import Store
+from runner.clock import Clock
+from runner.dag import DAG, nearest
+from runner.errors import BackendMissing
+from runner.growth import Limits
+from runner.policy import Policy
+from runner.status import TASK_DONE, TaskStatus
+from runner.turn import OnQuestion
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What a runner was made with: see `ParallelRunner`. Raises ValueError for an option that makes no sense."""
+
+    backends: Mapping[str, Backend]
+    default: str
+    store: Store | None
+    concurrency: int
+    limits: Mapping[str, int]
+    strict: bool
+    lease: float
+    cancel_grace: float
+    growth: Limits
+    on_question: OnQuestion | None
+    clock: Clock
+    rng: random.Random
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1, not {self.concurrency}")
+        for name, limit in self.limits.items():
+            if limit < 1:
+                raise ValueError(f"the limit of backend {name!r} must be at least 1, not {limit}")
+            if name not in self.backends:
+                raise ValueError(
+                    f"limits names {name!r}, which is no backend of this runner{nearest(name, self.backends)}"
+                )
+        if not self.lease > 0:
+            raise ValueError(f"lease must be more than 0 seconds, not {self.lease}")
+        if not 0 <= self.cancel_grace < float("inf"):
+            raise ValueError(f"cancel_grace must be 0 seconds or more, not {self.cancel_grace}")
+
+
+def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ()) -> list[str]:
+    """Each task's backend. Raises BackendMissing unless there is one for every task that is not done."""
+    names = [dag.backend_of(task) or config.default for task in dag]
+    needed = {name: i for i, name in enumerate(names) if not statuses or statuses[i] not in TASK_DONE}
+    for name, position in needed.items():
+        if name not in config.backends:
+            require_backends(config, set(needed), f"task {dag.tasks[position].id!r}")
+    for task, name in zip(dag, names, strict=True):
+        if task.continues is not None and names[dag.position(task.continues)] != name:
+            raise BackendMissing(
+                f"task {task.id!r} continues {task.continues!r} on backend {name!r}, but that conversation is on "
+                f"{names[dag.position(task.continues)]!r}, and stays there; leave the task's backend out"
+            )
+    return names
+
+
+def require_policy_backends(config: Config, policy: Policy) -> None:
+    """Raise BackendMissing unless the runner has every backend that tasks of `policy` may run on."""
+    names = {config.default if name is None else name for name in policy.backends()}
+    require_backends(config, names, f"policy {policy.kind!r}")
+
+
+def require_backends(config: Config, names: set[str], needed_by: str) -> None:
+    """Raise BackendMissing, naming every one that is missing, unless all of `names` are there."""
+    missing = sorted(names - config.backends.keys())
+    if missing:
+        have = ", ".join(sorted(config.backends)) or "none"
+        raise BackendMissing(
+            f"no backend named {', '.join(map(repr, missing))} (needed by {needed_by}); this runner has: {have}. "
+            f"Give it with backend=... or backends={{name: ...}}"
+        )

@@ -1,0 +1,184 @@
+"""Follow-ups by role: after a task of one role, tasks of others. Pure.
+
+When a task of a role that has a chain is completed, the whole chain is added behind it: each follow-up depends on the
+task that it follows and on those before it in the chain, so everything else is the schedule's business. A follow-up
+has a role too, and is followed in its turn where that role has a chain; since roles may not go round in a circle, every
+chain comes to its end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from typing import cast
+
+from runner.policies.settings import made_of, settings_of
+from runner.policy import Decision, RunView
+from runner.prompt import RESERVED_NAMES, names_used
+from runner.status import TaskStatus
+from runner.task import DEFAULT_RETRY, FailureMode, JsonValue, Retry, Task
+
+WORK = "work"
+"""What the result of the task that is followed is called in the prompts of its follow-ups."""
+PROMPTS: Mapping[str, str] = {
+    "reviewer": "Review this work. Name what is wrong with it or missing in it, the worst first, or say that it is "
+    "good.\n\n{{ work }}",
+    "tester": "Test this work: say which cases it has to withstand, go through each of them, and name those in which "
+    "it fails.\n\n{{ work }}",
+}
+"""What follow-ups of these roles are asked, unless they have prompts of their own."""
+_ROLE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,31}")
+_MOST_ID = 64
+
+
+@dataclass(frozen=True, slots=True)
+class FollowUp:
+    """A task that follows another. `role` names it, in ids, in the prompts of those behind it and for further chains.
+
+    `prompt` is a template: `{{ work }}` is the result of the task that it follows, and the roles before it in the chain
+    stand for theirs; without one, that of PROMPTS is taken. The other fields as in `Task`.
+    """
+
+    role: str
+    prompt: str = ""
+    backend: str | None = None
+    failure_mode: FailureMode = FailureMode.HARD
+    output_schema: Mapping[str, JsonValue] | None = None
+    retry: Retry = DEFAULT_RETRY
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if not _ROLE.fullmatch(self.role) or self.role == WORK or self.role in RESERVED_NAMES:
+            raise ValueError(
+                f"role {self.role[:80]!r} must be 1 to 32 of letters, digits, '.', '_', '-', not starting with '.', "
+                f"and none of {', '.join(sorted({WORK, *RESERVED_NAMES}))}"
+            )
+        if not self.prompt and self.role not in PROMPTS:
+            raise ValueError(
+                f"a follow-up of role {self.role!r} needs a prompt; only {', '.join(PROMPTS)} have one of their own"
+            )
+        names_used(self.prompt)
+        object.__setattr__(self, "prompt", self.prompt or PROMPTS[self.role])
+        object.__setattr__(self, "failure_mode", FailureMode(self.failure_mode))
+
+
+DEFAULT_CHAINS: Mapping[str, Sequence[FollowUp]] = {"coder": (FollowUp("reviewer"), FollowUp("tester"))}
+
+
+class FollowUps:
+    """After each completed task of a role that is a key of `chains`, its follow-ups: `run(dag, policy=FollowUps())`.
+
+    A task's role is `role` in its metadata. Nothing follows a task that failed, was skipped or was cancelled. Tasks
+    that depend on a task do not wait for its follow-ups. Of a task with `for_each` each part is followed. Raises
+    ValueError for chains that cannot be, and PromptError.
+    """
+
+    kind = "follow_ups"
+
+    def __init__(self, chains: Mapping[str, Sequence[FollowUp]] = DEFAULT_CHAINS) -> None:
+        self._chains = {role: tuple(chain) for role, chain in chains.items()}
+        for role, chain in self._chains.items():
+            _check(role, [step.role for step in chain])
+        if circle := circle_of({role: [step.role for step in chain] for role, chain in self._chains.items()}):
+            raise ValueError(f"these roles follow each other for ever: {' -> '.join(circle)}")
+
+    def chains(self) -> Mapping[str, tuple[FollowUp, ...]]:
+        """What follows which role."""
+        return self._chains
+
+    def backends(self) -> frozenset[str | None]:
+        """The names of the backends that follow-ups run on; None stands for the runner's default one."""
+        return frozenset(step.backend for chain in self._chains.values() for step in chain)
+
+    def settings(self) -> dict[str, JsonValue]:
+        """What `from_settings` makes the same policy of."""
+        return {role: [settings_of(step) for step in chain] for role, chain in self._chains.items()}
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, JsonValue]) -> FollowUps:
+        """The policy whose `settings` these are."""
+        chains = cast("Mapping[str, list[dict[str, JsonValue]]]", settings)
+        return cls({role: [made_of(FollowUp, step) for step in chain] for role, chain in chains.items()})
+
+    def decide(self, run: RunView) -> Decision:
+        """Adds the follow-ups of the task that has ended, once."""
+        if run.ended is None or run.result(run.ended).status is not TaskStatus.COMPLETED:
+            return Decision()
+        task = run.task(run.ended)
+        # Of a task that was one for each element of a list, the parts are followed, and not the list of their results.
+        if role_of(task) not in self._chains or task.for_each is not None or _is_followed(task, run.tasks):
+            return Decision()
+        return Decision(add=tuple(self.after(task, {one.id for one in run.tasks})))
+
+    def after(self, task: Task, taken: Iterable[str] = ()) -> Iterator[Task]:
+        """What follows `task` in a run where the ids in `taken` are in use."""
+        earlier = {WORK: task.id}
+        taken = set(taken)
+        for step in self._chains.get(role_of(task) or "", ()):
+            follow_up = _follow_up(step, task, earlier, taken)
+            earlier[step.role] = follow_up.id
+            yield follow_up
+
+
+def role_of(task: Task) -> str | None:
+    """The role of `task`, None where it has none."""
+    role = task.metadata.get("role")
+    return role if isinstance(role, str) else None
+
+
+def circle_of(roles: Mapping[str, Iterable[str]]) -> list[str]:
+    """Roles that follow each other in a circle, beginning and ending with the same one; empty where there is none."""
+    try:
+        TopologicalSorter({role: list(after) for role, after in roles.items()}).prepare()
+    except CycleError as error:
+        return list(reversed(cast("list[str]", error.args[1])))
+    return []
+
+
+def _check(after: str, roles: Sequence[str]) -> None:
+    if not roles:
+        raise ValueError(f"nothing follows role {after!r}; give its chain at least one follow-up")
+    for role in roles:
+        if roles.count(role) > 1:
+            raise ValueError(f"role {role!r} stands twice in the chain after {after!r}; call one of them otherwise")
+        if role == WORK or role in RESERVED_NAMES:
+            raise ValueError(
+                f"a follow-up of {after!r} cannot have the role {role!r}, which means something in prompts"
+            )
+
+
+def _follow_up(step: FollowUp, task: Task, earlier: Mapping[str, str], taken: set[str]) -> Task:
+    follow_up = Task(
+        id=_free_id(task.id, step.role, taken),
+        prompt=step.prompt,
+        depends_on=tuple(earlier.values()),
+        backend=step.backend,
+        failure_mode=step.failure_mode,
+        retry=step.retry,
+        timeout=step.timeout,
+        output_schema=step.output_schema,
+        aliases=dict(earlier),
+        metadata={"role": step.role, "follows": task.id},
+    )
+    taken.add(follow_up.id)
+    return follow_up
+
+
+def _is_followed(task: Task, tasks: Sequence[Task]) -> bool:
+    """Whether it has its follow-ups already: it was completed before, and done again because its result was damaged."""
+    return any(one.metadata.get("follows") == task.id and task.id in one.depends_on for one in tasks)
+
+
+def _free_id(task_id: str, role: str, taken: set[str]) -> str:
+    """`task_id.role`, or something like it where that is taken or too long; the same for the same run."""
+    if len(task_id) > (most := _MOST_ID - len(role) - 5):  # room for a number
+        task_id = f"{task_id[: most - 9]}-{hashlib.sha256(task_id.encode()).hexdigest()[:8]}"
+    wanted = found = f"{task_id}.{role}"
+    number = 1
+    while found in taken:
+        number += 1
+        found = f"{wanted}.{number}"
+    return found

@@ -1,0 +1,76 @@
+"""The application, guarded, and the server that it runs in."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib import metadata
+
+import uvicorn
+from fastapi import Depends, FastAPI
+from fastapi.security import HTTPBearer
+
+from runner.web.faults import add_handlers
+from runner.web.guard import MOST_HEAD_BYTES, Guard
+from runner.web.routes import Api, Served
+
+_LAST_ANSWERS_S = 2
+
+
+def make_app(served: Served) -> FastAPI:
+    """The application, without its guard."""
+    # The guard checks the token; this says in /openapi.json that there is one.
+    bearer = HTTPBearer(auto_error=False, description="The token that `plait serve` wrote down at its start.")
+    app = FastAPI(
+        title="plait",
+        version=metadata.version("plait"),
+        description="Runs of DAGs of LLM subtasks: made, followed, resumed and cancelled.",
+        docs_url=None,  # these pages load scripts from elsewhere
+        redoc_url=None,
+        dependencies=[Depends(bearer)],
+        redirect_slashes=False,
+    )
+    add_handlers(app)
+    app.include_router(Api(served).router())
+    return app
+
+
+class Server:
+    """Serves `served` on `listening`, a socket of the loopback, to those who have `token`."""
+
+    def __init__(self, served: Served, listening: socket.socket, token: str) -> None:
+        self._served = served
+        self._listening = listening
+        port = listening.getsockname()[1]
+        hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]"))
+        self._uvicorn = _Quiet(
+            uvicorn.Config(
+                Guard(make_app(served), token, hosts),
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                h11_max_incomplete_event_size=MOST_HEAD_BYTES,
+                timeout_graceful_shutdown=_LAST_ANSWERS_S,
+            )
+        )
+
+    async def serve(self) -> None:
+        """Answer until `stop`."""
+        await self._uvicorn.serve([self._listening])
+
+    def stop(self) -> None:
+        """Take no more requests, end the event streams, finish what is being answered. May be called at any time."""
+        self._served.leaving.set()
+        self._uvicorn.should_exit = True
+
+
+class _Quiet(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Signals are the command's, which stops the runs as well."""
+        yield

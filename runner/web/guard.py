@@ -1,0 +1,154 @@
+"""What stands between the socket and the routes: who may ask, from where, and how much.
+
+Listening on the loopback alone does not keep web pages out: the browser of whoever is at this machine will carry a
+page's requests here. So a request has to name this server as its host (a page whose name was pointed at 127.0.0.1 does
+not), must not come from another origin, must hold JSON (which a form cannot send), and must know the token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, TypeAlias
+
+import anyio
+
+from backends.text import clean_text
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MOST_HEAD_BYTES = 16 * 1024
+MOST_BODY_BYTES = 4 * 1024 * 1024
+BODY_SECONDS = 30.0
+SECURITY_HEADERS = (
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+)
+
+
+class Refusal(Exception):  # noqa: N818 - never leaves this package
+    """A request is not let in."""
+
+    def __init__(self, code: int, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.kind, self.message = code, kind, message
+
+
+class Guard:
+    """`app` behind the checks: for one `token`, at `hosts`, which are all names of this server with its port."""
+
+    def __init__(self, app: App, token: str, hosts: frozenset[str]) -> None:
+        self._app = app
+        self._token = token.encode()
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"this server speaks HTTP alone, not {scope['type']}")
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *SECURITY_HEADERS]
+            await send(message)
+
+        try:
+            self._check(scope)
+            body = await _body(scope, receive)
+        except Refusal as refusal:
+            await _refuse(refusal, guarded)
+        else:
+            if body is not None:
+                await self._app(scope, _again(body, receive), guarded)
+
+    def _check(self, scope: Scope) -> None:
+        if _head_bytes(scope) > MOST_HEAD_BYTES:
+            raise Refusal(431, "too_large", f"a request's head may have {MOST_HEAD_BYTES:,} bytes")
+        host = _one(scope, b"host") or ""
+        if host not in self._hosts:
+            raise Refusal(403, "forbidden", f"this server is {' or '.join(sorted(self._hosts))}, not {host[:80]!r}")
+        origin = _one(scope, b"origin")
+        if origin is not None and origin != f"http://{host}":
+            raise Refusal(403, "forbidden", f"requests from the origin {origin[:80]!r} are not answered")
+        scheme, _, token = (_one(scope, b"authorization") or "").partition(" ")
+        known = hmac.compare_digest(token.strip().encode("latin-1"), self._token)
+        if not known or scheme.lower() != "bearer":
+            raise Refusal(401, "unauthorized", "send the token that this server wrote down at its start: Bearer TOKEN")
+        kind = (_one(scope, b"content-type") or "").partition(";")[0].strip().lower()
+        if kind != "application/json" and (kind or _has_body(scope)):
+            raise Refusal(415, "unsupported_type", f"send application/json, not {kind[:80] or 'a body of no type'}")
+
+
+def _head_bytes(scope: Scope) -> int:
+    target = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+    return target + sum(len(name) + len(value) for name, value in scope["headers"])
+
+
+def _has_body(scope: Scope) -> bool:
+    return _one(scope, b"content-length") not in {None, "0"} or _one(scope, b"transfer-encoding") is not None
+
+
+def _one(scope: Scope, name: bytes) -> str | None:
+    """The header's value, None where it is not there. One that comes twice could mean either, so it means neither."""
+    values: list[bytes] = [value for key, value in scope["headers"] if key == name]
+    return None if not values else values[0].decode("latin-1") if len(values) == 1 else "(given more than once)"
+
+
+async def _body(scope: Scope, receive: Receive) -> bytes | None:
+    """The whole body; None when the client left before its end. Refused as soon as it is known to be too long."""
+    too_large = Refusal(413, "too_large", f"a request may have {MOST_BODY_BYTES:,} bytes")
+    stated = _one(scope, b"content-length") or "0"
+    if stated.isdecimal() and int(stated[:20]) > MOST_BODY_BYTES:
+        raise too_large
+    parts: list[bytes] = []
+    held = 0
+    with anyio.move_on_after(BODY_SECONDS):
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message.get("body", b""))
+            held += len(parts[-1])
+            if held > MOST_BODY_BYTES:
+                raise too_large
+            if not message.get("more_body", False):
+                return b"".join(parts)
+    raise Refusal(408, "too_slow", f"the request was not whole after {BODY_SECONDS:g} s")
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Hands out `body`, which was received already, and what comes after it."""
+    waiting = [body]
+
+    async def receive_again() -> Message:
+        if waiting:
+            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
+        return await receive()
+
+    return receive_again
+
+
+async def _refuse(refusal: Refusal, send: Send) -> None:
+    body = json.dumps(problem(refusal.kind, refusal.message)).encode()
+    # What is left of the body is not read, so this connection is of no use any more.
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    if refusal.code == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": refusal.code, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def problem(kind: str, message: str) -> Mapping[str, Any]:
+    """The one shape of every error."""
+    return {"error": {"kind": kind, "message": clean_text(message)}}

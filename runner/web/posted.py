@@ -1,0 +1,68 @@
+"""Plans that come over HTTP: as in a plan file, but without a word on how and where they run.
+
+Whoever may post a plan may spend what the server's backends cost, and no more than that: such a plan names no server,
+no key, no function and no file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from runner.dag import nearest
+from runner.plan import Plan, PlanError, PlanProblem, parse_plan
+
+_THE_SERVERS = {
+    "backends": "the server has its backends from its own start; name one of them, or leave `backend` out",
+    "concurrency": "how many tasks run at once is the server's to say (plait serve -j)",
+}
+
+
+def posted_plan(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Collection[str]) -> Plan:
+    """What `plan` asks for, with `inputs` in place of its defaults, on the server's `backends`, which are not in it.
+
+    Raises PlanError with every mistake found.
+    """
+    problems = [PlanProblem(why, key, file="") for key, why in _THE_SERVERS.items() if key in plan]
+    if isinstance(plan.get("inputs") or {}, dict):  # else the reader says what it should be
+        declared = cast("dict[str, Any]", plan.get("inputs") or {})
+        problems += _input_problems(declared, inputs)
+        plan = {**plan, "inputs": {**declared, **inputs}}
+    if problems:
+        raise PlanError(problems)
+    # Only their names count for the plan; what they are is never part of it.
+    named = {name: {"kind": "function", "call": "server:backend"} for name in backends}
+    try:
+        text = json.dumps({**plan, "backends": named}, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise PlanError([PlanProblem(f"the plan holds what JSON does not have: {error}", file="")]) from None
+    except RecursionError:
+        raise PlanError([PlanProblem("the plan is nested too deeply", file="")]) from None
+    try:
+        return replace(parse_plan(text, format="json"), backends={})
+    except PlanError as error:
+        # Lines and columns are those of a text that only exists here.
+        placeless = [replace(problem, line=None, column=None, file="") for problem in error.problems]
+        raise PlanError(placeless) from None
+
+
+def _input_problems(declared: Mapping[str, Any], given: Mapping[str, Any]) -> list[PlanProblem]:
+    problems: list[PlanProblem] = []
+    for name in given.keys() - declared.keys():
+        hint = nearest(name, declared) or ("" if declared else "; the plan has no inputs")
+        problems.append(PlanProblem(f"there is no input {name!r}{hint}", f"inputs.{name}", file=""))
+    for name, value in {**declared, **given}.items():
+        if _is_special(value, "files"):
+            why = "a posted plan reads no files; give the texts themselves, as values of the input"
+            problems.append(PlanProblem(why, f"inputs.{name}", file=""))
+        elif _is_special(value, "required"):
+            why = "this input has no default; give it a value in `inputs`"
+            problems.append(PlanProblem(why, f"inputs.{name}", file=""))
+    return problems
+
+
+def _is_special(value: Any, key: str) -> bool:
+    """Whether a plan file would take `value` for more than a value."""
+    return isinstance(value, dict) and key in value

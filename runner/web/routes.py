@@ -1,0 +1,135 @@
+"""What can be asked over HTTP, in terms of `RunService`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeAlias
+
+import anyio
+import anyio.to_thread
+from fastapi import APIRouter, Header, HTTPException, Query, Response
+
+from runner.errors import RunNotFound, RunNotResumable, RunOwned
+from runner.queued import run_id_of
+from runner.service import RunService
+from runner.status import RUN_DONE, RunStatus
+from runner.task import JsonValue
+from runner.web import shapes
+from runner.web.faults import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS
+from runner.web.posted import posted_plan
+from runner.web.stream import PUBLISHED, EventStream
+
+_Answers: TypeAlias = dict[int | str, dict[str, Any]]
+_TO_START = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED})
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is served: runs of `service` on `backends`, made with `settings`. `leaving` is set when the end is near."""
+
+    service: RunService
+    backends: Collection[str]
+    settings: Mapping[str, JsonValue]
+    leaving: anyio.Event = field(default_factory=anyio.Event)
+
+
+class Api:
+    """The routes, each a method."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._runs = served.service
+
+    def router(self) -> APIRouter:
+        """Every route under its path."""
+        router = APIRouter(prefix="/api/runs", responses=DOCUMENTED)
+        again: _Answers = {200: {"model": shapes.Standing, "description": "The run of this key was there already."}}
+        router.add_api_route("", self.create, methods=["POST"], status_code=201, responses={**DOCUMENTED, **again})
+        router.add_api_route("", self.list_all, methods=["GET"])
+        router.add_api_route("/{run_id}", self.get, methods=["GET"])
+        router.add_api_route("/{run_id}/resume", self.resume, methods=["POST"])
+        router.add_api_route("/{run_id}/cancel", self.cancel, methods=["POST"])
+        router.add_api_route("/{run_id}/tasks/{task_id}/answer", self.answer, methods=["POST"])
+        stream: _Answers = {
+            200: {"content": {"text/event-stream": {"schema": PUBLISHED}}},
+            204: {"description": "The run has ended, and nothing is left to tell."},
+        }
+        router.add_api_route(
+            "/{run_id}/events",
+            self.events,
+            methods=["GET"],
+            status_code=200,
+            response_class=EventStream,
+            response_model=None,
+            responses={**DOCUMENTED_BESIDE_OTHERS, **stream},
+        )
+        return router
+
+    async def create(self, new: shapes.NewRun, response: Response) -> shapes.Standing:
+        """Make a run and start it."""
+        served = self._served
+        plan = await anyio.to_thread.run_sync(posted_plan, new.plan, new.inputs, served.backends)
+        if new.key is not None and await self._is_there(run_id_of(new.key)):
+            response.status_code = 200
+        run_id = await self._runs.create_run(plan.dag, key=new.key, settings=served.settings, policy=plan.policy)
+        status = await self._status(run_id)
+        if status in _TO_START:
+            with suppress(RunOwned, RunNotResumable):  # another process was quicker
+                await self._runs.start_run(run_id)
+            status = await self._status(run_id)
+        response.headers["location"] = f"/api/runs/{run_id}"
+        return shapes.Standing(run_id=run_id, status=status)
+
+    async def list_all(self, page: Annotated[shapes.Page, Query()]) -> shapes.RunList:
+        """The last created runs, newest first."""
+        return shapes.RunList(runs=[shapes.summary(run) for run in await self._runs.list_runs(page.limit)])
+
+    async def get(self, run_id: str) -> shapes.Detail:
+        """A run with its tasks and their results."""
+        return shapes.detail(await self._runs.get_run(run_id))
+
+    async def resume(self, run_id: str, how: shapes.Resumption | None = None) -> shapes.Standing:
+        """Go on with a run that was interrupted, waits or failed. Changes nothing for one that goes on here."""
+        how = how or shapes.Resumption()
+        await self._runs.resume_run(run_id, how.answers, retry_failed=how.retry_failed)
+        return shapes.Standing(run_id=run_id, status=await self._status(run_id))
+
+    async def cancel(self, run_id: str) -> shapes.Standing:
+        """Cancel a run for good, wherever it runs. Changes nothing for one that has ended."""
+        return shapes.Standing(run_id=run_id, status=await self._runs.cancel_run(run_id))
+
+    async def answer(self, run_id: str, task_id: str, given: shapes.Answer) -> shapes.Answered:
+        """Answer what a task asks. The first answer counts. A run that nobody runs goes on when it is resumed."""
+        if task_id not in (await self._runs.get_run(run_id)).tasks:
+            raise HTTPException(404, f"run {run_id} has no task {task_id!r}")
+        taken = await self._runs.answer_question(run_id, task_id, given.value)
+        return shapes.Answered(run_id=run_id, status=await self._status(run_id), taken=taken)
+
+    async def events(
+        self,
+        run_id: str,
+        start: Annotated[shapes.From, Query()],
+        last_event_id: Annotated[
+            int,
+            Header(ge=0, le=shapes.MOST_SEQ, description="As `after`, of who was cut off; the higher counts."),
+        ] = 0,
+    ) -> Response:
+        """The run's events, stored ones and those to come, up to the one that ends it, as server-sent events."""
+        after = max(start.after, last_event_id)
+        status = await self._status(run_id)
+        if status in RUN_DONE:
+            async with aclosing(self._runs.events(run_id, after)) as left:
+                if await anext(left, None) is None:
+                    return Response(status_code=204)  # which tells an EventSource not to come back
+        return EventStream(self._runs.events(run_id, after), self._served.leaving)
+
+    async def _status(self, run_id: str) -> RunStatus:
+        return (await self._runs.get_run(run_id, tasks=False)).status
+
+    async def _is_there(self, run_id: str) -> bool:
+        try:
+            return bool(await self._status(run_id))
+        except RunNotFound:
+            return False

@@ -1,0 +1,131 @@
+"""Follow-ups by role: what comes after a task of a role, when, and how often."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from runner import DAG, FailureMode, FollowUp, FollowUps, PromptError, Retry, RunStatus, Task, TaskStatus
+from runner.policies import policy_of
+from tests.support.growing import Grown, grow
+
+
+def coder(name: str, **options: object) -> Task:
+    return replace(Task(name, "Write it.", metadata={"role": "coder"}), **options)  # type: ignore[arg-type]
+
+
+def answers(*failing: str) -> Callable[[Task, str], str | Exception]:
+    return lambda task, _: RuntimeError("no luck") if task.id in failing else f"<{task.id}>"
+
+
+REVIEWER = FollowUp("reviewer", "R {{ work }}", failure_mode=FailureMode.SOFT)
+CHAIN = FollowUps({"coder": [REVIEWER, FollowUp("tester", "T {{ work }}{{ reviewer }}")]})
+
+
+def test_a_reviewer_and_a_tester_follow_a_coder_and_nobody_else() -> None:
+    run = grow(CHAIN, DAG([coder("build"), Task("other", "Say hello.")]), answers())
+    assert sorted(run.ran) == ["build", "build.reviewer", "build.tester", "other"]
+    assert [prompt for prompt in run.prompts if prompt[0] in "RT"] == ["R <build>", "T <build><build.reviewer>"]
+    assert run.status is RunStatus.COMPLETED
+    tester = run.dag["build.tester"]
+    assert list(tester.depends_on) == ["build", "build.reviewer"]
+    assert tester.metadata == {"role": "tester", "follows": "build"}
+
+
+def test_the_failure_mode_of_each_decides_what_its_failure_does() -> None:
+    run = grow(CHAIN, DAG([coder("build")]), answers("build.reviewer"))
+    assert run.prompts[-1] == "T <build>"
+    assert run.status is RunStatus.FAILED
+    hard = FollowUps({"coder": [FollowUp("reviewer"), FollowUp("tester")]})
+    run = grow(hard, DAG([coder("build")]), answers("build.reviewer"))
+    assert run.result("build.tester").status is TaskStatus.PENDING
+    skip = FollowUps({"coder": [FollowUp("reviewer", failure_mode=FailureMode.SKIP), FollowUp("tester")]})
+    assert grow(skip, DAG([coder("build")]), answers("build.reviewer")).status is RunStatus.COMPLETED
+
+
+@pytest.mark.parametrize("mode", FailureMode)
+def test_nothing_follows_what_failed(mode: FailureMode) -> None:
+    run = grow(CHAIN, DAG([coder("build", failure_mode=mode)]), answers("build"))
+    assert run.ran == ["build"]
+
+
+def test_what_depends_on_the_coder_does_not_wait_for_the_follow_ups() -> None:
+    run = grow(CHAIN, DAG([coder("build"), Task("ship", "Ship {{ build }}.", ["build"])]), answers("build.reviewer"))
+    assert run.ran == ["build", "ship", "build.reviewer", "build.tester"]
+
+
+def test_follow_ups_are_followed_where_their_role_says_so() -> None:
+    chains = {"coder": [FollowUp("reviewer")], "reviewer": [FollowUp("judge", "{{ work }}?")]}
+    run = grow(FollowUps(chains), DAG([coder("a"), coder("b")]), answers())
+    assert sorted(run.ran) == ["a", "a.reviewer", "a.reviewer.judge", "b", "b.reviewer", "b.reviewer.judge"]
+    assert "<b.reviewer>?" in run.prompts
+
+
+def test_unconfigured_it_is_a_reviewer_and_a_tester_after_a_coder() -> None:
+    run = grow(FollowUps(), DAG([coder("build")]), answers())
+    assert run.ran == ["build", "build.reviewer", "build.tester"]
+    assert all(prompt.endswith("\n\n<build>") for prompt in run.prompts[1:])
+
+
+def test_a_task_done_a_second_time_is_not_followed_a_second_time() -> None:
+    run = Grown(DAG([coder("build")]))
+    for expected in (2, 0):
+        run.run_one(run.dag["build"], answers())
+        decision = CHAIN.decide(run.view("build"))
+        assert len(decision.add) == expected
+        run.apply(decision)
+
+
+def test_ids_that_are_taken_or_too_long_give_way() -> None:
+    long = "x" * 64
+    dag = DAG([coder("build"), Task("build.reviewer"), Task("build.reviewer.2"), coder(long), coder(long[1:] + "y")])
+    run = grow(CHAIN, dag, answers())
+    assert list(run.dag["build.tester"].depends_on) == ["build", "build.reviewer.3"]
+    followed = [task for task in run.dag if task.metadata.get("follows")]
+    assert len(followed) == 6
+    assert len({task.id for task in run.dag}) == len(dag) + 6
+    assert run.status is RunStatus.COMPLETED
+    again = grow(CHAIN, dag, answers())
+    assert [task.id for task in again.dag] == [task.id for task in run.dag]
+
+
+def test_it_is_asked_about_ends_and_not_about_rest() -> None:
+    run = Grown(DAG([coder("build")]))
+    assert CHAIN.decide(run.view()).add == ()
+
+
+def test_the_settings_make_the_same_policy_again() -> None:
+    full = FollowUp("judge", "p", "deep", FailureMode.SOFT, {"type": "object"}, Retry(attempts=2), 5.0)
+    policy = FollowUps({"coder": [FollowUp("reviewer"), full], "writer": [FollowUp("tester")]})
+    settings = json.loads(json.dumps(policy.settings()))
+    again = policy_of(policy.kind, settings)
+    assert isinstance(again, FollowUps)
+    assert again.chains() == policy.chains()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FollowUp("critic"), "role 'critic' needs a prompt; only reviewer, tester"),
+        (lambda: FollowUp("work", "p"), "none of inputs, item, results, work"),
+        (lambda: FollowUp("a b", "p"), "1 to 32 of letters"),
+        (lambda: FollowUps({"coder": []}), "nothing follows role 'coder'"),
+        (lambda: FollowUps({"coder": [FollowUp("tester"), FollowUp("tester")]}), "'tester' stands twice"),
+        (lambda: FollowUps({"tester": [FollowUp("tester")]}), "for ever: tester -> tester"),
+        (
+            lambda: FollowUps({role: [FollowUp(after, "p")] for role, after in ("ab", "ca", "bc")}),
+            "for ever: (a -> b -> c -> a|b -> c -> a -> b|c -> a -> b -> c)$",
+        ),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_prompt_that_is_no_template_is_refused() -> None:
+    with pytest.raises(PromptError):
+        FollowUp("tester", "{{ work")

@@ -1,0 +1,197 @@
+"""The orchestrator on the real engine: with each store and without one, to its end, stopped and resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import pytest
+
+from persistence import Store
+from runner import Orchestrator, OrchestratorResult, ParallelRunner, Phase, RunNotFound, RunStatus, Task
+from runner.dag import DAG
+from runner.orchestrator import LoopState, load_loop_state
+from runner.policies.orchestrator import Stop
+from tests.support.team import ANSWER, CALLS, CONTEXT, GOAL, TASKS, Team
+
+
+def orchestrator(team: Team, store: Store | None = None, run_id: str | None = None, **options: Any) -> Orchestrator:
+    options = {"reflect_every": 2, "concurrency": 1, **options}
+    return Orchestrator(GOAL, 10, team.backends, store=store, run_id=run_id, **options)
+
+
+def check(result: OrchestratorResult) -> None:
+    assert (result.status, result.phase, result.stopped) == (RunStatus.COMPLETED, Phase.DONE, None)
+    assert result.answer == ANSWER
+    assert result.context == CONTEXT
+    assert result.iteration == 4
+    assert result.error is None
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+async def test_it_works_without_a_store(concurrency: int) -> None:
+    made = orchestrator(Team(), concurrency=concurrency)
+    assert (made.phase, made.iteration, made.context) == (Phase.PLANNING, 0, {})
+    check(await made.run())
+    assert (made.phase, made.iteration) == (Phase.DONE, 4)
+    assert made.context == CONTEXT
+
+
+async def test_it_is_stored(store: Store) -> None:
+    calls: list[str] = []
+    result = await orchestrator(Team(calls.append), store, "r").run()
+    check(result)
+    assert calls == CALLS
+    assert result.run_id == "r"
+    assert await load_loop_state(store, "r") == LoopState(Phase.DONE, 4, ())
+    tasks = await store.list_tasks("r")
+    assert {task.task_id for task in tasks} == set(TASKS)
+    assert (await store.list_messages("r", "do.b"))[0].content.endswith("Result of do.a:\nfound a\n")
+
+
+async def test_one_backend_for_all_is_enough() -> None:
+    team = Team()
+
+    async def all_in_one(prompt: str) -> Any:
+        if prompt.startswith("You do"):
+            return await team.execute(prompt)
+        return await (team.reflect(prompt) if prompt.startswith("You judge") else team.plan(prompt))
+
+    check(await Orchestrator(GOAL, backends=all_in_one, reflect_every=2).run())
+
+
+async def test_phase_iteration_and_context_can_be_read_while_it_runs(store: Store) -> None:
+    seen: list[tuple[Phase, int, list[str], LoopState]] = []
+
+    class Watched(Team):
+        async def reflect(self, prompt: str) -> Any:
+            seen.append((made.phase, made.iteration, list(made.context), await load_loop_state(store, "r")))
+            return await super().reflect(prompt)
+
+    made = orchestrator(Watched(), store, "r")
+    check(await made.run())
+    first, second = seen
+    assert first == (Phase.REFLECTING, 2, ["do.a", "do.c"], LoopState(Phase.REFLECTING, 2, ("reflect.1",)))
+    assert second[:2] == (Phase.REFLECTING, 4)
+
+
+@pytest.mark.parametrize("place", range(len(CALLS)))
+async def test_stopped_anywhere_it_goes_on_from_there(store: Store, place: int) -> None:
+    calls: list[str] = []
+    reached = anyio.Event()
+
+    async def hang() -> None:
+        reached.set()
+        await anyio.sleep_forever()
+
+    class Hanging(Team):
+        async def plan(self, prompt: str) -> Any:
+            return await self._or_hang(await super().plan(prompt))
+
+        async def execute(self, prompt: str) -> str:
+            return str(await self._or_hang(await super().execute(prompt)))
+
+        async def reflect(self, prompt: str) -> Any:
+            return await self._or_hang(await super().reflect(prompt))
+
+        async def _or_hang(self, answer: Any) -> Any:
+            if len(calls) == place + 1:
+                await hang()
+            return answer
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(orchestrator(Hanging(calls.append), store, "r").run)
+        await reached.wait()
+        group.cancel_scope.cancel()
+    calls_before = len(calls)
+    resumed = await Orchestrator.resume("r", store=store, backends=Team(calls.append).backends, concurrency=1)
+    assert (resumed.goal, resumed.limits.reflect_every) == (GOAL, 2)
+    assert resumed.iteration == sum(call.startswith("find") for call in CALLS[:place])
+    assert len(resumed.context) == resumed.iteration
+    check(await resumed.run())
+    assert calls[calls_before:] == CALLS[place:]  # what was under way is asked again, and nothing else
+
+
+async def test_a_finished_one_comes_back_at_once(store: Store) -> None:
+    await orchestrator(Team(), store, "r").run()
+    calls: list[str] = []
+    resumed = await Orchestrator.resume("r", store=store, backends=Team(calls.append).backends)
+    assert (resumed.phase, resumed.iteration, resumed.context) == (Phase.DONE, 4, CONTEXT)
+    check(await resumed.run())
+    assert calls == []
+
+
+async def test_failures_are_told_to_the_reflector_and_the_run_goes_on() -> None:
+    class Judge(Team):
+        async def reflect(self, prompt: str) -> Any:
+            assert "- do.a: find a\n  RuntimeError: cannot find a" in prompt
+            assert "- do.b: find b (waits for do.a)" in prompt
+            return {"done": True}
+
+    result = await orchestrator(Judge(fails=("find a",))).run()
+    assert result.status is RunStatus.COMPLETED
+    assert result.context == {"do.c": "found c"}
+    assert result.iteration == 2
+
+
+async def test_it_stops_at_its_limits() -> None:
+    result = await Orchestrator(GOAL, 2, Team().backends, concurrency=1).run()
+    assert (result.status, result.stopped, result.iteration) == (RunStatus.COMPLETED, Stop.MAX_ITERATIONS, 2)
+    assert result.answer == "found a; found c"
+    result = await orchestrator(Team(), max_tasks=3).run()
+    assert (result.status, result.stopped, result.iteration) == (RunStatus.COMPLETED, Stop.MAX_TASKS, 3)
+
+
+async def test_a_plan_that_cannot_be_used_twice_fails_the_run(store: Store) -> None:
+    async def planner(prompt: str) -> Any:
+        return {"tasks": [{"id": "a", "prompt": "p", "depends_on": ["b"]}]}
+
+    result = await Orchestrator(GOAL, backends={**Team().backends, "planner": planner}, store=store, run_id="r").run()
+    assert result.status is RunStatus.FAILED
+    assert "second plan cannot be used either: task 'a' depends on 'b'" in (result.error or "")
+    again = await Orchestrator.resume("r", store=store, backends=Team().backends, retry_failed=True)
+    assert (await again.run()).status is RunStatus.FAILED
+
+
+async def test_a_reflector_that_fails_is_asked_again_when_failed_tasks_are_retried(store: Store) -> None:
+    async def broken(prompt: str) -> Any:
+        raise RuntimeError("not today")
+
+    made = Orchestrator(GOAL, 10, {**Team().backends, "reflector": broken}, store=store, run_id="r", reflect_every=2)
+    result = await made.run()
+    assert result.status is RunStatus.FAILED
+    assert "reflect.1" in (result.error or "")
+    assert result.context.keys() == {"do.a", "do.b", "do.c"}
+    again = await Orchestrator.resume("r", store=store, backends=Team().backends, retry_failed=True)
+    result = await again.run()
+    assert result.status is RunStatus.COMPLETED
+    assert result.answer == ANSWER
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"goal": " "}, "the goal is empty"),
+        ({"max_iterations": 0}, "max_iterations must be at least 1, not 0"),
+        ({"max_iterations": -1}, "max_iterations must be at least 1, not -1"),
+        ({"reflect_every": 0}, "reflect_every must be at least 1"),
+        ({"max_tasks": 0}, "max_tasks must be at least 1"),
+        ({"run_id": "r"}, "there is no store"),
+        ({"backends": None}, "give backends="),
+        ({"backends": {"planner": Team().plan}}, "no backend for executor, reflector"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(options: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Orchestrator(**{"goal": GOAL, "backends": Team().backends, **options})
+
+
+async def test_only_an_orchestration_can_be_resumed_as_one(store: Store) -> None:
+    with pytest.raises(ValueError, match="the store has no run 'nobody'"):
+        await Orchestrator.resume("nobody", store=store, backends=Team().backends)
+    with pytest.raises(RunNotFound):
+        await load_loop_state(store, "nobody")
+    await ParallelRunner(lambda _: "x", store=store).run(DAG([Task("a", "p")]), "plain")
+    with pytest.raises(ValueError, match="is no orchestration"):
+        await Orchestrator.resume("plain", store=store, backends=Team().backends)

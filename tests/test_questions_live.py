@@ -1,0 +1,268 @@
+"""Questions while the run lives: other branches, callbacks, deadlines, and what is left in the store meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from backends import ask
+from backends.protocol import JsonValue
+from persistence import MemoryStore, Note, Store
+from runner import (
+    DAG,
+    FailureMode,
+    OpenQuestion,
+    ParallelRunner,
+    Retry,
+    RunStatus,
+    Task,
+    TaskStatus,
+)
+from runner import events as happened
+from runner.inbox import LOOK_EVERY_S
+from tests.support.fakes import QuickClock
+from tests.support.faulty_store import Fault, FaultyStore, on_write
+
+LATE = DAG([Task("a", "late"), Task("b", "so {{ a }}", depends_on=["a"]), Task("c", "beside")])
+
+
+def asking(**how: Any) -> Callable[[str], Awaitable[Any]]:
+    """A function that asks where its prompt is `late`, and gives the prompt back else."""
+
+    async def work(prompt: str) -> Any:
+        return await ask("Go?", **how) if prompt == "late" else prompt
+
+    return work
+
+
+class Held:
+    """Work that asks for the prompt `late` and, for `hold`, goes on until `release` is called."""
+
+    def __init__(self, **how: Any) -> None:
+        self._how = how
+        self._gate = anyio.Event()
+
+    async def __call__(self, prompt: str) -> Any:
+        if prompt == "hold":
+            await self._gate.wait()
+        return await ask("Go?", **self._how) if prompt == "late" else prompt
+
+    def release(self, *_: object) -> None:
+        self._gate.set()
+
+
+HOLDING = DAG([Task("a", "late", retry=Retry(attempts=1)), Task("hold", "hold"), Task("c", "beside")])
+
+
+async def test_others_go_on_while_one_waits(store: Store) -> None:
+    work = Held()
+    runner = ParallelRunner(work, store=store)
+    async with runner.start(HOLDING) as run:
+        seen: list[str] = []
+        async for event in run.events():
+            if isinstance(event, happened.TaskWaiting):
+                assert [one.text for one in await runner.questions(run.run_id)] == ["Go?"]
+                work.release()
+            if isinstance(event, happened.TaskCompleted):
+                seen.append(event.task_id)
+        result = await run.result()
+    assert (sorted(seen), result.status, result["a"].question) == (["c", "hold"], RunStatus.WAITING_INPUT, "Go?")
+
+
+async def test_a_callback_answers_beside_all_else(store: Store) -> None:
+    questions: list[OpenQuestion] = []
+
+    async def answer(question: OpenQuestion) -> str:
+        assert (await store.list_tasks(question.run_id))[0].question == "Go?", "it is stored before anybody is asked"
+        questions.append(question)
+        return "yes"
+
+    result = await ParallelRunner(asking(), store=store, on_question=answer).run(LATE)
+    assert (result.status, result.text["b"], [one.text for one in questions]) == (
+        RunStatus.COMPLETED,
+        "so yes",
+        ["Go?"],
+    )
+    assert '"by":"callback"' in ((await store.list_tasks(result.run_id))[0].answers or "")
+
+
+async def _fails(_question: OpenQuestion) -> JsonValue:
+    raise ValueError("no idea")
+
+
+async def _knows_nothing(_question: OpenQuestion) -> JsonValue:
+    return None
+
+
+async def _does_not_fit(_question: OpenQuestion) -> JsonValue:
+    return {"not": "a text"}
+
+
+@pytest.mark.parametrize("callback", [_fails, _knows_nothing, _does_not_fit])
+async def test_a_callback_that_gives_no_answer_leaves_the_question_to_others(store: Store, callback: Any) -> None:
+    runner = ParallelRunner(asking(), store=store, on_question=callback)
+    result = await runner.run(LATE)
+    assert (result.status, result["c"].status) == (RunStatus.WAITING_INPUT, TaskStatus.COMPLETED)
+    again = await runner.resume(result.run_id, answers={"a": "yes"})
+    assert (again.status, again.text["b"]) == (RunStatus.COMPLETED, "so yes")
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+async def test_a_callback_that_hangs_ends_with_the_run(store: Store, how: str) -> None:
+    called = anyio.Event()
+
+    async def hang(_question: OpenQuestion) -> str:
+        called.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async with ParallelRunner(asking(), store=store, on_question=hang).start(LATE) as run:
+        await called.wait()
+        getattr(run, how)()
+        result = await run.result()
+    wanted = (
+        (RunStatus.WAITING_INPUT, TaskStatus.WAITING_INPUT)
+        if how == "stop"
+        else (RunStatus.CANCELLED, TaskStatus.CANCELLED)
+    )
+    assert (result.status, result["a"].status) == wanted
+    if how == "stop":
+        assert (await ParallelRunner(asking(), store=store).resume(run.run_id, answers={"a": "yes"})).text[
+            "b"
+        ] == "so yes"
+
+
+@pytest.mark.parametrize("default", ["later", None])
+async def test_a_callback_that_hangs_is_let_go_at_the_deadline(store: Store, default: str | None) -> None:
+    ended: list[str] = []
+    called = anyio.Event()
+
+    class Patient(QuickClock):
+        async def sleep(self, seconds: float) -> None:
+            await called.wait()
+            await super().sleep(seconds)
+
+    async def hang(_question: OpenQuestion) -> str:
+        called.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append("let go")
+        raise AssertionError
+
+    runner = ParallelRunner(asking(default=default, deadline=60), store=store, on_question=hang, clock=Patient())
+    with anyio.fail_after(10):
+        result = await runner.run(LATE)
+    assert ended == ["let go"]
+    status, kind = (RunStatus.COMPLETED, None) if default else (RunStatus.FAILED, "timeout")
+    assert (result.status, result["a"].error_kind) == (status, kind)
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "b"),
+    [("hard", "failed", None), ("soft", "failed", "so "), ("skip", "completed", "so ")],
+)
+async def test_nobody_answers_by_the_deadline(store: Store, mode: str, status: str, b: str | None) -> None:
+    """Other work goes on meanwhile, so the deadline passes while the run lives."""
+    work = Held(deadline=60)
+    dag = DAG(
+        [
+            Task("a", "late", failure_mode=FailureMode(mode)),
+            Task("b", "so {{ a }}", depends_on=["a"]),
+            Task("h", "hold"),
+        ]
+    )
+    async with ParallelRunner(work, store=store, clock=QuickClock()).start(dag) as run:
+        async for event in run.events():
+            if isinstance(event, happened.TaskFailed):
+                work.release()
+        result = await run.result()
+    assert (result.status.value, result.text.get("b")) == (status, b)
+    assert (result["a"].error_kind, result["a"].error) == ("timeout", "nobody answered by the deadline: Go?")
+    assert (await store.list_tasks(result.run_id))[0].question is None
+
+
+@pytest.mark.parametrize("deadline", [0, 60])
+async def test_the_default_is_taken_at_the_deadline(store: Store, deadline: float) -> None:
+    work = Held(default="later", deadline=deadline)
+    async with ParallelRunner(work, store=store, clock=QuickClock()).start(HOLDING) as run:
+        async for event in run.events():
+            if isinstance(event, happened.TaskAnswered):
+                work.release()
+        result = await run.result()
+    assert (result.status, result.text["a"]) == (RunStatus.COMPLETED, "later")
+
+
+async def test_a_deadline_is_no_reason_to_stay(store: Store) -> None:
+    """Neither when the question is asked, nor when a run is resumed that has nothing else to do."""
+    runner = ParallelRunner(asking(default="later", deadline=3600), store=store)
+    with anyio.fail_after(10):
+        result = await runner.run(LATE)
+        assert (await runner.resume(result.run_id)).status is RunStatus.WAITING_INPUT
+    assert (await runner.questions(result.run_id))[0].default == "later"
+
+
+@pytest.mark.parametrize(
+    "body",
+    ['{"attempt":1,"value":"yes","nonce":"1"}', "{}", "[", '{"attempt":1e999,"value":1,"nonce":""}', "[" * 100_000],
+)
+@pytest.mark.parametrize("task_id", ["a", "nobody", None])
+async def test_a_note_that_answers_nothing_harms_no_run(task_id: str | None, body: str) -> None:
+    """Whoever may write to the store may send any note, and may send it too late."""
+    store, clock = MemoryStore(), _LooksAtOnce()
+    work = Held(deadline=0)  # it has failed before the note comes
+    async with ParallelRunner(work, store=store, clock=clock).start(HOLDING) as run:
+        async for event in run.events():
+            if isinstance(event, happened.TaskFailed):
+                await store.send(run.run_id, Note("answer", "2026-01-01T00:00:00.000Z", task_id, body))
+                await clock.two_looks()
+                work.release()
+        result = await run.result()
+    assert (result.status, result["a"].status, result.degraded) == (RunStatus.FAILED, TaskStatus.FAILED, ())
+
+
+class _LooksAtOnce(QuickClock):
+    """Looks into the inbox all the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._look = anyio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds != LOOK_EVERY_S:
+            return await super().sleep(seconds)
+        self._look.set()
+        self._look = anyio.Event()
+        return await anyio.sleep(0.001)
+
+    async def two_looks(self) -> None:
+        """Until a look has begun and ended from now on."""
+        for _ in range(2):
+            await self._look.wait()
+
+
+async def test_a_question_asked_while_the_store_is_away_is_caught_up() -> None:
+    away = True
+    inner = MemoryStore()
+    store = FaultyStore(inner, on_write(lambda number: Fault.BEFORE if away and number > 1 else None))
+    work = Held()
+    async with ParallelRunner(work, store=store, clock=QuickClock()).start(HOLDING) as run:
+        async for event in run.events():
+            if isinstance(event, happened.StoreDegraded):
+                away = False
+                work.release()
+        result = await run.result()
+    assert (result.status, result.degraded[0].lost) == (
+        RunStatus.WAITING_INPUT,
+        0,
+    )
+    again = await ParallelRunner(work, store=inner).resume(run.run_id, answers={"a": "yes"})
+    assert (again.status, again.text["a"]) == (RunStatus.COMPLETED, "yes")
+
+
+async def test_a_run_without_a_store_waits_and_says_what_for() -> None:
+    result = await ParallelRunner(asking()).run(LATE)
+    assert (result.status, result["a"].question, result.text["c"]) == (RunStatus.WAITING_INPUT, "Go?", "beside")
