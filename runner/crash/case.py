@@ -140,7 +140,8 @@ def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
             parts[task.id] = replace(parts[task.id], adds=(spec,))
             parts[f"{task.id[:60]}-new"] = Part()
         if task.for_each is not None:
-            parts[task.for_each] = replace(parts[task.for_each], structured=True, items=rng.randrange(4))
+            sound = replace(parts[task.for_each], failures=0, refused=False)
+            parts[task.for_each] = replace(sound, structured=True, items=rng.randrange(4))
     plain: dict[str, JsonValue] = {}
     tasks = [
         replace(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from runner.crash.case import MANY, NEVER, Case, Part, lasting, prompt_of
 from runner.dag import DAG
 from runner.policy import Decision, RunView
-from runner.task import JsonValue, Retry, Task
+from runner.task import FailureMode, JsonValue, Retry, Task
 
 LAST = "last"
 """What the policy of a case adds when nothing is left: its prompt holds all that the policy was asked about."""
@@ -77,7 +77,7 @@ def grown(case: Case, seed: int) -> Case:
         parts[name] = Part(seconds=rng.choice([0.0, 0.002]), failures=rng.choice([0, 0, 0, 1]))
         if rng.random() < 0.4:
             parts[name] = lasting(tasks[-1], replace(parts[name], failures=NEVER))
-            tasks[-1] = replace(tasks[-1], failure_mode=rng.choice(["soft", "skip", "hard"]))
+            tasks[-1] = replace(tasks[-1], failure_mode=rng.choice(list(FailureMode)))
     tasks.append(Task("u", "", ["m0"], retry=Retry(max_crashes=MANY)))
     parts["u"] = Part()
     if not small:
