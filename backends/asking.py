@@ -60,6 +60,9 @@ async def ask(
     return answer.value
 
 
+_NO_ANSWERS = _Answers(())
+
+
 class answering:  # noqa: N801 - used as a statement, like a function
     """`with answering(given):` has `ask` find these answers, each to a question's text, in the code inside."""
 
@@ -70,7 +73,7 @@ class answering:  # noqa: N801 - used as a statement, like a function
         self._token: Token[_Answers | None] | None = None
 
     def __enter__(self) -> None:
-        self._token = _answers.set(_Answers(self._given))
+        self._token = _answers.set(_Answers(self._given) if self._given else _NO_ANSWERS)
 
     def __exit__(self, *_: object) -> None:
         assert self._token is not None

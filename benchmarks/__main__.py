@@ -1,4 +1,5 @@
 """`python -m benchmarks [--quick]`: measure everything, write results.json and the table in docs/benchmarks.md.
+With `--growing`, only what growing costs is measured anew.
 
 Every pair that is compared is measured in turn, in the same minutes; quoted are medians, and ratios of medians.
 """
@@ -19,6 +20,14 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+
+GROWTHS = {
+    "once": "by one planner at once",
+    "for_each": "by `for_each` over a result",
+    "planners": "by 100 planners",
+    "steps": "by 1,000 planners one after the other, 10 each",
+}
 
 
 @dataclass(frozen=True)
@@ -108,17 +117,45 @@ def promises(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
             worst["over"] <= 1.05,
         ),
         Line("100,000 tasks with 3 dependencies: built and checked", f"{build['wall_s']:.2f} s", "seconds"),
+        *growth(times, results),
         Line("`plait --help`", f"{start['wall_s']:.2f} s", "within 0.3 s", start["wall_s"] <= 0.3),
     ]
 
 
-def page(table: list[str], lines: list[Line], times: int) -> str:
+def growth(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
+    """What it costs to grow, against the same tasks declared at once; and what a policy costs."""
+    led, plain = in_turn(times, ("led", "1000", "led"), ("led", "1000", "plain"))
+    results |= {"led by a policy 1000": led, "led by none 1000": plain}
+    decision = (led["us_per_task"] - plain["us_per_task"]) / 1e3
+    what = "what a policy's decision adds to a task, in a run of 1,000"
+    lines = [Line(what, f"{decision:.2f} ms", "under 1 ms", decision < 1)]
+    for shape, how in GROWTHS.items():
+        declared, grown = in_turn(times, ("declared", shape, "10000"), ("grown", shape, "10000"))
+        results |= {f"{shape} 10000 declared": declared, f"{shape} 10000 grown": grown}
+        ratio = grown["wall_s"] / declared["wall_s"]
+        what = f"growing to 10,000 tasks {how}, against declaring them"
+        lines.append(Line(what, f"{ratio:.2f} times", "within 1.5", ratio <= 1.5))
+    return lines
+
+
+def row_of(line: Line) -> str:
     marks = {True: "yes", False: "**no**", None: ""}
+    return f"| {line.what} | {line.figure} | {line.target} | {marks[line.reached]} |"
+
+
+def renew(lines: list[Line]) -> str:
+    """The page with these rows in place of what it said of the same things."""
+    head, tail = PAGE.read_text().split(END)
+    kept = [row for row in head.rstrip().split("\n") if not any(row.startswith(f"| {line.what} |") for line in lines)]
+    return "\n".join([*kept, *map(row_of, lines), "", END]) + tail
+
+
+def page(table: list[str], lines: list[Line], times: int) -> str:
     facts = (
         f"{os.cpu_count()} cores, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, "
         f"{platform.system()}; medians of {times} runs; load average at the end {os.getloadavg()[0]:.1f}."
     )
-    rows = [f"| {line.what} | {line.figure} | {line.target} | {marks[line.reached]} |" for line in lines]
+    rows = list(map(row_of, lines))
     return "\n".join(
         [BEGIN, "", facts, "", *table, "", "| | measured | to reach | reached |", "|---|---|---|---|", *rows, "", END]
     )
@@ -127,6 +164,14 @@ def page(table: list[str], lines: list[Line], times: int) -> str:
 def main() -> None:
     times = 1 if "--quick" in sys.argv else 5
     results: dict[str, dict[str, float]] = {}
+    if "--growing" in sys.argv:
+        lines = growth(times, results)
+        kept = json.loads(RESULTS.read_text())
+        others = [one for one in kept["promises"] if one["what"] not in {line.what for line in lines}]
+        kept = {"figures": kept["figures"] | results, "promises": [*others, *map(vars, lines)]}
+        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+        PAGE.write_text(renew(lines))
+        return
     table = shapes(times, results)
     lines = promises(times, results)
     print(file=sys.stderr)

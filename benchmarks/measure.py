@@ -11,17 +11,15 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 
-from benchmarks import graphs
-from persistence import Batch, SQLiteStore, Store
+from benchmarks import graphs, growing
+from benchmarks.stores import sqlite_store
+from persistence import Batch, Store
 from runner import DAG, ParallelRunner, RunStatus, Task
 
 ANSWER = "x" * 200
@@ -75,14 +73,6 @@ async def usual(edges: graphs.Edges) -> None:
     async with asyncio.TaskGroup() as group:
         for position in range(len(edges)):
             tasks.append(group.create_task(node(position)))  # noqa: PERF401 - a node looks into the list meanwhile
-
-
-@asynccontextmanager
-async def sqlite_store() -> AsyncIterator[SQLiteStore]:
-    """A store on the disk of the checkout: figures from a memory file system would say nothing."""
-    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:
-        async with SQLiteStore(Path(folder) / "plait.db") as store:
-            yield store
 
 
 async def floor(shape: str, tasks: str) -> dict[str, float]:
@@ -225,7 +215,7 @@ async def start_up() -> dict[str, float]:
 
 MEASURES: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {
     f.__name__: f for f in (floor, gathered, no_store, durable, build, resume, lag, makespan, start_up)
-}
+} | dict(growing.MEASURES)
 
 
 def main() -> None:

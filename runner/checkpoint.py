@@ -19,6 +19,7 @@ from itertools import islice
 import anyio
 import anyio.lowlevel
 
+from persistence import changes as stored
 from persistence.boundaries import reached
 from persistence.changes import Batch, Change, LeaseRenewed, RunClaimed, RunReleased
 from persistence.errors import Conflict, Fenced, StoreError
@@ -217,19 +218,31 @@ class Checkpointer:
     async def _write_unstored(self) -> None:
         limit = BATCH_LIMIT
         while self._unstored:
-            head = tuple(islice(self._unstored, limit))
+            head = self._head(limit)
             error = await self._try_write(head)
             if isinstance(error, Conflict) and self.began and not self._strict:
                 # No trying again helps. One by one, all but the change that cannot be stored get there.
+                if limit == 1:
+                    for _ in head:
+                        self._unstored.popleft()
+                    self._lost(error, len(head))
                 limit = 1
-                if len(head) == 1:
-                    self._unstored.popleft()
-                    self._lost(error)
                 continue
             if error is not None:
                 self._failed(error)
                 return
             self._stored(head)
+
+    def _head(self, limit: int) -> tuple[Change, ...]:
+        """The first `limit` changes that are not stored, and those after them that follow from the last of them."""
+        head = islice(self._unstored, limit)
+        following = 0
+        for number, change in enumerate(islice(self._unstored, limit, None), 1):
+            if isinstance(change, stored.TasksAdded | stored.PolicyDecided):
+                following = number
+            elif type(change) is not stored.TaskCancelled:  # what a policy cancels stands before its decision
+                break
+        return (*head, *islice(self._unstored, limit, limit + following))
 
     def _stored(self, head: tuple[Change, ...]) -> None:
         claims = sum(type(change) is RunClaimed for change in head)
@@ -241,9 +254,9 @@ class Checkpointer:
                 self._unstored.popleft()
         self._recovered(len(head))
 
-    def _lost(self, error: Conflict) -> None:
+    def _lost(self, error: Conflict, count: int) -> None:
         at = iso(self._clock.wall())
-        self.degraded.append(Degradation(at, at, str(error), lost=1))
+        self.degraded.append(Degradation(at, at, str(error), lost=count))
         self._log.error("change_not_stored", error=str(error))
 
     async def _try_write(self, head: tuple[Change, ...]) -> StoreError | None:

@@ -48,6 +48,8 @@ class DAG:
         self.dependents: list[list[int]] = []
         """For each task, the positions of the tasks that wait for it, in order of declaration."""
         self._order: list[int] = []
+        self._shared: set[int] = set()
+        """Whose `dependents` are those of the graph that this is a copy of, so that they have to be copied to grow."""
         tasks = list(tasks)
         problems = [] if tasks else [Problem("there are no tasks; add at least one", None, "tasks")]
         problems += self._append(tasks, gathered or {})
@@ -59,7 +61,7 @@ class DAG:
         same = DAG.__new__(DAG)
         same.name, same.inputs = self.name, self.inputs
         same.tasks, same.dependencies = self.tasks.copy(), self.dependencies.copy()
-        same.dependents = [dependents.copy() for dependents in self.dependents]
+        same.dependents, same._shared = self.dependents.copy(), set(range(len(self.tasks)))
         same._position, same._order = self._position.copy(), self._order
         same._downstream = {}
         return same
@@ -69,17 +71,26 @@ class DAG:
         the places that it names count from the first of `tasks`.
         """
         start = len(self.tasks)
-        problems = self._append(tasks)
-        if problems:
+        try:
+            problems = self._append(tasks)
+            if problems:
+                raise DAGError(problems)
+        except BaseException:
             self.cut(start)
-            raise DAGError(problems)
+            raise
 
     def join(self, position: int, parts: Sequence[int]) -> None:
         """Have the task at `position` wait for those at `parts` too, none of which waits for it."""
         self.dependencies[position] += tuple(parts)
         for part in parts:
-            self.dependents[part].append(position)
+            self._own_dependents(part).append(position)
         self._downstream, self._order = {}, []
+
+    def _own_dependents(self, position: int) -> list[int]:
+        if position in self._shared:
+            self._shared.remove(position)
+            self.dependents[position] = self.dependents[position].copy()
+        return self.dependents[position]
 
     def _append(self, tasks: Sequence[Task], gathered: Mapping[str, Sequence[str]] | None = None) -> list[Problem]:
         start = len(self.tasks)
@@ -90,7 +101,7 @@ class DAG:
         self.dependents += [[] for _ in tasks]
         for position in range(start, len(self.tasks)):
             for earlier in self.dependencies[position]:
-                self.dependents[earlier].append(position)
+                self._own_dependents(earlier).append(position)
         for name, parts in (gathered or {}).items():
             self.join(self._position[name], [self._position[part] for part in parts])
         order = _topological(self.dependencies, self.dependents, start)
@@ -104,14 +115,13 @@ class DAG:
         return problems
 
     def cut(self, start: int) -> None:
-        """Forget the tasks from position `start` on, which nothing before them gathers."""
-        for position in range(start, len(self.tasks)):
-            for earlier in self.dependencies[position]:
-                if earlier < start:
-                    self.dependents[earlier].remove(position)
-            task_id = self.tasks[position].id
-            if self._position.get(task_id) == position:
-                del self._position[task_id]
+        """Forget the tasks from position `start` on, which nothing before them gathers, and what is known of them."""
+        for needed in self.dependencies[start:]:
+            for earlier in needed:
+                while (waiting := self.dependents[earlier]) and waiting[-1] >= start:
+                    waiting.pop()
+        while len(self._position) > start:
+            self._position.popitem()
         del self.tasks[start:], self.dependencies[start:], self.dependents[start:]
         self._downstream = {}
 

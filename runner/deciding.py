@@ -17,7 +17,7 @@ from runner.result import TaskResult
 from runner.schedule import Schedule
 from runner.state import RunState
 from runner.status import TASK_DONE, RunStatus, TaskStatus
-from runner.task import JsonValue
+from runner.task import JsonValue, Task
 from runner.translate import to_json
 
 MAX_STATE = 64 * 1024
@@ -82,17 +82,21 @@ class Deciding:
             return []
         view = RunView(self._state.dag.tasks, self._result, self.decided.state, ended, self._state.dag.position)
         try:
-            decision = self._policy.decide(view)
+            decision = _checked(self._policy.decide(view))
             decided = Decided(decision.state, decision.end, decision.error)
-            size = len(decided.encoded())
-            if size > MAX_STATE:
-                raise PlaitError(f"its state has {size} characters of JSON, and {MAX_STATE} are possible")
+            encoded = decided.encoded()
+            if len(encoded) > MAX_STATE:
+                raise PlaitError(f"its state has {len(encoded)} characters of JSON, and {MAX_STATE} are possible")
             happened = self._carried_out(decision)
-            self.decided = replace(decided, rests=ended is None and not happened)
+            if ended is None and not happened:
+                decided = replace(decided, rests=True)
+                encoded = decided.encoded()
+            self.decided = decided
         except Exception as error:
             happened = []
             self._failed(error, ended)
-        return [*happened, events.PolicyDecided(self._stamp(), self.decided.state, self.decided.encoded())]
+            encoded = self.decided.encoded()
+        return [*happened, events.PolicyDecided(self._stamp(), self.decided.state, encoded)]
 
     def _failed(self, error: Exception, ended: str | None) -> None:
         when = "nothing was left to run" if ended is None else f"task {ended!r} had ended"
@@ -132,8 +136,21 @@ class Deciding:
         return happened
 
     def _result(self, task_id: str) -> TaskResult:
+        """Raises KeyError."""
         position = self._state.dag.position(task_id)
         status = self._state.statuses[position]
         if status in TASK_DONE:
             return self._state.results[position]
         return TaskResult(task_id, status, attempts=self._state.attempts[position])
+
+
+def _checked(decision: object) -> Decision:
+    """Policies come from outside, where no type checker may have been."""
+    if not isinstance(decision, Decision):
+        raise PlaitError(f"decide() returned {type(decision).__name__}, not a Decision")
+    if decision.end not in {None, RunStatus.COMPLETED, RunStatus.FAILED}:
+        raise PlaitError(f"it ends the run as {decision.end!r}; RunStatus.COMPLETED and RunStatus.FAILED are possible")
+    others = [type(task).__name__ for task in decision.add if not isinstance(task, Task)]  # pyright: ignore[reportUnnecessaryIsInstance]
+    if others:
+        raise PlaitError(f"it adds {others[0]}, which is not a Task")
+    return decision if decision.error is None else replace(decision, error=clean_text(str(decision.error))[:2000])

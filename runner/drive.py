@@ -13,9 +13,10 @@ from functools import partial
 
 import anyio
 
+from backends.errors import BackendError, ErrorKind
 from persistence.boundaries import reached
 from persistence.changes import Change, Owner, RunReleased
-from persistence.errors import Conflict, Fenced
+from persistence.errors import Conflict, Fenced, StoreError
 from persistence.protocol import Store
 from runner import events
 from runner.checkpoint import Checkpointer, Position
@@ -183,7 +184,17 @@ async def _execute(run: Prepared, config: Config, sink: Sink, feed: Feed, contro
 async def _recall(store: Store | None, run_id: str, task_id: str) -> Past:
     if store is None:
         return Past()
-    record, tasks = await store.get_run(run_id), await store.list_tasks(run_id)
-    if record is None:
-        raise RunNotFound(f"run {run_id!r} was deleted from the store just now")
-    return await load_past(store, run_id, RunState(dag_of(record, tasks), tasks), task_id)
+    try:
+        record, tasks = await store.get_run(run_id), await store.list_tasks(run_id)
+        if record is None:
+            raise RunNotFound(f"run {run_id!r} was deleted from the store just now")
+        state = RunState(dag_of(record, tasks), tasks)
+        if task_id in state.dag and state.is_completed(task_id):
+            past = await load_past(store, run_id, state, task_id)
+            return replace(past, session_id=tasks[state.dag.position(task_id)].session_id)
+    except StoreError as error:
+        raise BackendError(
+            ErrorKind.TRANSIENT, f"the conversation of task {task_id!r} cannot be read: {error}"
+        ) from error
+    message = f"the conversation of task {task_id!r} is not in the store yet, which is away or behind"
+    raise BackendError(ErrorKind.TRANSIENT, message)

@@ -26,7 +26,7 @@ from runner.leaving import Ending, leave
 from runner.schedule import Schedule
 from runner.settling import Settling
 from runner.state import RunState
-from runner.status import TASK_DONE, TaskStatus
+from runner.status import TaskStatus
 from runner.task import JsonValue
 from runner.turn import Surroundings, Turn, Turns
 
@@ -141,8 +141,8 @@ class Execution:
         if ended is not None:
             happened += self._asked_about(ended)
         turns = self._take(happened)
-        if not turns and self._is_over and self.ended_by is None:
-            happened += self._asked_about(None)
+        while not turns and self._is_over and (decided := self._asked_about(None)):
+            happened += decided
             turns = self._take(happened)
         return turns
 
@@ -246,7 +246,8 @@ class Execution:
             outcome = await self._turns.have(turn)
             self._calls -= 1
             happened = self._settling.settle(turn, outcome, self._around.clock.monotonic() - began)
-            ended = turn.task.id if self._state.statuses[turn.position] in TASK_DONE else None
+            is_done = type(happened[0]) is events.TaskCompleted or type(happened[0]) is events.TaskFailed
+            ended = turn.task.id if is_done else None
             if ended is None:
                 self._follow_up(turn.position, happened[0])
             turns = self._go_on(happened, ended)

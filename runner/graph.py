@@ -15,7 +15,7 @@ from runner.status import TaskStatus
 _CHAR = 7.25  # width of a character of the 12 px monospace font, with room to spare
 _SMALL = 6.1  # the same at 10 px
 _MARGIN, _HEAD = 24.0, 76.0
-_LONGEST_NOTE = 34
+_LONGEST_NOTE = 48
 
 _STYLES: Mapping[TaskStatus | None, tuple[str, str, str]] = {
     # fill, border, text
@@ -37,11 +37,14 @@ _UNFIT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a task is shown: its status (None: not run), a short note under its id, and a longer text on hover."""
+    """How a task is shown: its status (None: not run), a short note under its id, a longer text on hover, and who added
+    it to the run; then it has a dashed border.
+    """
 
     status: TaskStatus | None = None
     note: str = ""
     title: str = ""
+    added_by: str | None = None
 
 
 _PLAIN = Look()
@@ -66,6 +69,9 @@ def mermaid(dag: DAG, looks: Mapping[str, Look] | None = None) -> str:
     for status in (status for status in TaskStatus if status in used):
         fill, border, colour = _STYLES[status]
         lines.append(f"    classDef {status.value} fill:{fill},stroke:{border},color:{colour}")
+    added = [f"t{position}" for position, task in enumerate(dag) if looks.get(task.id, _PLAIN).added_by]
+    if added:
+        lines += ["    classDef added stroke-dasharray:2 2", f"    class {','.join(added)} added"]
     return "\n".join(lines) + "\n"
 
 
@@ -165,6 +171,7 @@ class _Picture:
         x, width, top = self._at.lefts[box.column], self._at.widths[box.column], box.y - HEIGHT / 2
         middle = x + width / 2
         dashes = ' stroke-dasharray="4 3"' if look.status is TaskStatus.PENDING else ""
+        dashes = ' stroke-dasharray="2 2"' if look.added_by else dashes
         note = _cut(look.note)
         return "".join(
             (

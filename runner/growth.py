@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from backends.protocol import JsonValue, Reply
@@ -39,7 +39,7 @@ TASKS_SCHEMA: Mapping[str, JsonValue] = {
     "required": ["tasks"],
     "additionalProperties": False,
 }
-"""What is asked of a task with `adds_tasks` that has no schema of its own."""
+"""An `output_schema` for a planner: a mapping whose `tasks` have an id, a prompt, and what they depend on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,11 @@ class Growth:
         self._stamp = stamp
 
     def from_reply(self, task: Task, reply: Reply) -> list[events.Event]:
-        """Add the tasks of a reply of `task`, which is about to complete. Raises DAGError."""
+        """Add the tasks of a reply of `task`, which is about to complete; none where it did so before, and only its
+        result was lost. Raises DAGError.
+        """
+        if self._state.dag.position(task.id) in self._state.have_added:
+            return []
         specs: list[object] = list(reply.tasks)
         if task.adds_tasks:
             specs += _specs(reply)
@@ -83,14 +87,14 @@ class Growth:
 
     def add(self, tasks: Sequence[Task], added_by: str | None) -> events.TasksAdded:
         """Add `tasks`, all or none. Raises DAGError saying what is wrong with them."""
-        problems = self._limit_problems(tasks, added_by)
+        problems = [*self._limit_problems(tasks, added_by), *self._cancelled_problems(tasks)]
         if problems:
             raise DAGError(problems)
         start = len(self._state.dag)
         self._state.grow(tasks, added_by)
         try:
             self._names += self._backends_of(tasks)
-        except DAGError:
+        except BaseException:
             self._state.shrink(start)
             raise
         self._schedule.extend(self._names[start:], self._state.statuses)
@@ -118,14 +122,20 @@ class Growth:
         if total > self._limits.max_tasks:
             message = f"{len(tasks)} more tasks would make {total}, and the run may grow to {self._limits.max_tasks}"
             problems.append(Problem(f"{message} (max_tasks)", None, "tasks"))
-        depth = 0
-        while added_by is not None and depth <= self._limits.max_depth:
-            depth += 1
-            added_by = self._state.added_by.get(self._state.dag.position(added_by))
+        depth = 0 if added_by is None else self._state.depths.get(self._state.dag.position(added_by), 0) + 1
         if depth > self._limits.max_depth:
             message = f"added tasks may add tasks in turn, {self._limits.max_depth} deep (max_depth); this lies deeper"
             problems.append(Problem(message, None, "tasks"))
         return problems
+
+    def _cancelled_problems(self, tasks: Sequence[Task]) -> Iterator[Problem]:
+        """What waits for a cancelled task never runs: nobody would notice that it does not."""
+        dag, statuses = self._state.dag, self._state.statuses
+        for place, task in enumerate(tasks):
+            for name in task.upstream:
+                if name in dag and statuses[dag.position(name)] is TaskStatus.CANCELLED:
+                    message = f"depends on {name!r}, which was cancelled; leave it out"
+                    yield Problem(message, task.id, "depends_on", None, place)
 
     def _backends_of(self, tasks: Sequence[Task]) -> list[str]:
         problems: list[Problem] = []

@@ -193,9 +193,11 @@ class Schedule:
 
     def _lets_pass(self, position: int, status: TaskStatus) -> bool:
         """Whether dependents may run after `position` ended as `status`."""
+        if status is TaskStatus.COMPLETED:
+            return True
         if status is TaskStatus.FAILED:
             return self._dag.tasks[position].failure_mode is not FailureMode.HARD
-        return status in {TaskStatus.COMPLETED, TaskStatus.SKIPPED}
+        return status is TaskStatus.SKIPPED
 
     def _push(self, position: int) -> None:
         if self._dag.tasks[position].for_each is not None:

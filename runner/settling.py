@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from backends.errors import BackendError, ErrorKind
 from backends.protocol import NO_USAGE, Message, Question, Reply
+from backends.text import clean_text
 from runner import events
 from runner.attempt import Outcome
 from runner.clock import iso
@@ -27,6 +28,8 @@ from runner.turn import Surroundings, Turn
 
 STORE_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """How long a task marked at_most_once waits for a store that is away, before it fails."""
+NOT_ADDED = "the tasks of its answer cannot be added"
+"""How the error begins of an attempt whose reply brought tasks that are wrong."""
 GATHERING = "for_each"
 """What stands for the backend of a task that only gathers the results of its parts."""
 _TOO_LATE_TO_ASK = (
@@ -95,7 +98,9 @@ class Settling:
                 session_id=turn.session_id,
             ),
         )
-        if position in self._state.continued or self._state.keeps_all:
+        if self._state.keeps_all and turn.going_on is None and task.continues is None and not reply.messages:
+            self._state.prompts[position] = turn.prompt
+        elif position in self._state.continued or self._state.keeps_all:
             before = self._state.past(task) or Past()
             said = () if turn.going_on is None or turn.going_on.wrong is not None else turn.going_on.said
             self._state.conversations[position] = Past(turn.session_id, (*before.messages, *said, *messages))
@@ -145,14 +150,14 @@ class Settling:
         text = "; ".join(str(problem) for problem in error.problems[:20])
         failure = BackendError(
             ErrorKind.INVALID_OUTPUT,
-            f"the tasks of its answer cannot be added: {text}"[:2000],
+            clean_text(f"{NOT_ADDED}: {text}")[:2000],
             usage=reply.usage,
             messages=turn.messages(reply),
         )
         self._state.failures[turn.position] += 1
-        told = turn.going_on is not None and turn.going_on.wrong is not None
-        if told or turn.task.at_most_once or self._state.failures[turn.position] > 1:
+        if turn.position in self._state.corrected or turn.task.at_most_once:
             return self._failed(turn, failure, duration)
+        self._state.corrected.add(turn.position)
         said = () if turn.going_on is None else turn.going_on.said
         going_on = GoingOn(turn.session_id, (*said, *failure.messages), wrong=mistakes_prompt(error))
         self._state.going_on[turn.position] = going_on

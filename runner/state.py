@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from backends.protocol import Message, Usage
+from backends.protocol import Message, Reply, Usage
 from persistence.records import TaskRecord
 from runner.dag import DAG
 from runner.prompt import names_used, render
@@ -59,10 +59,20 @@ class RunState:
         self.continued = {dag.position(task.continues) for task in dag if task.continues is not None}
         """Tasks whose conversation a later one goes on with: only these are kept in memory."""
         self.conversations: dict[int, Past] = {}
+        self.prompts: dict[int, str] = {}
+        """Where every conversation is kept: the prompts of those that are a prompt and the task's answer, nothing else.
+        A text costs the collector of garbage nothing, messages do.
+        """
         self.going_on: dict[int, GoingOn] = {}
         """Tasks whose conversation is known to have begun, by position: their next attempt goes on with it."""
         self.added_by: dict[int, str | None] = {}
         """For each task that was added to the run, who did: see TasksAdded."""
+        self.depths: dict[int, int] = {}
+        """By how many tasks, one the other, each of those was brought in, where it was by any."""
+        self.have_added: set[int] = set()
+        """The tasks that brought others in: nobody does so twice."""
+        self.corrected: set[int] = set()
+        """The tasks that were told once already what was wrong with the tasks of their reply."""
         self.parts: dict[int, list[int]] = {}
         """The parts of each task with `for_each` that was unfolded, by position."""
         self.crashes: dict[int, int] = {}
@@ -105,7 +115,9 @@ class RunState:
         assert may_follow(TASK_TRANSITIONS, self.statuses[position], result.status), (position, result.status)
         self.statuses[position] = result.status
         self.results[position] = result
-        self.asking.pop(position, None)  # too late to be answered
+        if position in self.questions:
+            del self.questions[position]
+            self.asking.pop(position, None)
 
     def reopen(self, position: int) -> None:
         """The failed task is pending again."""
@@ -164,7 +176,9 @@ class RunState:
         """Take back the last `grow`, which began at position `start`."""
         for position in range(start, len(self.dag)):
             added_by = self.added_by.pop(position)
+            self.depths.pop(position, None)
             if added_by is not None:
+                self.have_added.discard(self.dag.position(added_by))
                 self.parts.pop(self.dag.position(added_by), None)
         self.dag.cut(start)
         del self.statuses[start:], self.attempts[start:], self.failures[start:]
@@ -174,6 +188,8 @@ class RunState:
         self.added_by[position] = added_by
         if added_by is not None:
             brought_in_by = self.dag.position(added_by)
+            self.have_added.add(brought_in_by)
+            self.depths[position] = self.depths.get(brought_in_by, 0) + 1
             if self.dag.tasks[brought_in_by].for_each is not None:
                 self.parts.setdefault(brought_in_by, []).append(position)
 
@@ -204,7 +220,14 @@ class RunState:
 
     def past(self, task: Task) -> Past | None:
         """The conversation that `task` goes on with; None when it begins one."""
-        return None if task.continues is None else self.conversations.get(self.dag.position(task.continues))
+        if task.continues is None:
+            return None
+        position = self.dag.position(task.continues)
+        if position in self.prompts:
+            result = self.results[position]
+            said = Reply(result.text, usage=result.usage).turn(self.prompts[position])
+            return Past(result.session_id, said)
+        return self.conversations.get(position)
 
     def prompt(self, task: Task) -> str:
         """The task's prompt, rendered. Raises PromptError."""

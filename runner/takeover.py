@@ -20,7 +20,7 @@ from runner.policies import policy_of
 from runner.policy import Policy
 from runner.questions import Way
 from runner.result import TaskResult
-from runner.settling import failed_status
+from runner.settling import NOT_ADDED, failed_status
 from runner.state import GoingOn, Past, RunState
 from runner.status import TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
 from runner.stored import StoredRun
@@ -175,7 +175,7 @@ async def _load_own(run: StoredRun, position: int, verdict: Verdict) -> None:
 
 
 async def _load_failures(run: StoredRun) -> None:
-    """Count the failed attempts of earlier processes: a crash gives a task no new tries."""
+    """Count the failed attempts of earlier processes: a crash gives a task no new tries, and a planner no new word."""
     state = run.state
     for position, record in enumerate(run.tasks):
         if not record.attempt or state.statuses[position] in TASK_DONE:
@@ -183,5 +183,8 @@ async def _load_failures(run: StoredRun) -> None:
         for attempt in await run.store.list_attempts(run.record.run_id, record.task_id):
             if attempt.status == "retried" and attempt.error_kind != ErrorKind.SESSION_LOST.value:
                 state.failures[position] += 1
+                if (attempt.error or "").startswith(NOT_ADDED):
+                    state.corrected.add(position)
             elif attempt.status in {TaskStatus.FAILED.value, TaskStatus.COMPLETED.value}:  # reopened since, by a person
                 state.failures[position] = 0
+                state.corrected.discard(position)

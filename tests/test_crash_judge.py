@@ -10,7 +10,7 @@ import pytest
 from runner import DAG, FailureMode, Retry, RunStatus, Task, TaskStatus
 from runner.crash.case import NEVER, Case, Part, chain_case, plan_case, random_case
 from runner.crash.judge import Judge, Verdict
-from runner.crash.oracle import Expected, expected, run_status
+from runner.crash.oracle import Expected, expected, forecast, run_status
 from runner.crash.planted import PLANTED
 from runner.crash.snapshot import mark
 from runner.crash.trial import Kind, Point, Trial, parse_trial
@@ -59,6 +59,25 @@ def test_a_plan_keeps_its_shape_and_loses_what_only_a_model_can_do() -> None:
     assert all(not part.failures and not part.refused for part in case.parts.values())
 
 
+def test_what_a_case_grows_to() -> None:
+    dag = DAG([Task("p", "p"), Task("l", "l"), Task("m", "m|{{ item }}", for_each="l"), Task("u", "u|{{ m }}", ["m"])])
+    parts = {"p": Part(adds=({"id": "new", "prompt": "new|{{ p }}", "depends_on": ["p"]},))}
+    parts |= {"l": Part(structured=True, items=2)} | {name: Part() for name in ("m", "u", "new", "r_p", "last")}
+    told = forecast(Case(dag, parts, ("x",), 1, {}, reviewed=("p",)))
+    assert set(told.ends) == {"p", "l", "m", "u", "new", "m.1", "m.2", "r_p", "last"}
+    assert told.adders == {"p", "m"}
+    assert {end.status for end in told.ends.values()} == {TaskStatus.COMPLETED}
+    assert told.ends["last"].history[0] == "last|l|m|m.1|m.2|new|p|r_p|u"
+    assert told.dag.dependencies[told.dag.position("m")] == (1, told.dag.position("m.1"), told.dag.position("m.2"))
+
+
+def test_growing_plans_keep_growing() -> None:
+    dag = DAG([Task("p", adds_tasks=True), Task("l"), Task("m", "{{ item }}", for_each="l")])
+    told = forecast(plan_case(dag, "default", 3, seed=0))
+    assert "p-new" in told.ends
+    assert told.adders >= {"p"}
+
+
 def task(name: str, status: str = "completed", attempts: int = 1) -> dict[str, Any]:
     end = ENDS[name]
     numbered = [[number, "interrupted"] for number in range(1, attempts)] + [[attempts, status]] * (attempts > 0)
@@ -74,7 +93,7 @@ def task(name: str, status: str = "completed", attempts: int = 1) -> dict[str, A
 def held(**tasks: dict[str, Any]) -> dict[str, Any]:
     whole = {name: task(name, "pending", 0) for name in ENDS} | tasks
     completed = {name: 1 for name, one in whole.items() if one["status"] == "completed"}
-    return {"status": "completed", "owned": False, "tasks": whole, "completions": completed}
+    return {"status": "completed", "owned": False, "tasks": whole, "completions": completed, "growths": {}}
 
 
 DONE = held(a=task("a"), b=task("b"), c=task("c"))

@@ -55,6 +55,7 @@ class Rows:
         self._reached: dict[str, int] = {}
         self._waiting: dict[sql.Bulk, list[Row]] = {bulk: [] for bulk in sql.IN_ORDER}
         self._tasks: int | None = None
+        self._added: set[str] = set()
 
     def add(self, bulk: sql.Bulk, row: Row) -> None:
         self._waiting[bulk].append(row)
@@ -71,19 +72,20 @@ class Rows:
         """New tasks, behind those that the run has. What they depend on was checked."""
         first: int | None = self._tasks
         if first is None:
-            first = int(self._connection.execute(sql.COUNT_ALL_TASKS, (self.run_id,)).fetchone()[0])
+            first = int(self._connection.execute(sql.NEXT_POSITION, (self.run_id,)).fetchone()[0])
         for position, task in enumerate(tasks, first):
             edges = json.dumps(task.depends_on, ensure_ascii=False) if task.depends_on else "[]"
             row = (self.run_id, task.task_id, position, task.backend, added_by, edges, task.prompt, task.spec)
             self._waiting[sql.ADD_TASKS].append(row)
+            self._added.add(task.task_id)
         self._tasks = first + len(tasks)
 
     def known(self, task_ids: Sequence[str]) -> set[str]:
         """Those of the tasks that the run has, those of the batch so far included."""
-        self.flush()
-        wanted = [(self.run_id, task_id) for task_id in task_ids]
+        known = self._added.intersection(task_ids)
+        wanted = [(self.run_id, task_id) for task_id in task_ids if task_id not in known]
         found = _executed(self._connection, sql.KNOWN_TASKS, wanted)
-        return {task_id for _, cursor in found for (task_id,) in cursor.fetchall()}
+        return known.union(task_id for _, cursor in found for (task_id,) in cursor.fetchall())
 
     def inline_or_blob(self, text: str | None) -> tuple[str | None, bytes | None]:
         """The text, if it is to stand in its row; if it is large, the key of the blob that it becomes."""

@@ -139,6 +139,9 @@ SELECT run_id, ended_seq, ended_at, 'task_completed', task_id, attempt, NULL,
     '{"input_tokens":' || input_tokens || ',"output_tokens":' || output_tokens || '}'
 FROM attempts WHERE status = 'completed';
 
+-- For tasks in their order, and for the place of those that are added: without it, each addition would count them all.
+CREATE INDEX tasks_position ON tasks (run_id, position);
+
 -- For events page by page. They cost about 2 % of what it takes to run and store a task.
 CREATE INDEX tasks_started_seq ON tasks (run_id, started_seq) WHERE started_seq IS NOT NULL;
 CREATE INDEX tasks_completed_seq ON tasks (run_id, ended_seq) WHERE attempt_status = 'completed';

@@ -104,7 +104,7 @@ KNOWN_TASKS = Bulk(
     "SELECT task_id FROM", 2, "AS wanted CROSS JOIN tasks ON run_id = wanted.column1 AND task_id = wanted.column2"
 )
 """Which of some tasks are there. CROSS JOIN: the tasks are looked up one by one, never all of them."""
-COUNT_ALL_TASKS = "SELECT count(*) FROM tasks WHERE run_id = ?"
+NEXT_POSITION = "SELECT ifnull(max(position) + 1, 0) FROM tasks WHERE run_id = ?"
 
 IN_ORDER = (
     ADD_TASKS,

@@ -74,6 +74,7 @@ class LiveDisplay:
             | events.TaskInterrupted
             | events.TaskWaiting
             | events.TaskAnswered
+            | events.TasksAdded
             | events.StoreDegraded
             | events.StoreRecovered
             | events.RunResumed
@@ -82,7 +83,7 @@ class LiveDisplay:
 
     def _draw(self) -> Group:
         progress = self._progress
-        room = max(self._console.height - _OTHER_LINES - _MOST_WAITING, 1)
+        room = max(self._console.height - _OTHER_LINES - _MOST_WAITING - min(len(progress.questions), _MOST_WAITING), 1)
         running = list(progress.running.items())
         lines = [Text(""), self._header()]
         lines += [self._running_line(task_id, one) for task_id, one in running[:room]]
@@ -91,6 +92,8 @@ class LiveDisplay:
         now = progress.clock()
         for task_id, until in list(progress.retries.items())[:_MOST_WAITING]:
             lines.append(_plain(f"  ↻ {one_line(task_id)} tries again in {seconds(max(until - now, 0))}", "yellow"))
+        for task_id, question in list(progress.questions.items())[:_MOST_WAITING]:
+            lines.append(_plain(f"  ? {one_line(task_id)}  {one_line(question)}", "magenta"))
         lines += [self._waiting_line(task_id, before) for task_id, before in progress.waiting(_MOST_WAITING)]
         return Group(*lines)
 
@@ -103,7 +106,11 @@ class LiveDisplay:
         line.append("━" * full, style="red" if progress.counts[TaskStatus.FAILED] else "green")
         line.append("━" * (_BAR - full), style="bright_black")
         line.append(f" {progress.done}/{total}")
-        counts = [f"{progress.counts[status]} {status.value}" for status in _COUNTED if progress.counts[status]]
+        counts = [
+            f"{progress.counts[status]} {status.value.replace('_', ' ')}"
+            for status in _COUNTED
+            if progress.counts[status]
+        ]
         usage = progress.usage
         used = tokens(usage.input_tokens, usage.output_tokens)
         parts = [*counts, f"{used} tokens" if used else "", dollars(usage.cost_usd)]

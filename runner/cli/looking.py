@@ -217,6 +217,7 @@ def _tell_task(run: RunRecord, task: TaskRecord) -> None:
     tell(f"{'status':<9} {coloured(task.status, task.status, sys.stdout)}")
     _tell_if("backend", task.backend)
     _tell_if("after", ", ".join(task.depends_on))
+    _tell_if("added by", task.added_by)
     _tell_if("session", task.session_id)
     _tell_if("time", seconds(task.duration_s))
     _tell_if("tokens", tokens(task.input_tokens, task.output_tokens))

@@ -72,13 +72,16 @@ def line_of(event: events.Event) -> str:
             line = f"run {one_line(event.run_id)} started"
         case events.RunResumed():
             line = f"run {one_line(event.run_id)} resumed, {counted(event.reused, 'task')} completed before"
-        case events.TasksAdded():
-            line = f"{counted(len(event.tasks), 'task')} added: {_error(', '.join(task.id for task in event.tasks))}"
         case events.RunCancelling():
             line = f"run {one_line(event.run_id)} is being cancelled; nothing more starts"
         case events.RunWatched():
             line = f"run {one_line(event.run_id)} is owned by {one_line(event.owner)}; "
             line += f"watching for {seconds(event.seconds)} whether that still lives"
+        case events.TasksAdded():
+            by = f" by {one_line(event.added_by)}" if event.added_by is not None else ""
+            line = (
+                f"{counted(len(event.tasks), 'task')} added{by}: {_error(', '.join(task.id for task in event.tasks))}"
+            )
         case events.StoreDegraded():
             line = f"the store failed, going on without it: {_error(event.error)}"
         case events.StoreRecovered():
@@ -109,7 +112,11 @@ def _words(event: events.TaskEvent) -> str:
         case events.TaskWaiting():
             line = f"waits for a person: {_error(event.question)}"
         case events.TaskAnswered():
-            line = f"answered by {event.answers[-1].by}: {_error(event.answers[-1].text)}" if event.answers else ""
+            line = (
+                f"answered by {event.answers[-1].by}: {_error(event.answers[-1].text)}"
+                if event.answers
+                else "is to run again"
+            )
         case events.TaskCancelled():
             line = "cancelled"
         case events.TaskReopened():

@@ -39,6 +39,8 @@ class Progress:
         self.running: dict[str, Underway] = {}
         self.retries: dict[str, float] = {}
         """Tasks that wait for another attempt, and until when."""
+        self.questions: dict[str, str] = {}
+        """What is asked by the tasks that wait for a person."""
         self.usage: Usage = NO_USAGE
         """What this process has used."""
         self.ran = 0
@@ -73,6 +75,7 @@ class Progress:
         if isinstance(event, events.SessionOpened):
             return
         self.running.pop(event.task_id, None)
+        self.questions.pop(event.task_id, None)
         if isinstance(event, events.TaskCompleted):
             self.ran += 1
             self.usage += event.usage
@@ -82,6 +85,7 @@ class Progress:
         elif isinstance(event, events.TaskCancelled):
             self._set(event.task_id, TaskStatus.CANCELLED)
         elif isinstance(event, events.TaskWaiting):
+            self.questions[event.task_id] = event.question
             self._set(event.task_id, TaskStatus.WAITING_INPUT)
         else:
             if isinstance(event, events.TaskRetrying):

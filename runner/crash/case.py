@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -15,6 +15,8 @@ NEVER = 1_000_000
 """More failures than any retry policy has patience for."""
 MANY = 1_000_000
 """More crashes than there are kills: here they are no fault of the task's."""
+GROWING = (2, 3)
+"""What the seeds of cases that grow leave over when divided by four."""
 _BACKENDS = ("one", "two", "three")
 _LARGE = 70_000
 
@@ -25,7 +27,8 @@ class Part:
 
     It fails `failures` times in all, in a way that is worth another try, then answers after `seconds`; `refused` is a
     failure for good. `padding` characters are added to the answer, `structured` makes it data instead of text.
-    `crashes`: it takes the process down whenever it is executed.
+    `crashes`: it takes the process down whenever it is executed. `adds` are tasks that its reply brings in, in the
+    shape of a plan file's; `items` is how long the list is that its structured answer has.
     """
 
     failures: int = 0
@@ -34,22 +37,33 @@ class Part:
     padding: int = 0
     structured: bool = False
     crashes: bool = False
+    adds: tuple[Mapping[str, JsonValue], ...] = ()
+    items: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One DAG with everything that a runner and a stand-in backend need to run it."""
+    """One DAG with everything that a runner and a stand-in backend need to run it. `parts` has those of tasks that are
+    added as well. Where there is a policy, `reviewed` are the tasks after whose end it adds another one.
+    """
 
     dag: DAG
     parts: Mapping[str, Part]
     backends: tuple[str, ...]
     concurrency: int
     limits: Mapping[str, int]
+    reviewed: Collection[str] | None = None
+
+    def part(self, task_id: str) -> Part:
+        """How the task is treated; an element's task like the one that was unfolded."""
+        found = self.parts.get(task_id)
+        return self.part(task_id.rpartition(".")[0]) if found is None else found
 
 
 def random_case(seed: int) -> Case:
     """A DAG that nobody thought of: failures, retries, every failure mode, continued conversations, slow and instant
-    tasks. Those of even seeds have few enough boundaries to be killed at each of them.
+    tasks; of every four seeds two have tasks that bring in others. Those of even seeds have few enough boundaries to be
+    killed at each of them.
     """
     rng = random.Random(f"case {seed}")  # noqa: S311 - no secrets
     count = rng.randint(5, 14) if seed % 2 else rng.randint(2, 4)
@@ -60,7 +74,14 @@ def random_case(seed: int) -> Case:
         tasks.append(task)
         parts[task.id] = lasting(task, _part(rng))
     limits = {name: rng.randint(1, 3) for name in _BACKENDS if rng.random() < 0.3}
-    return Case(DAG(tasks, name=f"case {seed}"), parts, _BACKENDS, rng.randint(1, 6), limits)
+    case = Case(DAG(tasks, name=f"case {seed}"), parts, _BACKENDS, rng.randint(1, 6), limits)
+    return _grown(case, seed) if seed % 4 in GROWING else case
+
+
+def _grown(case: Case, seed: int) -> Case:
+    from runner.crash.growing import grown  # noqa: PLC0415 - it builds on this module
+
+    return grown(case, seed)
 
 
 def _task(rng: random.Random, number: int, before: list[Task], parts: Mapping[str, Part]) -> Task:
@@ -70,9 +91,9 @@ def _task(rng: random.Random, number: int, before: list[Task], parts: Mapping[st
     backend = None if continues is not None else rng.choice(_BACKENDS)
     retry = Retry(3, rng.choice([0.0, 1.0, 5.0]), 5.0, max_crashes=MANY)
     name = f"t{number}"
-    prompt = prompt_of(name, needed if continues is None else [*needed, continues], parts)
     limit = rng.choice([None, 30.0])
-    return Task(name, prompt, needed, backend, continues, mode, retry, limit, at_most_once=rng.random() < 0.07)
+    task = Task(name, "", needed, backend, continues, mode, retry, limit, at_most_once=rng.random() < 0.07)
+    return replace(task, prompt=prompt_of(task, parts))
 
 
 def _part(rng: random.Random) -> Part:
@@ -95,12 +116,10 @@ def lasting(task: Task, part: Part) -> Part:
     return replace(part, failures=NEVER) if part.failures >= tries(task, ErrorKind.TRANSIENT) else part
 
 
-def prompt_of(task_id: str, needed: list[str], parts: Mapping[str, Part]) -> str:
+def prompt_of(task: Task, parts: Mapping[str, Part]) -> str:
     """A prompt that holds the results of all that the task waits for: a wrong one changes its answer."""
-    uses = [
-        f"{{{{ {name}.mark }}}}" if parts[name].structured else f"{{{{ {name} }}}}" for name in dict.fromkeys(needed)
-    ]
-    return "|".join([task_id, *uses])
+    uses = [f"{{{{ {name}.mark }}}}" if parts[name].structured else f"{{{{ {name} }}}}" for name in task.upstream]
+    return "|".join([task.id, *(["{{ item }}"] if task.for_each else []), *uses])
 
 
 def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
@@ -115,12 +134,21 @@ def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
             failures = rng.choices([0, 1, NEVER], [90, 8, 2])[0]
             part = replace(parts[task.id], failures=failures, refused=rng.random() < 0.02)
             parts[task.id] = lasting(task, part)
+    for task in dag:
+        if task.adds_tasks:
+            spec: Mapping[str, JsonValue] = {"id": f"{task.id[:60]}-new", "prompt": "new", "depends_on": [task.id]}
+            parts[task.id] = replace(parts[task.id], adds=(spec,))
+            parts[f"{task.id[:60]}-new"] = Part()
+        if task.for_each is not None:
+            sound = replace(parts[task.for_each], failures=0, refused=False)
+            parts[task.for_each] = replace(sound, structured=True, items=rng.randrange(4))
     plain: dict[str, JsonValue] = {}
     tasks = [
         replace(
             task,
-            prompt=prompt_of(task.id, list(task.upstream), parts),
+            prompt=prompt_of(task, parts),
             retry=replace(task.retry, max_crashes=MANY),
+            adds_tasks=False,  # its reply brings them in, whatever it says
             output_schema=None,
             item=None,
             aliases={},
@@ -136,7 +164,10 @@ def answer(task_id: str, prompt: str, history: tuple[str, ...], part: Part) -> t
     """The text and the data that the stand-in answers: all that it was told leaves a mark in it."""
     mark = sha256("\n".join([*history, prompt]).encode()).hexdigest()[:24]
     text = f"{task_id}={mark}" + "." * part.padding
-    return (text, {"mark": mark}) if part.structured else (text, None)
+    data: dict[str, JsonValue] = {"mark": mark}
+    if part.items is not None:
+        data["items"] = [f"{mark[:6]}-{number}" for number in range(part.items)]
+    return (text, data) if part.structured else (text, None)
 
 
 def digest(text: str, data: JsonValue) -> str:
@@ -150,7 +181,7 @@ def with_a_crasher(case: Case, seed: int) -> Case:
     rng = random.Random(f"crasher {seed}")  # noqa: S311 - no secrets
     chosen = rng.choice([task.id for task in case.dag if not task.upstream])
     parts = {**case.parts, chosen: Part(crashes=True)}
-    tasks = [replace(task, prompt=prompt_of(task.id, list(task.upstream), parts)) for task in case.dag]
+    tasks = [replace(task, prompt=prompt_of(task, parts)) for task in case.dag]
     for i, task in enumerate(tasks):
         if task.id == chosen:
             tasks[i] = replace(task, retry=replace(task.retry, max_crashes=3), at_most_once=False)
@@ -167,8 +198,6 @@ def chain_case() -> Case:
     """Three tasks, each using the result of the one before."""
     before = [[], ["a"], ["a", "b"]]
     parts = {name: Part(seconds=0.001) for name in "abc"}
-    tasks = [
-        Task(name, prompt_of(name, needed, parts), needed, retry=Retry(max_crashes=MANY))
-        for name, needed in zip("abc", before, strict=True)
-    ]
+    plain = [Task(name, "", needed, retry=Retry(max_crashes=MANY)) for name, needed in zip("abc", before, strict=True)]
+    tasks = [replace(task, prompt=prompt_of(task, parts)) for task in plain]
     return Case(DAG(tasks, name="chain"), parts, _BACKENDS, 1, {})

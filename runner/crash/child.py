@@ -20,6 +20,7 @@ from runner import events
 from runner.clock import Clock
 from runner.crash import ledger as words
 from runner.crash.case import Case, digest
+from runner.crash.growing import CasePolicy
 from runner.crash.ledger import Ledger
 from runner.crash.snapshot import snapshot
 from runner.crash.stand_in import KEEPS, StandIn
@@ -135,15 +136,16 @@ async def _live(start: Start, ledger: Ledger) -> None:
         stored = await store.get_run(RUN_ID) is not None
         ledger.write(words.FOUND, await snapshot(store, RUN_ID) if stored else None)
         runner = _runner(start, ledger, store)
+        policy = None if start.case.reviewed is None else CasePolicy(start.case)
         run = (
-            runner.start_resume(RUN_ID, retry_failed=start.retry_failed)
+            runner.start_resume(RUN_ID, retry_failed=start.retry_failed, policy=policy)
             if stored
-            else runner.start(start.case.dag, RUN_ID)
+            else runner.start(start.case.dag, RUN_ID, policy=policy)
         )
         result = await _run(run, ledger)
         while result.status is RunStatus.WAITING_INPUT:
             await _answer(runner, result, ledger)
-            result = await _run(runner.start_resume(RUN_ID), ledger)
+            result = await _run(runner.start_resume(RUN_ID, policy=policy), ledger)
         ledger.write(words.END, result.status.value, await snapshot(store, RUN_ID, whole=True))
 
 

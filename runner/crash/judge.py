@@ -4,7 +4,7 @@ I1 every result that was told is in the store with the same bytes        I2 noth
 I3 one more execution at most for each crash while a task was in flight  I4 no task starts before what it waits for is
 stored, nor before its own start is                                      I5 the end is the one that the DAG implies
 I6 the limits on concurrency hold                                        I8 who lost the run leaves, who lives keeps it
-I9 every run ends
+I9 every run ends                                                        I10 it has grown by what was planned, once
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from runner.crash import ledger as words
 from runner.crash.case import Case
 from runner.crash.ledger import Line
-from runner.crash.oracle import Expected, expected, passes, run_status
+from runner.crash.oracle import Expected, forecast, passes, run_status
 from runner.crash.snapshot import mark
 from runner.status import TASK_DONE, TaskStatus
 from runner.turn import INTERRUPTED
@@ -47,7 +47,9 @@ class Judge:
         self._case = case
         self._leaving = Counter(leaving or {})
         """The errors that processes have to end with, and how often."""
-        self._ends = expected(case)
+        self._forecast = forecast(case)
+        self._dag = self._forecast.dag
+        self._ends = self._forecast.ends
         self._acked: dict[str, tuple[str, str]] = {}
         self._settled: set[str] = set()
         self._executed: Counter[str] = Counter()
@@ -125,8 +127,8 @@ class Judge:
             attempts = len(tasks[name]["attempts"]) if name in tasks else 0
             if attempts < executions:
                 self._say("I4", f"{name} was executed {executions} times, and {attempts} starts are stored")
-            for before in self._case.dag[name].upstream:
-                if before not in tasks or not passes(self._case.dag[before], TaskStatus(tasks[before]["status"])):
+            for before in self._dag[name].upstream:
+                if before not in tasks or not passes(self._dag[before], TaskStatus(tasks[before]["status"])):
                     self._say("I4", f"{name} was executed before the end of {before} was stored")
         self._in_flight.update(name for name in self._process if not _is_done(tasks, name))
         self._settled = {name for name in tasks if _is_done(tasks, name)} - damaged
@@ -150,7 +152,7 @@ class Judge:
             return
         if name in self._unanswered:
             self._say("I2", f"{name} is at_most_once, and was executed again without an answer")
-        if self._case.dag[name].at_most_once:
+        if self._dag[name].at_most_once:
             self._unanswered.add(name)
         if name in self._acked or name in self._settled:
             self.verdict.repeated += 1
@@ -164,7 +166,7 @@ class Judge:
         case = self._case
         if len(self._open) > case.concurrency:
             self._say("I6", f"{len(self._open)} tasks at once, {case.concurrency} are allowed")
-        per_backend = Counter(case.dag.backend_of(case.dag[name]) or case.backends[0] for name in self._open)
+        per_backend = Counter(self._dag.backend_of(self._dag[name]) or case.backends[0] for name in self._open)
         for backend, limit in case.limits.items():
             if per_backend[backend] > limit:
                 self._say("I6", f"{per_backend[backend]} tasks at once on {backend}, {limit} are allowed")
@@ -190,8 +192,14 @@ class Judge:
         if held["owned"]:
             self._say("I5", "the run has ended and still has an owner")
         self._acks_are_in(held["tasks"])
-        for task in self._case.dag:
-            self._task_ended(task.id, self._ends[task.id], held)
+        if held["tasks"].keys() != self._ends.keys():
+            missing, more = self._ends.keys() - held["tasks"].keys(), held["tasks"].keys() - self._ends.keys()
+            self._say("I10", f"the run lacks the tasks {sorted(missing)} and has {sorted(more)} instead")
+        twice = sorted(name for name, times in held["growths"].items() if times != (name in self._forecast.adders))
+        if twice:
+            self._say("I10", f"tasks were added more than once, or by who adds none: {', '.join(twice)}")
+        for name in self._ends.keys() & held["tasks"].keys():
+            self._task_ended(name, self._ends[name], held)
 
     def _task_ended(self, name: str, end: Expected, held: Held) -> None:
         task = held["tasks"][name]
@@ -208,7 +216,8 @@ class Judge:
         completed = end.status is TaskStatus.COMPLETED
         if held["completions"].get(name, 0) != completed + (name in self._rerun):
             self._say("I5", f"{name} is told to have completed {held['completions'].get(name, 0)} times")
-        if completed and name not in self._rerun and not self._was_said(name, end, task["said"]):
+        gathers = self._dag[name].for_each is not None
+        if completed and not gathers and name not in self._rerun and not self._was_said(name, end, task["said"]):
             self._say("I5", f"{name} has {len(task['said'])} messages, which are not its prompt and its answer")
 
     def _was_said(self, name: str, end: Expected, said: list[str]) -> bool:

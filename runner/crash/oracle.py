@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from backends.errors import ErrorKind
 from runner.crash.case import Case, answer, digest, tries
-from runner.status import RunStatus, TaskStatus
-from runner.task import FailureMode, Task
+from runner.crash.growing import LAST, follows, last_task
+from runner.dag import DAG
+from runner.plan.added import tasks_of
+from runner.status import TASK_DONE, RunStatus, TaskStatus
+from runner.task import FailureMode, JsonValue, Task
+
+_USE = re.compile(r"\{\{ ([\w.-]+?)(?:\.mark)? \}\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +29,28 @@ class Expected:
     history: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The whole graph, with all that is added to it, and every task's end. `adders` are the tasks that add some."""
+
+    dag: DAG
+    ends: Mapping[str, Expected]
+    adders: frozenset[str]
+
+
 def expected(case: Case) -> dict[str, Expected]:
     """Every task's end."""
-    known: dict[str, Expected] = {}
-    for position in case.dag.order:
-        task = case.dag.tasks[position]
-        known[task.id] = _end(case, task, known)
-    return known
+    return dict(forecast(case).ends)
+
+
+def forecast(case: Case) -> Forecast:
+    """What the case grows to, and how its tasks end."""
+    telling = _Telling(case)
+    while telling.goes_on():
+        pass
+    names = telling.tasks
+    dag = DAG(names.values(), name=case.dag.name, gathered=telling.parts)
+    return Forecast(dag, {name: telling.ends[name] for name in names}, frozenset(telling.adders))
 
 
 def run_status(ends: Mapping[str, Expected]) -> RunStatus:
@@ -43,18 +65,73 @@ def passes(task: Task, status: TaskStatus) -> bool:
     return soft or status in {TaskStatus.COMPLETED, TaskStatus.SKIPPED}
 
 
-def _end(case: Case, task: Task, known: Mapping[str, Expected]) -> Expected:
-    if not all(passes(case.dag[name], known[name].status) for name in task.upstream):
-        return Expected(TaskStatus.PENDING, 0)
-    part = case.parts[task.id]
-    most = tries(task, ErrorKind.REFUSED if part.refused else ErrorKind.TRANSIENT)
-    if part.crashes:
-        most = task.retry.max_crashes
-    if part.crashes or part.refused or part.failures >= most:
-        skipped = task.failure_mode is FailureMode.SKIP
-        return Expected(TaskStatus.SKIPPED if skipped else TaskStatus.FAILED, most)
-    prompt = "|".join([task.id, *(known[name].value for name in dict.fromkeys(task.upstream))])
-    past = known[task.continues].history if task.continues is not None else ()
-    text, data = answer(task.id, prompt, past, part)
-    value = str(data["mark"]) if isinstance(data, dict) else text
-    return Expected(TaskStatus.COMPLETED, part.failures + 1, digest(text, data), value, (*past, prompt, text))
+class _Telling:
+    """Ends one task after the other, in any order in which their ends are known."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.tasks = {task.id: task for task in case.dag}
+        self.ends: dict[str, Expected] = {}
+        self.parts: dict[str, Sequence[str]] = {}
+        self.adders: set[str] = set()
+        self._lists: dict[str, list[JsonValue]] = {}
+        self._values: dict[str, list[JsonValue]] = {}
+
+    def goes_on(self) -> bool:
+        """Tell the next end, or what is added when there is none; False when all is told."""
+        for task in self.tasks.values():
+            needed = (*task.upstream, *self.parts.get(task.id, ()))
+            if task.id not in self.ends and all(name in self.ends for name in needed):
+                self._tell(task, needed)
+                return True
+        if self.case.reviewed is None or LAST in self.tasks:
+            return False
+        self._add([last_task(name for name, end in self.ends.items() if end.status in TASK_DONE)])
+        return True
+
+    def _tell(self, task: Task, needed: Sequence[str]) -> None:
+        if not all(passes(self.tasks[name], self.ends[name].status) for name in needed):
+            self.ends[task.id] = Expected(TaskStatus.PENDING, 0)
+        elif task.for_each is None:
+            self._ended(task, self._end(task))
+        elif task.id in self.parts:
+            values: list[JsonValue] = [self.ends[name].value for name in self.parts[task.id]]
+            text = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+            self._lists[task.id] = values
+            end = Expected(TaskStatus.COMPLETED, 0, digest(text, values), json.dumps(values, ensure_ascii=False))
+            self._ended(task, end)
+        else:
+            depends_on = [name for name in task.upstream if name != task.continues]
+            unfolded = replace(task, for_each=None, depends_on=depends_on)
+            items = self._lists.get(task.for_each, [])
+            parts = [replace(unfolded, id=f"{task.id}.{n}", item=item) for n, item in enumerate(items, 1)]
+            self.parts[task.id] = [part.id for part in parts]
+            self._add(parts, task.id)
+
+    def _ended(self, task: Task, end: Expected) -> None:
+        self.ends[task.id] = end
+        if end.status is TaskStatus.COMPLETED and task.for_each is None:
+            self._add(tasks_of(self.case.part(task.id).adds), task.id)
+        if self.case.reviewed is not None:
+            self._add(follows(self.case, task.id))
+
+    def _add(self, tasks: Sequence[Task], added_by: str | None = None) -> None:
+        self.tasks |= {task.id: task for task in tasks}
+        if tasks and added_by is not None:
+            self.adders.add(added_by)
+
+    def _end(self, task: Task) -> Expected:
+        part = self.case.part(task.id)
+        most = tries(task, ErrorKind.REFUSED if part.refused else ErrorKind.TRANSIENT)
+        if part.crashes:
+            most = task.retry.max_crashes
+        if part.crashes or part.refused or part.failures >= most:
+            skipped = task.failure_mode is FailureMode.SKIP
+            return Expected(TaskStatus.SKIPPED if skipped else TaskStatus.FAILED, most)
+        prompt = _USE.sub(lambda use: str(task.item) if use[1] == "item" else self.ends[use[1]].value, task.prompt)
+        past = self.ends[task.continues].history if task.continues is not None else ()
+        text, data = answer(task.id, prompt, past, part)
+        value = str(data["mark"]) if isinstance(data, dict) else text
+        if isinstance(data, dict) and isinstance(data.get("items"), list):
+            self._lists[task.id] = list(data["items"])  # type: ignore[arg-type]
+        return Expected(TaskStatus.COMPLETED, part.failures + 1, digest(text, data), value, (*past, prompt, text))

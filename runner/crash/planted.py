@@ -12,14 +12,14 @@ from typing import Any
 
 import anyio.lowlevel
 
-from persistence import Batch, Fenced, rules
+from persistence import Batch, Fenced, PolicyDecided, TasksAdded, rules
 from persistence.boundaries import BOUNDARIES
 from persistence.sqlite import reading, store
 from runner import events, parallel, takeover, verdict
 from runner.checkpoint import Checkpointer, Position
 from runner.crash.trial import Kind
 from runner.state import RunState
-from runner.status import TaskStatus
+from runner.status import TASK_DONE, TaskStatus
 
 Original = Callable[..., Any]
 
@@ -82,6 +82,32 @@ async def _write_in_pieces(try_write: Original, self: Any, head: Sequence[Any]) 
     return error
 
 
+async def _write_added_tasks_apart(try_write: Original, self: Any, head: Sequence[Any]) -> Any:
+    return await _write_apart(try_write, self, head, lambda one: type(one) is TasksAdded and one.added_by is not None)
+
+
+async def _write_decisions_apart(try_write: Original, self: Any, head: Sequence[Any]) -> Any:
+    return await _write_apart(try_write, self, head, lambda one: type(one) is PolicyDecided)
+
+
+async def _write_apart(try_write: Original, self: Any, head: Sequence[Any], apart: Callable[[Any], bool]) -> Any:
+    error = None
+    cuts = [number for number, change in enumerate(head) if number and apart(change)]
+    for end in (*cuts, len(head)):
+        error = error or await try_write(self, head[:end])
+    return error
+
+
+async def _ask_about_all(_unasked: Original, run: Any, _happened: Any) -> list[str]:
+    statuses = run.state.statuses
+    return [task.id for task, status in zip(run.state.dag, statuses, strict=True) if status in TASK_DONE]
+
+
+def _forget_parts(load: Original, state: RunState, position: int, record: Any) -> None:
+    load(state, position, record)
+    state.parts.clear()
+
+
 async def _number_anew(try_write: Original, self: Any, head: Sequence[Any]) -> Any:
     error = await try_write(self, head)
     if error is not None and (run := await self._store.get_run(self._run_id)) is not None:
@@ -137,6 +163,12 @@ PLANTED = (
     Planted("a batch committed in pieces", Checkpointer, "_try_write", _write_in_pieces),
     Planted("a lost answer taken for no commit", Checkpointer, "_try_write", _number_anew, _LOSE, kind=Kind.UNSURE),
     Planted("an attempt's number used twice", takeover, "_settled", _use_the_number_again),
+    Planted(
+        "added tasks stored after their planner's end", Checkpointer, "_try_write", _write_added_tasks_apart, _COMMIT
+    ),
+    Planted("a decision stored after what it added", Checkpointer, "_try_write", _write_decisions_apart, _COMMIT),
+    Planted("a policy asked again about all", takeover, "_unasked", _ask_about_all),
+    Planted("a list unfolded again by resume", RunState, "_load", _forget_parts),
     Planted("completed tasks queued again", RunState, "_load", _queue_completed),
     Planted("crashes not counted", verdict, "_under_way", _forget_crashes, kind=Kind.CRASHER),
     Planted("no epoch check", rules, "first_unapplied", _ignore_the_epoch, _STOP, kind=Kind.RIVAL),

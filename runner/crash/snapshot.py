@@ -28,6 +28,7 @@ async def snapshot(store: Store, run_id: str, *, whole: bool = False) -> dict[st
             held["tasks"][task.task_id]["said"] = [mark(message.content) for message in said]
         history = await store.list_events(run_id, limit=1_000_000)
         held["completions"] = Counter(event.task_id for event in history if event.kind == "task_completed")
+        held["growths"] = Counter(event.task_id for event in history if event.kind == "tasks_added" and event.task_id)
     return held
 
 

@@ -61,7 +61,7 @@ class _Talk:
 
     async def send(self, prompt: str) -> Reply:
         task_id, ledger = self._task_id, self._stand_in.ledger
-        part = self._stand_in.case.parts[task_id]
+        part = self._stand_in.case.part(task_id)
         ledger.write(EXEC, task_id, os.getpid(), time.monotonic())
         if part.crashes:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -74,7 +74,7 @@ class _Talk:
         ledger.write(DONE, task_id, os.getpid())
         history = tuple(m.content for m in self._opening.history if m.content != INTERRUPTED)
         text, data = answer(task_id, asked, history, part)
-        return Reply(text, data, self.session_id)
+        return Reply(text, data, self.session_id, tasks=part.adds)
 
     def _kept(self, prompt: str) -> str:
         if self._stand_in.keeps != "nothing":
@@ -96,7 +96,7 @@ class _Talk:
 
     def _fail_if_due(self, task_id: str) -> None:
         stand_in = self._stand_in
-        part = stand_in.case.parts[task_id]
+        part = stand_in.case.part(task_id)
         if part.refused or stand_in.failed[task_id] < part.failures:
             stand_in.failed[task_id] += 1
             stand_in.ledger.write(FAIL, task_id, os.getpid())

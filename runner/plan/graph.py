@@ -17,7 +17,7 @@ from runner.plan.for_each import MAX_EDGES, MAX_TASKS, Families, Member
 from runner.plan.model import DefaultsPart, FollowUpPart, PlanPart, TaskPart
 from runner.plan.source import Source
 from runner.plan.wording import describe
-from runner.task import FailureMode, JsonValue, Retry, Task
+from runner.task import DEFAULT_RETRY, FailureMode, JsonValue, Retry, Task
 
 _USED = re.compile(r"the prompt uses \{\{ (\S+) \}\}")
 
@@ -191,6 +191,8 @@ def make_task(part: TaskPart, member: Member, defaults: DefaultsPart) -> Task:
 
 def retry_of(part: TaskPart | FollowUpPart, defaults: DefaultsPart) -> Retry:
     """The part's own retry policy, and what it leaves out from the plan's defaults."""
+    if part.retry is None and not defaults.retry.model_fields_set:
+        return DEFAULT_RETRY
     # Field by field: a task that only wants more attempts keeps the other defaults.
     own: dict[str, Any] = part.retry.model_dump(exclude_unset=True) if part.retry else {}
     merged: dict[str, Any] = {**defaults.retry.model_dump(), **own}

@@ -1,0 +1,189 @@
+"""`for_each` over what a task returned: one task for each element, and the list of their results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from backends.protocol import Opening, Reply
+from persistence import MemoryStore, SQLiteStore, Store
+from runner import DAG, DAGError, Limits, ParallelRunner, RunStatus, Task, TaskStatus
+from tests.support.fakes import Talker
+from tests.support.growth import Recording, listed, plan, spec, talker
+
+SOURCE = Task("source", prompt="source")
+MAPPED = Task("mapped", prompt="part {{ item }}", for_each="source")
+USER = Task("user", prompt="{{ mapped }}", depends_on=["mapped"])
+
+
+@pytest.fixture(params=["memory", "sqlite", "none"])
+async def kept(request: pytest.FixtureRequest, tmp_path: Path):
+    """Each of our stores in turn, and no store at all."""
+    if request.param == "sqlite":
+        async with SQLiteStore(tmp_path / "plait.db") as store:
+            yield store
+        return
+    yield MemoryStore() if request.param == "memory" else None
+
+
+async def test_one_task_for_each_element(kept: Store | None) -> None:
+    backend = talker({"source": listed(["a", {"n": 1}])})
+    result = await ParallelRunner(backend, store=kept).run(DAG([MAPPED, SOURCE, USER]))
+    assert result.status is RunStatus.COMPLETED
+    assert list(result.tasks) == ["mapped", "source", "user", "mapped.1", "mapped.2"]
+    assert result["mapped"].data == ["<part a>", '<part {"n": 1}>']
+    assert result.text["user"] == "<" + json.dumps(result["mapped"].data) + ">"
+    assert len(backend.prompts) == 4  # gathering calls nobody
+
+
+@pytest.mark.parametrize("found", [[], {"items": []}])
+async def test_an_empty_list_gives_an_empty_list(kept: Store | None, found: object) -> None:
+    result = await ParallelRunner(talker({"source": listed(found)}), store=kept).run(DAG([SOURCE, MAPPED, USER]))
+    assert (result.status, result["mapped"].data, result.text["user"]) == (RunStatus.COMPLETED, [], "<[]>")
+
+
+async def test_a_mapping_with_one_list_in_it_will_do() -> None:
+    answers = {"source": listed({"why": "so", "items": [1, 2]})}
+    result = await ParallelRunner(talker(answers)).run(DAG([SOURCE, MAPPED]))
+    assert result["mapped"].data == ["<part 1>", "<part 2>"]
+
+
+NO_LISTS = {
+    "text": ("[1, 2]", "needs a list"),
+    "a number": (listed(5), "needs a list"),
+    "two lists": (listed({"a": [1], "b": [2]}), "needs a list"),
+    "no list": (listed({"a": 1}), "needs a list"),
+    "a null": (listed([1, None]), "element 2 of 'source' is null"),
+    "too many": (listed(list(range(99))), "max_tasks"),
+}
+
+
+@pytest.mark.parametrize("why", NO_LISTS)
+async def test_what_is_no_list_fails_that_task_alone(kept: Store | None, why: str) -> None:
+    answer, says = NO_LISTS[why]
+    backend = talker({"source": answer})
+    runner = ParallelRunner(backend, store=kept, growth=Limits(max_tasks=50))
+    result = await runner.run(DAG([SOURCE, MAPPED, USER, Task("other", "{{ source }}", ["source"])]))
+    statuses = [task.status for task in result.tasks.values()]
+    completed = TaskStatus.COMPLETED
+    assert statuses == [completed, TaskStatus.FAILED, TaskStatus.PENDING, completed]
+    assert result["mapped"].error_kind == "invalid_request"
+    assert says in (result["mapped"].error or "")
+    assert (result.error or "").startswith("1 failed (mapped), 1 blocked")
+
+
+async def test_an_id_that_becomes_too_long_is_said() -> None:
+    long = "m" * 64
+    result = await ParallelRunner(talker({"source": listed([1])})).run(
+        DAG([SOURCE, Task(long, "x", for_each="source")])
+    )
+    assert f"{long}.1"[:64] in (result[long].error or "")
+
+
+async def test_an_element_that_looks_like_a_template_is_none() -> None:
+    answers = {"source": listed(["{{ source }}", "{% raw %}"])}
+    result = await ParallelRunner(talker(answers)).run(DAG([SOURCE, MAPPED]))
+    assert result["mapped"].data == ["<part {{ source }}>", "<part {% raw %}>"]
+
+
+@pytest.mark.parametrize("mode", ["soft", "skip"])
+async def test_over_a_task_that_failed_softly_there_is_nothing_to_do(kept: Store | None, mode: str) -> None:
+    source = Task("source", prompt="source", failure_mode=mode)  # type: ignore[arg-type]
+    result = await ParallelRunner(talker({"source": ValueError("no")}), store=kept).run(DAG([source, MAPPED, USER]))
+    assert (result["mapped"].status, result["mapped"].data) == (TaskStatus.COMPLETED, [])
+    assert result["user"].status is TaskStatus.COMPLETED
+
+
+@pytest.mark.parametrize("mode", ["hard", "soft", "skip"])
+async def test_a_part_that_fails_counts_by_its_failure_mode(kept: Store | None, mode: str) -> None:
+    mapped = Task("mapped", prompt="{{ item }}", for_each="source", failure_mode=mode)  # type: ignore[arg-type]
+    backend = talker({"source": listed(["a", "b", "c"]), "b": ValueError("no")})
+    result = await ParallelRunner(backend, store=kept).run(DAG([SOURCE, mapped, USER]))
+    assert (result.text["mapped.1"], result.text["mapped.3"]) == ("<a>", "<c>")
+    if mode == "hard":
+        assert (result["mapped"].status, result["user"].status) == (TaskStatus.PENDING, TaskStatus.PENDING)
+    else:
+        assert result["mapped"].data == ["<a>", "", "<c>"]
+        assert result.text["user"] == '<["<a>", "", "<c>"]>'
+    assert result.status is (RunStatus.COMPLETED if mode == "skip" else RunStatus.FAILED)
+
+
+async def test_a_failed_part_that_runs_again_completes_the_list(store: Store) -> None:
+    backend = talker({"source": listed(["a", "b"]), "b": ValueError("no")})
+    first = await ParallelRunner(backend, store=store).run(DAG([SOURCE, Task("m", "{{ item }}", for_each="source")]))
+    backend = talker()
+    result = await ParallelRunner(backend, store=store).resume(first.run_id, retry_failed=True)
+    assert (result["m"].data, backend.prompts) == (["<a>", "<b>"], ["b"])
+
+
+async def test_two_in_a_row(kept: Store | None) -> None:
+    then = Task("then", prompt="then {{ item }}", for_each="mapped")
+    last = Task("last", prompt="{{ then }} {{ mapped[0] }}", depends_on=["then", "mapped"])
+    result = await ParallelRunner(talker({"source": listed([1, 2])}), store=kept).run(DAG([SOURCE, MAPPED, then, last]))
+    assert result["then"].data == ["<then <part 1>>", "<then <part 2>>"]
+    assert result.text["last"] == f"<{json.dumps(result['then'].data)} <part 1>>"
+
+
+async def test_parts_see_what_their_task_depends_on_and_hold_data() -> None:
+    def answer(prompt: str, _opening: Opening) -> str | Reply:
+        return listed([1, 2]) if prompt == "source" else listed({"said": prompt}) if prompt.startswith("p") else prompt
+
+    mapped = Task("m", "p{{ item }} {{ old }} {{ source }}", ["old"], for_each="source")
+    user = Task("user", "say {{ m[1].said }}", ["m"])
+    result = await ParallelRunner(Talker(answer)).run(DAG([Task("old", "old"), SOURCE, mapped, user]))
+    assert result.text["user"] == "say p2 old [1, 2]"
+
+
+async def test_parts_go_on_with_one_conversation_each_for_itself(kept: Store | None) -> None:
+    backend = talker({"source": listed([1, 2])})
+    mapped = Task("m", "m {{ item }}", continues="talk", for_each="source")
+    await ParallelRunner(backend, store=kept).run(DAG([Task("talk", "talk"), SOURCE, mapped]))
+    parts = [opening for opening in backend.openings if opening.resume]
+    assert [[message.content for message in opening.history] for opening in parts] == [["talk", "<talk>"]] * 2
+
+
+async def test_a_planner_may_add_one_and_a_part_may_add_tasks(kept: Store | None) -> None:
+    backend = talker(
+        {
+            "plan": plan(spec("m", "m{{ item }}", for_each="list")),
+            "list": listed([1]),
+            "m1": Reply("done", tasks=(spec("more"),)),
+        }
+    )
+    dag = DAG([Task("list", "list"), Task("plan", "plan", adds_tasks=True)])
+    result = await ParallelRunner(backend, store=kept).run(dag)
+    assert (result["m"].data, result.text["more"]) == (["done"], "<more>")
+
+
+async def test_what_waits_for_the_list_starts_after_its_last_part() -> None:
+    store = Recording(MemoryStore())
+    await ParallelRunner(talker({"source": listed([1, 2])}), store=store, concurrency=1).run(
+        DAG([SOURCE, MAPPED, USER])
+    )
+    gathered = ["TaskStarted", "TaskCompleted", "TaskStarted"]
+    assert store.batch_of("TasksAdded")[:4] == ["TurnAppended", "TurnAppended", "TaskCompleted", "TasksAdded"]
+    assert [kinds for kinds in store.kinds() if kinds[-3:] == gathered and "TurnAppended" in kinds]
+
+
+def test_a_task_with_for_each_has_no_element_and_plans_nothing() -> None:
+    for more in ({"item": 1}, {"adds_tasks": True}):
+        with pytest.raises(DAGError, match="a task with for_each cannot have"):
+            DAG([SOURCE, Task("m", for_each="source", **more)])  # type: ignore[arg-type]
+
+
+async def test_a_part_may_wait_for_a_person(store: Store) -> None:
+    from backends.protocol import Question
+
+    def answer(prompt: str, opening: Opening) -> str | Reply:
+        if prompt == "source":
+            return listed([1, 2])
+        if prompt == "part 2" and opening.answer is None:
+            return Reply("?", question=Question("which?"))
+        return f"<{prompt}>"
+
+    first = await ParallelRunner(Talker(answer), store=store).run(DAG([SOURCE, MAPPED, USER]))
+    assert (first.status, first["mapped"].status) == (RunStatus.WAITING_INPUT, TaskStatus.PENDING)
+    result = await ParallelRunner(Talker(answer), store=store).resume(first.run_id, answers={"mapped.2": "this"})
+    assert (result.status, result["mapped"].data) == (RunStatus.COMPLETED, ["<part 1>", "<this>"])

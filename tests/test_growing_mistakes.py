@@ -1,0 +1,186 @@
+"""Replies whose tasks cannot be added: told once, in the same conversation, then that task fails alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends import BackendError, ErrorKind
+from backends.protocol import Opening, Reply
+from persistence import MemoryStore, Store
+from runner import DAG, Limits, ParallelRunner, RunStatus, Task, TaskStatus
+from tests.support.fakes import QuickClock, Talker
+from tests.support.growth import plan, spec, talker
+
+PLANNER = Task("plan", prompt="plan", adds_tasks=True)
+DAG_OF = DAG(
+    [PLANNER, Task("x", prompt="x"), Task("after", prompt="after", depends_on=["plan"]), Task("y", "y", ["x"])]
+)
+WRONG = {
+    "no JSON": ("Here they are!", "not JSON"),
+    "no list": ('{"steps": []}', "list of tasks"),
+    "no mapping": (plan("do this"), "task 1"),
+    "no prompt": (plan({"id": "a"}), "task 1, prompt"),
+    "unknown field": (plan(spec("a", colour="red")), "colour"),
+    "id with a space": (plan(spec("a b")), "a b"),
+    "id taken": (plan(spec("x")), "'x' is used twice; the run has a task of that id"),
+    "id given twice": (plan(spec("a"), spec("a")), "'a' is used twice"),
+    "its own id": (plan(spec("plan")), "'plan' is used twice"),
+    "name of an input": (plan(spec("who")), "name of an input"),
+    "unknown dependency": (plan(spec("a", depends_on=["xx"])), "unknown task 'xx'"),
+    "cycle": (plan(spec("a", depends_on=["b"]), spec("b", depends_on=["a"])), "a -> b -> a"),
+    "waits for itself": (plan(spec("a", depends_on=["a"])), "a -> a"),
+    "unknown backend": (plan(spec("a", backend="gtp")), "no backend named 'gtp'"),
+    "another backend's conversation": (plan(spec("a", continues="x", backend="other")), "continues 'x'"),
+    "name that is not upstream": (plan(spec("a", "{{ x }}")), "'x' is not upstream"),
+    "broken template": (plan(spec("a", "{{ x", depends_on=["x"])), "'a'"),
+    "lone surrogate": ('[{"id": "a", "prompt": "\\ud800"}]', "task"),
+    "lone surrogate in a key": ('[{"id": "a", "prompt": "a", "\\ud800": 1}]', "task 1"),
+    "too many": (plan(*(spec(f"a{n}") for n in range(20))), "max_tasks"),
+}
+
+
+def runner_of(backend: Talker, store: Store | None = None, **more: object) -> ParallelRunner:
+    limits = Limits(max_tasks=20, max_depth=2)
+    return ParallelRunner(
+        backends={"main": backend, "other": talker()},
+        default="main",
+        store=store,
+        growth=limits,
+        clock=QuickClock(),
+        **more,
+    )  # type: ignore[arg-type]
+
+
+def dag_with_input() -> DAG:
+    return DAG(DAG_OF.tasks, inputs={"who": "Ada"})
+
+
+@pytest.mark.parametrize("why", WRONG)
+async def test_it_is_told_once_and_a_corrected_plan_is_taken(store: Store, why: str) -> None:
+    answer, says = WRONG[why]
+    backend = talker({"plan": answer, "These": plan(spec("a", "a {{ plan }}", depends_on=["plan"]))})
+    result = await runner_of(backend, store).run(dag_with_input())
+    assert result.status is RunStatus.COMPLETED
+    assert (result["plan"].attempts, list(result.tasks)[4:]) == (2, ["a"])
+    (told,) = [prompt for prompt in backend.prompts if prompt.startswith("These tasks cannot be added")]
+    assert says in told
+    (again,) = [opening for opening in backend.openings if opening.history]
+    assert again.resume
+    assert [message.role for message in again.history] == ["user", "assistant"]
+    said = [message.content for message in await store.list_messages(result.run_id, "plan") if message.attempt == 2]
+    assert said == ["plan", again.history[1].content, told, result.text["plan"]]
+
+
+@pytest.mark.parametrize("why", WRONG)
+async def test_a_second_wrong_plan_fails_its_task_alone(store: Store, why: str) -> None:
+    answer, says = WRONG[why]
+    backend = talker({"plan": answer, "These": answer})
+    result = await runner_of(backend, store).run(dag_with_input())
+    assert result.status is RunStatus.FAILED
+    statuses = {task.id: task.status for task in result.tasks.values()}
+    done = TaskStatus.COMPLETED
+    assert statuses == {"plan": TaskStatus.FAILED, "x": done, "after": TaskStatus.PENDING, "y": done}
+    assert result["plan"].error_kind == "invalid_output"
+    assert says in (result["plan"].error or "")
+    assert len(backend.prompts) == 4
+    stored = {task.task_id: task.status for task in await store.list_tasks(result.run_id)}
+    assert stored == {task_id: status.value for task_id, status in statuses.items()}
+    assert not result.degraded
+
+
+async def test_its_failure_mode_counts() -> None:
+    planner = Task("plan", prompt="plan", adds_tasks=True, failure_mode="skip")  # type: ignore[arg-type]
+    backend = talker({"plan": "no", "These": "no"})
+    result = await runner_of(backend).run(DAG([planner, Task("b", "[{{ plan }}]", ["plan"])]))
+    assert (result.status, result["plan"].status, result.text["b"]) == (
+        RunStatus.COMPLETED,
+        TaskStatus.SKIPPED,
+        "<[]>",
+    )
+
+
+async def test_at_most_once_planners_are_not_asked_again() -> None:
+    backend = talker({"plan": "no"})
+    result = await runner_of(backend).run(DAG([Task("plan", prompt="plan", adds_tasks=True, at_most_once=True)]))
+    assert (result["plan"].status, backend.prompts) == (TaskStatus.FAILED, ["plan"])
+
+
+async def test_a_failure_that_passed_takes_the_word_away_from_nobody() -> None:
+    failure = BackendError(ErrorKind.OVERLOADED, "later")
+    backend = talker({"plan": [failure, "no"], "These": [failure, "[]"]})
+    result = await runner_of(backend).run(DAG([PLANNER]))
+    assert backend.prompts[:2] == ["plan", "plan"]
+    assert backend.prompts[2].startswith("These tasks cannot be added")
+    assert result["plan"].status is TaskStatus.FAILED  # the word was lost with the attempt that failed
+
+
+async def test_after_a_resume_nobody_is_told_a_second_time(store: Store) -> None:
+    """What is told lives with the process; that it was told is in the store."""
+    run_stopped = []
+
+    def answer(prompt: str, _opening: Opening) -> str:
+        if prompt.startswith("These"):
+            run_stopped[0].stop()
+        return "no"
+
+    async with runner_of(Talker(answer), store).start(DAG([PLANNER, Task("x", prompt="x")])) as run:
+        run_stopped.append(run)
+        await run.result()
+    backend = talker({"plan": "no"})
+    result = await runner_of(backend, store).resume(run.run_id)
+    assert backend.prompts.count("plan") <= 1
+    assert not [prompt for prompt in backend.prompts if prompt.startswith("These")]
+    assert result["plan"].status is TaskStatus.FAILED
+
+
+async def test_too_deep() -> None:
+    """A task that was added by one that was added may not add any more here."""
+    answers = {name: plan(spec(then, output="tasks")) for name, then in zip("abc", "bcd", strict=True)}
+    result = await runner_of(talker({**answers, "These": plan(spec("d"))})).run(
+        DAG([Task("a", prompt="a", adds_tasks=True)])
+    )
+    assert list(result.tasks) == ["a", "b", "c"]
+    assert (result["b"].status, result["c"].status) == (TaskStatus.COMPLETED, TaskStatus.FAILED)
+    assert "2 deep (max_depth)" in (result["c"].error or "")
+
+
+async def test_depth_is_counted_through_a_resume(store: Store) -> None:
+    answers = {"a": plan(spec("b", output="tasks")), "b": plan(spec("c", output="tasks")), "c": ValueError("not now")}
+    first = await runner_of(talker(answers), store).run(DAG([Task("a", prompt="a", adds_tasks=True)]))
+    backend = talker({"c": plan(spec("d")), "These": plan(spec("d"))})
+    result = await runner_of(backend, store).resume(first.run_id, retry_failed=True)
+    assert result["c"].status is TaskStatus.FAILED
+    assert "max_depth" in (result["c"].error or "")
+
+
+async def test_two_planners_that_want_the_same_id() -> None:
+    """All of a reply's tasks are added or none, whoever comes first."""
+    answers = {"p": plan(spec("a"), spec("b")), "q": plan(spec("c"), spec("a")), "These": plan(spec("c"))}
+    dag = DAG([Task("p", prompt="p", adds_tasks=True), Task("q", prompt="q", depends_on=["p"], adds_tasks=True)])
+    result = await runner_of(talker(answers)).run(dag)
+    assert (result.status, list(result.tasks)) == (RunStatus.COMPLETED, ["p", "q", "a", "b", "c"])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=5), inside, max_size=3),
+    max_leaves=6,
+)
+FIELDS = ["id", "prompt", "depends_on", "backend", "continues", "for_each", "output", "retry", "weight", "timeout"]
+SOUND = st.sampled_from(["plan", "x", "a", "b", "{{ x }}", "{{ item }}", ["x"], "main", "other", "tasks", 1, -1])
+SPECS = st.lists(st.dictionaries(st.sampled_from(FIELDS), SOUND | JSON, max_size=5) | JSON, max_size=3)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SPECS, SPECS)
+async def test_no_plan_whatever_breaks_the_run(first: list, second: list) -> None:
+    store = MemoryStore()
+    answers = {"plan": Reply(plan(*first)), "These": Reply(plan(*second), tasks=tuple(first))}
+    result = await runner_of(talker(answers), store).run(DAG([PLANNER, Task("x", prompt="x")]))
+    assert result.status in {RunStatus.COMPLETED, RunStatus.FAILED}
+    assert result["x"].status is TaskStatus.COMPLETED
+    assert not result.degraded
+    stored = await store.list_tasks(result.run_id)
+    assert [(task.task_id, task.status) for task in stored] == [(t.id, t.status.value) for t in result.tasks.values()]

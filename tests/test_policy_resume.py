@@ -1,0 +1,159 @@
+"""Policies over stops, deaths and resumes: never asked twice about the same recorded event, and missed when missing."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from backends.protocol import Opening, Question, Reply
+from persistence import MemoryStore, Store, TaskCompleted
+from runner import DAG, Decision, ParallelRunner, PlaitError, PolicyMissing, RunStatus, RunView, Task, TaskStatus
+from tests.support.fakes import QuickClock, Talker
+from tests.support.faulty_store import Fault, FaultyStore, on_write
+from tests.support.growth import Scripted, by_end, talker, tasks
+
+WIDE = DAG([Task("a", "a"), Task("b", "b"), Task("c", "c", ["a", "b"]), Task("d", "d", ["c"])])
+
+
+def counting(run: RunView) -> Decision:
+    """The state is what it was asked about."""
+    seen = [*(run.state or []), run.ended]  # type: ignore[misc]
+    return Decision(state=seen, add=tasks("extra", depends_on=["c"]) if run.ended == "c" else ())
+
+
+async def test_a_stopped_run_goes_on_where_it_was(store: Store) -> None:
+    policy = Scripted(counting)
+    runs = []
+
+    def answer(prompt: str, _opening: Opening) -> str:
+        if prompt == "c":
+            runs[0].stop()
+        return f"<{prompt}>"
+
+    async with ParallelRunner(Talker(answer), store=store).start(WIDE, "r", policy=policy) as run:
+        runs.append(run)
+        await run.result()
+    again = Scripted(counting)
+    result = await ParallelRunner(talker(), store=store).resume("r", policy=again)
+    assert result.status is RunStatus.COMPLETED
+    asked = policy.asked + again.asked
+    assert sorted(map(str, asked)) == ["None", "a", "b", "c", "d", "extra"]
+    record = await store.get_run("r")
+    assert record is not None
+    assert [event.kind for event in await store.list_events("r")].count("policy_decided") == len(asked)
+
+
+@pytest.mark.parametrize("writes", range(1, 10))
+async def test_after_a_death_it_is_asked_about_what_is_stored_and_was_not_asked_about(writes: int) -> None:
+    store = MemoryStore()
+    dying = FaultyStore(store, on_write(lambda number: Fault.BEFORE if number > writes else None))
+    runner = ParallelRunner(talker(), store=dying, clock=QuickClock(), strict=True, concurrency=2)
+    with suppress(Exception):
+        await runner.run(WIDE, "r", policy=Scripted(counting))
+    before = await store.get_run("r")
+    assert before is not None
+    policy = Scripted(counting)
+    result = await ParallelRunner(talker(), store=store, clock=QuickClock()).resume("r", policy=policy)
+    assert (result.status, set(result.tasks)) == (RunStatus.COMPLETED, {"a", "b", "c", "d", "extra"})
+    record = await store.get_run("r")
+    assert record is not None
+    ended = [event.task_id for event in await store.list_events("r") if event.kind == "task_completed"]
+    assert [event.kind for event in await store.list_events("r")].count("policy_decided") == len(ended) + 1
+    assert (record.policy_state or "").count('"a"') == 1
+
+
+async def test_a_run_whose_policy_has_rested_does_not_ask_it_again(store: Store) -> None:
+    """It failed, so it can be resumed, but there is nothing new to be asked about."""
+    backend = talker({"d": ValueError("no")})
+    first = await ParallelRunner(backend, store=store).run(WIDE, policy=Scripted())
+    policy = Scripted()
+    result = await ParallelRunner(talker(), store=store).resume(first.run_id, policy=policy)
+    assert (result.status, policy.asked) == (RunStatus.FAILED, [])
+    result = await ParallelRunner(talker(), store=store).resume(first.run_id, retry_failed=True, policy=policy)
+    assert (result.status, policy.asked) == (RunStatus.COMPLETED, ["d", None])
+
+
+async def test_a_policy_that_failed_is_asked_again_when_failed_tasks_are(store: Store) -> None:
+    def rule(run: RunView) -> Decision:
+        if run.ended == "b":
+            raise RuntimeError("confused")
+        return Decision(state=[*(run.state or []), run.ended])  # type: ignore[misc]
+
+    runner = ParallelRunner(talker(), store=store, concurrency=1)
+    first = await runner.run(WIDE, policy=Scripted(rule))
+    assert (first.status, first["c"].status) == (RunStatus.FAILED, TaskStatus.PENDING)
+    late = Decision(add=tasks("late"), state="better")
+    policy = Scripted(lambda run: late if run.state == ["a"] else None)
+    result = await runner.resume(first.run_id, retry_failed=True, policy=policy)
+    assert (result.status, result.text["late"]) == (RunStatus.COMPLETED, "<late>")
+    assert policy.asked == ["c", "d", "late", None]
+
+
+async def test_without_its_policy_a_run_does_not_go_on(store: Store) -> None:
+    first = await ParallelRunner(talker({"d": ValueError("no")}), store=store).run(WIDE, policy=Scripted())
+    runner = ParallelRunner(talker(), store=store)
+    with pytest.raises(PolicyMissing, match="'scripted'; give `resume` the policy"):
+        await runner.resume(first.run_id, retry_failed=True)
+    other = Scripted()
+    other.kind = "other"
+    with pytest.raises(PolicyMissing, match="led by a policy of kind 'scripted', not 'other'"):
+        await runner.resume(first.run_id, retry_failed=True, policy=other)
+    record = await store.get_run(first.run_id)
+    assert record is not None
+    assert (record.status, record.owner) == ("failed", None)
+
+
+async def test_a_run_begun_without_one_goes_on_without(store: Store) -> None:
+    first = await ParallelRunner(talker({"d": ValueError("no")}), store=store).run(WIDE)
+    with pytest.raises(PlaitError, match="begun without a policy"):
+        await ParallelRunner(talker(), store=store).resume(first.run_id, retry_failed=True, policy=Scripted())
+
+
+async def test_what_a_person_settles_is_an_end_too(store: Store) -> None:
+    """Nobody ran the run when the task ended; its policy is asked when it goes on."""
+    backend = Talker(lambda prompt, _: Reply("?", question=Question("how?")) if prompt == "c" else f"<{prompt}>")
+    first = await ParallelRunner(backend, store=store).run(WIDE, policy=Scripted(counting))
+    runner = ParallelRunner(talker(), store=store)
+    await runner.answer(first.run_id, "c", "done", "by hand")
+    policy = Scripted(counting)
+    result = await runner.resume(first.run_id, policy=policy)
+    assert result.status is RunStatus.COMPLETED
+    assert (policy.asked[0], policy.asked[-1]) == ("c", None)
+    assert sorted(map(str, policy.asked)) == ["None", "c", "d", "extra"]
+
+
+async def test_a_deadline_that_passed_while_nobody_was_there_is_an_end(store: Store) -> None:
+    question = Question("how?", deadline=60.0)
+    backend = Talker(lambda prompt, _: Reply("?", question=question) if prompt == "c" else f"<{prompt}>")
+    first = await ParallelRunner(backend, store=store).run(WIDE, policy=Scripted())
+    assert first.status is RunStatus.WAITING_INPUT
+    policy = Scripted(by_end({"c": Decision(add=tasks("instead"))}))
+    result = await ParallelRunner(talker(), store=store, clock=QuickClock()).resume(first.run_id, policy=policy)
+    assert (result.status, policy.asked) == (RunStatus.FAILED, ["c", "instead", None])
+
+
+async def test_an_end_that_was_decided_is_kept_to(store: Store) -> None:
+    """The process died between the decision and the run's end: nothing more runs, and nobody is asked."""
+    dying = FaultyStore(store, on_write(lambda _: Fault.BEFORE if dead else None))
+    dead = False
+
+    class Mortal(FaultyStore):
+        async def write(self, batch) -> None:  # type: ignore[no-untyped-def]
+            nonlocal dead
+            await super().write(batch)
+            dead = dead or any(isinstance(one, TaskCompleted) and one.task_id == "c" for one in batch.changes)
+
+    mortal = Mortal(dying)
+    policy = Scripted(by_end({"c": Decision(end=RunStatus.FAILED, error="enough")}))
+    try:
+        await ParallelRunner(talker(), store=mortal, clock=QuickClock()).run(WIDE, "r", policy=policy)
+    finally:
+        dead = False
+    record = await store.get_run("r")
+    assert record is not None
+    assert record.status == "running"
+    again, backend = Scripted(), talker()
+    result = await ParallelRunner(backend, store=store, clock=QuickClock()).resume("r", policy=again)
+    assert (result.status, result.error, again.asked, backend.prompts) == (RunStatus.FAILED, "enough", [], [])
+    assert result["d"].status is TaskStatus.PENDING
