@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
+from backends.spec import FunctionSpec
 from runner.dag import nearest
 from runner.errors import Problem
+from runner.growth import TASKS_SCHEMA
 from runner.plan.errors import Path
 from runner.plan.for_each import MAX_EDGES, MAX_TASKS, Families, Member
 from runner.plan.model import DefaultsPart, FollowUpPart, PlanPart, TaskPart
@@ -33,6 +35,8 @@ class Graph:
         self._source = source
         self._defaults = part.defaults
         self._parts = part.tasks
+        self._functions = {name for name, spec in part.backends.items() if isinstance(spec, FunctionSpec)}
+        self._only = next(iter(part.backends)) if len(part.backends) == 1 else None
         self._items: dict[str, list[JsonValue]] = {}
         # For each task of the run: its index in the file, and whether it is the first of its family.
         self._origins: list[tuple[int, bool]] = []
@@ -53,9 +57,16 @@ class Graph:
                 message = f"{part.continues!r} has one conversation for each element; use the same for_each here"
                 self._complain(("tasks", index, "continues"), message)
             for member in families.members(part):
-                tasks.append(make_task(part, member, self._defaults))
+                tasks.append(make_task(part, member, self._defaults, asks_for=self._schema_of(part)))
                 self._origins.append((index, member.first))
         return tasks
+
+    def _schema_of(self, part: TaskPart) -> Mapping[str, JsonValue] | None:
+        """What the answer has to fit where the plan does not say it: a model has to be told how tasks are written. What
+        a function returns is checked when the tasks are added, with reasons.
+        """
+        name = part.backend or self._defaults.backend or self._only
+        return TASKS_SCHEMA if part.output == "tasks" and name not in self._functions else None
 
     def report(self, problems: Iterable[Problem], lost: set[int]) -> None:
         """Give each mistake of the graph its place. `lost` holds the tasks whose dependencies could not be read."""
@@ -166,8 +177,12 @@ def line_in(prompt: str, message: str) -> int | None:
     return prompt.count("\n", 0, found.start()) + 1 if found else None
 
 
-def make_task(part: TaskPart, member: Member, defaults: DefaultsPart) -> Task:
-    """The task of the run that `part` of the plan file becomes in the place of `member`."""
+def make_task(
+    part: TaskPart, member: Member, defaults: DefaultsPart, *, asks_for: Mapping[str, JsonValue] | None = None
+) -> Task:
+    """The task of the run that `part` of the plan file becomes in the place of `member`; its answer has to fit
+    `asks_for` if it has no schema of its own.
+    """
     timeout = defaults.timeout if part.timeout is None else part.timeout
     return Task(
         id=member.id,
@@ -178,7 +193,7 @@ def make_task(part: TaskPart, member: Member, defaults: DefaultsPart) -> Task:
         failure_mode=FailureMode(part.failure_mode or defaults.failure_mode),
         retry=retry_of(part, defaults),
         timeout=timeout,
-        output_schema=part.output_schema,
+        output_schema=part.output_schema or asks_for,
         weight=part.weight,
         item=member.item,
         aliases=member.aliases,
