@@ -152,6 +152,8 @@ def _what_is_wrong(reply: object) -> str | None:
             return f"its {name} is of type {type(value).__name__}"
     if not _are_messages(reply.messages):
         return f"its messages are not all a Message with text, usage and one of the roles {', '.join(_ROLES)}"
+    if reply.question is not None and reply.tasks:
+        return "it asks, and adds tasks, both at once"
     if reply.question is not None and (wrong := _what_is_wrong_with(reply.question)):
         return f"it asks with {wrong}"
     return None if _countable(reply.usage) else f"its usage is {reply.usage!r}"
