@@ -108,7 +108,7 @@ async def _turn(backend: Backend, opening: Opening, prompt: str, replies: list[R
 
 def _checked(reply: Reply) -> Outcome:
     """Refuse what is no reply, and make what is one storable: nothing that was paid for may be lost at the store."""
-    wrong = _what_is_wrong(reply)
+    wrong = None if _is_plain(reply) else _what_is_wrong(reply)
     if wrong:
         raise BackendError(ErrorKind.UNEXPECTED, f"the backend's reply cannot be kept: {wrong}")
     data_json = None
@@ -157,6 +157,17 @@ def _what_is_wrong(reply: object) -> str | None:
     if reply.question is not None and (wrong := _what_is_wrong_with(reply.question)):
         return f"it asks with {wrong}"
     return None if _countable(reply.usage) else f"its usage is {reply.usage!r}"
+
+
+def _is_plain(reply: object) -> bool:
+    """Whether it holds nothing but a text, as most replies do: the rest need not be looked at one by one."""
+    return (
+        type(reply) is Reply
+        and type(reply.text) is str
+        and reply.usage is NO_USAGE
+        and reply.session_id is reply.question is None
+        and reply.messages == reply.tasks == ()
+    )
 
 
 def _what_is_wrong_with(question: Question) -> str | None:
