@@ -33,7 +33,9 @@ EventParts = tuple[str, str, str | None, int | None, str]
 
 
 def event_of(change: Change) -> EventParts | None:
-    """The line that `change` leaves in the run's history. No prompt and no result is ever part of it."""
+    """The line that `change` leaves in the run's history. No prompt and no result is ever part of it, and no policy's
+    state: with all of a growing state in each decision, the history would grow with the square of the decisions.
+    """
     make = _EVENTS.get(type(change))
     return None if make is None else make(change)
 
@@ -53,7 +55,7 @@ def _tasks_added(change: TasksAdded) -> EventParts:
 
 
 def _policy_decided(change: PolicyDecided) -> EventParts:
-    return change.at, "policy_decided", None, None, change.state
+    return change.at, "policy_decided", None, None, "{}"
 
 
 def _tasks(tasks: tuple[NewTask, ...]) -> str:

@@ -23,7 +23,7 @@ from runner.owner import Liveness, forget, liveness
 from runner.ownership import claim, wait_until_free
 from runner.questions import OpenQuestion, Way, encode_answers
 from runner.status import TaskStatus
-from runner.stored import StoredRun, stored_run
+from runner.stored import StoredRun, require_unfailed, stored_run
 from runner.task import FailureMode, JsonValue, Task
 from runner.translate import to_json, turns
 from runner.verdict import Action, judge
@@ -92,6 +92,8 @@ async def answer_question(config: Config, run_id: str, task_id: str, value: Json
         if mine is not None and _taken(run, mine):
             return True
         asking, record = question_of(run, task_id)
+        if mine is None:
+            require_unfailed(run)
         noted = (await first_notes(run)).get(task_id)
         if noted is not None and (mine is None or noted.nonce != mine.nonce):
             raise AnswerConflict(too_late(run_id, task_id, asking, noted=True))

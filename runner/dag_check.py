@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _MOST_HINTS = 20
 _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_MOST_FOLDED = 58
+"""Characters of the id of a task with `for_each`: its parts add a dot and their number to it."""
 
 
 class Checks:
@@ -36,7 +38,7 @@ class Checks:
         problems: list[Problem] = []
         positions, start = self._positions, self._start
         for place, task in enumerate(self._tasks):
-            wrong = self._what_is_wrong_with(task.id)
+            wrong = self._what_is_wrong_with(task.id, task.for_each)
             if wrong:
                 problems.append(Problem(wrong, task.id, "id", None, place))
             if task.id in positions:
@@ -47,9 +49,12 @@ class Checks:
                 positions[task.id] = start + place
         return problems
 
-    def _what_is_wrong_with(self, task_id: str) -> str | None:
+    def _what_is_wrong_with(self, task_id: str, for_each: str | None) -> str | None:
         if not isinstance(task_id, str) or not _ID.fullmatch(task_id):  # pyright: ignore[reportUnnecessaryIsInstance]
             return f"id {str(task_id)[:80]!r} must be 1 to 64 of letters, digits, '.', '_', '-', not starting with '.'"
+        if for_each is not None and len(task_id) > _MOST_FOLDED:
+            room = f"{_MOST_FOLDED}, to leave room for the numbers of its parts"
+            return f"id {task_id!r} has {len(task_id)} characters; that of a task with for_each may have {room}"
         if task_id in RESERVED_NAMES:
             return f"id {task_id!r} is reserved for templates"
         if self._start and task_id in self._dag.inputs:

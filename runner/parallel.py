@@ -33,7 +33,7 @@ from runner.result import RunResult
 from runner.run import Control, Run
 from runner.state import RunState
 from runner.status import RunStatus
-from runner.stored import ended_result, needs_no_work, stored_run
+from runner.stored import ended_result, needs_no_work, require_unfailed, stored_run
 from runner.takeover import Resumption, take_over
 from runner.task import JsonValue
 from runner.turn import OnQuestion
@@ -114,7 +114,8 @@ class ParallelRunner:
     ) -> RunResult:
         """Run `dag` to its end.
 
-        A given `run_id` is kept, else a sortable unique one is made. `settings` is kept with the run in the store.
+        A given `run_id` is kept, else a sortable unique one is made. `settings` is kept with the run in the store; it
+        has no key that plait keeps there itself, such as `policy` or `inputs`: that raises ValueError.
         `policy` decides, whenever a task has ended, what is added to the run or that it is over. When nothing can go on
         before somebody has answered a task's question, the run is waiting_input and this returns.
         A failing task never raises: see `RunResult.status`. Raises BackendMissing before anything starts, RunExists
@@ -174,7 +175,8 @@ class ParallelRunner:
 
         `answers` answers the questions of waiting tasks, by task; others are answered by what `answer_question` has
         left for them, or, past their deadline, by their default. `policy` is needed where the run was started with one
-        that does not come with plait. Raises AnswerConflict for an answer that comes too late, PolicyMissing.
+        that does not come with plait. Raises AnswerConflict for an answer that comes too late, PolicyMissing, and
+        RunNotResumable for answers to a failed run without `retry_failed`.
 
         An owner that is provably dead is succeeded at once; one that cannot be judged from here is watched for one
         `lease` first. Raises StoreRequired, RunNotFound, RunOwned while another live process runs it, RunNotResumable
@@ -249,7 +251,8 @@ class ParallelRunner:
         True once the answer is the task's; False if it is left in the store for an owner that has not taken it yet.
 
         Raises AnswerConflict when the question was answered before, is past its deadline or is not asked any more,
-        PlaitError for an unknown task or a value that does not fit, StoreRequired, RunNotFound, StoreError.
+        PlaitError for an unknown task or a value that does not fit, RunNotResumable when the run has failed with the
+        question open (resume it with `retry_failed` first), StoreRequired, RunNotFound, StoreError.
         """
         return await answer_question(self._config, run_id, task_id, value, wait)
 
@@ -279,6 +282,8 @@ class ParallelRunner:
             for task_id in how.answers or ():
                 question_of(run, task_id)
             if needs_no_work(run, how.retry_failed):
+                if how.answers:
+                    require_unfailed(run)
                 return ended_result(run)
             if not await wait_until_free(config, run, feed, control):
                 return RunResult(run_id, RunStatus.INTERRUPTED, run.state.all_results())

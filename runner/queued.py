@@ -29,6 +29,8 @@ from runner.translate import changes
 MOST_KEY_CHARACTERS = 200
 RESERVED_RUN_IDS = frozenset({"last"})
 """Words that stand for a run where one is named."""
+RESERVED_SETTINGS = ("concurrency", "digest", "format", "inputs", "key", "policy", "ticket")
+"""What the settings of a run hold beside its maker's own."""
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
@@ -45,10 +47,12 @@ def checked_run_id(run_id: str | None) -> str | None:
 def with_policy(
     config: Config, settings: Mapping[str, JsonValue] | None, policy: Policy | None
 ) -> dict[str, JsonValue]:
-    """`settings` with what `resume` needs to go on with `policy`. Raises BackendMissing if its backends are not all
-    there.
+    """`settings` with what `resume` needs to go on with `policy`. Raises ValueError for a key of ours, BackendMissing
+    if the policy's backends are not all there.
     """
     kept = dict(settings or {})
+    if taken := [key for key in RESERVED_SETTINGS if key in kept]:
+        raise ValueError(f"settings cannot have {', '.join(map(repr, taken))}, which plait keeps itself; rename it")
     if policy is not None:
         require_policy_backends(config, policy)
         kept["policy"] = {"kind": policy.kind, "settings": dict(policy.settings())}

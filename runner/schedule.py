@@ -3,7 +3,8 @@
 Every task is in exactly one place: missing dependencies, eligible in its backend's heap, holding a place (started),
 set aside (a retry that waits its turn, a question that somebody is answering), parked (it waits for a person), or done.
 Only `take` gives out places and only `finish`, `set_aside` and `park` free them, so the limits hold by construction.
-All steps are O(log n), but `finish` is linear in the task's dependents, and `drop` in the tasks that are eligible.
+All steps are O(log n), but `finish` is linear in the task's dependents. What is dropped stays in its heap until it is
+on top: from there it goes at once, so a heap that is not empty has a task to give out.
 
 A task with `for_each` calls no backend, so it needs no place: it waits in a line of its own (`take_gathering`), first
 to be unfolded into its parts, and then, when they are done, to gather their results.
@@ -93,7 +94,11 @@ class Schedule:
 
     def take_gathering(self) -> int | None:
         """The next task with `for_each` whose time has come; None when there is none. It holds no place."""
-        return self._gathering.popleft() if self._gathering else None
+        if not self._gathering:
+            return None
+        position = self._gathering.popleft()
+        self._uncover_gathering()
+        return position
 
     def take(self) -> int | None:
         """The next task that may start, holding a place from now on; None when there is none or no place is free."""
@@ -107,12 +112,12 @@ class Schedule:
             return self._take_alone()
         best.taken += 1
         self.taken += 1
-        return heapq.heappop(best.heap)[1]
+        return self._pop(best.heap)
 
     def _take_alone(self) -> int | None:
         if self.taken or not self._alone_heap:
             return None
-        position = heapq.heappop(self._alone_heap)[1]
+        position = self._pop(self._alone_heap)
         self._lane_of[position].taken += 1
         self.taken += 1
         self._undisturbed = True
@@ -151,13 +156,9 @@ class Schedule:
         """The task, which holds no place, never will again."""
         self._missing[position] = -1
         self._dropped.add(position)
-        for heap in (self._lane_of[position].heap, self._alone_heap):
-            entry = (self._keys[position], position)
-            if entry in heap:
-                heap.remove(entry)
-                heapq.heapify(heap)
-        if position in self._gathering:
-            self._gathering.remove(position)
+        self._uncover(self._lane_of[position].heap)
+        self._uncover(self._alone_heap)
+        self._uncover_gathering()
 
     def set_aside(self, position: int) -> None:
         """The started task `position` gives its place back and waits for `requeue`."""
@@ -205,6 +206,19 @@ class Schedule:
             return
         heap = self._alone_heap if position in self._alone else self._lane_of[position].heap
         heapq.heappush(heap, (self._keys[position], position))
+
+    def _pop(self, heap: list[tuple[float, int]]) -> int:
+        position = heapq.heappop(heap)[1]
+        self._uncover(heap)
+        return position
+
+    def _uncover(self, heap: list[tuple[float, int]]) -> None:
+        while heap and heap[0][1] in self._dropped:
+            heapq.heappop(heap)
+
+    def _uncover_gathering(self) -> None:
+        while self._gathering and self._gathering[0] in self._dropped:
+            self._gathering.popleft()
 
     def _free(self, position: int) -> None:
         self.taken -= 1

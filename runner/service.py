@@ -27,11 +27,20 @@ POLL_SECONDS = 0.2
 
 @dataclass(slots=True)
 class _Driven:
-    """A run that this service drives. `began` is set once it is ours, or once it is known that it will not be."""
+    """A run that this service drives. `began` is set once it is ours, or once it is known that it will not be, `gone`
+    once the service drives it no more.
+    """
 
     run: Run
     began: anyio.Event = field(default_factory=anyio.Event)
+    gone: anyio.Event = field(default_factory=anyio.Event)
     error: Exception | None = None
+
+    async def begin(self) -> None:
+        """Wait until it began. Raises what kept it from that."""
+        await self.began.wait()
+        if self.error is not None:
+            raise self.error
 
 
 class RunService:
@@ -106,10 +115,6 @@ class RunService:
         Where the run goes on here already, its tasks get the answers one by one, as from `answer_question`. Raises
         AnswerConflict for an answer that comes too late, PlaitError for one that does not fit.
         """
-        if run_id in self._driven:
-            for task_id, value in (answers or {}).items():
-                await self.answer_question(run_id, task_id, value)
-            answers = None
         await self._go_on(run_id, answers, retry_failed)
 
     async def answer_question(self, run_id: str, task_id: str, value: JsonValue, *, wait: float = 10.0) -> bool:
@@ -146,16 +151,33 @@ class RunService:
     async def _go_on(
         self, run_id: str, answers: Mapping[str, JsonValue] | None = None, retry_failed: bool = False
     ) -> None:
+        self._inside(run_id)
+        while driven := self._driven.get(run_id):
+            await driven.begin()
+            if await self._is_left(run_id):
+                # Its last word is stored, so nothing more will come of it here: only after it can the run go on.
+                await driven.gone.wait()
+            elif not answers:
+                return
+            else:
+                for task_id, value in answers.items():
+                    await self.answer_question(run_id, task_id, value)
+                answers = None
+        group = self._inside(run_id)
+        run = self._runner.start_resume(run_id, retry_failed=retry_failed, answers=answers)
+        driven = self._driven[run_id] = _Driven(run)
+        group.start_soon(self._see_through, driven)
+        await driven.begin()
+
+    def _inside(self, run_id: str) -> anyio.abc.TaskGroup:
         if self._group is None or self._left:
             raise PlaitError(f"run {run_id} cannot be started: a RunService starts runs inside its `async with` alone")
-        driven = self._driven.get(run_id)
-        if driven is None:
-            run = self._runner.start_resume(run_id, retry_failed=retry_failed, answers=answers)
-            driven = self._driven[run_id] = _Driven(run)
-            self._group.start_soon(self._see_through, driven)
-        await driven.began.wait()
-        if driven.error is not None:
-            raise driven.error
+        return self._group
+
+    async def _is_left(self, run_id: str) -> bool:
+        """Whether the run is nobody's in the store, where it stopped being this service's before it is so here."""
+        record = await self._store.get_run(run_id)
+        return record is None or record.owner is None
 
     async def _see_through(self, driven: _Driven) -> None:
         run_id = driven.run.run_id
@@ -173,3 +195,4 @@ class RunService:
         finally:
             del self._driven[run_id]
             driven.began.set()
+            driven.gone.set()

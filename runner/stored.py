@@ -87,6 +87,15 @@ def needs_no_work(run: StoredRun, retry_failed: bool) -> bool:
     return has_ended(run.record, run.tasks, retry_failed)
 
 
+def require_unfailed(run: StoredRun) -> None:
+    """Raises RunNotResumable where answers change nothing: a run that has failed leaves its questions as they are."""
+    if run.status is RunStatus.FAILED:
+        raise RunNotResumable(
+            f"run {run.record.run_id} has failed ({run.record.error}), so answers alone do not make it go on; resume "
+            f"it with retry_failed (plait resume --retry-failed), then answer what it asks"
+        )
+
+
 def ended_result(run: StoredRun) -> RunResult:
     """What the store holds of a run that has ended. A completed run with damaged results counts as failed."""
     results = run.state.all_results()

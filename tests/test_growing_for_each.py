@@ -74,12 +74,17 @@ async def test_what_is_no_list_fails_that_task_alone(kept: Store | None, why: st
     assert (result.error or "").startswith("1 failed (mapped), 1 blocked")
 
 
-async def test_an_id_that_becomes_too_long_is_said() -> None:
-    long = "m" * 64
-    result = await ParallelRunner(talker({"source": listed([1])})).run(
-        DAG([SOURCE, Task(long, "x", for_each="source")])
-    )
-    assert f"{long}.1"[:64] in (result[long].error or "")
+def test_an_id_that_leaves_its_parts_no_room_is_refused_before_anything_is_paid_for() -> None:
+    DAG([SOURCE, Task("m" * 58, "x", for_each="source"), Task("p" * 64, "x")])
+    with pytest.raises(DAGError, match=r"has 59 characters; that of a task with for_each may have 58, to leave room"):
+        DAG([SOURCE, Task("m" * 59, "x", for_each="source")])
+
+
+async def test_the_longest_id_has_room_for_its_parts() -> None:
+    long = "m" * 58
+    dag = DAG([SOURCE, Task(long, "{{ item }}", for_each="source")])
+    result = await ParallelRunner(talker({"source": listed(list(range(1000)))})).run(dag)
+    assert (len(result[long].data), result[f"{long}.1000"].text) == (1000, "<999>")  # type: ignore[arg-type]
 
 
 async def test_an_element_that_looks_like_a_template_is_none() -> None:

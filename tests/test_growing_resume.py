@@ -66,7 +66,7 @@ async def test_a_death_after_any_write(writes: int) -> None:
     ended = [e.task_id for e in events if e.kind == "task_completed"]
     decided = [e for e in events if e.kind == "policy_decided"]
     assert len(decided) == len(ended) + 1
-    assert record.policy_state == decided[-1].detail
+    assert record.policy_seq == decided[-1].seq
     assert record.policy_state == _state([*ended, None])
 
 

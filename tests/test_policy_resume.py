@@ -6,9 +6,21 @@ from contextlib import suppress
 
 import pytest
 
+from backends import ask
 from backends.protocol import Opening, Question, Reply
 from persistence import MemoryStore, Store, TaskCompleted
-from runner import DAG, Decision, ParallelRunner, PlaitError, PolicyMissing, RunStatus, RunView, Task, TaskStatus
+from runner import (
+    DAG,
+    Decision,
+    ParallelRunner,
+    PlaitError,
+    PolicyMissing,
+    RunNotResumable,
+    RunStatus,
+    RunView,
+    Task,
+    TaskStatus,
+)
 from tests.support.fakes import QuickClock, Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 from tests.support.growth import Scripted, by_end, talker, tasks
@@ -157,3 +169,23 @@ async def test_an_end_that_was_decided_is_kept_to(store: Store) -> None:
     result = await ParallelRunner(backend, store=store, clock=QuickClock()).resume("r", policy=again)
     assert (result.status, result.error, again.asked, backend.prompts) == (RunStatus.FAILED, "enough", [], [])
     assert result["d"].status is TaskStatus.PENDING
+
+
+async def test_an_answer_to_a_run_that_its_policy_failed_is_refused_unless_it_is_retried(store: Store) -> None:
+    async def work(prompt: str) -> str:
+        return f"got {await ask('Go?')}" if prompt == "q" else prompt
+
+    def enough(run: RunView) -> Decision | None:
+        return Decision(end=RunStatus.FAILED, error="enough") if run.ended == "b" else None
+
+    runner = ParallelRunner(work, store=store)
+    first = await runner.run(DAG([Task("q", "q"), Task("b", "b")]), policy=Scripted(enough), run_id="r")
+    before = await store.get_run("r")
+    assert (first.status, first["q"].status) == (RunStatus.FAILED, TaskStatus.WAITING_INPUT)
+    with pytest.raises(RunNotResumable, match=r"run r has failed \(enough\).* resume it with retry_failed"):
+        await runner.resume("r", answers={"q": "yes"}, policy=Scripted(enough))
+    with pytest.raises(RunNotResumable, match=r"run r has failed \(enough\).* resume it with retry_failed"):
+        await runner.answer_question("r", "q", "yes")
+    assert await store.get_run("r") == before
+    result = await runner.resume("r", answers={"q": "yes"}, policy=Scripted(enough), retry_failed=True)
+    assert (result.status, result.text["q"]) == (RunStatus.COMPLETED, "got yes")

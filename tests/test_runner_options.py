@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import anyio
 import pytest
 
@@ -91,10 +89,16 @@ def test_run_ids_that_could_not_be_typed_are_refused(bad: str) -> None:
         ParallelRunner(Talker()).start(DAG([Task("a")]), bad)
 
 
-async def test_settings_never_hide_the_inputs() -> None:
-    store = MemoryStore()
-    dag = DAG([Task("a", prompt="{{ who }}")], inputs={"who": "Ada"})
-    await ParallelRunner(Talker(), store=store).run(dag, "r", settings={"inputs": {"who": "Eve"}})
-    record = await store.get_run("r")
-    assert record is not None
-    assert json.loads(record.settings)["inputs"] == {"who": "Ada"}
+@pytest.mark.parametrize("key", ["concurrency", "digest", "format", "inputs", "key", "policy", "ticket"])
+async def test_settings_that_plait_keeps_itself_are_refused(key: str) -> None:
+    """Read back, they would be taken for its own."""
+    store, settings = MemoryStore(), {"for": "Ada", key: "strict"}
+    runner, dag = ParallelRunner(Talker(), store=store), DAG([Task("a", prompt="a")])
+    refused = rf"settings cannot have '{key}', which plait keeps itself"
+    with pytest.raises(ValueError, match=refused):
+        await runner.run(dag, settings=settings)
+    with pytest.raises(ValueError, match=refused):
+        runner.start(dag, settings=settings)
+    with pytest.raises(ValueError, match=refused):
+        await runner.create_run(dag, settings=settings)
+    assert await store.list_runs() == ()

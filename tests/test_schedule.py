@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
@@ -121,3 +122,43 @@ def test_random_graphs_run_to_the_end_within_limits_and_in_order(seed: int) -> N
 
 def passes(task: Task, status: TaskStatus | None) -> bool:
     return status is DONE or (status is FAILED and task.failure_mode is not FailureMode.HARD)
+
+
+def test_what_is_dropped_is_never_given_out_and_does_not_keep_the_run_from_its_end() -> None:
+    dag = DAG([Task("heavy", weight=9), Task("list"), *[Task(name) for name in "abc"], Task("each", for_each="list")])
+    plan = schedule(dag, concurrency=1)
+    for position in (2, 0, 4):
+        plan.drop(position)
+    assert taken(dag, plan) == ["list"]
+    plan.finish(1, DONE)
+    assert taken(dag, plan) == ["b"]
+    assert not plan.exhausted
+    plan.finish(3, DONE)
+    assert not plan.exhausted, "the task with for_each is to be unfolded"
+    plan.drop(5)
+    assert (plan.take_gathering(), plan.take(), plan.exhausted) == (None, None, True)
+
+
+def test_what_was_to_run_alone_is_dropped_too() -> None:
+    dag = DAG([Task("a"), Task("b"), Task("c")])
+    plan = Schedule(dag, ["default"] * 3, concurrency=9, alone=[0, 1, 2])
+    plan.drop(1)
+    plan.drop(0)
+    assert taken(dag, plan) == ["c"]
+    plan.finish(2, DONE)
+    assert plan.exhausted
+
+
+def test_dropping_takes_no_longer_where_much_is_eligible() -> None:
+    """Ten times as many take ten times as long, not a hundred times."""
+
+    def dropped(count: int) -> float:
+        dag = DAG([Task(f"t{number}") for number in range(count)])
+        plan = schedule(dag)
+        began = time.process_time()
+        for position in reversed(range(count)):
+            plan.drop(position)
+        assert plan.exhausted
+        return time.process_time() - began
+
+    assert min(dropped(20_000) for _ in range(3)) < 40 * max(min(dropped(2_000) for _ in range(3)), 1e-3)

@@ -221,8 +221,6 @@ SELECT run_id, sum(bytes) FROM (
     SELECT run_id, length(CAST(settings AS BLOB)) + ifnull(length(CAST(error AS BLOB)), 0)
         + ifnull(length(CAST(policy_state AS BLOB)), 0) AS bytes FROM runs
     UNION ALL
-    SELECT run_id, length(CAST(detail AS BLOB)) FROM other_events WHERE kind = 'policy_decided'
-    UNION ALL
     SELECT run_id, length(CAST(prompt AS BLOB)) + length(CAST(spec AS BLOB)) + ifnull(length(CAST(text AS BLOB)), 0)
         + ifnull(length(CAST(data AS BLOB)), 0) + ifnull(length(CAST(error AS BLOB)), 0)
         + ifnull(length(CAST(question AS BLOB)), 0) + ifnull(length(CAST(asked AS BLOB)), 0)
