@@ -57,8 +57,9 @@ class RunState:
         self.results: dict[int, TaskResult] = {}
         """Results of the tasks that are done."""
         self.continued = {dag.position(task.continues) for task in dag if task.continues is not None}
-        """Tasks whose conversation a later one goes on with: only these are kept in memory."""
+        """Tasks whose conversation a later one goes on with."""
         self.conversations: dict[int, Past] = {}
+        """Conversations kept in memory: of the tasks that are continued, and of those that are not stored yet."""
         self.prompts: dict[int, str] = {}
         """Where every conversation is kept: the prompts of those that are a prompt and the task's answer, nothing else.
         A text costs the collector of garbage nothing, messages do.
