@@ -24,7 +24,7 @@ from runner.clock import iso, stamper
 from runner.config import Config
 from runner.conversation import load_past
 from runner.deciding import Decided, Deciding
-from runner.errors import OwnershipLost, RunExists, RunNotFound
+from runner.errors import OwnershipLost, RunExists
 from runner.execution import Execution
 from runner.feed import Feed
 from runner.growth import Growth
@@ -36,7 +36,6 @@ from runner.run import Control
 from runner.schedule import Schedule
 from runner.sink import NoStore, Sink
 from runner.state import Past, RunState
-from runner.translate import dag_of
 from runner.turn import Surroundings
 
 
@@ -164,7 +163,7 @@ async def _execute(run: Prepared, config: Config, sink: Sink, feed: Feed, contro
         config.rng,
         config.on_question,
         run.unasked,
-        partial(_recall, config.store, run.run_id),
+        partial(_recall, config.store, run.run_id, run.state),
     )
     execution = Execution(run.state, schedule, growth, around, deciding)
     control.attach(execution.end, execution.wind_down, execution.answer)
@@ -181,20 +180,13 @@ async def _execute(run: Prepared, config: Config, sink: Sink, feed: Feed, contro
     return RunResult(run.run_id, last.status, run.state.all_results(), last.error, receipt=receipt)
 
 
-async def _recall(store: Store | None, run_id: str, task_id: str) -> Past:
+async def _recall(store: Store | None, run_id: str, state: RunState, task_id: str) -> Past:
     if store is None:
         return Past()
     try:
-        record, tasks = await store.get_run(run_id), await store.list_tasks(run_id)
-        if record is None:
-            raise RunNotFound(f"run {run_id!r} was deleted from the store just now")
-        state = RunState(dag_of(record, tasks), tasks)
-        if task_id in state.dag and state.is_completed(task_id):
-            past = await load_past(store, run_id, state, task_id)
-            return replace(past, session_id=tasks[state.dag.position(task_id)].session_id)
+        past = await load_past(store, run_id, state, task_id)
     except StoreError as error:
         raise BackendError(
             ErrorKind.TRANSIENT, f"the conversation of task {task_id!r} cannot be read: {error}"
         ) from error
-    message = f"the conversation of task {task_id!r} is not in the store yet, which is away or behind"
-    raise BackendError(ErrorKind.TRANSIENT, message)
+    return replace(past, session_id=state.results[state.dag.position(task_id)].session_id)

@@ -50,7 +50,9 @@ class Surroundings:
     unasked: Sequence[str] = ()
     """Tasks whose end the run's policy has not been asked about yet."""
     recall: Callable[[str], Awaitable[Past]] = _nothing_to_recall
-    """The conversation of a completed task, read back from the store. Raises StoreError, PlaitError."""
+    """The conversation of a completed task, read back from the store. Raises BackendError, transient where the store
+    does not have it now; PlaitError.
+    """
 
 
 INTERRUPTED = (
