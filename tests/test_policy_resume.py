@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
+import anyio
 import pytest
 
+from backends import ask
 from backends.protocol import Opening, Question, Reply
-from persistence import MemoryStore, Store, TaskCompleted
-from runner import DAG, Decision, ParallelRunner, PlaitError, PolicyMissing, RunStatus, RunView, Task, TaskStatus
+from persistence import Batch, MemoryStore, PolicyDecided, Store, TaskCompleted
+from runner import (
+    DAG,
+    Action,
+    Decision,
+    ParallelRunner,
+    PlaitError,
+    PolicyMissing,
+    Retry,
+    RunStatus,
+    RunView,
+    Task,
+    TaskStatus,
+)
 from tests.support.fakes import QuickClock, Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 from tests.support.growth import Scripted, by_end, talker, tasks
@@ -157,3 +172,63 @@ async def test_an_end_that_was_decided_is_kept_to(store: Store) -> None:
     result = await ParallelRunner(backend, store=store, clock=QuickClock()).resume("r", policy=again)
     assert (result.status, result.error, again.asked, backend.prompts) == (RunStatus.FAILED, "enough", [], [])
     assert result["d"].status is TaskStatus.PENDING
+
+
+ENDING = DAG(
+    [
+        Task("asks", "asks"),
+        Task("no", "no", retry=Retry(attempts=1)),
+        Task("a", "a", weight=0.5),
+        Task("slow", "slow"),
+        Task("twice", "slow", at_most_once=True),
+        Task("last", "last", ["slow"]),
+    ]
+)
+
+
+class Cut(FaultyStore):
+    """Nothing is stored any more once the policy has ended the run: its process died then."""
+
+    async def write(self, batch: Batch) -> None:
+        await super().write(batch)
+        if any(isinstance(one, PolicyDecided) and '"end"' in one.state for one in batch.changes):
+            self.faults = on_write(lambda _: Fault.BEFORE)
+
+
+BECOMES = {
+    Action.CANCEL: TaskStatus.CANCELLED,
+    Action.BLOCKED: TaskStatus.PENDING,
+    Action.ASK: TaskStatus.WAITING_INPUT,
+}
+
+
+@pytest.mark.parametrize("retry_failed", [False, True])
+@pytest.mark.parametrize(
+    ("end", "left", "waits"),
+    [(RunStatus.COMPLETED, Action.CANCEL, Action.CANCEL), (RunStatus.FAILED, Action.BLOCKED, Action.ASK)],
+)
+async def test_a_preview_knows_of_an_end_that_was_decided(
+    store: Store, end: Any, left: Action, waits: Action, retry_failed: bool
+) -> None:
+    async def work(prompt: str) -> str:
+        if prompt == "slow":
+            await anyio.sleep_forever()
+        if prompt == "no":
+            raise ValueError(prompt)
+        if prompt == "a":
+            await anyio.wait_all_tasks_blocked()
+        return str(await ask("Go?")) if prompt == "asks" else prompt
+
+    policy = Scripted(by_end({"a": Decision(end=end)}))
+    await ParallelRunner(work, store=Cut(store), clock=QuickClock()).run(ENDING, "r", policy=policy)
+    runner = ParallelRunner(work, store=store, clock=QuickClock())
+    preview = await runner.preview_resume("r", retry_failed=retry_failed)
+    result = await runner.resume("r", retry_failed=retry_failed, policy=Scripted())
+    no = left if retry_failed else Action.KEEP
+    wanted = {"asks": waits, "no": no, "a": Action.KEEP, "slow": left, "twice": waits, "last": left}
+    assert {task_id: verdict.action for task_id, verdict in preview.tasks.items()} == wanted
+    stays = {"no": TaskStatus.FAILED, "a": TaskStatus.COMPLETED}
+    assert (result.status, preview.runs) == (end, 0)
+    assert {task_id: result[task_id].status for task_id in wanted} == {
+        task_id: stays[task_id] if action is Action.KEEP else BECOMES[action] for task_id, action in wanted.items()
+    }
