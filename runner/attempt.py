@@ -108,7 +108,7 @@ async def _turn(backend: Backend, opening: Opening, prompt: str, replies: list[R
 
 def _checked(reply: Reply) -> Outcome:
     """Refuse what is no reply, and make what is one storable: nothing that was paid for may be lost at the store."""
-    wrong = _what_is_wrong(reply)
+    wrong = None if _is_plain(reply) else _what_is_wrong(reply)
     if wrong:
         raise BackendError(ErrorKind.UNEXPECTED, f"the backend's reply cannot be kept: {wrong}")
     data_json = None
@@ -152,9 +152,22 @@ def _what_is_wrong(reply: object) -> str | None:
             return f"its {name} is of type {type(value).__name__}"
     if not _are_messages(reply.messages):
         return f"its messages are not all a Message with text, usage and one of the roles {', '.join(_ROLES)}"
+    if reply.question is not None and reply.tasks:
+        return "it asks, and adds tasks, both at once"
     if reply.question is not None and (wrong := _what_is_wrong_with(reply.question)):
         return f"it asks with {wrong}"
     return None if _countable(reply.usage) else f"its usage is {reply.usage!r}"
+
+
+def _is_plain(reply: object) -> bool:
+    """Whether it holds nothing but a text, as most replies do: the rest need not be looked at one by one."""
+    return (
+        type(reply) is Reply
+        and type(reply.text) is str
+        and reply.usage is NO_USAGE
+        and reply.session_id is reply.question is None
+        and reply.messages == reply.tasks == ()
+    )
 
 
 def _what_is_wrong_with(question: Question) -> str | None:

@@ -29,13 +29,15 @@ End: TypeAlias = Literal[RunStatus.COMPLETED, RunStatus.FAILED]
 @dataclass(frozen=True, slots=True)
 class Decided:
     """What is known of a policy's decisions: its `state`, the `end` that it decided on and why, and whether it was
-    asked when nothing was left to run, and added nothing.
+    asked when nothing was left to run, and added nothing. `failed_on` is the task about whose end it gave no sound
+    answer.
     """
 
     state: JsonValue = None
     end: End | None = None
     error: str | None = None
     rests: bool = False
+    failed_on: str | None = None
 
     def encoded(self) -> str:
         """As `PolicyDecided.state`. Raises TypeError or ValueError for what JSON does not have."""
@@ -44,6 +46,8 @@ class Decided:
             kept |= {"end": self.end.value, "error": self.error}
         if self.rests:
             kept["rests"] = True
+        if self.failed_on is not None:
+            kept["failed_on"] = self.failed_on
         return to_json(kept)
 
 
@@ -53,7 +57,7 @@ def decided_of(encoded: str | None) -> Decided:
         return Decided()
     kept = json.loads(encoded)
     end = None if "end" not in kept else cast("End", RunStatus(kept["end"]))
-    return Decided(kept["state"], end, kept.get("error"), kept.get("rests", False))
+    return Decided(kept["state"], end, kept.get("error"), kept.get("rests", False), kept.get("failed_on"))
 
 
 class Deciding:
@@ -103,14 +107,14 @@ class Deciding:
         what = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
         message = f"the run's policy {self._policy.kind!r} failed when {when}: {what}"[:2000]
         logger().error("policy_failed", kind=self._policy.kind, error=type(error).__name__)
-        self.decided = Decided(self.decided.state, RunStatus.FAILED, clean_text(message))
+        self.decided = Decided(self.decided.state, RunStatus.FAILED, clean_text(message), failed_on=ended)
 
     def _carried_out(self, decision: Decision) -> list[events.Event]:
         happened: list[events.Event] = []
         for task_id in decision.cancel:
             if task_id not in self._state.dag:
                 raise PlaitError(f"it cancels task {task_id!r}, which the run does not have")
-        if decision.add and decision.end is None:
+        if decision.add:
             try:
                 happened.append(self._growth.add(decision.add, None))
             except DAGError as error:
@@ -120,7 +124,7 @@ class Deciding:
         return happened
 
     def _cancel(self, position: int) -> list[events.Event]:
-        """Cancel the task, if it does not run and is not done, and all that waits for it."""
+        """Cancel the task, if it does not run and is not done, all that waits for it, and the parts it waits for."""
         at = self._stamp()
         happened: list[events.Event] = []
         waiting = [position]
@@ -132,7 +136,7 @@ class Deciding:
             self._state.settle(position, TaskResult(task_id, TaskStatus.CANCELLED, attempts=number))
             self._schedule.drop(position)
             happened.append(events.TaskCancelled(at, task_id, number))
-            waiting += self._state.dag.dependents[position]
+            waiting += [*self._state.dag.dependents[position], *self._state.parts.get(position, ())]
         return happened
 
     def _result(self, task_id: str) -> TaskResult:
@@ -150,6 +154,8 @@ def _checked(decision: object) -> Decision:
         raise PlaitError(f"decide() returned {type(decision).__name__}, not a Decision")
     if decision.end not in {None, RunStatus.COMPLETED, RunStatus.FAILED}:
         raise PlaitError(f"it ends the run as {decision.end!r}; RunStatus.COMPLETED and RunStatus.FAILED are possible")
+    if decision.end is not None and decision.add:
+        raise PlaitError("it ends the run and adds tasks, both at once; let it do one of the two")
     others = [type(task).__name__ for task in decision.add if not isinstance(task, Task)]  # pyright: ignore[reportUnnecessaryIsInstance]
     if others:
         raise PlaitError(f"it adds {others[0]}, which is not a Task")

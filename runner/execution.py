@@ -9,7 +9,6 @@ so cancellation finds them in agreement at every await.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import anyio
@@ -22,6 +21,7 @@ from runner.clock import stamper
 from runner.deciding import Deciding
 from runner.errors import DAGError
 from runner.growth import Growth
+from runner.idle import Idle
 from runner.leaving import Ending, leave
 from runner.schedule import Schedule
 from runner.settling import Settling
@@ -29,14 +29,6 @@ from runner.state import RunState
 from runner.status import TaskStatus
 from runner.task import JsonValue
 from runner.turn import Surroundings, Turn, Turns
-
-
-@dataclass(slots=True)
-class _Idle:
-    """A worker that waits to be handed a task."""
-
-    wake: anyio.Event
-    next: Turn | None = None
 
 
 class Execution:
@@ -55,8 +47,10 @@ class Execution:
         self._turns = Turns(state, around, self._stamp)
         self._settling = Settling(state, schedule, growth, around, self._stamp)
         self._workers: anyio.abc.TaskGroup | None = None
-        self._idle: list[_Idle] = []
+        self._idle = Idle()
         self._awaiting = Awaiting(state, schedule, around, self.answer, self._expire, lambda: self._step([]))
+        self._delays: dict[int, anyio.CancelScope] = {}
+        """What tasks wait in between two attempts."""
         self._under_way: dict[int, Turn] = {}
         """The last turn of every task marked at_most_once."""
         self.ended_by: Literal["stop", "cancel", "policy"] | None = None
@@ -93,7 +87,7 @@ class Execution:
         """Cancel the run for good, but let the attempts under way come to their end, until `end`. A run that is ending
         already goes on with that.
         """
-        if self.ended_by is not None or self._left or self._is_over:
+        if self.ended_by is not None or self._left or self._has_ended:
             return
         self.ended_by, self._winding_down = "cancel", True
         self._around.sink.submit([events.RunCancelling(self._stamp(), self._around.run_id)])
@@ -119,8 +113,13 @@ class Execution:
 
     @property
     def _is_over(self) -> bool:
-        """Whether all that can run has run, and nobody is asked: then it is too late to cancel."""
+        """Whether all that can run has run, and nobody is asked."""
         return self._schedule.exhausted and TaskStatus.WAITING_INPUT not in self._state.statuses
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether nothing can follow any more, also for the run's policy: then it is too late to cancel or to stop."""
+        return self._is_over and (self._deciding is None or self._deciding.decided.rests)
 
     def _end_when_quiet(self) -> None:
         if self._winding_down and not self._calls:
@@ -129,11 +128,14 @@ class Execution:
     def leave(self) -> list[events.Event]:
         """Settle what was under way when the workers ended; the events to be submitted, the run's last one included."""
         self._left = True
-        if self._is_over and not self._winding_down and self.ended_by != "policy":
+        has_ended = self._has_ended
+        if has_ended and not self._winding_down and self.ended_by != "policy":
             self.ended_by = None  # it came too late: everything that could run had run
         called = {position for position, turn in self._under_way.items() if turn.called}
         decided = None if self._deciding is None else self._deciding.decided
-        ending = Ending(self.ended_by, exhausted=self._schedule.exhausted, called=called, decided=decided)
+        # Where the policy was not asked about the last end, something may follow, and a resume asks it.
+        exhausted = self._schedule.exhausted and (has_ended or not self._is_over)
+        ending = Ending(self.ended_by, exhausted=exhausted, called=called, decided=decided)
         return leave(self._around.run_id, self._state, ending, self._stamp())
 
     def _go_on(self, happened: list[events.Event], ended: str | None = None) -> list[Turn]:
@@ -153,10 +155,16 @@ class Execution:
         happened = self._deciding.about(ended)
         for event in happened:
             if isinstance(event, events.TaskCancelled):
-                self._awaiting.settled(self._state.dag.position(event.task_id))
+                self._let_go(self._state.dag.position(event.task_id))
         if self._deciding.decided.end is not None:
             self.ended_by = "policy"
         return happened
+
+    def _let_go(self, position: int) -> None:
+        """The task is cancelled: nobody waits for its answer any more, or for its next attempt."""
+        self._awaiting.settled(position)
+        if position in self._delays:
+            self._delays[position].cancel()
 
     def _take(self, happened: list[events.Event]) -> list[Turn]:
         """Unfold and gather what can be, and give out every free place: the turns to be had. Adds to `happened`."""
@@ -223,19 +231,14 @@ class Execution:
     def _rest_if_over(self) -> None:
         """Let everybody go who waits for more, if nothing more can come."""
         if self._schedule.exhausted:
-            for idle in self._idle:
-                idle.wake.set()
+            self._idle.let_go()
             self._awaiting.end()
 
     def _hand_out(self, turns: list[Turn]) -> None:
-        """Wake an idle worker for each turn, or make a new one: waking costs a fifth of making."""
+        """Wake an idle worker for each turn, or make a new one."""
         assert self._workers is not None
         for turn in turns:
-            if self._idle:
-                idle = self._idle.pop()
-                idle.next = turn
-                idle.wake.set()
-            else:
+            if not self._idle.hand(turn):
                 self._workers.start_soon(self._work, turn)
 
     async def _work(self, turn: Turn | None) -> None:
@@ -266,10 +269,7 @@ class Execution:
         if self._schedule.exhausted:
             self._rest_if_over()
             return None
-        waiting = _Idle(anyio.Event())
-        self._idle.append(waiting)
-        await waiting.wake.wait()
-        return waiting.next
+        return await self._idle.wait()
 
     def _follow_up(self, position: int, event: events.Event) -> None:
         """What a task that is not done waits for: its next attempt's time, or an answer."""
@@ -280,7 +280,9 @@ class Execution:
             self._awaiting.begin(self._workers, position, event.asking)
 
     async def _try_again(self, position: int, delay: float) -> None:
-        await self._around.clock.sleep(delay)
+        with anyio.CancelScope() as self._delays[position]:
+            await self._around.clock.sleep(delay)
+        del self._delays[position]
         self._schedule.requeue(position)
         happened: list[events.Event] = []
         turns = self._go_on(happened)

@@ -62,8 +62,9 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
         verdicts = judge_cancelled(run.tasks)
     else:
         given = await given_answers(run, config.clock.wall())
-        verdicts = judge(run.state.dag, run.tasks, retry_failed=retry_failed and not ended, heard=heard(run, given))
-        end = decided_so_far(run, retry_failed).end
+        again = retry_failed and not ended
+        verdicts = judge(run.state.dag, run.tasks, retry_failed=again, heard=heard(run, given))
+        end = decided_so_far(run, again).end
         if end is not None:
             verdicts = judge_decided(verdicts, fails=end is RunStatus.FAILED)
     weighed = [await _weighed(run, verdict) if verdict.repeats else verdict for verdict in verdicts]

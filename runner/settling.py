@@ -102,8 +102,8 @@ class Settling:
             self._state.prompts[position] = turn.prompt
         else:
             before = self._state.past(task) or Past()
-            said = () if turn.going_on is None or turn.going_on.wrong is not None else turn.going_on.said
-            self._state.conversations[position] = Past(turn.session_id, (*before.messages, *said, *messages))
+            said = (*before.messages, *_said_before(turn), *messages)
+            self._state.conversations[position] = Past(turn.session_id, said)
         self._state.going_on.pop(position, None)
         self._schedule.finish(position, TaskStatus.COMPLETED)
         return events.TaskCompleted(
@@ -135,7 +135,7 @@ class Settling:
         self._schedule.park(turn.position)
         messages = () if reply is None else turn.messages(reply)
         if reply is not None:
-            said = () if turn.going_on is None else turn.going_on.said
+            said = _said_before(turn)
             self._state.going_on[turn.position] = GoingOn(turn.session_id, (*said, *messages))
         self._log.info("task_waiting_input", task=turn.task.id)
         usage = NO_USAGE if reply is None else reply.usage
@@ -231,6 +231,11 @@ class Settling:
         return events.TaskFailed(
             self._stamp(), task.id, number, status, error.kind.value, error.message, duration, error.usage, messages
         )
+
+
+def _said_before(turn: Turn) -> tuple[Message, ...]:
+    """What earlier attempts of the task said in its conversation, beside the messages of this turn."""
+    return () if turn.going_on is None or turn.going_on.wrong is not None else turn.going_on.said
 
 
 def failed_status(mode: FailureMode) -> TaskStatus:

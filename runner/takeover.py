@@ -22,7 +22,7 @@ from runner.questions import Way
 from runner.result import TaskResult
 from runner.settling import NOT_ADDED, failed_status
 from runner.state import GoingOn, Past, RunState
-from runner.status import TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
+from runner.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
 from runner.stored import StoredRun
 from runner.task import JsonValue
 from runner.translate import changes
@@ -57,6 +57,8 @@ async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared
     unasked = [] if policy is None else await _unasked(run, happened)
     owner, goes_on = await claim(config, run.store, record, [change for e in happened for change in changes(e)])
     decided = decided_so_far(run, how.retry_failed)
+    if decided.failed_on is not None and decided.end is None:
+        unasked.insert(0, decided.failed_on)
     return Prepared(record.run_id, state, names, owner, happened, (), goes_on, policy, decided, unasked)
 
 
@@ -91,7 +93,7 @@ def _policy(run: StoredRun, own: Policy | None) -> Policy | None:
 def decided_so_far(run: StoredRun, retry_failed: bool) -> Decided:
     """What a resume holds the run's policy to."""
     decided = decided_of(run.record.policy_state)
-    if retry_failed and run.status is RunStatus.FAILED:
+    if retry_failed and run.status in RUN_DONE:  # it failed, or results of it are damaged
         return replace(decided, end=None, error=None, rests=False)
     return decided
 

@@ -135,7 +135,7 @@ async def test_a_planner_that_asks_a_person_first(store: Store) -> None:
     def answer(prompt: str, opening: Opening) -> str | Reply:
         if prompt != "plan":
             return plan(spec("a")) if opening.answer is not None else f"<{prompt}>"
-        return Reply("?", question=Question("how many?"), tasks=(spec("not yet"),))
+        return Reply("?", question=Question("how many?"))
 
     first = await ParallelRunner(Talker(answer), store=store).run(DAG([Task("plan", "plan", adds_tasks=True)]))
     assert (first.status, list(first.tasks)) == (RunStatus.WAITING_INPUT, ["plan"])

@@ -99,10 +99,10 @@ async def test_a_policy_that_failed_is_asked_again_when_failed_tasks_are(store: 
     first = await runner.run(WIDE, policy=Scripted(rule))
     assert (first.status, first["c"].status) == (RunStatus.FAILED, TaskStatus.PENDING)
     late = Decision(add=tasks("late"), state="better")
-    policy = Scripted(lambda run: late if run.state == ["a"] else None)
+    policy = Scripted(lambda run: late if run.ended == "b" and run.state == ["a"] else None)
     result = await runner.resume(first.run_id, retry_failed=True, policy=policy)
     assert (result.status, result.text["late"]) == (RunStatus.COMPLETED, "<late>")
-    assert policy.asked == ["c", "d", "late", None]
+    assert policy.asked == ["b", "c", "d", "late", None], "it gave no sound answer about b"
 
 
 async def test_without_its_policy_a_run_does_not_go_on(store: Store) -> None:

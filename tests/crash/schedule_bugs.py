@@ -95,10 +95,7 @@ def _wake_up_lost() -> AbstractContextManager[object]:
     async def slow(self: Any) -> object:
         if not self._schedule.exhausted:
             await self._around.clock.sleep(0.005)
-            waiting = execution._Idle(anyio.Event())
-            self._idle.append(waiting)
-            await waiting.wake.wait()
-            return waiting.next
+            return await self._idle.wait()
         return await next_turn(self)
 
     return mock.patch.object(execution.Execution, "_next_turn", slow)

@@ -1,0 +1,170 @@
+"""What a second pair of eyes found in runs that grow, ask and are led: each test failed before its mend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import anyio
+
+from backends import BackendError, ErrorKind, Reply, ask
+from backends.protocol import Question
+from persistence import Batch, MemoryStore, TaskRecord
+from runner import (
+    DAG,
+    Action,
+    Decision,
+    OpenQuestion,
+    ParallelRunner,
+    Retry,
+    Run,
+    RunStatus,
+    Task,
+    TaskStatus,
+)
+from tests.support.growth import Scripted, by_end, plan, spec, talker, tasks
+from tests.support.seeded_loop import VirtualClock, run_seeded
+
+ONE = DAG([Task("a", "a")])
+
+
+class SlowStore(MemoryStore):
+    """Takes `slow` virtual seconds for a write."""
+
+    slow = 0.0
+
+    async def write(self, batch: Batch) -> None:
+        await anyio.sleep(self.slow)
+        await super().write(batch)
+
+
+def test_an_answer_that_comes_while_the_last_end_is_written_down_finds_a_worker() -> None:
+    async def main() -> None:
+        store, clock = SlowStore(), VirtualClock()
+
+        async def answer(prompt: str) -> str:
+            if prompt in {"q", "r"}:
+                return f"got {await ask(f'{prompt}?')}"
+            await clock.sleep(20)
+            store.slow = 8.0
+            return "b"
+
+        async def on_question(question: OpenQuestion) -> None:
+            await clock.sleep(22 if question.task_id == "q" else 24)
+
+        runner = ParallelRunner(answer, store=store, clock=clock, on_question=on_question)
+        async with runner.start(DAG(tasks("q", "r", "b")), "x") as run, anyio.create_task_group() as beside:
+            await clock.sleep(25.5)  # both callbacks had nothing to say, and the end of b is being written
+            other = ParallelRunner(store=store, clock=clock)
+            beside.start_soon(other.answer_question, "x", "q", "yes")
+            beside.start_soon(other.answer_question, "x", "r", "yes")
+            result = await run.result()
+        if result.status is RunStatus.WAITING_INPUT:  # the answers came too late for this process
+            result = await runner.resume("x")
+        assert result.text == {"q": "got yes", "r": "got yes", "b": "b"}
+
+    for seed in range(5):
+        run_seeded(main, seed)
+
+
+async def test_a_stop_as_the_last_task_ends_leaves_its_end_to_be_asked_about() -> None:
+    store, runs, policy = MemoryStore(), list[Run](), Scripted(by_end({"a": Decision(add=tasks("more"))}))
+
+    async def answer(prompt: str) -> str:
+        if prompt == "a":
+            runs[0].stop()  # no await follows, so the task still completes
+        return prompt
+
+    runner = ParallelRunner(answer, store=store)
+    async with runner.start(ONE, "x", policy=policy) as run:
+        runs.append(run)
+        result = await run.result()
+    assert (result.status, result["a"].status) == (RunStatus.INTERRUPTED, TaskStatus.COMPLETED)
+    result = await runner.resume("x", policy=policy)
+    assert (result.status, policy.asked) == (RunStatus.COMPLETED, ["a", "more", None])
+
+
+class DamagedStore(MemoryStore):
+    """What it holds of the tasks named in `damaged` fits no checksum, until they have run again."""
+
+    damaged: Sequence[str] = ()
+
+    async def list_tasks(self, run_id: str) -> tuple[TaskRecord, ...]:
+        return tuple(
+            replace(task, damaged=True, text=None, data=None) if task.task_id in self.damaged else task
+            for task in await super().list_tasks(run_id)
+        )
+
+
+async def test_a_damaged_result_of_a_run_that_its_policy_completed_is_asked_for_again() -> None:
+    store, policy = DamagedStore(), Scripted(by_end({"b": Decision(end=RunStatus.COMPLETED)}))
+    runner = ParallelRunner(talker(), store=store)
+    await runner.run(DAG([Task("a", "a"), Task("b", "b", ["a"])]), "x", policy=policy)
+    store.damaged = ["a"]
+    preview = await runner.preview_resume("x", retry_failed=True)
+    assert preview.tasks["a"].action is Action.START_OVER
+    result = await runner.resume("x", retry_failed=True, policy=policy)
+    assert (result["a"].status, result["a"].attempts) == (TaskStatus.COMPLETED, 2)
+
+
+async def test_a_policy_that_failed_about_an_end_is_asked_about_it_again_once_it_is_mended() -> None:
+    def broken(_view: object) -> Decision:
+        raise KeyError("bug")
+
+    store = MemoryStore()
+    runner = ParallelRunner(talker(), store=store)
+    assert (await runner.run(ONE, "x", policy=Scripted(broken))).status is RunStatus.FAILED
+    mended = Scripted(by_end({"a": Decision(add=tasks("after"))}))
+    result = await runner.resume("x", retry_failed=True, policy=mended)
+    assert (result.status, mended.asked) == (RunStatus.COMPLETED, ["a", "after", None])
+
+
+def test_cancelling_a_task_that_waits_for_its_next_attempt_lets_the_run_end() -> None:
+    async def main() -> None:
+        clock = VirtualClock()
+        flaky = BackendError(ErrorKind.TRANSIENT, "later", retry_after=3600)
+        policy = Scripted(by_end({"b": Decision(cancel=("a",))}))
+        dag = DAG([Task("a", "a", retry=Retry(base_delay=3600, max_delay=3600)), Task("b", "b", ["c"]), Task("c", "c")])
+        began = clock.monotonic()
+        result = await ParallelRunner(talker({"a": flaky}), clock=clock).run(dag, policy=policy)
+        assert (result.status, result["a"].status) == (RunStatus.COMPLETED, TaskStatus.CANCELLED)
+        assert clock.monotonic() - began < 60
+
+    run_seeded(main, 0)
+
+
+async def test_cancelling_a_task_with_for_each_cancels_its_parts() -> None:
+    policy = Scripted(by_end({"m.1": Decision(cancel=("m",))}))
+    dag = DAG([Task("l", "l"), Task("m", "do {{ item }}", for_each="l")])
+    backend = talker({"l": Reply("", ["x", "y", "z"])})
+    result = await ParallelRunner(backend, concurrency=1).run(dag, policy=policy)
+    assert {name: task.status.value for name, task in result.tasks.items()} == {
+        "l": "completed",
+        "m": "cancelled",
+        "m.1": "completed",
+        "m.2": "cancelled",
+        "m.3": "cancelled",
+    }
+
+
+async def test_what_does_two_things_at_once_is_refused() -> None:
+    both = Reply("?", question=Question("which?"), tasks=(spec("more"),))
+    result = await ParallelRunner(talker({"a": both})).run(ONE)
+    assert result["a"].error == "the backend's reply cannot be kept: it asks, and adds tasks, both at once"
+    policy = Scripted(by_end({"a": Decision(add=tasks("more"), end=RunStatus.COMPLETED)}))
+    result = await ParallelRunner(talker()).run(ONE, policy=policy)
+    assert result.status is RunStatus.FAILED
+    assert "it ends the run and adds tasks, both at once" in (result.error or "")
+
+
+async def test_a_planner_that_was_told_of_mistakes_and_then_asks_says_nothing_twice() -> None:
+    backend = talker(
+        {"p": [plan({"id": "p"})], "These": [Reply("which?", question=Question("which?"))], "red": [plan(spec("n"))]}
+    )
+    store = MemoryStore()
+    runner = ParallelRunner(backend, store=store)
+    first = await runner.run(DAG([Task("p", "p", adds_tasks=True)]), "x")
+    assert first.waiting == ("p",)
+    await runner.resume("x", answers={"p": "red"})
+    history = [message.content[:5] for message in backend.openings[2].history]
+    assert history == ["p", '[{"id', "These", "which"]
