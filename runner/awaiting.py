@@ -83,17 +83,18 @@ class Awaiting:
 
     async def _wait_for_deadline(self, position: int, asking: Asking, scope: anyio.CancelScope) -> None:
         assert asking.deadline_at is not None
-        clock = self._around.clock
+        clock, task_id, attempt = self._around.clock, self._state.dag.tasks[position].id, self._state.attempts[position]
         with scope:
             while (left := unix(asking.deadline_at) - clock.wall()) > 0:
                 await clock.sleep(left)
+            # The inbox is read now and then: an answer in time may lie there unread.
+            await self._around.look_for_answer(task_id, attempt, asking.deadline_at)
         if scope.cancelled_caught or self._state.asking.get(position) is not asking:
             return
         if asking.question.default is None:
             self._expire(position)
         else:
-            task_id = self._state.dag.tasks[position].id
-            self._answer(task_id, self._state.attempts[position], asking.question.default, "default")
+            self._answer(task_id, attempt, asking.question.default, "default")
 
 
 def unanswered(question: str) -> str:

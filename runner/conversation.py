@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
+from backends.errors import BackendError, ErrorKind
 from backends.protocol import Message, Role, Usage
 from persistence.protocol import Store
 from persistence.records import MessageRecord
@@ -18,15 +20,22 @@ async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *,
     attempts only the last one counts, with those that ended with a question which it goes on from, and of these what
     was answered: a turn that was cut is no turn. Turns that a
     person added after the run belong to the task they were added to: tasks that continue it do not see them, and with
-    `persons` they are read for `task_id` itself. Raises StoreError; PlaitError for a damaged message.
+    `persons` they are read for `task_id` itself. What `state` has in memory is not read again.
+
+    Raises StoreError; PlaitError for a damaged message; BackendError, transient, where `state` is that of a live run,
+    and the store is behind it.
     """
-    links = [task_id]
-    while (before := state.went_on_with(links[-1])) is not None:
+    links, messages = [task_id], list[Message]()
+    while (before := _went_on_with(state, links[-1])) is not None:
+        kept = state.conversations.get(state.dag.position(before))
+        if kept is not None:
+            messages += kept.messages
+            break
         links.append(before)
-    messages: list[Message] = []
     for link in reversed(links):
         with_persons = persons and link == task_id
         stored = await store.list_messages(run_id, link)
+        _refuse_older(state, link, stored)
         counted = {max((record.attempt for record in stored), default=0), *state.asked_in(link)}
         if with_persons:
             counted.add(0)
@@ -35,6 +44,31 @@ async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *,
             own.pop()
         messages += [_message(run_id, record) for record in own]
     return Past(None, tuple(messages))
+
+
+def _went_on_with(state: RunState, task_id: str) -> str | None:
+    """The task whose conversation `task_id` has gone on with, or will; None where it began one."""
+    before = state.dag[task_id].continues
+    if before is None or not state.is_completed(before):
+        return None
+    position, other = state.dag.position(task_id), state.dag.position(before)
+    if position >= len(state.records) or position in state.started:
+        return before  # what a task waits for ends before it begins, in the same process
+    its, earlier = state.records[position], state.records[other]
+    # It was completed only afterwards, by a person's wish; clocks may jump, so the session has to say the same.
+    ended_after = other in state.started or (earlier.ended_at or "") > (its.started_at or "")
+    later = its.attempt > 0 and ended_after
+    return None if later and its.session_id != state.results[other].session_id else before
+
+
+def _refuse_older(state: RunState, task_id: str, stored: Sequence[MessageRecord]) -> None:
+    """Raise unless the attempt with which this process completed the task is among what is stored of it."""
+    position = state.dag.position(task_id)
+    if position not in state.started or state.dag.tasks[position].for_each is not None:
+        return  # nobody talks in a task that only gathers
+    if all(record.attempt != state.attempts[position] for record in stored):
+        message = f"the conversation of task {task_id!r} is not in the store yet, which is away or behind"
+        raise BackendError(ErrorKind.TRANSIENT, message)
 
 
 async def load_said(

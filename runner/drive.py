@@ -24,11 +24,11 @@ from runner.clock import iso, stamper
 from runner.config import Config
 from runner.conversation import load_past
 from runner.deciding import Decided, Deciding
-from runner.errors import OwnershipLost, RunExists, RunNotFound
+from runner.errors import OwnershipLost, RunExists
 from runner.execution import Execution
 from runner.feed import Feed
 from runner.growth import Growth
-from runner.inbox import heed
+from runner.inbox import Inbox
 from runner.owner import forget
 from runner.policy import Policy
 from runner.result import RunResult
@@ -36,7 +36,6 @@ from runner.run import Control
 from runner.schedule import Schedule
 from runner.sink import NoStore, Sink
 from runner.state import Past, RunState
-from runner.translate import dag_of
 from runner.turn import Surroundings
 
 
@@ -70,7 +69,7 @@ async def drive(run: Prepared, config: Config, feed: Feed, control: Control) -> 
         if config.store is None:
             sink = NoStore(feed)
             sink.submit(run.first)
-            return await _execute(run, config, sink, feed, control)
+            return await _execute(run, config, _around(run, config, sink, feed), control)
         return await _execute_stored(run, config, config.store, feed, control)
     finally:
         feed.close()
@@ -82,6 +81,8 @@ async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Fee
     checkpointer = Checkpointer(store, run.run_id, feed, config.clock, config.strict)
     checkpointer.begin_at(run.position)
     checkpointer.on_fatal = lambda: control.end("stop")
+    inbox = Inbox(store, run.run_id, config.clock, lambda: checkpointer.away, control.answer)
+    around = replace(_around(run, config, checkpointer, feed), look_for_answer=inbox.look_for_answer)
     result: RunResult | None = None
     began = False
     async with anyio.create_task_group() as outside:
@@ -96,8 +97,8 @@ async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Fee
                 began = True
                 async with anyio.create_task_group() as beside:
                     beside.start_soon(checkpointer.keep_lease, config.lease)
-                    beside.start_soon(_heed_notes, run.run_id, config, checkpointer, control)
-                    result = await _execute(run, config, checkpointer, feed, control)
+                    beside.start_soon(_heed_notes, inbox, config, control)
+                    result = await _execute(run, config, around, control)
                     beside.cancel_scope.cancel()
         finally:
             # Whatever happened, the shielded writer has to be told that nothing follows, or it waits for ever.
@@ -111,12 +112,11 @@ async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Fee
     return replace(result, degraded=tuple(checkpointer.degraded))
 
 
-async def _heed_notes(run_id: str, config: Config, checkpointer: Checkpointer, control: Control) -> None:
+async def _heed_notes(inbox: Inbox, config: Config, control: Control) -> None:
     """Pass answers on. Once somebody has cancelled the run, start nothing more, and end what is under way after its
     grace time.
     """
-    assert config.store is not None
-    await heed(config.store, run_id, config.clock, lambda: checkpointer.away, control.answer)
+    await inbox.heed()
     control.wind_down()
     await config.clock.sleep(config.cancel_grace)
     control.end("cancel")
@@ -132,7 +132,22 @@ async def _raise_fatal(run_id: str, store: Store, checkpointer: Checkpointer) ->
         raise error
 
 
-async def _execute(run: Prepared, config: Config, sink: Sink, feed: Feed, control: Control) -> RunResult:
+def _around(run: Prepared, config: Config, sink: Sink, feed: Feed) -> Surroundings:
+    return Surroundings(
+        run.run_id,
+        config.backends,
+        run.names,
+        sink,
+        feed,
+        config.clock,
+        config.rng,
+        config.on_question,
+        run.unasked,
+        partial(_recall, config.store, run.run_id, run.state),
+    )
+
+
+async def _execute(run: Prepared, config: Config, around: Surroundings, control: Control) -> RunResult:
     schedule = Schedule(
         run.state.dag,
         run.names,
@@ -154,18 +169,6 @@ async def _execute(run: Prepared, config: Config, sink: Sink, feed: Feed, contro
     deciding = None
     if run.policy is not None:
         deciding = Deciding(run.policy, run.decided, state=run.state, schedule=schedule, growth=growth, stamp=stamp)
-    around = Surroundings(
-        run.run_id,
-        config.backends,
-        run.names,
-        sink,
-        feed,
-        config.clock,
-        config.rng,
-        config.on_question,
-        run.unasked,
-        partial(_recall, config.store, run.run_id),
-    )
     execution = Execution(run.state, schedule, growth, around, deciding)
     control.attach(execution.end, execution.wind_down, execution.answer)
     left: list[events.Event] = []
@@ -173,7 +176,7 @@ async def _execute(run: Prepared, config: Config, sink: Sink, feed: Feed, contro
         await execution.run()
     finally:
         left = execution.leave()
-        sink.submit(left)
+        around.sink.submit(left)
         reached("run.leaving")
     last = left[-1]
     assert isinstance(last, events.RunEnded)
@@ -181,20 +184,13 @@ async def _execute(run: Prepared, config: Config, sink: Sink, feed: Feed, contro
     return RunResult(run.run_id, last.status, run.state.all_results(), last.error, receipt=receipt)
 
 
-async def _recall(store: Store | None, run_id: str, task_id: str) -> Past:
+async def _recall(store: Store | None, run_id: str, state: RunState, task_id: str) -> Past:
     if store is None:
         return Past()
     try:
-        record, tasks = await store.get_run(run_id), await store.list_tasks(run_id)
-        if record is None:
-            raise RunNotFound(f"run {run_id!r} was deleted from the store just now")
-        state = RunState(dag_of(record, tasks), tasks)
-        if task_id in state.dag and state.is_completed(task_id):
-            past = await load_past(store, run_id, state, task_id)
-            return replace(past, session_id=tasks[state.dag.position(task_id)].session_id)
+        past = await load_past(store, run_id, state, task_id)
     except StoreError as error:
         raise BackendError(
             ErrorKind.TRANSIENT, f"the conversation of task {task_id!r} cannot be read: {error}"
         ) from error
-    message = f"the conversation of task {task_id!r} is not in the store yet, which is away or behind"
-    raise BackendError(ErrorKind.TRANSIENT, message)
+    return replace(past, session_id=state.results[state.dag.position(task_id)].session_id)

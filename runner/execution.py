@@ -255,6 +255,7 @@ class Execution:
                 self._follow_up(turn.position, happened[0])
             turns = self._go_on(happened, ended)
             await self._around.sink.commit(happened)
+            self._settling.committed(turn)
             self._end_when_quiet()
             self._end_if_decided()
             if turns:

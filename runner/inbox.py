@@ -51,31 +51,62 @@ Heard: TypeAlias = Callable[[str, int, JsonValue, str], bool]
 """Takes an answer: the task, the attempt that asked, the value, and who gave it."""
 
 
-async def heed(store: Store, run_id: str, clock: Clock, away: Callable[[], bool], answer: Heard) -> None:
-    """Pass answers on as they come in, and return once somebody has asked for the run, which goes on, to be cancelled.
-
-    The store is let alone while it is `away`. That it cannot be read is no reason to end a run: it is asked again.
+class Inbox:
+    """The inbox of a run, as its owner reads it. The store is let alone while it is `away`. That it cannot be read is
+    no reason to end a run: it is asked again.
     """
-    after, complained = 0, False
-    while True:
-        await clock.sleep(LOOK_EVERY_S)
-        if away():
-            continue
-        try:
-            notes = await store.list_notes(run_id, after)
-            if await _asks_for_cancel(store, run_id, notes):
-                return
-        except StoreError as error:
-            if not complained:
-                logger(run=run_id).warning("inbox_not_read", error=str(error))
-            complained = True
-            continue
-        after = notes[-1].number if notes else after
-        for note in filter(None, map(answer_in, notes)):
+
+    def __init__(self, store: Store, run_id: str, clock: Clock, away: Callable[[], bool], answer: Heard) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._clock = clock
+        self._away = away
+        self._answer = answer
+        self._after = 0
+        self._complained = False
+
+    async def heed(self) -> None:
+        """Pass answers on as they come in, and return once somebody has asked for the run, which goes on, to be
+        cancelled.
+        """
+        while True:
+            await self._clock.sleep(LOOK_EVERY_S)
+            notes = await self._new_notes()
             try:
-                answer(note.task_id, note.attempt, note.value, "person")
-            except PlaitError as error:
-                logger(run=run_id).warning("answer_refused", task=note.task_id, error=str(error))
+                if await _asks_for_cancel(self._store, self._run_id, notes):
+                    return
+            except StoreError as error:
+                self._complain(error)
+                continue
+            self._after = notes[-1].number if notes else self._after
+            for note in filter(None, map(answer_in, notes)):
+                self._pass_on(note)
+
+    async def look_for_answer(self, task_id: str, attempt: int, deadline_at: str) -> None:
+        """Pass on what came by `deadline_at` in answer to that attempt, and has not been seen yet."""
+        for note in filter(None, map(answer_in, await self._new_notes())):
+            if (note.task_id, note.attempt) == (task_id, attempt) and note.at <= deadline_at:
+                self._pass_on(note)
+
+    async def _new_notes(self) -> Sequence[NoteRecord]:
+        if self._away():
+            return ()
+        try:
+            return await self._store.list_notes(self._run_id, self._after)
+        except StoreError as error:
+            self._complain(error)
+            return ()
+
+    def _complain(self, error: StoreError) -> None:
+        if not self._complained:
+            logger(run=self._run_id).warning("inbox_not_read", error=str(error))
+        self._complained = True
+
+    def _pass_on(self, note: AnswerNote) -> None:
+        try:
+            self._answer(note.task_id, note.attempt, note.value, "person")
+        except PlaitError as error:
+            logger(run=self._run_id).warning("answer_refused", task=note.task_id, error=str(error))
 
 
 @dataclass(frozen=True, slots=True)

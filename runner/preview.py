@@ -14,8 +14,8 @@ from runner.inbox import is_to_be_cancelled
 from runner.ownership import wait_until_free
 from runner.status import RunStatus
 from runner.stored import StoredRun, needs_no_work
-from runner.takeover import heard
-from runner.verdict import RUNS, Action, Verdict, judge, judge_cancelled
+from runner.takeover import decided_so_far, heard
+from runner.verdict import RUNS, Action, Verdict, judge, judge_cancelled, judge_decided
 
 _CHARACTERS_A_TOKEN = 4
 """What English text comes to with the usual tokenizers; only an estimate can be made without asking the model."""
@@ -62,7 +62,11 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
         verdicts = judge_cancelled(run.tasks)
     else:
         given = await given_answers(run, config.clock.wall())
-        verdicts = judge(run.state.dag, run.tasks, retry_failed=retry_failed and not ended, heard=heard(run, given))
+        again = retry_failed and not ended
+        verdicts = judge(run.state.dag, run.tasks, retry_failed=again, heard=heard(run, given))
+        end = decided_so_far(run, again).end
+        if end is not None:
+            verdicts = judge_decided(verdicts, fails=end is RunStatus.FAILED)
     weighed = [await _weighed(run, verdict) if verdict.repeats else verdict for verdict in verdicts]
     return Preview(run.record.run_id, run.status, {verdict.task_id: verdict for verdict in weighed}, ended)
 

@@ -100,7 +100,7 @@ class Settling:
         )
         if self._state.keeps_all and turn.going_on is None and task.continues is None and not reply.messages:
             self._state.prompts[position] = turn.prompt
-        elif position in self._state.continued or self._state.keeps_all:
+        else:
             before = self._state.past(task) or Past()
             said = (*before.messages, *_said_before(turn), *messages)
             self._state.conversations[position] = Past(turn.session_id, said)
@@ -118,6 +118,12 @@ class Settling:
             turn.session_id,
             messages,
         )
+
+    def committed(self, turn: Turn) -> None:
+        """What `turn` came to is stored, or the store is away: then its conversation is nowhere but in memory."""
+        state = self._state
+        if not (state.keeps_all or self._around.sink.away or turn.position in state.continued):
+            state.conversations.pop(turn.position, None)
 
     def _waiting(
         self, turn: Turn, question: Question, way: Way, reply: Reply | None, duration: float

@@ -57,8 +57,9 @@ class RunState:
         self.results: dict[int, TaskResult] = {}
         """Results of the tasks that are done."""
         self.continued = {dag.position(task.continues) for task in dag if task.continues is not None}
-        """Tasks whose conversation a later one goes on with: only these are kept in memory."""
+        """Tasks whose conversation a later one goes on with."""
         self.conversations: dict[int, Past] = {}
+        """Conversations kept in memory: of the tasks that are continued, and of those that are not stored yet."""
         self.prompts: dict[int, str] = {}
         """Where every conversation is kept: the prompts of those that are a prompt and the task's answer, nothing else.
         A text costs the collector of garbage nothing, messages do.
@@ -207,16 +208,6 @@ class RunState:
     def is_completed(self, task_id: str) -> bool:
         """Whether the task has a result and a conversation to go on with."""
         return self.statuses[self.dag.position(task_id)] is TaskStatus.COMPLETED
-
-    def went_on_with(self, task_id: str) -> str | None:
-        """The task whose conversation the stored `task_id` has gone on with, or will; None where it began one."""
-        before = self.dag[task_id].continues
-        if before is None or not self.is_completed(before):
-            return None
-        its, earlier = (self.records[self.dag.position(name)] for name in (task_id, before))
-        # It was completed only afterwards, by a person's wish; clocks may jump, so the session has to say the same.
-        later = its.attempt > 0 and (earlier.ended_at or "") > (its.started_at or "")
-        return None if later and its.session_id != earlier.session_id else before
 
     def past(self, task: Task) -> Past | None:
         """The conversation that `task` goes on with; None when it begins one."""

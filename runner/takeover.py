@@ -56,7 +56,7 @@ async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared
     await _load_failures(run)
     unasked = [] if policy is None else await _unasked(run, happened)
     owner, goes_on = await claim(config, run.store, record, [change for e in happened for change in changes(e)])
-    decided = _decided(run, how.retry_failed)
+    decided = decided_so_far(run, how.retry_failed)
     if decided.failed_on is not None and decided.end is None:
         unasked.insert(0, decided.failed_on)
     return Prepared(record.run_id, state, names, owner, happened, (), goes_on, policy, decided, unasked)
@@ -90,7 +90,8 @@ def _policy(run: StoredRun, own: Policy | None) -> Policy | None:
     return own or policy_of(kind, stored["settings"])
 
 
-def _decided(run: StoredRun, retry_failed: bool) -> Decided:
+def decided_so_far(run: StoredRun, retry_failed: bool) -> Decided:
+    """What a resume holds the run's policy to."""
     decided = decided_of(run.record.policy_state)
     if retry_failed and run.status in RUN_DONE:  # it failed, or results of it are damaged
         return replace(decided, end=None, error=None, rests=False)

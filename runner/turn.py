@@ -35,6 +35,10 @@ async def _nothing_to_recall(_task_id: str) -> Past:
     return Past()
 
 
+async def _no_inbox(_task_id: str, _attempt: int, _deadline_at: str) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What an execution works with. `names` gives each task's backend, by position, as a key of `backends`."""
@@ -50,7 +54,11 @@ class Surroundings:
     unasked: Sequence[str] = ()
     """Tasks whose end the run's policy has not been asked about yet."""
     recall: Callable[[str], Awaitable[Past]] = _nothing_to_recall
-    """The conversation of a completed task, read back from the store. Raises StoreError, PlaitError."""
+    """The conversation of a completed task, read back from the store. Raises BackendError, transient where the store
+    does not have it now; PlaitError.
+    """
+    look_for_answer: Callable[[str, int, str], Awaitable[None]] = _no_inbox
+    """Passes on what the inbox holds by the deadline in answer to an attempt of a task."""
 
 
 INTERRUPTED = (

@@ -32,9 +32,11 @@ class Action(StrEnum):
     FAIL = "fail"
     """The process died too often while it ran: it fails as crashed."""
     BLOCKED = "blocked"
-    """It cannot start, because of what became of a task that it depends on."""
+    """It cannot start, because of what became of a task that it depends on, or because the run's policy has ended the
+    run as failed.
+    """
     CANCEL = "cancel"
-    """It becomes cancelled with its run, which somebody has cancelled."""
+    """It becomes cancelled with its run, which somebody has cancelled, or its policy has ended as completed."""
 
 
 RUNS = frozenset({Action.CONTINUE, Action.START_OVER, Action.START})
@@ -103,6 +105,16 @@ def judge_cancelled(records: Sequence[TaskRecord]) -> list[Verdict]:
         else Verdict(record.task_id, Action.CANCEL, "the run is to be cancelled")
         for record in records
     ]
+
+
+def judge_decided(verdicts: Sequence[Verdict], *, fails: bool) -> list[Verdict]:
+    """What becomes of `verdicts` where the run's policy has ended the run, as completed unless it `fails`: nothing of
+    it runs any more. What is not done is left in a run that fails, and cancelled in one that does not.
+    """
+    ended = f"the run's policy has ended the run as {'failed' if fails else 'completed'}"
+    stopped = RUNS if fails else RUNS | {Action.ASK, Action.BLOCKED}
+    action = Action.BLOCKED if fails else Action.CANCEL
+    return [Verdict(verdict.task_id, action, ended) if verdict.action in stopped else verdict for verdict in verdicts]
 
 
 def last_chance(task: Task, crashes: int) -> bool:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
+import anyio
 import pytest
 
 from backends import ask
 from backends.protocol import Opening, Question, Reply
-from persistence import MemoryStore, Store, TaskCompleted
+from persistence import Batch, MemoryStore, PolicyDecided, Store, TaskCompleted
 from runner import (
     DAG,
+    Action,
     Decision,
     ParallelRunner,
     PlaitError,
     PolicyMissing,
+    Retry,
     RunNotResumable,
     RunStatus,
     RunView,
@@ -189,3 +193,63 @@ async def test_an_answer_to_a_run_that_its_policy_failed_is_refused_unless_it_is
     assert await store.get_run("r") == before
     result = await runner.resume("r", answers={"q": "yes"}, policy=Scripted(enough), retry_failed=True)
     assert (result.status, result.text["q"]) == (RunStatus.COMPLETED, "got yes")
+
+
+ENDING = DAG(
+    [
+        Task("asks", "asks"),
+        Task("no", "no", retry=Retry(attempts=1)),
+        Task("a", "a", weight=0.5),
+        Task("slow", "slow"),
+        Task("twice", "slow", at_most_once=True),
+        Task("last", "last", ["slow"]),
+    ]
+)
+
+
+class Cut(FaultyStore):
+    """Nothing is stored any more once the policy has ended the run: its process died then."""
+
+    async def write(self, batch: Batch) -> None:
+        await super().write(batch)
+        if any(isinstance(one, PolicyDecided) and '"end"' in one.state for one in batch.changes):
+            self.faults = on_write(lambda _: Fault.BEFORE)
+
+
+BECOMES = {
+    Action.CANCEL: TaskStatus.CANCELLED,
+    Action.BLOCKED: TaskStatus.PENDING,
+    Action.ASK: TaskStatus.WAITING_INPUT,
+}
+
+
+@pytest.mark.parametrize("retry_failed", [False, True])
+@pytest.mark.parametrize(
+    ("end", "left", "waits"),
+    [(RunStatus.COMPLETED, Action.CANCEL, Action.CANCEL), (RunStatus.FAILED, Action.BLOCKED, Action.ASK)],
+)
+async def test_a_preview_knows_of_an_end_that_was_decided(
+    store: Store, end: Any, left: Action, waits: Action, retry_failed: bool
+) -> None:
+    async def work(prompt: str) -> str:
+        if prompt == "slow":
+            await anyio.sleep_forever()
+        if prompt == "no":
+            raise ValueError(prompt)
+        if prompt == "a":
+            await anyio.wait_all_tasks_blocked()
+        return str(await ask("Go?")) if prompt == "asks" else prompt
+
+    policy = Scripted(by_end({"a": Decision(end=end)}))
+    await ParallelRunner(work, store=Cut(store), clock=QuickClock()).run(ENDING, "r", policy=policy)
+    runner = ParallelRunner(work, store=store, clock=QuickClock())
+    preview = await runner.preview_resume("r", retry_failed=retry_failed)
+    result = await runner.resume("r", retry_failed=retry_failed, policy=Scripted())
+    no = left if retry_failed else Action.KEEP
+    wanted = {"asks": waits, "no": no, "a": Action.KEEP, "slow": left, "twice": waits, "last": left}
+    assert {task_id: verdict.action for task_id, verdict in preview.tasks.items()} == wanted
+    stays = {"no": TaskStatus.FAILED, "a": TaskStatus.COMPLETED}
+    assert (result.status, preview.runs) == (end, 0)
+    assert {task_id: result[task_id].status for task_id in wanted} == {
+        task_id: stays[task_id] if action is Action.KEEP else BECOMES[action] for task_id, action in wanted.items()
+    }
