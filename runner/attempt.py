@@ -165,8 +165,10 @@ def _is_plain(reply: object) -> bool:
         type(reply) is Reply
         and type(reply.text) is str
         and reply.usage is NO_USAGE
-        and reply.session_id is reply.question is None
-        and reply.messages == reply.tasks == ()
+        and reply.session_id is None
+        and reply.question is None
+        and reply.messages == ()
+        and reply.tasks == ()
     )
 
 

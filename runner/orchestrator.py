@@ -24,6 +24,7 @@ from runner.result import RunResult
 from runner.run import Run
 from runner.status import RunStatus, TaskStatus
 from runner.task import JsonValue
+from runner.turn import OnQuestion
 
 ROLES = (PLANNER, EXECUTOR, REFLECTOR)
 OneBackend: TypeAlias = Backend | Callable[[str], Any]
@@ -66,7 +67,9 @@ class Orchestrator:
     backends. After `max_iterations` executed tasks no other one is begun, and the answer is made of what is there. With
     a `store` every step is written down, under `run_id` if given, and `resume` goes on after a crash. `reflect_every`
     executed tasks a reflection follows; at most `max_tasks` tasks are planned in all. `concurrency` is how many tasks
-    run at once. Raises ValueError for an empty goal, a limit below 1, a missing backend, a `run_id` without a store.
+    run at once. What the executor's tasks ask is put to `on_question`, as in `ParallelRunner`; where that leaves it
+    open, the run waits (`status`). Raises ValueError for an empty goal, a limit below 1, a missing backend, a `run_id`
+    without a store.
     """
 
     def __init__(  # noqa: PLR0913 - every one but the goal and the backends has a sound default
@@ -80,21 +83,27 @@ class Orchestrator:
         reflect_every: int = 3,
         max_tasks: int = 100,
         concurrency: int = 8,
+        on_question: OnQuestion | None = None,
     ) -> None:
         if run_id is not None and store is None:
             raise ValueError(f"run_id {run_id!r} names a stored run, and there is no store; give one, or no run_id")
         self._policy = OrchestratorPolicy(goal, LoopLimits(max_iterations, reflect_every, max_tasks))
         self._runner = ParallelRunner(
-            backends=_by_role(backends), default=EXECUTOR, store=store, concurrency=concurrency
+            backends=_by_role(backends),
+            default=EXECUTOR,
+            store=store,
+            concurrency=concurrency,
+            on_question=on_question,
         )
         self._run_id = run_id
         self._stored = False
         self._retry_failed = False
+        self._answers: Mapping[str, JsonValue] | None = None
         self._loop = Loop()
         self._context: dict[str, JsonValue] = {}
 
     @classmethod
-    async def resume(
+    async def resume(  # noqa: PLR0913 - every one but the store and the backends has a sound default
         cls,
         run_id: str,
         *,
@@ -102,9 +111,12 @@ class Orchestrator:
         backends: Mapping[str, OneBackend] | OneBackend,
         concurrency: int = 8,
         retry_failed: bool = False,
+        answers: Mapping[str, JsonValue] | None = None,
+        on_question: OnQuestion | None = None,
     ) -> Self:
         """The stored orchestration as it stands, whose `run()` goes on with it: with the same goal and limits, from
-        where it was, and at once where it is over. `retry_failed` as in `ParallelRunner.resume`.
+        where it was, and at once where it is over. `retry_failed` and `answers` as in
+        `ParallelRunner.resume`.
 
         Raises ValueError for an unknown run, one that is no orchestration, and a missing backend; StoreError.
         """
@@ -116,8 +128,16 @@ class Orchestrator:
             raise ValueError(f"run {run_id!r} is no orchestration; resume it with ParallelRunner(...).resume(run_id)")
         policy = OrchestratorPolicy.from_settings(_stored_policy(record)["settings"])
         limits = policy.limits
-        this = cls(policy.goal, limits.max_iterations, backends, store=store, run_id=run_id, concurrency=concurrency)
-        this._policy, this._stored, this._retry_failed = policy, True, retry_failed
+        this = cls(
+            policy.goal,
+            limits.max_iterations,
+            backends,
+            store=store,
+            run_id=run_id,
+            concurrency=concurrency,
+            on_question=on_question,
+        )
+        this._policy, this._stored, this._retry_failed, this._answers = policy, True, retry_failed, answers
         this._loop = _loop_of(record)
         this._context = {task.task_id: _value(task) for task in await store.list_tasks(run_id) if _is_context(task)}
         return this
@@ -166,7 +186,9 @@ class Orchestrator:
 
     def _start(self) -> Run:
         if self._stored and self._run_id is not None:
-            return self._runner.start_resume(self._run_id, retry_failed=self._retry_failed, policy=self._policy)
+            return self._runner.start_resume(
+                self._run_id, retry_failed=self._retry_failed, answers=self._answers, policy=self._policy
+            )
         return self._runner.start(self._policy.dag(), self._run_id, policy=self._policy)
 
     def _take(self, event: events.Event) -> None:
