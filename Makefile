@@ -34,7 +34,7 @@ demo: .venv/.local .venv/.model
 	$(BIN)/plait run examples/digest.yaml --backend local $(if $(DOCS),--set "docs=$$DOCS")
 
 test: .venv/.dev .venv/.model
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

@@ -26,7 +26,11 @@ from runner.cli.options import (
 @click.option("--model", metavar="NAME", help="Their model; for local, the path of a GGUF file.")
 @click.option("--base-url", metavar="URL", help="An OpenAI-compatible server.")
 @click.option(
-    "--max-iterations", type=click.IntRange(1), default=10, show_default=True, help="How many tasks are begun at most."
+    "--max-iterations",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="After how many executed tasks no other one is begun; those under way come to their end.",
 )
 @click.option("--max-tasks", type=click.IntRange(1), default=100, show_default=True, help="How many may be planned.")
 @click.option(
