@@ -22,9 +22,10 @@ from runner.inbox import AnswerNote, answer_note
 from runner.owner import Liveness, forget, liveness
 from runner.ownership import claim, wait_until_free
 from runner.questions import OpenQuestion, Way, encode_answers
+from runner.settling import failed_status
 from runner.status import TaskStatus
 from runner.stored import StoredRun, require_unfailed, stored_run
-from runner.task import FailureMode, JsonValue, Task
+from runner.task import JsonValue, Task
 from runner.translate import to_json, turns
 from runner.verdict import Action, judge
 
@@ -143,7 +144,7 @@ def _outcome(run: StoredRun, task: Task, record: TaskRecord, settlement: Settlem
     if settlement.how == "again":
         return [TaskAnswered(at, task.id)]
     if settlement.how == "fail":
-        status = TaskStatus.SKIPPED if task.failure_mode is FailureMode.SKIP else TaskStatus.FAILED
+        status = failed_status(task.failure_mode)
         return [TaskFailed(at, task.id, record.attempt, status.value, GIVEN_UP, text or "a person said that it failed")]
     data = None if task.output_schema is None else _data(task, text)
     position = run.state.dag.position(task.id)

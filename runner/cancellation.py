@@ -10,8 +10,8 @@ from runner.feed import Feed
 from runner.inbox import cancel_note, is_to_be_cancelled
 from runner.owner import Liveness, forget, liveness
 from runner.ownership import claim, is_live, wait_until_free
-from runner.result import RunResult, TaskResult
-from runner.status import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
+from runner.result import RunResult
+from runner.status import RUN_DONE, TASK_DONE, RunStatus
 from runner.stored import StoredRun, stored_record, stored_run
 from runner.translate import changes
 
@@ -58,9 +58,7 @@ async def finish_cancelling(config: Config, run: StoredRun, feed: Feed) -> RunRe
     happened: list[events.Event] = []
     for position, status in enumerate(state.statuses):
         if status not in TASK_DONE:
-            task_id, number = state.dag.tasks[position].id, state.attempts[position]
-            state.settle(position, TaskResult(task_id, TaskStatus.CANCELLED, attempts=number))
-            happened.append(events.TaskCancelled(at, task_id, number))
+            happened.append(state.cancel(position, at))
     happened.append(events.RunCancelled(at, record.run_id, RunStatus.CANCELLED))
     owner, _ = await claim(config, run.store, record, [change for event in happened for change in changes(event)])
     forget(owner)

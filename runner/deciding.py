@@ -132,10 +132,8 @@ class Deciding:
             position = waiting.pop()
             if self._state.statuses[position] not in {TaskStatus.PENDING, TaskStatus.WAITING_INPUT}:
                 continue
-            task_id, number = self._state.dag.tasks[position].id, self._state.attempts[position]
-            self._state.settle(position, TaskResult(task_id, TaskStatus.CANCELLED, attempts=number))
+            happened.append(self._state.cancel(position, at))
             self._schedule.drop(position)
-            happened.append(events.TaskCancelled(at, task_id, number))
             waiting += [*self._state.dag.dependents[position], *self._state.parts.get(position, ())]
         return happened
 

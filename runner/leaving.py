@@ -8,7 +8,6 @@ from typing import Literal
 
 from runner import events
 from runner.deciding import Decided
-from runner.result import TaskResult
 from runner.state import RunState
 from runner.status import TASK_DONE, RunStatus, TaskStatus
 from runner.verdict import at_most_once_question
@@ -33,8 +32,7 @@ def leave(run_id: str, state: RunState, ending: Ending, at: str) -> list[events.
     for position, status in enumerate(state.statuses):
         task_id, number = state.dag.tasks[position].id, state.attempts[position]
         if for_good and status not in TASK_DONE:
-            state.settle(position, TaskResult(task_id, TaskStatus.CANCELLED, attempts=number))
-            happened.append(events.TaskCancelled(at, task_id, number))
+            happened.append(state.cancel(position, at))
         elif status is TaskStatus.RUNNING and position in ending.called:
             question = at_most_once_question(number)
             state.ask(position, question)

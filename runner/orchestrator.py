@@ -23,6 +23,7 @@ from runner.policies.orchestrator_prompts import ANSWER_ID, EXECUTOR, PLANNER, R
 from runner.result import RunResult
 from runner.run import Run
 from runner.status import RunStatus, TaskStatus
+from runner.stored import StoredPolicy
 from runner.task import JsonValue
 from runner.turn import OnQuestion
 
@@ -123,10 +124,10 @@ class Orchestrator:
         record = await store.get_run(run_id)
         if record is None:
             raise ValueError(f"the store has no run {run_id!r}")
-        kind = _stored_policy(record).get("kind")
-        if kind != OrchestratorPolicy.kind:
+        led_by = StoredPolicy.of(record)
+        if led_by is None or led_by.kind != OrchestratorPolicy.kind:
             raise ValueError(f"run {run_id!r} is no orchestration; resume it with ParallelRunner(...).resume(run_id)")
-        policy = OrchestratorPolicy.from_settings(_stored_policy(record)["settings"])
+        policy = OrchestratorPolicy.from_settings(led_by.settings)
         limits = policy.limits
         this = cls(
             policy.goal,
@@ -232,10 +233,6 @@ def _by_role(backends: Mapping[str, OneBackend] | OneBackend | None) -> dict[str
     if missing := [role for role in ROLES if role not in named]:
         raise ValueError(f"there is no backend for {', '.join(missing)}; give one for each of {', '.join(ROLES)}")
     return named
-
-
-def _stored_policy(record: RunRecord) -> dict[str, Any]:
-    return cast("dict[str, Any]", json.loads(record.settings).get("policy") or {})
 
 
 def _loop_of(record: RunRecord) -> Loop:

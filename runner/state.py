@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from backends.protocol import Message, Reply, Usage
 from persistence.records import TaskRecord
+from runner import events
 from runner.dag import DAG
 from runner.prompt import names_used, render
 from runner.questions import Answered, Asking, Way, answers_of, asking_of
@@ -119,6 +120,12 @@ class RunState:
         if position in self.questions:
             del self.questions[position]
             self.asking.pop(position, None)
+
+    def cancel(self, position: int, at: str) -> events.TaskCancelled:
+        """The task, which is not done, is cancelled; the event that says so."""
+        task_id, number = self.dag.tasks[position].id, self.attempts[position]
+        self.settle(position, TaskResult(task_id, TaskStatus.CANCELLED, attempts=number))
+        return events.TaskCancelled(at, task_id, number)
 
     def reopen(self, position: int) -> None:
         """The failed task is pending again."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from persistence.boundaries import reached
@@ -13,6 +14,7 @@ from runner.errors import RunNotFound, RunNotResumable, StoreRequired
 from runner.result import RunResult
 from runner.state import RunState
 from runner.status import RUN_DONE, RUN_REOPENINGS, RunStatus, TaskStatus
+from runner.task import JsonValue
 from runner.translate import dag_of
 
 
@@ -28,6 +30,20 @@ class StoredRun:
     @property
     def status(self) -> RunStatus:
         return RunStatus(self.record.status)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPolicy:
+    """The policy that leads a stored run: what `policy_of` makes it of."""
+
+    kind: str
+    settings: Mapping[str, JsonValue]
+
+    @classmethod
+    def of(cls, record: RunRecord) -> StoredPolicy | None:
+        """None for a run that none leads. `record` is one with its settings."""
+        stored = json.loads(record.settings).get("policy")
+        return None if stored is None else cls(stored["kind"], stored["settings"])
 
 
 async def stored_record(config: Config, run_id: str) -> tuple[Store, RunRecord]:

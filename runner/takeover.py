@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,7 +22,7 @@ from runner.result import TaskResult
 from runner.settling import NOT_ADDED, failed_status
 from runner.state import GoingOn, Past, RunState
 from runner.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
-from runner.stored import StoredRun
+from runner.stored import StoredPolicy, StoredRun
 from runner.task import JsonValue
 from runner.translate import changes
 from runner.verdict import RUNS, Action, Heard, Verdict, judge
@@ -78,16 +77,15 @@ def heard(run: StoredRun, given: GivenAnswers) -> Heard:
 
 
 def _policy(run: StoredRun, own: Policy | None) -> Policy | None:
-    stored = json.loads(run.record.settings).get("policy")
+    stored = StoredPolicy.of(run.record)
     run_id = run.record.run_id
     if stored is None:
         if own is not None:
             raise PlaitError(f"run {run_id} was begun without a policy, and goes on without one; leave it out")
         return None
-    kind = stored["kind"]
-    if own is not None and own.kind != kind:
-        raise PolicyMissing(f"run {run_id} is led by a policy of kind {kind!r}, not {own.kind!r}")
-    return own or policy_of(kind, stored["settings"])
+    if own is not None and own.kind != stored.kind:
+        raise PolicyMissing(f"run {run_id} is led by a policy of kind {stored.kind!r}, not {own.kind!r}")
+    return own or policy_of(stored.kind, stored.settings)
 
 
 def decided_so_far(run: StoredRun, retry_failed: bool) -> Decided:

@@ -42,3 +42,13 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerato
 def path(tmp_path: Path) -> Path:
     """Where a database may be, with every character that a URI would take amiss; its folder does not exist yet."""
     return tmp_path / "a folder" / "runs #1 100% ?x=y.db"
+
+
+@pytest.fixture(params=["memory", "sqlite", "none"])
+async def kept(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Store | None]:
+    """Each of our stores in turn, and no store at all."""
+    if request.param == "sqlite":
+        async with SQLiteStore(tmp_path / "plait.db") as sqlite_store:
+            yield sqlite_store
+        return
+    yield MemoryStore() if request.param == "memory" else None

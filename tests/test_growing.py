@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from backends.protocol import Reply
 from persistence import MemoryStore, SQLiteStore, Store
 from runner import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
 from tests.support.growth import Recording, listed, plan, spec, talker
-
-
-@pytest.fixture(params=["memory", "sqlite", "none"])
-async def kept(request: pytest.FixtureRequest, tmp_path: Path):
-    """Each of our stores in turn, and no store at all."""
-    if request.param == "sqlite":
-        async with SQLiteStore(tmp_path / "plait.db") as store:
-            yield store
-        return
-    yield MemoryStore() if request.param == "memory" else None
 
 
 async def test_a_planner_function_adds_tasks_that_depend_on_old_and_new_ones(kept: Store | None) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from backends.protocol import Opening, Reply
-from persistence import MemoryStore, SQLiteStore, Store
+from persistence import MemoryStore, Store
 from runner import DAG, DAGError, Limits, ParallelRunner, RunStatus, Task, TaskStatus
 from tests.support.fakes import Talker
 from tests.support.growth import Recording, listed, plan, spec, talker
@@ -16,16 +15,6 @@ from tests.support.growth import Recording, listed, plan, spec, talker
 SOURCE = Task("source", prompt="source")
 MAPPED = Task("mapped", prompt="part {{ item }}", for_each="source")
 USER = Task("user", prompt="{{ mapped }}", depends_on=["mapped"])
-
-
-@pytest.fixture(params=["memory", "sqlite", "none"])
-async def kept(request: pytest.FixtureRequest, tmp_path: Path):
-    """Each of our stores in turn, and no store at all."""
-    if request.param == "sqlite":
-        async with SQLiteStore(tmp_path / "plait.db") as store:
-            yield store
-        return
-    yield MemoryStore() if request.param == "memory" else None
 
 
 async def test_one_task_for_each_element(kept: Store | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -11,7 +10,7 @@ import pytest
 
 from backends import BackendError, ErrorKind
 from backends.protocol import Opening, Question, Reply
-from persistence import MemoryStore, SQLiteStore, Store
+from persistence import MemoryStore, Store
 from runner import (
     DAG,
     Decision,
@@ -27,16 +26,6 @@ from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Recording, Scripted, by_end, plan, spec, talker, tasks
 
 CHAIN = DAG([Task("a", "a"), Task("b", "b", ["a"]), Task("c", "c", ["b"])])
-
-
-@pytest.fixture(params=["memory", "sqlite", "none"])
-async def kept(request: pytest.FixtureRequest, tmp_path: Path):
-    """Each of our stores in turn, and no store at all."""
-    if request.param == "sqlite":
-        async with SQLiteStore(tmp_path / "plait.db") as store:
-            yield store
-        return
-    yield MemoryStore() if request.param == "memory" else None
 
 
 async def test_it_is_asked_about_each_end_in_order_and_once_at_rest(kept: Store | None) -> None:

@@ -39,11 +39,10 @@ from runner.inbox import is_to_be_cancelled
 from runner.policies import policy_of
 from runner.policies.orchestrator import OrchestratorPolicy
 from runner.policies.orchestrator_prompts import ANSWER_ID
-from runner.policy import Policy
 from runner.result import RunResult
 from runner.run import Run
 from runner.status import RunStatus, TaskStatus
-from runner.stored import has_ended
+from runner.stored import StoredPolicy, has_ended
 from runner.translate import dag_of
 from runner.verdict import RUNS, Action, judge
 
@@ -97,7 +96,8 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
             record = await find_run(store, wanted.run)
         tasks = await store.list_tasks(record.run_id)
         dag = dag_of(record, tasks)
-        if _policy_kind(record) == OrchestratorPolicy.kind:
+        led_by = StoredPolicy.of(record)
+        if led_by is not None and led_by.kind == OrchestratorPolicy.kind:
             manner = replace(manner, result_of=ANSWER_ID)
         looking = Backing({}).runner({}, store=store)
         if wanted.dry_run:
@@ -111,7 +111,7 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
         verdicts = judge(dag, tasks, retry_failed=wanted.retry_failed)
         statuses = {task.task_id: _status(verdict.action, task) for task, verdict in zip(tasks, verdicts, strict=True)}
         kept = Kept.of(record)
-        policy = _stored_policy(record)
+        policy = None if led_by is None else policy_of(led_by.kind, led_by.settings)
         names = names_needed(dag, kept.default, statuses.values(), policy=policy, known=kept.specs)
         backing = kept.backing(names, wanted.plan)
         async with backing.running(names) as made:
@@ -128,16 +128,6 @@ def _status(action: Action, task: TaskRecord) -> TaskStatus:
     if action is Action.FAIL or task.damaged:
         return TaskStatus.FAILED
     return TaskStatus.WAITING_INPUT if action is Action.ASK else TaskStatus(task.status)
-
-
-def _policy_kind(record: RunRecord) -> str | None:
-    stored = json.loads(record.settings).get("policy")
-    return None if stored is None else stored["kind"]
-
-
-def _stored_policy(record: RunRecord) -> Policy | None:
-    stored = json.loads(record.settings).get("policy")
-    return None if stored is None else policy_of(stored["kind"], stored["settings"])
 
 
 def _stored_concurrency(record: RunRecord) -> int:
