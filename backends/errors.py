@@ -41,7 +41,8 @@ class BackendError(Exception):
 
     `kind` decides about a retry; `message` is one line for a person, without keys and without prompt text;
     `retry_after` is the server's own hint in seconds, or None. `usage` is what the failed turn cost all the same, and
-    `messages` what was said in it, the prompt included, where there was more than the prompt.
+    `messages` what was said in it, the prompt included, where there was more than the prompt. `goes_on`: the session
+    has kept the prompt and what was done, so that another attempt goes on in it instead of starting over.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class BackendError(Exception):
         retry_after: float | None = None,
         usage: Usage = NO_USAGE,
         messages: tuple[Message, ...] = (),
+        goes_on: bool = False,
     ) -> None:
         super().__init__(message)
+        self.goes_on = goes_on
         self.usage = usage
         self.messages = messages
         self.kind = kind

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import field
+from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from backends.values import value
@@ -85,10 +86,14 @@ class Reply:
 
 @value
 class Output:
-    """Something seen while a turn goes on: a piece of the answer's text, or a notice about what the backend does."""
+    """Something seen while a turn goes on: a piece of the answer's text, a tool that an agent uses, what it waits for
+    (such as a rate limit), or a notice about what the backend does. `usage` is what the turn has cost so far, where it
+    says so.
+    """
 
-    kind: Literal["text", "notice"]
+    kind: Literal["text", "tool", "waiting", "notice"]
     text: str
+    usage: Usage = NO_USAGE
 
 
 def _ignore_output(_output: Output) -> None:
@@ -107,6 +112,16 @@ class Answer:
 
 
 @value
+class Files:
+    """Folders that outlive this process, readable by this user alone. `turn` is this attempt's own, and made by the
+    backend that uses it; `sessions` is shared by all turns of all runs of the store.
+    """
+
+    turn: Path
+    sessions: Path
+
+
+@value
 class Opening:
     """Everything a backend may need to open a conversation.
 
@@ -119,6 +134,12 @@ class Opening:
     `answer` is there when the turn says the answer to the question that the conversation's last reply ended with; the
     prompt is then that answer as text. `goes_on` marks a turn that takes up one which was cut: the prompt is then a
     word about that.
+
+    `forks` is the session of another task whose conversation this new one begins with, and which has to stay as it is;
+    `history` holds the same. With `resume` it is a session of its own already, and `forks` says nothing any more.
+    `files` are there where the store keeps files. `adopts` marks a turn that a process began which has died since, and
+    that `OutlivingBackend.left` found alive or ended: its answer is waited for and returned, and nothing is sent. If it
+    ends without one, that is `crashed`.
     """
 
     session_id: str | None = None
@@ -129,6 +150,9 @@ class Opening:
     metadata: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
     answer: Answer | None = None
     goes_on: bool = False
+    forks: str | None = None
+    files: Files | None = None
+    adopts: bool = False
     on_output: Callable[[Output], None] = _ignore_output
     on_session: Callable[[str], None] = _ignore_session
 
@@ -166,4 +190,40 @@ class Backend(Protocol):
 
         Entering raises BackendUnavailable when an extra, a key or a file is missing here, BackendError for the rest.
         """
+        ...
+
+
+@value
+class LeftTurn:
+    """What is left of a turn whose runner died. "alive": it still works; "ended": its whole outcome is in its files;
+    "dead": it was cut. `session_id` is the session that is known to hold its prompt, as far as its files say; `goes_on`
+    as it was in its Opening; `about` names it in a few words, such as "claude, pid 4711".
+    """
+
+    state: Literal["alive", "ended", "dead"]
+    session_id: str | None = None
+    goes_on: bool = False
+    about: str = ""
+
+
+@runtime_checkable
+class OutlivingBackend(Backend, Protocol):
+    """A backend whose turns may outlive the process that began them, where the Opening has `files`."""
+
+    def left(self, files: Files) -> LeftTurn | None:
+        """What is left of the turn in `files.turn`; None where none ever began. Files and the table of processes are
+        looked at, nothing is changed. Never raises.
+        """
+        ...
+
+
+@runtime_checkable
+class ForkingBackend(Backend, Protocol):
+    """A backend that keeps the history of its sessions and heeds `Opening.forks`. For others, a task that continues
+    another one goes on in that one's session, unless several tasks do.
+    """
+
+    @property
+    def can_fork(self) -> bool:
+        """Whether it does."""
         ...

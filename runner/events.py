@@ -168,8 +168,9 @@ class TaskOutput(TaskEvent):
     """Something seen while the turn goes on. Not stored."""
 
     kind: ClassVar[str] = "task_output"
-    output: Literal["text", "notice"]
+    output: Literal["text", "tool", "waiting", "notice"]
     text: str
+    usage: Usage = NO_USAGE
 
 
 @value

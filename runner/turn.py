@@ -198,7 +198,9 @@ class Turns:
 
     def _output(self, turn: Turn, output: Output) -> None:
         if not turn.over:
-            event = events.TaskOutput(self._stamp(), turn.task.id, turn.number, output.kind, str(output.text))
+            event = events.TaskOutput(
+                self._stamp(), turn.task.id, turn.number, output.kind, str(output.text), output.usage
+            )
             self._around.feed.publish(event)
 
     def _session(self, turn: Turn, session_id: str, *, last: bool = False) -> None:

@@ -1,0 +1,1 @@
+"""Coding agents as backends: Claude Code, Codex, Gemini."""

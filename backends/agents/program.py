@@ -1,0 +1,132 @@
+"""What differs between coding agents that are run as a command: plain values, and two protocols without any I/O.
+
+A `Program` says how a turn is called, a `Reader` what its output means. Everything else, from the child's start to its
+end, is the same for all of them: `backends/agents/cli.py` on top of `backends/process.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from backends.protocol import NO_USAGE, JsonValue, Output, Usage
+from backends.values import value
+
+
+@value
+class Call:
+    """One turn as it is to be called; the prompt comes by standard input, never here.
+
+    `session_id` names the session: a new one, chosen by us, or None where the program makes its own; with `resume` one
+    that exists. `forks` is the session that the new one branches off from. `rewind_to` is where a cut turn is taken up
+    (`Reader.last_whole`). `folder` exists, is private, and is the turn's own.
+    """
+
+    folder: Path
+    session_id: str | None = None
+    resume: bool = False
+    forks: str | None = None
+    rewind_to: str | None = None
+    output_schema: Mapping[str, JsonValue] | None = None
+
+
+@value
+class Ending:
+    """How the child ended. `status` is its exit status, negative for a signal, None where nobody could see it;
+    `stderr` the last 64 KiB of what it wrote there.
+    """
+
+    status: int | None
+    stderr: str = ""
+
+
+@value
+class Answered:
+    """A turn's whole answer. `data` is the structured answer where the program itself checked one. `usage` is that of
+    this turn, or, with `is_total`, of the session so far, this turn included. `denied` lists what the agent was not
+    allowed to do.
+    """
+
+    text: str
+    data: JsonValue = None
+    usage: Usage = NO_USAGE
+    is_total: bool = False
+    denied: tuple[str, ...] = ()
+
+
+class Reader(Protocol):
+    """Makes sense of one turn's standard output, as it comes in. Pure; never raises on any input."""
+
+    @property
+    def session_id(self) -> str | None:
+        """The session's id, once the output shows that the session exists."""
+        ...
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the program has said its last word: `end` may be called, the child need not be waited for."""
+        ...
+
+    @property
+    def usage(self) -> Usage:
+        """What is known so far of what this turn costs, for a turn that is cut."""
+        ...
+
+    @property
+    def last_whole(self) -> str | None:
+        """The last message that the session holds whole, as `Call.rewind_to` wants it; None where it has no such."""
+        ...
+
+    def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        """One line of the output, which was a JSON object; what it shows of the agent's work."""
+        ...
+
+    def note(self, line: str) -> None:
+        """One line of the output that was no JSON object."""
+        ...
+
+    def end(self, ending: Ending) -> Answered:
+        """The turn's outcome; the child has ended, or `is_final` holds. BackendError where there is no whole answer."""
+        ...
+
+
+class Program(Protocol):
+    """How one agent's command is called. One object serves all turns of a backend."""
+
+    @property
+    def kind(self) -> str:
+        """The backend's kind, as plans name it, such as "claude-code"."""
+        ...
+
+    @property
+    def command(self) -> str:
+        """The executable: a name to be found on PATH, or a path."""
+        ...
+
+    @property
+    def chooses_session(self) -> bool:
+        """Whether a new session's id is chosen by us."""
+        ...
+
+    @property
+    def can_fork(self) -> bool:
+        """Whether a session can be branched off from another one."""
+        ...
+
+    def arguments(self, call: Call) -> Sequence[str]:
+        """The command's arguments for a turn. May write files into `call.folder`, such as a schema."""
+        ...
+
+    def environment(self, call: Call) -> Mapping[str, str]:
+        """Variables to set for the child, beside those that every child gets."""
+        ...
+
+    @property
+    def passes(self) -> Sequence[str]:
+        """Names of variables that the child may take from our environment, such as the one that holds its key."""
+        ...
+
+    def reader(self, call: Call) -> Reader:
+        """A reader for that turn's output."""
+        ...
