@@ -110,6 +110,10 @@ class CliBackend(ABC):
             )
         return str(Path(found).absolute())
 
+    def says(self, call: Call, prompt: str) -> str:  # noqa: ARG002 - for those that are answered in another way
+        """See `Program.says`."""
+        return prompt
+
     @property
     @abstractmethod
     def passes(self) -> Sequence[str]:

@@ -62,13 +62,13 @@ class CliConversation:
         try:
             answered = await self._first(turn, clean_text(prompt))
             data = None
-            if self._schema is not None:
+            if self._schema is not None and answered.question is None:
                 answered, data = await self._fitting(turn, answered, self._schema)
         except BackendError as error:
             error.usage += _cost(turn)
             error.messages = tuple(turn) if len(turn) > 1 else ()
             raise
-        return Reply(answered.text, data, self._session_id, _cost(turn), tuple(turn))
+        return Reply(answered.text, data, self._session_id, _cost(turn), tuple(turn), answered.question)
 
     async def _first(self, turn: list[Message], prompt: str) -> Answered:
         """The call that says the prompt itself; if the session is gone, in a fresh one that is told what was said."""
@@ -131,7 +131,8 @@ class CliConversation:
     def _call(self, folder: Path) -> Call:
         opening, schema = self._opening, self._opening.output_schema if self._backend.checks_schema else None
         forks = None if self._exists else opening.forks
-        return Call(folder, self._session_id, resume=self._exists, forks=forks, output_schema=schema)
+        answer = None if self._said else opening.answer
+        return Call(folder, self._session_id, resume=self._exists, forks=forks, output_schema=schema, answer=answer)
 
     def _cut_before(self, call: Call) -> list[Reader]:
         return cut_before(self._files.turn, partial(self._backend.reader, call))
@@ -166,7 +167,7 @@ class CliConversation:
             (backend.executable(), *backend.arguments(call)),
             {**child_environment((*backend.passes, *backend.pass_env)), **backend.environment(call)},
             backend.folder,
-            sent.encode(),
+            backend.says(call, sent).encode(),
             keeps,
             {"kind": backend.kind, "goes_on": "yes" if self._opening.goes_on else "no"},
             guarded=self._opening.files is None or backend.on_runner_death == "kill",
