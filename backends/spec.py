@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from .agents.spec import AgentSpec, ClaudeCodeSpec, CodexSpec, GeminiSpec
+from .agents.spec import AgentSpec, ClaudeCodeSpec
 from .anthropic import AnthropicBackend
 from .errors import BackendUnavailable
 from .function import as_backend
@@ -106,13 +106,9 @@ class LocalSpec(_ModelSpec):
         return self
 
 
-AnySpec: TypeAlias = FunctionSpec | OpenAISpec | AnthropicSpec | LocalSpec | ClaudeCodeSpec | CodexSpec | GeminiSpec
+AnySpec: TypeAlias = FunctionSpec | OpenAISpec | AnthropicSpec | LocalSpec | ClaudeCodeSpec
 BackendSpec: TypeAlias = Annotated[AnySpec, Field(discriminator="kind")]
-_AGENTS: Mapping[str, type[ClaudeCodeSpec | CodexSpec | GeminiSpec]] = {
-    "claude-code": ClaudeCodeSpec,
-    "codex": CodexSpec,
-    "gemini": GeminiSpec,
-}
+_AGENTS: Mapping[str, type[ClaudeCodeSpec]] = {"claude-code": ClaudeCodeSpec}
 
 
 def build(spec: AnySpec, *, folder: Path) -> Backend:
@@ -154,8 +150,8 @@ def default_spec(
     if chosen == "local":
         # From the command line: relative to the working directory, not to the plan.
         return LocalSpec(kind="local", gguf=str(Path(model).absolute()) if model else None)
-    if chosen in _AGENTS:
-        return _AGENTS[chosen](kind=chosen, model=model, base_url=_url(base_url))  # type: ignore[arg-type]
+    if chosen is not None and chosen in _AGENTS:
+        return _AGENTS[chosen].model_validate({"kind": chosen, "model": model, "base_url": _url(base_url)})
     problem = "no backend is configured" if chosen is None else f"{chosen!r} is not a backend that can be asked for"
     raise BackendUnavailable(f"{problem}; what can be had:\n{_choices()}")
 
@@ -183,7 +179,7 @@ def _choices() -> str:
             "  anthropic: set ANTHROPIC_API_KEY",
             "  any OpenAI-compatible server (Ollama, vLLM, LM Studio, ...): --base-url URL, or set OPENAIBASE_URL",
             f"  a small model on this machine: --backend local ({local})",
-            "  a coding agent: --backend claude-code, codex or gemini (`plait doctor` says which are installed)",
+            "  a coding agent: --backend claude-code (`plait doctor` says which are installed)",
             '  a Python function: in the plan file, "kind: function" and "call: file.py:name"',
         )
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import Field
 
@@ -39,7 +39,7 @@ class AgentSpec(Spec):
     idle_timeout: float = Field(default=900.0, gt=0, description="Seconds without any output of the agent.")
     on_runner_death: Literal["adopt", "kill"] = Field(
         default="adopt",
-        description="What becomes of a turn whose runner is killed: it works on, for a resume to take it over, or it ends.",
+        description="Of a turn whose runner is killed: it works on, and a resume takes it over, or it ends.",
     )
     on_lost_session: Literal["replay", "fail"] = Field(
         default="replay",
@@ -61,12 +61,13 @@ class AgentSpec(Spec):
             for name in self.model_fields_set - _HARMLESS
         )
 
-    def options(self, folder: Path) -> dict[str, object]:
+    def options(self, folder: Path) -> dict[str, Any]:
         """The keyword arguments of the backend that were given."""
-        given = self.model_dump(exclude=set(_OWN), exclude_none=True)
-        for name, value in given.items():
-            if isinstance(value, list):
-                given[name] = tuple(value)
+        dumped = self.model_dump(exclude=set(_OWN), exclude_none=True)
+        given = {
+            name: tuple(cast("list[object]", value)) if isinstance(value, list) else value
+            for name, value in dumped.items()
+        }
         if self.cwd is not None:
             given["cwd"] = folder / Path(self.cwd).expanduser()
         if self.command is not None and "/" in self.command:
@@ -101,40 +102,4 @@ class ClaudeCodeSpec(AgentSpec):
     def make(self, folder: Path) -> CliBackend:
         from .claude import ClaudeCodeBackend  # noqa: PLC0415
 
-        return ClaudeCodeBackend(**self.options(folder))  # type: ignore[arg-type]
-
-
-class CodexSpec(AgentSpec):
-    """Codex, run as `codex exec`."""
-
-    kind: Literal["codex"]
-    sandbox: Literal["read-only", "workspace-write", "danger-full-access"] = Field(
-        default="read-only", description="What its tools may do."
-    )
-    config: dict[str, str | int | float | bool] = Field(
-        default_factory=dict, description="Further settings, as in its config.toml."
-    )
-    base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for its requests.")
-    api_key_env: str = Field(
-        default="OPENAI_API_KEY", description="The environment variable that holds the key for base_url."
-    )
-
-    def make(self, folder: Path) -> CliBackend:
-        from .codex import CodexBackend  # noqa: PLC0415
-
-        return CodexBackend(**self.options(folder))
-
-
-class GeminiSpec(AgentSpec):
-    """Gemini CLI, run as `gemini`."""
-
-    kind: Literal["gemini"]
-    approval_mode: Literal["default", "auto_edit", "yolo", "plan"] | None = Field(
-        default=None, description="Gemini's own word. Default: tools that would need asking are absent."
-    )
-    base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for its requests.")
-
-    def make(self, folder: Path) -> CliBackend:
-        from .gemini import GeminiBackend  # noqa: PLC0415
-
-        return GeminiBackend(**self.options(folder))
+        return ClaudeCodeBackend(**self.options(folder))
