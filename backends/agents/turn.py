@@ -18,7 +18,7 @@ import anyio
 
 from backends.child import Child
 from backends.errors import BackendError, ErrorKind
-from backends.process import Start, adopted, child_environment, read_known, running
+from backends.process import Start, adopted, child_environment, private_folder, read_known, running
 from backends.protocol import NO_USAGE, Files, JsonValue, Message, Opening, Output, Reply, Usage
 from backends.structured import Mismatch, Schema, invalid_output, repair_prompt
 from backends.text import clean_text, one_line
@@ -161,7 +161,7 @@ class CliConversation:
         if self._opening.goes_on:
             whole = [one.last_whole for one in cut if one.last_whole and one.session_id == call.session_id]
             call = replace(call, rewind_to=whole[0] if whole else None)
-        call.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(call.folder)
         backend = self._backend
         start = Start(
             (backend.executable(), *backend.arguments(call)),
