@@ -5,6 +5,7 @@
     [[long N]]                      answers N words
     [[tool COMMAND]]                first calls the agent's shell tool; several: one a request, in order
     [[tool-named NAME {...}]]       first calls that tool with that input
+    [[together]]                    all those tools in one answer
     [[slow S]]                      headers and first words at once, the rest after S seconds
     [[until PATH]]                  headers and first words at once, the rest when that file exists, or after 120 s
     [[break]]                       the connection is closed after the first words
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-_WORD = re.compile(r"\[\[(say|json|long|tool-named|tool|slow|until|break|error)\b ?")
+_WORD = re.compile(r"\[\[(say|json|long|together|tool-named|tool|slow|until|break|error)\b ?")
 _ERROR = re.compile(r"(\d+)(?: retry-after (\d+))?(?: (.+))?", re.DOTALL)
 _SHELLS = re.compile(r"bash|shell|exec_command|run_shell_command|.*__shell|.*execute_command", re.IGNORECASE)
 _STRUCTURED = "StructuredOutput"
@@ -70,12 +71,17 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class Call:
+    tool: str
+    input: Json
+
+
+@dataclass(frozen=True)
 class Answer:
-    """What to answer: an error, a call of a tool, or a text."""
+    """What to answer: an error, calls of tools, or a text."""
 
     text: str = ""
-    tool: str | None = None
-    input: Json = field(default_factory=dict)
+    calls: Sequence[Call] = ()
     status: int = 200
     retry_after: int | None = None
     seconds: float = 0
@@ -93,12 +99,11 @@ class Script:
     def answer(self, asked: Asked) -> Answer:
         prompts = asked.prompts() or [""]
         words = parse(prompts[-1])
-        tools = [word for word in words if word[0].startswith("tool")]
-        given = len(asked.results())
-        if given < len(tools):
-            name, text = tools[given]
-            if self._counts(text, prompts):
-                return _call(name, _bare(text), asked)
+        tools = [word for word in words if word[0].startswith("tool")][len(asked.results()) :]
+        if tools:
+            now = tools if ("together", "") in words else tools[:1]
+            if all(self._counts(text, prompts) for _, text in now):
+                return _answer_with([_call(name, _bare(text), asked) for name, text in now])
         rest = [(n, _bare(text)) for n, text in words if not n.startswith("tool") and self._counts(text, prompts)]
         return _finish(dict(rest), asked)
 
@@ -149,14 +154,21 @@ def _bare(text: str) -> str:
     return "" if text == "once" else text.removesuffix(" once")
 
 
-def _call(name: str, text: str, asked: Asked) -> Answer:
+def _answer_with(calls: Sequence[Call | str]) -> Answer:
+    return Answer(
+        "\n".join(one for one in calls if isinstance(one, str)), [one for one in calls if isinstance(one, Call)]
+    )
+
+
+def _call(name: str, text: str, asked: Asked) -> Call | str:
+    """The call; or why there is none, as a text."""
     if name == "tool-named":
         tool, _, given = text.partition(" ")
-        return Answer(tool=tool, input=json.loads(given or "{}"))
+        return Call(tool, json.loads(given or "{}"))
     tool = next((offered for offered in asked.tools if _SHELLS.fullmatch(offered)), None)
     if tool is None:
-        return Answer(f"STUB: no shell tool is offered, only {', '.join(asked.tools) or 'none at all'}")
-    return Answer(tool=tool, input=_shell_input(text, asked.tools[tool]))
+        return f"STUB: no shell tool is offered, only {', '.join(asked.tools) or 'none at all'}"
+    return Call(tool, _shell_input(text, asked.tools[tool]))
 
 
 def _shell_input(command: str, schema: Json) -> Json:
@@ -178,7 +190,7 @@ def _finish(words: Mapping[str, str], asked: Asked) -> Answer:
         )
     timing: Json = {"seconds": float(words.get("slow", 0)), "until": words.get("until"), "breaks": "break" in words}
     if "json" in words and _STRUCTURED in asked.tools and not asked.results():
-        return Answer(tool=_STRUCTURED, input=json.loads(words["json"]), **timing)
+        return Answer(calls=[Call(_STRUCTURED, json.loads(words["json"]))], **timing)
     return Answer(_text(words, asked), **timing)
 
 

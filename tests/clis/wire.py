@@ -101,28 +101,36 @@ class Anthropic:
                 "stop_reason": None, "stop_sequence": None, "usage": self._usage(asked)}  # fmt: skip
 
     def whole(self, asked: Asked, answer: Answer) -> Json:
-        block: Json = {"type": "text", "text": answer.text}
-        if answer.tool:
-            block = {"type": "tool_use", "id": identity("toolu"), "name": answer.tool, "input": answer.input}
-        return {**self._message(asked), "content": [block], "stop_reason": "tool_use" if answer.tool else "end_turn"}
+        blocks = [
+            {"type": "tool_use", "id": identity("toolu"), "name": one.tool, "input": one.input} for one in answer.calls
+        ]
+        reason = "tool_use" if blocks else "end_turn"
+        content = blocks or [{"type": "text", "text": answer.text}]
+        return {**self._message(asked), "content": content, "stop_reason": reason}
 
     def events(self, asked: Asked, answer: Answer) -> Events:
         usage = self._usage(asked)
         yield {"type": "message_start", "message": {**self._message(asked), "usage": {**usage, "output_tokens": 1}}}
-        block: Json = {"type": "text", "text": ""}
-        deltas: list[Json] = [{"type": "text_delta", "text": piece} for piece in pieces(answer.text)]
-        if answer.tool:
-            block = {"type": "tool_use", "id": identity("toolu"), "name": answer.tool, "input": {}}
-            deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in pieces(json.dumps(answer.input))]
-        yield {"type": "content_block_start", "index": 0, "content_block": block}
-        for at, delta in enumerate(deltas):
-            yield {"type": "content_block_delta", "index": 0, "delta": delta}
-            if at == 0:
-                yield PAUSE
-        yield {"type": "content_block_stop", "index": 0}
-        reason = "tool_use" if answer.tool else "end_turn"
+        for at, block in enumerate(self.whole(asked, answer)["content"]):
+            yield from self._streamed(at, block)
+        reason = "tool_use" if answer.calls else "end_turn"
         yield {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": None}, "usage": usage}
         yield {"type": "message_stop"}
+
+    def _streamed(self, index: int, block: Json) -> Events:
+        if block["type"] == "text":
+            opened: Json = {**block, "text": ""}
+            deltas: list[Json] = [{"type": "text_delta", "text": piece} for piece in pieces(block["text"])]
+        else:
+            opened = {**block, "input": {}}
+            given = pieces(json.dumps(block["input"]))
+            deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in given]
+        yield {"type": "content_block_start", "index": index, "content_block": opened}
+        for at, delta in enumerate(deltas):
+            yield {"type": "content_block_delta", "index": index, "delta": delta}
+            if at == 0 and index == 0:
+                yield PAUSE
+        yield {"type": "content_block_stop", "index": index}
 
     def error(self, answer: Answer) -> Json:
         kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
@@ -162,14 +170,17 @@ class Responses:
             return [Said("tool", flat(item["output"]), "result")]
         return []
 
-    def _output(self, answer: Answer) -> Json:
-        if answer.tool:
-            return {"type": "function_call", "id": identity("fc"), "call_id": identity("call"), "name": answer.tool,
-                    "arguments": json.dumps(answer.input), "status": "completed"}  # fmt: skip
-        return {"type": "message", "id": identity("msg"), "role": "assistant", "status": "completed",
-                "content": [{"type": "output_text", "text": answer.text, "annotations": []}]}  # fmt: skip
+    def _output(self, answer: Answer) -> list[Json]:
+        calls: list[Json] = [
+            {"type": "function_call", "id": identity("fc"), "call_id": identity("call"), "name": one.tool,
+             "arguments": json.dumps(one.input), "status": "completed"}
+            for one in answer.calls
+        ]  # fmt: skip
+        message: Json = {"type": "message", "id": identity("msg"), "role": "assistant", "status": "completed",
+                         "content": [{"type": "output_text", "text": answer.text, "annotations": []}]}  # fmt: skip
+        return calls or [message]
 
-    def _response(self, asked: Asked, output: Json) -> Json:
+    def _response(self, asked: Asked, output: list[Json]) -> Json:
         count = counted(asked.messages)
         usage = {
             "input_tokens": count["input"],
@@ -179,7 +190,7 @@ class Responses:
             "total_tokens": count["input"] + count["output"],
         }
         return {"id": identity("resp"), "object": "response", "created_at": 0, "model": asked.model,
-                "status": "completed", "output": [output], "usage": usage, "error": None, "incomplete_details": None,
+                "status": "completed", "output": output, "usage": usage, "error": None, "incomplete_details": None,
                 "instructions": None, "metadata": {}, "parallel_tool_calls": True, "temperature": 1.0,
                 "tool_choice": "auto", "tools": [], "top_p": 1.0}  # fmt: skip
 
@@ -191,22 +202,31 @@ class Responses:
         response = self._response(asked, output)
         started = {**response, "status": "in_progress", "output": [], "usage": None}
         yield {"type": "response.created", "response": started}
-        opened = {**output, "status": "in_progress"} | ({"arguments": ""} if answer.tool else {"content": []})
-        yield {"type": "response.output_item.added", "output_index": 0, "item": opened}
-        where: Json = {"item_id": output["id"], "output_index": 0, "content_index": 0}
-        if not answer.tool:
-            part: Json = {"type": "output_text", "text": "", "annotations": []}
-            yield {"type": "response.content_part.added", **where, "part": part}
-            for at, piece in enumerate(pieces(answer.text)):
-                yield {"type": "response.output_text.delta", **where, "delta": piece, "logprobs": []}
-                if at == 0:
-                    yield PAUSE
-            yield {"type": "response.output_text.done", **where, "text": answer.text, "logprobs": []}
-            yield {"type": "response.content_part.done", **where, "part": {**part, "text": answer.text}}
-        else:
-            yield PAUSE
-        yield {"type": "response.output_item.done", "output_index": 0, "item": output}
+        for at, item in enumerate(output):
+            yield from self._streamed(at, item)
         yield {"type": "response.completed", "response": response}
+
+    def _streamed(self, index: int, item: Json) -> Events:
+        is_call = item["type"] == "function_call"
+        opened = {**item, "status": "in_progress"} | ({"arguments": ""} if is_call else {"content": []})
+        yield {"type": "response.output_item.added", "output_index": index, "item": opened}
+        if is_call:
+            if index == 0:
+                yield PAUSE
+        else:
+            yield from self._streamed_text(item)
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+
+    def _streamed_text(self, item: Json) -> Events:
+        part: Json = item["content"][0]
+        where: Json = {"item_id": item["id"], "output_index": 0, "content_index": 0}
+        yield {"type": "response.content_part.added", **where, "part": {**part, "text": ""}}
+        for at, piece in enumerate(pieces(part["text"])):
+            yield {"type": "response.output_text.delta", **where, "delta": piece, "logprobs": []}
+            if at == 0:
+                yield PAUSE
+        yield {"type": "response.output_text.done", **where, "text": part["text"], "logprobs": []}
+        yield {"type": "response.content_part.done", **where, "part": part}
 
     def error(self, answer: Answer) -> Json:
         kinds = {401: "authentication_error", 429: "rate_limit_error", 400: "invalid_request_error"}

@@ -46,29 +46,36 @@ class Chat:
             "completion_tokens_details": {"reasoning_tokens": 2},
         }
 
-    def _call(self, answer: Answer) -> Json:
-        called = {"name": answer.tool, "arguments": json.dumps(answer.input)}
-        return {"index": 0, "id": identity("call"), "type": "function", "function": called}
+    def _calls(self, answer: Answer) -> list[Json]:
+        return [
+            {
+                "index": at,
+                "id": identity("call"),
+                "type": "function",
+                "function": {"name": one.tool, "arguments": json.dumps(one.input)},
+            }
+            for at, one in enumerate(answer.calls)
+        ]
 
     def whole(self, asked: Asked, answer: Answer) -> Json:
         message: Json = {"role": "assistant", "content": answer.text}
-        if answer.tool:
-            message = {"role": "assistant", "content": None, "tool_calls": [self._call(answer)]}
-        choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if answer.tool else "stop"}
+        if answer.calls:
+            message = {"role": "assistant", "content": None, "tool_calls": self._calls(answer)}
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if answer.calls else "stop"}
         return {"id": identity("chatcmpl"), "object": "chat.completion", "created": 0, "model": asked.model,
                 "choices": [choice], "usage": self._usage(asked)}  # fmt: skip
 
     def events(self, asked: Asked, answer: Answer) -> Events:
         frame = {"id": identity("chatcmpl"), "object": "chat.completion.chunk", "created": 0, "model": asked.model}
         deltas: list[Json] = [{"content": piece} for piece in pieces(answer.text)]
-        if answer.tool:
-            deltas = [{"tool_calls": [self._call(answer)]}]
+        if answer.calls:
+            deltas = [{"tool_calls": self._calls(answer)}]
         deltas[0]["role"] = "assistant"
         for at, delta in enumerate(deltas):
             yield {**frame, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
             if at == 0:
                 yield PAUSE
-        reason = "tool_calls" if answer.tool else "stop"
+        reason = "tool_calls" if answer.calls else "stop"
         yield {**frame, "choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}
         yield {**frame, "choices": [], "usage": self._usage(asked)}
 
@@ -108,13 +115,11 @@ class Gemini:
         return said_in(role, [part])
 
     def whole(self, asked: Asked, answer: Answer) -> Json:
-        part: Json = {"text": answer.text}
-        if answer.tool:
-            part = {"functionCall": {"name": answer.tool, "args": answer.input}}
-        return self._piece(asked, part, last=True)
+        calls = [{"functionCall": {"name": one.tool, "args": one.input}} for one in answer.calls]
+        return self._piece(asked, calls or [{"text": answer.text}], last=True)
 
-    def _piece(self, asked: Asked, part: Json, *, last: bool) -> Json:
-        candidate: Json = {"content": {"role": "model", "parts": [part]}, "index": 0}
+    def _piece(self, asked: Asked, parts: list[Json], *, last: bool) -> Json:
+        candidate: Json = {"content": {"role": "model", "parts": parts}, "index": 0}
         piece: Json = {"candidates": [candidate], "modelVersion": asked.model, "responseId": "stub"}
         if last:
             count = counted(asked.messages)
@@ -128,13 +133,13 @@ class Gemini:
         return piece
 
     def events(self, asked: Asked, answer: Answer) -> Events:
-        if answer.tool:
+        if answer.calls:
             yield PAUSE
             yield self.whole(asked, answer)
             return
         texts = pieces(answer.text)
         for at, text in enumerate(texts):
-            yield self._piece(asked, {"text": text}, last=at == len(texts) - 1)
+            yield self._piece(asked, [{"text": text}], last=at == len(texts) - 1)
             if at == 0:
                 yield PAUSE
 
