@@ -28,6 +28,8 @@ _WORD = re.compile(r"\[\[(say|json|long|together|tool-named|tool|slow|until|brea
 _ERROR = re.compile(r"(\d+)(?: retry-after (\d+))?(?: (.+))?", re.DOTALL)
 _SHELLS = re.compile(r"bash|shell|exec_command|run_shell_command|.*__shell|.*execute_command", re.IGNORECASE)
 _STRUCTURED = "StructuredOutput"
+# Said by Claude Code itself in the user's name, where a deferred call was taken up.
+_NOBODYS = "Continue from where you left off."
 
 Json = dict[str, Any]
 
@@ -39,6 +41,10 @@ class Said:
     role: str
     text: str
     kind: str = "text"
+
+    @property
+    def is_prompt(self) -> bool:
+        return self.role == "user" and self.kind == "text" and self.text != _NOBODYS
 
     def shown(self) -> list[str]:
         return [self.role, self.text if self.kind == "text" else f"<{self.kind} {self.text}>"]
@@ -57,7 +63,7 @@ class Asked:
     schema: Any = None
 
     def prompts(self) -> list[str]:
-        return [one.text for one in self.said if one.role == "user" and one.kind == "text"]
+        return [one.text for one in self.said if one.is_prompt]
 
     def results(self) -> list[str]:
         """What tools gave back since the last prompt."""
@@ -65,7 +71,7 @@ class Asked:
         for one in self.said:
             if one.kind == "result":
                 found.append(one.text)
-            elif one.role == "user":
+            elif one.is_prompt:
                 found.clear()
         return found
 
@@ -202,6 +208,5 @@ def _text(words: Mapping[str, str], asked: Asked) -> str:
             return words[name]
     prompts = asked.prompts()
     line = (_shown(prompts[-1] if prompts else "").strip().splitlines() or [""])[-1].strip()
-    user = sum(one.role == "user" and one.kind == "text" for one in asked.said)
     tools = "".join(f"; a tool said: {result.strip()[-200:]}" for result in asked.results())
-    return f"STUB: {asked.messages} messages, {user} from user; last user line: {line}{tools}"
+    return f"STUB: {asked.messages} messages, {len(prompts)} from user; last user line: {line}{tools}"
