@@ -29,7 +29,7 @@ class AgentSpec(Spec):
     system: str | None = Field(default=None, description="System prompt of every conversation.")
     cwd: str | None = Field(
         default=None,
-        description="The folder that the agent works in, relative to the plan. Default: where the command is run.",
+        description="The folder that the agent works in, relative to the plan. Default: the plan's own folder.",
     )
     pass_env: list[str] = Field(
         default_factory=list,
@@ -56,8 +56,9 @@ class AgentSpec(Spec):
         """Whether it says nothing about what is executed, where, and what is allowed: then it may come from a database
         that came from anywhere.
         """
-        return self.model_fields_set <= _HARMLESS or all(
-            getattr(self, name) == type(self).model_fields[name].get_default(call_default_factory=True)
+        usual = type(self).model_fields
+        return all(
+            getattr(self, name) == usual[name].get_default(call_default_factory=True)
             for name in self.model_fields_set - _HARMLESS
         )
 
@@ -68,8 +69,7 @@ class AgentSpec(Spec):
             name: tuple(cast("list[object]", value)) if isinstance(value, list) else value
             for name, value in dumped.items()
         }
-        if self.cwd is not None:
-            given["cwd"] = folder / Path(self.cwd).expanduser()
+        given["cwd"] = folder / Path(self.cwd or ".").expanduser()
         if self.command is not None and "/" in self.command:
             given["command"] = str(folder / Path(self.command).expanduser())
         return given
