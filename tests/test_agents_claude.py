@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from backends.agents.claude import ClaudeCode
+from backends.agents.claude import ClaudeCodeBackend
 from backends.agents.program import Call, Ending
 from backends.errors import ErrorKind
 from backends.protocol import Usage
 from tests.support.recorded import NOW, Seen, names, read, recorded, replay
 
-PROGRAM = ClaudeCode(now=lambda: NOW)
+PROGRAM = ClaudeCodeBackend(now=lambda: NOW)
 FREE, ONE, TWO = Usage(0, 0, 0.0), Usage(16, 7, 0.0001395), Usage(32, 14, 0.000279)
 UNPRICED = Usage(16, 7)
 NOTHING = Usage()
@@ -233,12 +233,12 @@ COMMON = ["-p", "--output-format=stream-json", "--verbose", "--include-partial-m
     ],
 )
 def test_arguments_for_each_form_of_a_call(call: dict[str, Any], arguments: list[str], tmp_path: Path) -> None:
-    assert ClaudeCode().arguments(Call(folder=tmp_path, **call)) == COMMON + arguments
+    assert ClaudeCodeBackend().arguments(Call(folder=tmp_path, **call)) == COMMON + arguments
     assert list(tmp_path.iterdir()) == []
 
 
 def test_every_option_becomes_an_argument_and_prompts_stay_out_of_them(tmp_path: Path) -> None:
-    program = ClaudeCode(
+    program = ClaudeCodeBackend(
         model="m",
         permission_mode="acceptEdits",
         allowed_tools=("Bash(git *)", "--dangerously-skip-permissions"),
@@ -270,6 +270,6 @@ def test_every_option_becomes_an_argument_and_prompts_stay_out_of_them(tmp_path:
 
 
 def test_nothing_is_granted_that_was_not_asked_for(tmp_path: Path) -> None:
-    assert ClaudeCode().arguments(Call(folder=tmp_path)) == COMMON
-    assert ClaudeCode(tools=()).arguments(Call(folder=tmp_path)) == [*COMMON, "--tools="]
-    assert ClaudeCode().environment(Call(folder=tmp_path))["CLAUDE_CODE_MAX_RETRIES"] == "0"
+    assert ClaudeCodeBackend().arguments(Call(folder=tmp_path)) == COMMON
+    assert ClaudeCodeBackend(tools=()).arguments(Call(folder=tmp_path)) == [*COMMON, "--tools="]
+    assert ClaudeCodeBackend().environment(Call(folder=tmp_path))["CLAUDE_CODE_MAX_RETRIES"] == "0"

@@ -7,12 +7,15 @@ says that there is an answer, only `is_error` does. The session keeps the prompt
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from backends.agents.claude_asking import hook_command, write_answer
 from backends.agents.claude_reader import ClaudeReader
+from backends.agents.cli import CliBackend
 from backends.agents.faults import NETWORK
 from backends.agents.program import Call
 
@@ -50,9 +53,9 @@ _PASSES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClaudeCode:
-    """How `claude` is called.
+@dataclass(eq=False, kw_only=True)
+class ClaudeCodeBackend(CliBackend):
+    """Claude Code, run as `claude -p`, one process a turn. For what all agents have in common see `CliBackend`.
 
     `permission_mode` is one of its own words, such as "acceptEdits"; without it and without `allowed_tools`
     (such as "Read" or "Bash(git *)") it is denied whatever it would have to ask for, and goes on without.
@@ -62,18 +65,25 @@ class ClaudeCode:
     reached, the turn fails as `context_overflow`, which is not tried again by itself; the session can be gone on with.
     `bare` leaves out hooks, memory, plugins and CLAUDE.md files, and knows a key in ANTHROPIC_API_KEY alone.
     `base_url` is another server for its requests. `now` tells the Unix time.
+
+    `ask_for` names tools (as its hooks match them, such as "Bash" or "mcp__.*") for whose every use a person is asked:
+    the turn ends, the task waits, and the answer, "allow", "deny" or "deny: REASON", goes to that very use, in any
+    process, at any time. "AskUserQuestion" among them lets it ask questions of its own.
     """
 
     kind: ClassVar[str] = "claude-code"
+    program: ClassVar[str] = "claude"
+    install: ClassVar[str] = "npm install -g @anthropic-ai/claude-code@latest"
     chooses_session: ClassVar[bool] = True
     can_fork: ClassVar[bool] = True
+    checks_schema: ClassVar[bool] = True
     passes: ClassVar[Sequence[str]] = _PASSES
 
-    command: str = "claude"
     model: str | None = None
     permission_mode: str | None = None
     allowed_tools: tuple[str, ...] = ()
     disallowed_tools: tuple[str, ...] = ()
+    ask_for: tuple[str, ...] = ()
     tools: tuple[str, ...] | None = None
     system: str | None = None
     append_system: str | None = None
@@ -82,6 +92,13 @@ class ClaudeCode:
     bare: bool = False
     base_url: str | None = None
     now: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        if self.ask_for and self.bare:
+            raise ValueError("ask_for needs hooks, which bare leaves out; give one of the two")
+        wrong = [name for name in self.ask_for if not re.fullmatch(r"[\w.*|-]+", name)]
+        if wrong:
+            raise ValueError(f"ask_for names tools, such as 'Bash'; {wrong[0]!r} is no such name")
 
     def arguments(self, call: Call) -> Sequence[str]:
         """The arguments; writes the system prompt into `call.folder`, where there is one."""
@@ -93,6 +110,7 @@ class ClaudeCode:
             *_options(self._values(call)),
             *(f"--allowedTools={rule}" for rule in self.allowed_tools),
             *(f"--disallowedTools={rule}" for rule in self.disallowed_tools),
+            *self._asking(call),
         ]
 
     def _values(self, call: Call) -> Iterator[tuple[str, object]]:
@@ -108,6 +126,21 @@ class ClaudeCode:
                 path = call.folder / f"{option}.txt"
                 path.write_text(words, encoding="utf-8")
                 yield f"{option}-file", path
+
+    def _asking(self, call: Call) -> Iterator[str]:
+        if self.ask_for:
+            if call.answer is not None:
+                write_answer(call.folder, call.answer.value)
+            hook = {"type": "command", "command": hook_command(call.folder)}
+            hooks = {"PreToolUse": [{"matcher": "|".join(self.ask_for), "hooks": [hook]}]}
+            yield f"--settings={json.dumps({'hooks': hooks})}"
+        if "AskUserQuestion" in self.ask_for:
+            # It has that tool only where somebody seems to be there to be asked. The hook is asked first.
+            yield "--permission-prompt-tool=stdio"
+
+    def says(self, call: Call, prompt: str) -> str:
+        """Nothing beside an answer: what it asked about is still waiting in the session, and goes on by itself."""
+        return "" if self.ask_for and call.answer is not None else prompt
 
     def environment(self, call: Call) -> Mapping[str, str]:  # noqa: ARG002 - other agents need it
         """Retries inside, telemetry and updates are off."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from backends.agents.claude_asking import question_of
 from backends.agents.faults import COMMON, Phrases, classify, failure, no_outcome
 from backends.agents.fields import Tally, at, count, deed, number, shown, tables, text
 from backends.agents.program import Answered, Call, Ending
@@ -73,6 +74,7 @@ class ClaudeReader:
         self._handlers = {
             "stream_event": self._stream,
             "assistant": self._message,
+            "user": self._results,
             "result": self._finish,
             "rate_limit_event": self._limit,
             "system/init": self._init,
@@ -91,6 +93,8 @@ class ClaudeReader:
         self._delay: float | None = None
         self._error = ""
         self._last_whole: str | None = None
+        self._open_uses: set[str] = set()
+        """Uses of tools that have no result yet."""
         self._result: Mapping[str, JsonValue] | None = None
         self._billed: Usage | None = None
 
@@ -113,7 +117,9 @@ class ClaudeReader:
 
     @property
     def last_whole(self) -> str | None:
-        """The assistant's last message in this turn."""
+        """The last message in this turn, unless a tool was at work: that it was cut the session tells by itself, if
+        nothing is dropped from it.
+        """
         return self._last_whole
 
     def note(self, line: str) -> None:
@@ -136,6 +142,9 @@ class ClaudeReader:
         if at(result, "is_error") is not False or text(result, "subtype") != "success":
             raise self._failure(result)
         denied = tuple(self._denied.values())
+        deferred = at(result, "deferred_tool_use")
+        if deferred is not None:  # "success", with an empty answer
+            return Answered("", None, self.usage, denied=denied, question=question_of(deferred))
         return Answered(text(result, "result"), at(result, "structured_output"), self.usage, denied=denied)
 
     def _stream(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
@@ -161,15 +170,27 @@ class ClaudeReader:
             self._until = number(event, "api_error_params", "rate_limit_info", "resetsAt") or self._until
             return []
         self._bill(request, at(event, "message", "usage"))
-        if is_main:
-            self._last_whole = text(event, "uuid") or self._last_whole
         seen: list[Output] = []
         for block in tables(event, "message", "content"):
             if text(block, "type") == "tool_use":
+                if is_main:
+                    self._open_uses.add(text(block, "id"))
                 seen.append(self._output("tool", deed(text(block, "name"), at(block, "input"))))
             elif is_main and request not in self._streamed and text(block, "text"):
                 seen.append(self._output("text", text(block, "text")))
+        if is_main:
+            self._whole(event)
         return seen
+
+    def _results(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        if not text(event, "parent_tool_use_id"):
+            self._open_uses -= {text(block, "tool_use_id") for block in tables(event, "message", "content")}
+            self._whole(event)
+        return []
+
+    def _whole(self, event: Mapping[str, JsonValue]) -> None:
+        """The session holds this message; it can be gone on from there unless a tool's result is missing."""
+        self._last_whole = None if self._open_uses else text(event, "uuid") or self._last_whole
 
     def _limit(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         if text(event, "rate_limit_info", "status") != "rejected":
