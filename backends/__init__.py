@@ -27,6 +27,8 @@ from .protocol import (
 
 if TYPE_CHECKING:
     from .agents.claude import ClaudeCodeBackend
+    from .agents.codex import CodexBackend
+    from .agents.gemini import GeminiBackend
     from .anthropic import AnthropicBackend
     from .langgraph import LangGraphBackend
     from .local import LocalBackend
@@ -40,9 +42,11 @@ __all__ = [
     "BackendError",
     "BackendUnavailable",
     "ClaudeCodeBackend",
+    "CodexBackend",
     "Conversation",
     "ErrorKind",
     "FunctionBackend",
+    "GeminiBackend",
     "JsonValue",
     "LangGraphBackend",
     "LocalBackend",
@@ -61,6 +65,8 @@ __all__ = [
 _LAZY = {
     "AnthropicBackend": "anthropic",
     "ClaudeCodeBackend": "agents.claude",
+    "CodexBackend": "agents.codex",
+    "GeminiBackend": "agents.gemini",
     "LangGraphBackend": "langgraph",
     "LocalBackend": "local",
     "OpenAIBackend": "openai",
