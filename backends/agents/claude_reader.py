@@ -16,6 +16,8 @@ from backends.protocol import NO_USAGE, JsonValue, Output, Usage
 
 _PHRASES: Phrases = (
     ("no conversation found", ErrorKind.SESSION_LOST),
+    # The place to go on from is not in its file.
+    ("no message found with message.uuid", ErrorKind.SESSION_LOST),
     # Another process has the session, or had it a moment ago.
     ("already in use", ErrorKind.TRANSIENT),
     ("error: unknown option", ErrorKind.INVALID_REQUEST),

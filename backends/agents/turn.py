@@ -48,6 +48,7 @@ class CliConversation:
         self._exists = opening.resume
         self._said = False
         self._calls = 0
+        self._rewinds = opening.goes_on
         schema = opening.output_schema
         self._schema = None if schema is None else Schema(schema)
         self._asked = schema if schema is not None and backend.takes_schema(schema) else None
@@ -82,6 +83,11 @@ class CliConversation:
                 raise BackendError(ErrorKind.SESSION_LOST, f"{self._backend.kind} cannot branch one off")
             return await self._exchange(turn, prompt, sent)
         except BackendError as error:
+            if error.kind is ErrorKind.SESSION_LOST and self._rewinds:
+                # It was cut before its last messages were in the session's file. What is there is gone on from.
+                self._rewinds = False
+                turn.clear()
+                return await self._first(turn, prompt)
             lost = error.kind is ErrorKind.SESSION_LOST and not self._opening.goes_on and not self._said
             if not lost or not self._opening.history or self._backend.on_lost_session == "fail":
                 raise
@@ -164,8 +170,9 @@ class CliConversation:
         if call.session_id is not None:
             on_wait = partial(self._show, "waiting")
             keeps.append(await held.enter_async_context(self._sessions.writing(call.session_id, _PATIENCE, on_wait)))
-        if self._opening.goes_on:
+        if self._rewinds:
             whole = [one.last_whole for one in cut if one.last_whole and one.session_id == call.session_id]
+            self._rewinds = bool(whole)
             call = replace(call, rewind_to=whole[0] if whole else None)
         private_folder(call.folder)
         backend = self._backend
