@@ -1,0 +1,231 @@
+"""Children: spawned, fed, followed, ended, never left behind. For every program that is run for a turn.
+
+A child gets a session of its own and everything by files, so that it needs nobody to live on: its input is a file that
+has no name any more, its output goes into files in a folder of its own, and `child.json` there says who it is. When the
+process that started it is killed, it works on, and another process follows the same files to the same end. A pipe would
+have lost the answer with its reader; and nobody who holds a pipe open can keep us waiting.
+
+    running: spawned -> followed* -> stopped (ended, swept, reaped)        child.json -> over.json
+
+Whoever leaves, for whatever reason, ends the whole tree (`child.Child.stop`). What a process that was killed has left
+is found by the marker in `child.json`, which is written before the child is started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import tempfile
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import field
+from pathlib import Path
+
+from anyio.to_thread import run_sync
+
+from .child import Child, Known
+from .errors import BackendError, BackendUnavailable, ErrorKind
+from .guard import GUARD
+from .proctable import PREFIX, boot_id, kill_members, start_time
+from .text import one_line
+from .values import value
+
+_NAME, _OVER = "child.json", "over.json"
+_ENVIRONMENT = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
+    "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS",
+    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy",
+)  # fmt: skip
+
+
+@value
+class Start:
+    """What is to be started. `environment` is the whole of it (see `child_environment`). `stdin` is all that it will
+    read; None makes its standard input a FIFO in the folder, `stdin`, which never ends. `keeps` are descriptors that it
+    inherits. `note` is small and kept in `child.json`. With `guarded` it dies with this process, however that dies.
+    """
+
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    cwd: Path
+    stdin: bytes | None
+    keeps: Sequence[int] = ()
+    note: Mapping[str, str] = field(default_factory=dict[str, str])
+    guarded: bool = False
+
+
+def private_folder(folder: Path) -> Path:
+    """`folder`, made where it is missing, with all that leads to it, for this user alone."""
+    for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def child_environment(passes: Collection[str] = ()) -> dict[str, str]:
+    """What a child may have of our environment: what programs need to run at all, the names in `passes`, and the
+    markers of turns that we are part of ourselves.
+    """
+    names = {*_ENVIRONMENT, *passes}
+    return {name: text for name, text in os.environ.items() if name in names or name.startswith(("LC_", PREFIX))}
+
+
+@asynccontextmanager
+async def running(start: Start, folder: Path) -> AsyncGenerator[Child]:
+    """Start a child with its files in `folder`, which is made, for this user alone; leaving ends its whole tree.
+
+    Raises BackendUnavailable when there is no such program or working folder here; BackendError (transient) when the
+    machine has no room for another process.
+    """
+    child = _spawn(start, folder)
+    try:
+        yield child
+    finally:
+        await child.stop()
+        _mark_over(folder)
+
+
+@asynccontextmanager
+async def adopted(folder: Path) -> AsyncGenerator[Child | None]:
+    """The child that another process started with its files in `folder`; None when there is none. Otherwise as
+    `running`.
+    """
+    known = read_known(folder)
+    if known is None:
+        yield None
+        return
+    child = Child(folder, known, None)
+    try:
+        yield child
+    finally:
+        await child.stop()
+        _mark_over(folder)
+
+
+def read_known(folder: Path) -> Known | None:
+    """Who the child is, or was, that has its files in `folder`; None when there is none. Never raises."""
+    for name in (_NAME, _OVER):
+        try:
+            told = json.loads((folder / name).read_bytes())
+            return Known(
+                str(told["marker"]),
+                str(told["boot"]),
+                int(told["pid"]),
+                str(told["started"]),
+                {str(key): str(text) for key, text in told["note"].items()},
+            )
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            continue
+    return None
+
+
+async def sweep(run_folder: Path, keep: Collection[Path]) -> int:
+    """End what is left of the children whose files are somewhere below `run_folder`, but for those below one of the
+    folders in `keep`; how many processes were killed. Children that are over cost nothing.
+    """
+    return await run_sync(_sweep, run_folder, tuple(keep))  # which no cancellation leaves half-way
+
+
+def _sweep(run_folder: Path, keep: Sequence[Path]) -> int:
+    killed = 0
+    for named in sorted(run_folder.rglob(_NAME)):
+        folder = named.parent
+        known = read_known(folder)
+        if known is None or not known.is_of_this_boot or any(folder.is_relative_to(kept) for kept in keep):
+            continue
+        while some := kill_members(known.marker, known.leader):
+            killed += some
+        _mark_over(folder)
+    return killed
+
+
+def _spawn(start: Start, folder: Path) -> Child:
+    private_folder(folder)
+    marker = secrets.token_hex(8)
+    _tell(folder, Known(marker, boot_id(), 0, "", start.note))
+    if start.guarded:
+        GUARD.watch(marker)
+    environment = {**start.environment, PREFIX + marker: "1"}
+    with ExitStack() as files:
+        stdin = _stdin(start.stdin, folder, files)
+        outputs = [_output(folder / name, files) for name in ("stdout", "stderr")]
+        try:
+            # In the loop's own thread: another one's answer could be lost to a cancellation, and the child with it.
+            ours = subprocess.Popen(  # noqa: S603 - no shell; the command is the user's own
+                list(start.argv),
+                stdin=stdin,
+                stdout=outputs[0],
+                stderr=outputs[1],
+                cwd=start.cwd,
+                env=environment,
+                pass_fds=tuple(start.keeps),
+                start_new_session=True,
+            )
+        except OSError as error:
+            _mark_over(folder)
+            GUARD.forget(marker)
+            raise _refused(start, error) from None
+    known = Known(marker, boot_id(), ours.pid, start_time(ours.pid) or "", start.note)
+    try:
+        _tell(folder, known)
+    except OSError:
+        kill_members(marker, ours.pid)
+        ours.wait()
+        raise
+    return Child(folder, known, ours)
+
+
+def _refused(start: Start, error: OSError) -> BackendError | BackendUnavailable:
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        if not start.cwd.is_dir():
+            return BackendUnavailable(f"there is no folder {start.cwd} to work in; name another one with cwd")
+        return BackendUnavailable(f"there is no program {start.argv[0]}; install it, or name its path with command")
+    if isinstance(error, PermissionError):
+        return BackendUnavailable(f"{start.argv[0]} may not be executed in {start.cwd}: {error.strerror}")
+    return BackendError(ErrorKind.TRANSIENT, one_line(f"cannot start {start.argv[0]}: {error.strerror}"))
+
+
+def _stdin(text: bytes | None, folder: Path, files: ExitStack) -> int:
+    if text is None:
+        fifo = folder / "stdin"
+        os.mkfifo(fifo, 0o600)
+        # Open for both, so that it never ends: whoever speaks to the child may come and go.
+        descriptor = os.open(fifo, os.O_RDWR)
+        files.callback(os.close, descriptor)
+        return descriptor
+    file = files.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 - the stack closes it
+    file.write(text)
+    file.seek(0)
+    return file.fileno()
+
+
+def _output(path: Path, files: ExitStack) -> int:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    files.callback(os.close, descriptor)
+    return descriptor
+
+
+def _tell(folder: Path, known: Known) -> None:
+    """Write `child.json`, all of it or none."""
+    text = json.dumps(
+        {
+            "version": 1,
+            "marker": known.marker,
+            "boot": known.boot,
+            "pid": known.pid,
+            "started": known.started,
+            "note": dict(known.note),
+        }
+    )
+    new = folder / f"{_NAME}.new"
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    new.replace(folder / _NAME)
+
+
+def _mark_over(folder: Path) -> None:
+    """Nothing is left of the child: nobody has to look for it again."""
+    with suppress(OSError):
+        (folder / _NAME).replace(folder / _OVER)
