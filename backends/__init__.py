@@ -15,9 +15,13 @@ from .protocol import (
     Answer,
     Backend,
     Conversation,
+    Files,
+    ForkingBackend,
     JsonValue,
+    LeftTurn,
     Message,
     Opening,
+    OutlivingBackend,
     Output,
     Question,
     Reply,
@@ -26,6 +30,9 @@ from .protocol import (
 )
 
 if TYPE_CHECKING:
+    from .agents.claude import ClaudeCodeBackend
+    from .agents.codex import CodexBackend
+    from .agents.gemini import GeminiBackend
     from .anthropic import AnthropicBackend
     from .langgraph import LangGraphBackend
     from .local import LocalBackend
@@ -38,15 +45,22 @@ __all__ = [
     "Backend",
     "BackendError",
     "BackendUnavailable",
+    "ClaudeCodeBackend",
+    "CodexBackend",
     "Conversation",
     "ErrorKind",
+    "Files",
+    "ForkingBackend",
     "FunctionBackend",
+    "GeminiBackend",
     "JsonValue",
     "LangGraphBackend",
+    "LeftTurn",
     "LocalBackend",
     "Message",
     "OpenAIBackend",
     "Opening",
+    "OutlivingBackend",
     "Output",
     "Question",
     "Reply",
@@ -58,6 +72,9 @@ __all__ = [
 
 _LAZY = {
     "AnthropicBackend": "anthropic",
+    "ClaudeCodeBackend": "agents.claude",
+    "CodexBackend": "agents.codex",
+    "GeminiBackend": "agents.gemini",
     "LangGraphBackend": "langgraph",
     "LocalBackend": "local",
     "OpenAIBackend": "openai",

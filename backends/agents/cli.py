@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,8 +17,9 @@ from typing import ClassVar, Literal
 from uuid import uuid4
 
 from backends.errors import BackendUnavailable
+from backends.guard import scratch
 from backends.process import read_known
-from backends.protocol import Conversation, Files, LeftTurn, Opening
+from backends.protocol import Conversation, Files, JsonValue, LeftTurn, Opening
 
 from .past import exchanges, reread
 from .program import Call, Reader
@@ -41,7 +41,7 @@ class CliBackend(ABC):
     Cancelling a turn ends the agent and everything that it started: SIGTERM, three seconds, SIGKILL.
     """
 
-    command: str = ""
+    command: str | None = None
     cwd: str | os.PathLike[str] | None = None
     pass_env: Sequence[str] = ()
     turn_timeout: float = 3600.0
@@ -56,11 +56,9 @@ class CliBackend(ABC):
     """The command that installs it."""
     chooses_session: ClassVar[bool]
     can_fork: ClassVar[bool]
-    checks_schema: ClassVar[bool]
-    """Whether the program itself can be asked for an answer that fits a schema."""
 
     def new_session_id(self) -> str | None:
-        """A random UUID, where the agent takes one."""
+        """A random UUID, where the agent takes an id of ours."""
         return str(uuid4()) if self.chooses_session else None
 
     def check(self) -> None:
@@ -78,8 +76,8 @@ class CliBackend(ABC):
         if opening.files is not None:
             yield CliConversation(self, opening, opening.files)
             return
-        with tempfile.TemporaryDirectory(prefix="plait-", ignore_cleanup_errors=True) as folder:
-            yield CliConversation(self, opening, Files(Path(folder) / "turn" / "1", Path(folder) / "sessions"))
+        with scratch() as folder:
+            yield CliConversation(self, opening, Files(folder / "turn" / "1", folder / "sessions"))
 
     def left(self, files: Files) -> LeftTurn | None:
         """See `OutlivingBackend.left`."""
@@ -111,9 +109,17 @@ class CliBackend(ABC):
         return str(Path(found).absolute())
 
     @property
-    @abstractmethod
     def passes(self) -> Sequence[str]:
         """See `Program.passes`."""
+        return ()
+
+    def takes_schema(self, schema: Mapping[str, JsonValue]) -> bool:  # noqa: ARG002 - for those that take some
+        """Whether the program itself can be asked for an answer that fits `schema`; else the prompt says it."""
+        return False
+
+    def says(self, call: Call, prompt: str) -> str:  # noqa: ARG002 - for those that are answered in another way
+        """See `Program.says`."""
+        return prompt
 
     @abstractmethod
     def arguments(self, call: Call) -> Sequence[str]:
