@@ -30,6 +30,9 @@ from .protocol import (
 )
 
 if TYPE_CHECKING:
+    from .agents.claude import ClaudeCodeBackend
+    from .agents.codex import CodexBackend
+    from .agents.gemini import GeminiBackend
     from .anthropic import AnthropicBackend
     from .langgraph import LangGraphBackend
     from .local import LocalBackend
@@ -42,11 +45,14 @@ __all__ = [
     "Backend",
     "BackendError",
     "BackendUnavailable",
+    "ClaudeCodeBackend",
+    "CodexBackend",
     "Conversation",
     "ErrorKind",
     "Files",
     "ForkingBackend",
     "FunctionBackend",
+    "GeminiBackend",
     "JsonValue",
     "LangGraphBackend",
     "LeftTurn",
@@ -66,6 +72,9 @@ __all__ = [
 
 _LAZY = {
     "AnthropicBackend": "anthropic",
+    "ClaudeCodeBackend": "agents.claude",
+    "CodexBackend": "agents.codex",
+    "GeminiBackend": "agents.gemini",
     "LangGraphBackend": "langgraph",
     "LocalBackend": "local",
     "OpenAIBackend": "openai",

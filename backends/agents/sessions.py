@@ -1,0 +1,103 @@
+"""What is kept by session, beside the turns: who writes to it now, and what it has cost so far.
+
+Two processes in one session do harm: one agent loses a branch of the talk without a word, another one runs for ever.
+So whoever has a turn holds a lock on a file, and its child inherits the descriptor: the lock lasts as long as one of
+the two lives, also when the other was killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import anyio
+
+from backends.errors import BackendError, ErrorKind
+from backends.process import private_folder
+from backends.protocol import Usage
+
+_LOOK = 0.2  # seconds between two tries for a lock
+
+
+class Sessions:
+    """The sessions of one kind of agent, with their files in `folder`, which is made for this user alone."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self._folder = folder
+        self._kind = kind
+
+    @asynccontextmanager
+    async def writing(self, session_id: str, patience: float, on_wait: Callable[[str], None]) -> AsyncGenerator[int]:
+        """Be the only one who writes to the session; the descriptor that a child has to keep. Where another process
+        does, `on_wait` is told so, and after `patience` seconds that is a BackendError (transient).
+        """
+        private_folder(self._folder)
+        descriptor = os.open(self._path(session_id, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            await _lock(descriptor, session_id, patience, on_wait)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def spent(self, session_id: str) -> Usage | None:
+        """What the session has cost so far, as its program counts; None where that is not known."""
+        try:
+            told = json.loads(self._path(session_id, "json").read_bytes())
+            cost = told["cost_usd"]
+            return Usage(int(told["input_tokens"]), int(told["output_tokens"]), None if cost is None else float(cost))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def note_spent(self, session_id: str, total: Usage) -> None:
+        """The same, from now on. A folder that cannot be written to only makes the next turn's usage wrong."""
+        path = self._path(session_id, "json")
+        text = json.dumps(
+            {"input_tokens": total.input_tokens, "output_tokens": total.output_tokens, "cost_usd": total.cost_usd}
+        )
+        with suppress(OSError):
+            private_folder(self._folder)
+            new = path.with_suffix(f".{os.getpid()}.new")
+            new.touch(mode=0o600)
+            new.write_text(text)
+            new.replace(path)
+
+    def _path(self, session_id: str, what: str) -> Path:
+        name = hashlib.sha256(session_id.encode("utf-8", "replace")).hexdigest()[:32]
+        return self._folder / f"{self._kind}-{name}.{what}"
+
+
+async def _lock(descriptor: int, session_id: str, patience: float, on_wait: Callable[[str], None]) -> None:
+    until = anyio.current_time() + patience
+    waits = False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        else:
+            return
+        who = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        holder = f"session {session_id} is in use by process {who} or its agent" if who else f"{session_id} is in use"
+        if anyio.current_time() >= until:
+            raise BackendError(ErrorKind.TRANSIENT, f"{holder}; wait until its turn is over, or end that process")
+        if not waits:
+            on_wait(holder)
+            waits = True
+        await anyio.sleep(_LOOK)
+
+
+def since(total: Usage, before: Usage) -> Usage:
+    """What has been added to a count that only grows."""
+    cost = None
+    if total.cost_usd is not None:
+        cost = max(0.0, total.cost_usd - (before.cost_usd or 0.0))
+    return Usage(
+        max(0, total.input_tokens - before.input_tokens), max(0, total.output_tokens - before.output_tokens), cost
+    )

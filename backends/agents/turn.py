@@ -1,0 +1,218 @@
+"""Turns with an agent that is run as a command: called, or taken over from a process that died, and read to their end.
+
+A turn is one call, or two where the answer did not fit its schema; each call has a folder of its own below the turn's,
+named by its number. Who takes a turn over goes the same way again: a call that was made already is followed or
+collected, the next one is made.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import anyio
+
+from backends.child import Child
+from backends.errors import BackendError, ErrorKind
+from backends.process import Start, adopted, child_environment, private_folder, read_known, running
+from backends.protocol import NO_USAGE, Files, JsonValue, Message, Opening, Output, Reply, Usage
+from backends.structured import Mismatch, Schema, invalid_output, repair_prompt
+from backends.text import clean_text, one_line
+
+from .past import TOLD, cut_before, feed
+from .program import Answered, Call, Ending, Reader
+from .replaying import replayed
+from .sessions import Sessions, since
+
+if TYPE_CHECKING:
+    from .cli import CliBackend
+
+_PATIENCE = 30.0
+"""Seconds to wait for another process to be done with a session."""
+_LAST_WORD = 5.0
+"""Seconds that an agent gets to end by itself once it has said its last word: it may still write its session down."""
+
+
+class CliConversation:
+    """A conversation with an agent, each turn a process. See `CliBackend`."""
+
+    def __init__(self, backend: CliBackend, opening: Opening, files: Files) -> None:
+        self._backend = backend
+        self._opening = opening
+        self._files = files
+        self._sessions = Sessions(files.sessions, backend.kind)
+        self._session_id = opening.session_id
+        self._exists = opening.resume
+        self._said = False
+        self._calls = 0
+        self._schema = None if opening.output_schema is None else Schema(opening.output_schema)
+
+    @property
+    def session_id(self) -> str | None:
+        """The session's id as far as it is known."""
+        return self._session_id
+
+    async def send(self, prompt: str) -> Reply:
+        """See `Conversation.send`."""
+        turn: list[Message] = []
+        try:
+            answered = await self._first(turn, clean_text(prompt))
+            data = None
+            if self._schema is not None and answered.question is None:
+                answered, data = await self._fitting(turn, answered, self._schema)
+        except BackendError as error:
+            error.usage += _cost(turn)
+            error.messages = tuple(turn) if len(turn) > 1 else ()
+            raise
+        return Reply(answered.text, data, self._session_id, _cost(turn), tuple(turn), answered.question)
+
+    async def _first(self, turn: list[Message], prompt: str) -> Answered:
+        """The call that says the prompt itself; if the session is gone, in a fresh one that is told what was said."""
+        sent = prompt
+        if self._schema is not None and not self._backend.checks_schema:
+            sent += f"\n\nAnswer with nothing but JSON that fits this JSON Schema: {self._schema.text}"
+        try:
+            if self._opening.forks and not self._exists and not self._backend.can_fork:
+                raise BackendError(ErrorKind.SESSION_LOST, f"{self._backend.kind} cannot branch one off")
+            return await self._exchange(turn, prompt, sent)
+        except BackendError as error:
+            lost = error.kind is ErrorKind.SESSION_LOST and not self._opening.goes_on and not self._said
+            if not lost or not self._opening.history or self._backend.on_lost_session == "fail":
+                raise
+            what = error.message
+        old = self._session_id if self._exists else self._opening.forks
+        turn.clear()
+        if self._exists:
+            self._session_id = str(uuid4()) if self._backend.chooses_session else None
+        self._exists = False
+        self._opening = replace(self._opening, forks=None, resume=False)
+        note = f"session {old} could not be gone on with ({what}): a fresh one was told, as text, what had been said"
+        self._opening.on_output(Output("notice", note))
+        return await self._exchange(turn, prompt, replayed(self._opening.history, sent), note)
+
+    async def _fitting(self, turn: list[Message], answered: Answered, schema: Schema) -> tuple[Answered, JsonValue]:
+        try:
+            return answered, _read(answered, schema)
+        except Mismatch as mismatch:
+            problem = mismatch
+        self._opening.on_output(Output("notice", "the answer does not fit its schema; asking once more"))
+        prompt = repair_prompt(problem, schema)
+        answered = await self._exchange(turn, prompt, prompt)
+        try:
+            return answered, _read(answered, schema)
+        except Mismatch as mismatch:
+            raise invalid_output(mismatch) from None
+
+    async def _exchange(self, turn: list[Message], prompt: str, sent: str, note: str | None = None) -> Answered:
+        """One call: `sent` is said, and recorded as `prompt`, with a note of ours behind it."""
+        turn.append(Message("user", prompt))
+        if note is not None:
+            turn.append(Message("system", note))
+        self._calls += 1
+        call = self._call(self._files.turn / str(self._calls))
+        reader = self._backend.reader(call)
+        cut = self._cut_before(call) if not self._said else []
+        try:
+            child = await self._let_work(call, reader, sent, cut)
+            answered = reader.end(Ending(child.status, child.tail("stderr")))
+        except BackendError as error:
+            error.usage += reader.usage if error.usage == NO_USAGE else NO_USAGE
+            error.goes_on = error.goes_on and reader.session_id is not None
+            _told(call.folder)
+            raise
+        self._said, self._exists = True, True
+        usage = self._usage(call, answered)
+        if not answered.is_total:
+            usage = sum((reader.usage for reader in cut), usage)
+        answered = replace(answered, text=clean_text(answered.text))
+        turn.append(Message("assistant", answered.text, usage))
+        return answered
+
+    def _call(self, folder: Path) -> Call:
+        opening, schema = self._opening, self._opening.output_schema if self._backend.checks_schema else None
+        forks = None if self._exists else opening.forks
+        answer = None if self._said else opening.answer
+        return Call(folder, self._session_id, resume=self._exists, forks=forks, output_schema=schema, answer=answer)
+
+    def _cut_before(self, call: Call) -> list[Reader]:
+        return cut_before(self._files.turn, partial(self._backend.reader, call))
+
+    async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[Reader]) -> Child:
+        """The child of this call, when it has ended and `reader` has read it all."""
+        on_line = partial(self._on_line, reader)
+        until = anyio.current_time() + self._backend.turn_timeout
+        async with AsyncExitStack() as held:
+            child = None
+            if self._opening.adopts and read_known(call.folder) is not None:
+                child = await held.enter_async_context(adopted(call.folder))
+            if child is None:
+                child = await self._start(held, call, sent, cut)
+            await child.follow(on_line, idle=self._backend.idle_timeout, until=until)
+            await child.wait(_LAST_WORD)
+        if child.skipped:
+            self._opening.on_output(Output("notice", f"{child.skipped} lines of its output were too long to be read"))
+        return child
+
+    async def _start(self, held: AsyncExitStack, call: Call, sent: str, cut: list[Reader]) -> Child:
+        keeps: list[int] = []
+        if call.session_id is not None:
+            on_wait = partial(self._show, "waiting")
+            keeps.append(await held.enter_async_context(self._sessions.writing(call.session_id, _PATIENCE, on_wait)))
+        if self._opening.goes_on:
+            whole = [one.last_whole for one in cut if one.last_whole and one.session_id == call.session_id]
+            call = replace(call, rewind_to=whole[0] if whole else None)
+        private_folder(call.folder)
+        backend = self._backend
+        start = Start(
+            (backend.executable(), *backend.arguments(call)),
+            {**child_environment((*backend.passes, *backend.pass_env)), **backend.environment(call)},
+            backend.folder,
+            backend.says(call, sent).encode(),
+            keeps,
+            {"kind": backend.kind, "goes_on": "yes" if self._opening.goes_on else "no"},
+            guarded=self._opening.files is None or backend.on_runner_death == "kill",
+        )
+        return await held.enter_async_context(running(start, call.folder))
+
+    def _on_line(self, reader: Reader, line: bytes) -> bool:
+        for output in feed(reader, line):
+            self._opening.on_output(output)
+        if reader.session_id is not None and (reader.session_id != self._session_id or not self._exists):
+            self._session_id, self._exists = clean_text(reader.session_id), True
+            self._opening.on_session(self._session_id)
+        return reader.is_final
+
+    def _show(self, kind: str, text: str) -> None:
+        self._opening.on_output(Output("waiting" if kind == "waiting" else "notice", one_line(text)))
+
+    def _usage(self, call: Call, answered: Answered) -> Usage:
+        """What the call cost; a program may only know what its session has cost so far."""
+        if not answered.is_total or self._session_id is None:
+            return answered.usage
+        before = self._sessions.spent(self._session_id) if call.resume else None
+        if before is None and call.forks is not None:
+            before = self._sessions.spent(call.forks)
+        if before is None:
+            before = _cost(self._opening.history) if call.resume or call.forks else NO_USAGE
+        self._sessions.note_spent(self._session_id, answered.usage)
+        return since(answered.usage, before)
+
+
+def _read(answered: Answered, schema: Schema) -> JsonValue:
+    return schema.check(answered.data) if answered.data is not None else schema.read(answered.text)
+
+
+def _cost(messages: list[Message] | tuple[Message, ...]) -> Usage:
+    return sum((message.usage for message in messages), NO_USAGE)
+
+
+def _told(folder: Path) -> None:
+    """The runner is told how the call failed and what it cost: nobody has to count it again."""
+    try:
+        (folder / TOLD).touch(mode=0o600)
+    except OSError:
+        return
