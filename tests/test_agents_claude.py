@@ -309,4 +309,6 @@ def test_every_option_becomes_an_argument_and_prompts_stay_out_of_them(tmp_path:
 def test_nothing_is_granted_that_was_not_asked_for(tmp_path: Path) -> None:
     assert ClaudeCodeBackend().arguments(Call(folder=tmp_path)) == COMMON
     assert ClaudeCodeBackend(tools=()).arguments(Call(folder=tmp_path)) == [*COMMON, "--tools="]
-    assert ClaudeCodeBackend().environment(Call(folder=tmp_path))["CLAUDE_CODE_MAX_RETRIES"] == "0"
+    environment = ClaudeCodeBackend().environment(Call(folder=tmp_path))
+    assert environment["CLAUDE_CODE_MAX_RETRIES"] == "0"
+    assert environment["CLAUDE_CODE_TMPDIR"] == str(tmp_path)
