@@ -130,9 +130,25 @@ RETRY_INFO = [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay"
     ],
 )
 def test_kinds_by_what_it_says(message: str, kind: ErrorKind, wait: float | None) -> None:
-    seen = _read({"type": "result", "status": "error", "error": {"message": message}}, status=144)
+    seen = _read({"type": "result", "status": "error", "error": {"message": message}}, status=1)
     assert seen.error is not None
     assert (seen.error.kind, seen.error.retry_after) == (kind, wait)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (144, ErrorKind.INVALID_REQUEST),
+        (145, ErrorKind.AUTH),
+        (173, ErrorKind.RATE_LIMITED),
+        (247, ErrorKind.OVERLOADED),
+        (1, ErrorKind.TRANSIENT),
+        (143, ErrorKind.TRANSIENT),
+    ],
+)
+def test_kinds_by_the_exit_status_where_it_does_not_say(status: int, kind: ErrorKind) -> None:
+    seen = _read({"type": "result", "status": "error", "error": {"message": "[API Error: oh]"}}, status=status)
+    assert seen.error is not None and seen.error.kind is kind
 
 
 @pytest.mark.parametrize(

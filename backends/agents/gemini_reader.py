@@ -98,7 +98,8 @@ class GeminiReader:
             kind, message = no_outcome("Gemini", ending, _PHRASES, _NOISE)
             raise failure(kind, message, goes_on=self._has_said)
         if text(self._result, "status") != "success":
-            raise self._failure(text(self._result, "error", "message") or self._error or "it says no reason")
+            message = text(self._result, "error", "message") or self._error or "it says no reason"
+            raise self._failure(message, _http_status(ending.status))
         return Answered("".join(self._pieces), usage=self.usage)
 
     def _message(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
@@ -109,12 +110,17 @@ class GeminiReader:
         self._pieces.append(piece)
         return [Output("text", piece)]
 
-    def _failure(self, message: str) -> BackendError:
+    def _failure(self, message: str, status: int) -> BackendError:
         error = _unwrapped(message)
         said = text(error, "message") or message
-        kind = classify(said, _PHRASES, count(error, "code"))
+        kind = classify(said, _PHRASES, count(error, "code") or status)
         wait = seconds_left(said, self._now())
         return failure(kind, f"Gemini: {said}", wait=_delay(error) if wait is None else wait, usage=self.usage)
+
+
+def _http_status(status: int | None) -> int:
+    """The HTTP status that its exit status was made of; 0 where it was none. Of some errors nothing else tells it."""
+    return 256 + status if status is not None and 400 <= 256 + status < 512 else 0
 
 
 def _unwrapped(message: str) -> JsonValue:
