@@ -146,13 +146,14 @@ class TaskEvent(Event):
 @value
 class TaskStarted(TaskEvent):
     """The attempt is recorded as running; its backend is called next. `confirmed`: it goes on with the conversation of
-    an attempt that was interrupted.
+    an attempt that was interrupted. `adopted`: it was begun by a process that has died since; its turn lived on.
     """
 
     kind: ClassVar[str] = "task_started"
     backend: str
     session_id: str | None = None
     confirmed: bool = False
+    adopted: bool = False
 
 
 @value

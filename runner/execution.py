@@ -15,6 +15,7 @@ import anyio
 import anyio.abc
 
 from backends.errors import BackendError, ErrorKind
+from backends.protocol import LeftTurn
 from runner import events
 from runner.awaiting import Awaiting, unanswered
 from runner.clock import stamper
@@ -76,8 +77,17 @@ class Execution:
             for position in self._schedule.later:
                 until = self._around.inherited.next_tries[position]
                 self._delays.begin(workers, position, until - self._around.clock.wall())
-            turns = self._go_on(happened)
+            turns = [self._adopt(position, left) for position, left in self._around.inherited.adopted.items()]
+            turns += self._go_on(happened)
             await self._start(turns, happened)
+
+    def _adopt(self, position: int, left: LeftTurn) -> Turn:
+        """The turn goes on that a process began which has died since; it holds its place already."""
+        self._state.started.add(position)
+        turn = self._turns.adopt(position, left)
+        if turn.task.at_most_once:
+            self._under_way[position] = turn
+        return turn
 
     def end(self, how: Literal["stop", "cancel", "policy"]) -> None:
         """Start nothing more and end the attempts that are under way. Safe to call at any time and more than once."""

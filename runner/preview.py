@@ -12,6 +12,7 @@ from runner.errors import PlaitError
 from runner.feed import Feed
 from runner.given import given_answers
 from runner.inbox import is_to_be_cancelled
+from runner.left import left_turns
 from runner.ownership import wait_until_free
 from runner.status import RunStatus
 from runner.stored import StoredRun, needs_no_work
@@ -64,8 +65,9 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
     else:
         given = await given_answers(run, config.clock.wall())
         again = retry_failed and not ended
-        verdicts = judge(run.state.dag, run.tasks, retry_failed=again, heard=heard(run, given))
         end = decided_so_far(run, again).end
+        left = await left_turns(config, run) if end is None and not ended else {}
+        verdicts = judge(run.state.dag, run.tasks, retry_failed=again, heard=heard(run, given, left))
         if end is not None:
             verdicts = judge_decided(verdicts, fails=end is RunStatus.FAILED)
     later = await later_tries(run, verdicts, config.clock.wall())

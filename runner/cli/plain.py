@@ -99,7 +99,8 @@ def _words(event: events.TaskEvent) -> str:
         case events.TaskStarted():
             again = f", attempt {event.attempt}" if event.attempt > 1 else ""
             goes_on = ", goes on with its conversation" if event.confirmed else ""
-            line = f"started ({one_line(event.backend)}{again}{goes_on})"
+            how = "is taken over" if event.adopted else "started"
+            line = f"{how} ({one_line(event.backend)}{again}{goes_on})"
         case events.TaskCompleted():
             line = f"completed {cost(event)}"
         case events.TaskRetrying():
