@@ -20,8 +20,9 @@ import anyio
 import anyio.lowlevel
 
 from persistence import changes as stored
+from persistence.batch import Batch
 from persistence.boundaries import reached
-from persistence.changes import Batch, Change, LeaseRenewed, RunClaimed, RunReleased
+from persistence.changes import Change, LeaseRenewed, RunClaimed, RunReleased
 from persistence.errors import Conflict, Fenced, StoreError
 from persistence.protocol import Store
 from runner import events

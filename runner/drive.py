@@ -30,12 +30,13 @@ from runner.execution import Execution
 from runner.feed import Feed
 from runner.growth import Growth
 from runner.inbox import Inbox
+from runner.inherited import NOTHING, Inherited
 from runner.owner import forget
 from runner.past import Past
 from runner.policy import Policy
 from runner.result import RunResult
 from runner.run import Control
-from runner.schedule import Schedule
+from runner.schedule import Outset, Schedule
 from runner.sink import NoStore, Sink
 from runner.state import RunState
 from runner.turn import Surroundings
@@ -45,8 +46,8 @@ from runner.turn import Surroundings
 class Prepared:
     """A run that is ready to go: where its tasks stand, and what has to be stored (`first`, `claim`) before any starts.
 
-    For a resumed run that is stored already: then `position` says where its changes go on, `decided` what its policy
-    has decided so far, and `unasked` which tasks have ended since.
+    For a resumed run that is stored already: then `position` says where its changes go on, and `decided` what its
+    policy has decided so far.
     """
 
     run_id: str
@@ -58,7 +59,7 @@ class Prepared:
     position: Position = Position()  # noqa: RUF009 - frozen
     policy: Policy | None = None
     decided: Decided = Decided()  # noqa: RUF009 - frozen
-    unasked: Sequence[str] = ()
+    inherited: Inherited = NOTHING
 
     @property
     def resumed(self) -> bool:
@@ -144,7 +145,7 @@ def _around(run: Prepared, config: Config, sink: Sink, feed: Feed) -> Surroundin
         config.clock,
         config.rng,
         config.on_question,
-        run.unasked,
+        run.inherited,
         partial(_recall, config.store, run.run_id, run.state),
         files_root(config.store),
     )
@@ -156,8 +157,9 @@ async def _execute(run: Prepared, config: Config, around: Surroundings, control:
         run.names,
         concurrency=config.concurrency,
         limits=config.limits,
-        statuses=run.state.statuses,
-        alone=run.state.on_their_last_chance(),
+        outset=Outset(
+            run.state.statuses, alone=run.state.on_their_last_chance(), later=run.inherited.next_tries.keys()
+        ),
     )
     stamp = stamper(config.clock)
     growth = Growth(

@@ -189,7 +189,9 @@ class TaskCompleted(TaskEvent):
 
 @value
 class TaskRetrying(TaskEvent):
-    """The attempt failed; the next one follows after `delay_s`."""
+    """The attempt failed; the next one follows after `delay_s`, and `goes_on` in the same conversation or starts over.
+    Also told by a process that resumes the run meanwhile, with the rest of the time.
+    """
 
     kind: ClassVar[str] = "task_retrying"
     error_kind: str
@@ -198,6 +200,7 @@ class TaskRetrying(TaskEvent):
     duration_s: float
     usage: Usage = NO_USAGE
     messages: tuple[Message, ...] = ()
+    goes_on: bool = False
 
 
 @value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from runner.clock import iso
 from runner.config import Config
 from runner.conversation import load_past
 from runner.errors import PlaitError
@@ -14,7 +15,7 @@ from runner.inbox import is_to_be_cancelled
 from runner.ownership import wait_until_free
 from runner.status import RunStatus
 from runner.stored import StoredRun, needs_no_work
-from runner.takeover import decided_so_far, heard
+from runner.takeover import decided_so_far, heard, later_tries
 from runner.verdict import RUNS, Action, Verdict, judge, judge_cancelled, judge_decided
 
 _CHARACTERS_A_TOKEN = 4
@@ -67,6 +68,9 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
         end = decided_so_far(run, again).end
         if end is not None:
             verdicts = judge_decided(verdicts, fails=end is RunStatus.FAILED)
+    later = await later_tries(run, verdicts, config.clock.wall())
+    for position, until in later.items():
+        verdicts[position] = replace(verdicts[position], reason=f"{verdicts[position].reason}; not before {iso(until)}")
     weighed = [await _weighed(run, verdict) if verdict.repeats else verdict for verdict in verdicts]
     return Preview(run.record.run_id, run.status, {verdict.task_id: verdict for verdict in weighed}, ended)
 

@@ -14,12 +14,14 @@ from runner.deciding import Decided, decided_of
 from runner.drive import Prepared
 from runner.errors import PlaitError, PolicyMissing
 from runner.given import Given, GivenAnswers, given_answers
+from runner.inherited import Inherited
 from runner.ownership import claim
 from runner.past import GoingOn, Past
 from runner.policies import policy_of
 from runner.policy import Policy
-from runner.questions import Way
+from runner.questions import Way, unix
 from runner.result import TaskResult
+from runner.retrying import next_tries
 from runner.settling import NOT_ADDED, failed_status
 from runner.state import RunState
 from runner.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
@@ -55,11 +57,14 @@ async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared
     await _load_conversations(run, verdicts)
     await _load_failures(run)
     unasked = [] if policy is None else await _unasked(run, happened)
+    later = await later_tries(run, verdicts, config.clock.wall())
     owner, goes_on = await claim(config, run.store, record, [change for e in happened for change in changes(e)])
+    happened += [_retrying(run, position, until, at) for position, until in later.items()]
     decided = decided_so_far(run, how.retry_failed)
     if decided.failed_on is not None and decided.end is None:
         unasked.insert(0, decided.failed_on)
-    return Prepared(record.run_id, state, names, owner, happened, (), goes_on, policy, decided, unasked)
+    inherited = Inherited(unasked, later)
+    return Prepared(record.run_id, state, names, owner, happened, (), goes_on, policy, decided, inherited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +179,25 @@ async def _load_own(run: StoredRun, position: int, verdict: Verdict) -> None:
     if interrupted or answer is not None:
         said = () if answer is None else await load_said(run.store, run.record.run_id, state, record.task_id)
         state.going_on[position] = GoingOn(record.session_id, said, answer, interrupted=interrupted)
+
+
+async def later_tries(run: StoredRun, verdicts: Sequence[Verdict], now: float) -> dict[int, float]:
+    """When tasks are tried again, by position, where that is later than `now`."""
+    times = await next_tries(run.store, run.record.run_id, run.tasks)
+    return {
+        position: until
+        for position, verdict in enumerate(verdicts)
+        if verdict.action in RUNS and (until := times.get(verdict.task_id, now)) > now
+    }
+
+
+def _retrying(run: StoredRun, position: int, until: float, at: str) -> events.TaskRetrying:
+    """What an earlier process said of the task's last attempt, for those who listen to this one."""
+    record, goes_on = run.tasks[position], position in run.state.going_on
+    kind, error = record.error_kind or "", record.error or ""
+    return events.TaskRetrying(
+        at, record.task_id, record.attempt, kind, error, until - unix(at), record.duration_s or 0.0, goes_on=goes_on
+    )
 
 
 async def _load_failures(run: StoredRun) -> None:

@@ -17,6 +17,7 @@ from runner.attempt import Outcome, attempt, classified
 from runner.clock import Clock
 from runner.feed import Feed
 from runner.folders import turn_files
+from runner.inherited import NOTHING, Inherited
 from runner.log import logger
 from runner.past import GoingOn, Past
 from runner.questions import OpenQuestion
@@ -54,8 +55,7 @@ class Surroundings:
     clock: Clock
     rng: random.Random
     on_question: OnQuestion | None = None
-    unasked: Sequence[str] = ()
-    """Tasks whose end the run's policy has not been asked about yet."""
+    inherited: Inherited = NOTHING
     recall: Callable[[str], Awaitable[Past]] = _nothing_to_recall
     """The conversation of a completed task, read back from the store. Raises BackendError, transient where the store
     does not have it now; PlaitError.
@@ -101,12 +101,13 @@ class Turn:
 
     def messages(self, reply: Reply) -> tuple[Message, ...]:
         """What was said in the turn that `reply` ended."""
-        if self.takes_up:
-            return (Message("user", self.prompt), *reply.turn(INTERRUPTED))
+        said: tuple[Message, ...] = ()
         if self.going_on is not None and self.going_on.wrong is not None:
             # The attempt before it failed, so that its messages would not count as part of the conversation.
-            return (*self.going_on.said, *reply.turn(self.prompt))
-        return reply.turn(self.prompt)
+            said = self.going_on.said
+        if self.takes_up:
+            return (*said, Message("user", self.prompt), *reply.turn(INTERRUPTED))
+        return (*said, *reply.turn(self.prompt))
 
 
 class Turns:

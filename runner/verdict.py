@@ -22,7 +22,9 @@ class Action(StrEnum):
     KEEP = "keep"
     """It is done and stays as it is."""
     CONTINUE = "continue"
-    """Its conversation is known to have begun, and goes on with a word about the interruption."""
+    """Its conversation is known to have begun, and goes on with a word about the interruption, or the answer that it
+    waited for.
+    """
     START_OVER = "start over"
     """Another attempt from the beginning."""
     START = "start"
@@ -196,7 +198,10 @@ def _pending(task: Task, record: TaskRecord) -> Verdict:
     if not record.attempt:
         return Verdict(task.id, Action.START, "it never began")
     if record.error_kind is not None:
-        return Verdict(task.id, Action.START_OVER, f"attempt {record.attempt} failed ({record.error_kind})")
+        failed = f"attempt {record.attempt} failed ({record.error_kind})"
+        if record.session_confirmed:
+            return Verdict(task.id, Action.CONTINUE, f"{failed}; session {record.session_id} has kept what was said")
+        return Verdict(task.id, Action.START_OVER, failed)
     answers = answers_of(record.answers)
     if answers and answers[-1].attempt == record.attempt:
         return _answered(task.id, answers[-1].way)

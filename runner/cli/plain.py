@@ -103,7 +103,8 @@ def _words(event: events.TaskEvent) -> str:
         case events.TaskCompleted():
             line = f"completed {cost(event)}"
         case events.TaskRetrying():
-            line = f"tries again in {seconds(event.delay_s)}: {event.error_kind}: {_error(event.error)}"
+            how = "goes on" if event.goes_on else "tries again"
+            line = f"{how} in {seconds(event.delay_s)}: {event.error_kind}: {_error(event.error)}"
         case events.TaskFailed():
             word = "skipped" if event.status is TaskStatus.SKIPPED else "failed"
             line = f"{word} {seconds(event.duration_s)} {event.error_kind}: {_error(event.error)}"
