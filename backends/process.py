@@ -223,13 +223,6 @@ def _unwritten(start: Start, error: OSError) -> BackendError:
     return BackendError(ErrorKind.TRANSIENT, one_line(what))
 
 
-def private_folder(folder: Path) -> None:
-    """Make the folder and those above it that are missing, for this user alone."""
-    if not folder.is_dir():
-        private_folder(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
-
-
 def _stdin(text: bytes | None, folder: Path, files: ExitStack) -> int:
     if text is None:
         fifo = folder / "stdin"
