@@ -57,6 +57,13 @@ class Start:
     guarded: bool = False
 
 
+def private_folder(folder: Path) -> Path:
+    """`folder`, made where it is missing, with those above it that are, for this user alone."""
+    for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
 def child_environment(passes: Collection[str] = ()) -> dict[str, str]:
     """What a child may have of our environment: what programs need to run at all, the names in `passes`, and the
     markers of turns that we are part of ourselves.
