@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ def one_round(world: World, kind: str, how: Round, turns: int, rng: random.Rando
     _write_plan(folder / "plan.yaml", world, kind, [f"{tag}-{n}x [[until {go}]]" for n in range(turns)])
     _kill_at_work(world, folder, tag, turns)
     agents = _agents(world)
-    for pid in rng.sample(agents, min(how.agents, len(agents))):
+    killed = rng.sample(agents, min(how.agents, len(agents)))
+    for pid in killed:
         os.killpg(pid, signal.SIGKILL)
     if how.before:
         go.touch()
@@ -78,7 +80,7 @@ def one_round(world: World, kind: str, how: Round, turns: int, rng: random.Rando
         resume = _plait(world, folder, "resume", "-j", str(turns), stderr=err)
     if not how.before:
         # Those that live are taken over, those that died go on: only then does the model answer.
-        adopted, again = turns - min(how.agents, turns), turns + min(how.agents, turns)
+        adopted, again = turns - len(killed), turns + len(killed)
 
         def at_work() -> bool:
             taken = (folder / "err").read_text().count("is taken over")
@@ -93,7 +95,7 @@ def one_round(world: World, kind: str, how: Round, turns: int, rng: random.Rando
 
 
 def _judge(world: World, tag: str, turns: int, how: Round, result: dict[str, Any], err: str, seconds: float) -> Outcome:
-    tasks = {task["id"]: task for task in result.get("tasks", [])}
+    tasks = {task["task_id"]: task for task in result.get("tasks", [])}
     answered = sum(task["status"] == "completed" and bool(task["text"]) for task in tasks.values())
     asked = world.asked(tag)
     twice = disordered = 0
@@ -140,6 +142,8 @@ def _kill_at_work(world: World, folder: Path, tag: str, turns: int) -> None:
     run = _plait(world, folder, "run", "plan.yaml", "-j", str(turns))
     until(lambda: len(world.asked(tag)) >= turns or run.poll() is not None, "all turns are with the model", 180)
     assert run.poll() is None, run.communicate()
+    # An agent asks its model before its session is written down; killed in between, it would have to start over.
+    time.sleep(1)
     run.kill()
     run.communicate()
 
@@ -171,7 +175,12 @@ def _marked(world: World) -> list[int]:
 
 def _agents(world: World) -> list[int]:
     """The leaders of the sessions of all turns."""
-    return [pid for pid in _marked(world) if os.getsid(pid) == pid]
+    found: list[int] = []
+    for pid in _marked(world):
+        with suppress(ProcessLookupError):
+            if os.getsid(pid) == pid:
+                found.append(pid)
+    return found
 
 
 def campaign(cache: Path, kind: str, rounds: int, turns: int, seed: int) -> list[Outcome]:
