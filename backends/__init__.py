@@ -26,6 +26,7 @@ from .protocol import (
 )
 
 if TYPE_CHECKING:
+    from .agents.claude import ClaudeCodeBackend
     from .anthropic import AnthropicBackend
     from .langgraph import LangGraphBackend
     from .local import LocalBackend
@@ -38,6 +39,7 @@ __all__ = [
     "Backend",
     "BackendError",
     "BackendUnavailable",
+    "ClaudeCodeBackend",
     "Conversation",
     "ErrorKind",
     "FunctionBackend",
@@ -58,6 +60,7 @@ __all__ = [
 
 _LAZY = {
     "AnthropicBackend": "anthropic",
+    "ClaudeCodeBackend": "agents.claude",
     "LangGraphBackend": "langgraph",
     "LocalBackend": "local",
     "OpenAIBackend": "openai",

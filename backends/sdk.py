@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from importlib.util import find_spec
@@ -146,7 +146,7 @@ def _status_error(exc: Any, status: int, server: Server) -> BackendError:
     words, detail = _read_body(exc)
     if 300 <= status < 400:
         detail = "it redirects; give the address it redirects to as base_url"
-    kind = _kind(status, words, detail)
+    kind = kind_of(status, words, detail)
     hint = retry_after(exc.response.headers)
     # Inside a stream the status is still the 200 that it began with.
     said = f"{server.name} answered {status}" if status >= 300 else f"{server.name} broke off the answer"
@@ -156,7 +156,7 @@ def _status_error(exc: Any, status: int, server: Server) -> BackendError:
 def _stream_error(exc: Any, server: Server) -> BackendError:
     words, detail = _read_body(exc)
     status = next((int(word) for word in words if word.isdigit() and 400 <= int(word) < 600), 0)
-    return BackendError(_kind(status, words, detail), server.say(f"{server.name} broke off the answer: {detail}"))
+    return BackendError(kind_of(status, words, detail), server.say(f"{server.name} broke off the answer: {detail}"))
 
 
 def _read_body(exc: Any) -> tuple[list[str], str]:
@@ -175,7 +175,8 @@ def _as_dict(value: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
-def _kind(status: int, words: list[str], detail: str) -> ErrorKind:
+def kind_of(status: int, words: Sequence[str], detail: str) -> ErrorKind:
+    """The kind of an error with HTTP `status` (0 where none is known), machine-readable `words`, and text `detail`."""
     for word in words:
         if word in _BY_CODE:
             return _BY_CODE[word]

@@ -15,28 +15,20 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from .agents.spec import AgentSpec, ClaudeCodeSpec
 from .anthropic import AnthropicBackend
 from .errors import BackendUnavailable
 from .function import as_backend
 from .local import LocalBackend, missing_parts
 from .openai import OpenAIBackend
 from .protocol import Backend
+from .spec_base import BASE_URL, Spec
 from .text import one_line
 
 
-class _Spec(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    concurrency: int | None = Field(
-        default=None,
-        ge=1,
-        description="Most tasks of this backend at once. Default: the run's own limit.",
-    )
-
-
-class FunctionSpec(_Spec):
+class FunctionSpec(Spec):
     """A Python function that takes the prompt and returns text or a JSON value."""
 
     kind: Literal["function"]
@@ -46,11 +38,7 @@ class FunctionSpec(_Spec):
     )
 
 
-_BASE_URL = r"^https?://[^/@?#]+(/[^@?#]*)?$"
-# Nothing like user:password@ or ?key= in it: specs are stored with the run.
-
-
-class _ModelSpec(_Spec):
+class _ModelSpec(Spec):
     system: str | None = Field(default=None, description="System prompt of every conversation.")
     temperature: float | None = Field(
         default=None, ge=0, le=2, description="Sampling temperature. Default: the server's own."
@@ -64,7 +52,7 @@ class _RemoteSpec(_ModelSpec):
     model: str | None = Field(default=None, description="The model's name at the server.")
     base_url: str | None = Field(
         default=None,
-        pattern=_BASE_URL,
+        pattern=BASE_URL,
         description="URL of the server, for another one than the default; without a user, password or query in it.",
     )
     request_timeout: float = Field(default=600.0, gt=0, description="Seconds for one whole request.")
@@ -118,10 +106,12 @@ class LocalSpec(_ModelSpec):
         return self
 
 
-BackendSpec: TypeAlias = Annotated[FunctionSpec | OpenAISpec | AnthropicSpec | LocalSpec, Field(discriminator="kind")]
+AnySpec: TypeAlias = FunctionSpec | OpenAISpec | AnthropicSpec | LocalSpec | ClaudeCodeSpec
+BackendSpec: TypeAlias = Annotated[AnySpec, Field(discriminator="kind")]
+_AGENTS: Mapping[str, type[ClaudeCodeSpec]] = {"claude-code": ClaudeCodeSpec}
 
 
-def build(spec: FunctionSpec | OpenAISpec | AnthropicSpec | LocalSpec, *, folder: Path) -> Backend:
+def build(spec: AnySpec, *, folder: Path) -> Backend:
     """The backend that `spec` describes; its paths are relative to `folder`, where the plan file is.
 
     No network, no model is loaded. BackendUnavailable, with one line that says what to do, when an extra, a key, a
@@ -129,6 +119,10 @@ def build(spec: FunctionSpec | OpenAISpec | AnthropicSpec | LocalSpec, *, folder
     """
     if isinstance(spec, FunctionSpec):
         return _function(spec.call, folder)
+    if isinstance(spec, AgentSpec):
+        agent = spec.make(folder)
+        agent.check()
+        return agent
     options = spec.model_dump(exclude={"kind", "concurrency"})
     backend: OpenAIBackend | AnthropicBackend | LocalBackend
     if isinstance(spec, OpenAISpec):
@@ -144,24 +138,26 @@ def build(spec: FunctionSpec | OpenAISpec | AnthropicSpec | LocalSpec, *, folder
 
 def default_spec(
     env: Mapping[str, str], *, kind: str | None = None, model: str | None = None, base_url: str | None = None
-) -> FunctionSpec | OpenAISpec | AnthropicSpec | LocalSpec:
+) -> AnySpec:
     """What a run uses whose plan names no backend: `kind` if given, else what `env` and `base_url` point to, OpenAI
     before Anthropic. BackendUnavailable, listing what can be had and how, when nothing points anywhere.
     """
     chosen = kind or _configured(env, base_url)
     if chosen == "openai":
-        return OpenAISpec(kind="openai", model=model, base_url=_url(base_url or env.get("OPENAI_BASE_URL")))
+        return OpenAISpec(kind="openai", model=model, base_url=_url(base_url or env.get("OPENAIBASE_URL")))
     if chosen == "anthropic":
-        return AnthropicSpec(kind="anthropic", model=model, base_url=_url(base_url or env.get("ANTHROPIC_BASE_URL")))
+        return AnthropicSpec(kind="anthropic", model=model, base_url=_url(base_url or env.get("ANTHROPICBASE_URL")))
     if chosen == "local":
         # From the command line: relative to the working directory, not to the plan.
         return LocalSpec(kind="local", gguf=str(Path(model).absolute()) if model else None)
+    if chosen is not None and chosen in _AGENTS:
+        return _AGENTS[chosen].model_validate({"kind": chosen, "model": model, "base_url": _url(base_url)})
     problem = "no backend is configured" if chosen is None else f"{chosen!r} is not a backend that can be asked for"
     raise BackendUnavailable(f"{problem}; what can be had:\n{_choices()}")
 
 
 def _url(base_url: str | None) -> str | None:
-    if base_url and not re.fullmatch(_BASE_URL, base_url):
+    if base_url and not re.fullmatch(BASE_URL, base_url):
         raise BackendUnavailable(
             "the base URL has to begin with http:// or https:// and hold no user, password or query"
         )
@@ -169,7 +165,7 @@ def _url(base_url: str | None) -> str | None:
 
 
 def _configured(env: Mapping[str, str], base_url: str | None) -> str | None:
-    if base_url or env.get("OPENAI_BASE_URL") or env.get("OPENAI_API_KEY"):
+    if base_url or env.get("OPENAIBASE_URL") or env.get("OPENAI_API_KEY"):
         return "openai"
     return "anthropic" if env.get("ANTHROPIC_API_KEY") else None
 
@@ -181,8 +177,9 @@ def _choices() -> str:
         (
             "  openai: set OPENAI_API_KEY",
             "  anthropic: set ANTHROPIC_API_KEY",
-            "  any OpenAI-compatible server (Ollama, vLLM, LM Studio, ...): --base-url URL, or set OPENAI_BASE_URL",
+            "  any OpenAI-compatible server (Ollama, vLLM, LM Studio, ...): --base-url URL, or set OPENAIBASE_URL",
             f"  a small model on this machine: --backend local ({local})",
+            "  a coding agent: --backend claude-code (`plait doctor` says which are installed)",
             '  a Python function: in the plan file, "kind: function" and "call: file.py:name"',
         )
     )

@@ -17,6 +17,7 @@ from backends.errors import BackendError, ErrorKind
 from persistence.boundaries import reached
 from persistence.changes import Change, Owner, RunReleased
 from persistence.errors import Conflict, Fenced, StoreError
+from persistence.files import files_root
 from persistence.protocol import Store
 from runner import events
 from runner.checkpoint import Checkpointer, Position
@@ -144,6 +145,7 @@ def _around(run: Prepared, config: Config, sink: Sink, feed: Feed) -> Surroundin
         config.on_question,
         run.unasked,
         partial(_recall, config.store, run.run_id, run.state),
+        files_root(config.store),
     )
 
 

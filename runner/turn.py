@@ -6,6 +6,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TypeAlias
 
 from backends.errors import BackendError, ErrorKind
@@ -15,6 +16,7 @@ from runner import events
 from runner.attempt import Outcome, attempt, classified, countable
 from runner.clock import Clock
 from runner.feed import Feed
+from runner.folders import turn_files
 from runner.log import logger
 from runner.questions import OpenQuestion
 from runner.sink import Sink
@@ -57,6 +59,8 @@ class Surroundings:
     """The conversation of a completed task, read back from the store. Raises BackendError, transient where the store
     does not have it now; PlaitError.
     """
+    files_root: Path | None = None
+    """Where the store keeps files; None where there are none."""
     look_for_answer: Callable[[str, int, str], Awaitable[None]] = _no_inbox
     """Passes on what the inbox holds by the deadline in answer to an attempt of a task."""
 
@@ -169,7 +173,7 @@ class Turns:
         return past
 
     def _opening(self, turn: Turn, past: Past) -> Opening:
-        going_on, answer = turn.going_on, None
+        going_on, answer, root = turn.going_on, None, self._around.files_root
         history = past.messages
         if going_on is not None:
             history += going_on.said
@@ -184,6 +188,7 @@ class Turns:
             metadata=turn.task.metadata,
             answer=answer,
             goes_on=turn.takes_up,
+            files=None if root is None else turn_files(root, self._around.run_id, turn.task.id, turn.number),
             on_output=partial(self._output, turn),
             on_session=partial(self._session, turn),
         )

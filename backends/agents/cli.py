@@ -41,7 +41,7 @@ class CliBackend(ABC):
     Cancelling a turn ends the agent and everything that it started: SIGTERM, three seconds, SIGKILL.
     """
 
-    command: str = ""
+    command: str | None = None
     cwd: str | os.PathLike[str] | None = None
     pass_env: Sequence[str] = ()
     turn_timeout: float = 3600.0
@@ -58,6 +58,8 @@ class CliBackend(ABC):
     can_fork: ClassVar[bool]
     checks_schema: ClassVar[bool]
     """Whether the program itself can be asked for an answer that fits a schema."""
+    passes: ClassVar[Sequence[str]]
+    """See `Program.passes`."""
 
     def new_session_id(self) -> str | None:
         """A random UUID, where the agent takes one."""
@@ -110,10 +112,9 @@ class CliBackend(ABC):
             )
         return str(Path(found).absolute())
 
-    @property
-    @abstractmethod
-    def passes(self) -> Sequence[str]:
-        """See `Program.passes`."""
+    def says(self, call: Call, prompt: str) -> str:  # noqa: ARG002 - for those that are answered in another way
+        """See `Program.says`."""
+        return prompt
 
     @abstractmethod
     def arguments(self, call: Call) -> Sequence[str]:

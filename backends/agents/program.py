@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from backends.protocol import NO_USAGE, JsonValue, Output, Usage
+from backends.protocol import NO_USAGE, Answer, JsonValue, Output, Question, Usage
 from backends.values import value
 
 
@@ -20,7 +20,8 @@ class Call:
 
     `session_id` names the session: a new one, chosen by us, or None where the program makes its own; with `resume` one
     that exists. `forks` is the session that the new one branches off from. `rewind_to` is where a cut turn is taken up
-    (`Reader.last_whole`). `folder` exists, is private, and is the turn's own.
+    (`Reader.last_whole`). `answer` is what the question was answered with that the last turn ended with. `folder`
+    exists, is private, and is the call's own.
     """
 
     folder: Path
@@ -29,6 +30,7 @@ class Call:
     forks: str | None = None
     rewind_to: str | None = None
     output_schema: Mapping[str, JsonValue] | None = None
+    answer: Answer | None = None
 
 
 @value
@@ -45,7 +47,7 @@ class Ending:
 class Answered:
     """A turn's whole answer. `data` is the structured answer where the program itself checked one. `usage` is that of
     this turn, or, with `is_total`, of the session so far, this turn included. `denied` lists what the agent was not
-    allowed to do.
+    allowed to do. `question` says that it cannot go on before somebody has answered.
     """
 
     text: str
@@ -53,6 +55,7 @@ class Answered:
     usage: Usage = NO_USAGE
     is_total: bool = False
     denied: tuple[str, ...] = ()
+    question: Question | None = None
 
 
 class Reader(Protocol):
@@ -116,6 +119,10 @@ class Program(Protocol):
 
     def arguments(self, call: Call) -> Sequence[str]:
         """The command's arguments for a turn. May write files into `call.folder`, such as a schema."""
+        ...
+
+    def says(self, call: Call, prompt: str) -> str:
+        """What is said on standard input: the prompt, unless an answer is given in another way."""
         ...
 
     def environment(self, call: Call) -> Mapping[str, str]:

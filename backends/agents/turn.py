@@ -18,7 +18,7 @@ import anyio
 
 from backends.child import Child
 from backends.errors import BackendError, ErrorKind
-from backends.process import Start, adopted, child_environment, read_known, running
+from backends.process import Start, adopted, child_environment, private_folder, read_known, running
 from backends.protocol import NO_USAGE, Files, JsonValue, Message, Opening, Output, Reply, Usage
 from backends.structured import Mismatch, Schema, invalid_output, repair_prompt
 from backends.text import clean_text, one_line
@@ -62,13 +62,13 @@ class CliConversation:
         try:
             answered = await self._first(turn, clean_text(prompt))
             data = None
-            if self._schema is not None:
+            if self._schema is not None and answered.question is None:
                 answered, data = await self._fitting(turn, answered, self._schema)
         except BackendError as error:
             error.usage += _cost(turn)
             error.messages = tuple(turn) if len(turn) > 1 else ()
             raise
-        return Reply(answered.text, data, self._session_id, _cost(turn), tuple(turn))
+        return Reply(answered.text, data, self._session_id, _cost(turn), tuple(turn), answered.question)
 
     async def _first(self, turn: list[Message], prompt: str) -> Answered:
         """The call that says the prompt itself; if the session is gone, in a fresh one that is told what was said."""
@@ -131,7 +131,8 @@ class CliConversation:
     def _call(self, folder: Path) -> Call:
         opening, schema = self._opening, self._opening.output_schema if self._backend.checks_schema else None
         forks = None if self._exists else opening.forks
-        return Call(folder, self._session_id, resume=self._exists, forks=forks, output_schema=schema)
+        answer = None if self._said else opening.answer
+        return Call(folder, self._session_id, resume=self._exists, forks=forks, output_schema=schema, answer=answer)
 
     def _cut_before(self, call: Call) -> list[Reader]:
         return cut_before(self._files.turn, partial(self._backend.reader, call))
@@ -160,13 +161,13 @@ class CliConversation:
         if self._opening.goes_on:
             whole = [one.last_whole for one in cut if one.last_whole and one.session_id == call.session_id]
             call = replace(call, rewind_to=whole[0] if whole else None)
-        call.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(call.folder)
         backend = self._backend
         start = Start(
             (backend.executable(), *backend.arguments(call)),
             {**child_environment((*backend.passes, *backend.pass_env)), **backend.environment(call)},
             backend.folder,
-            sent.encode(),
+            backend.says(call, sent).encode(),
             keeps,
             {"kind": backend.kind, "goes_on": "yes" if self._opening.goes_on else "no"},
             guarded=self._opening.files is None or backend.on_runner_death == "kill",

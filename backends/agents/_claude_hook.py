@@ -1,0 +1,40 @@
+"""The hook's program; see claude_asking.py. It is run by its path, in a bare interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+
+def decide(use: dict[str, Any], answer: Any) -> dict[str, Any]:
+    """What becomes of the use of a tool that a person has given that answer about."""
+    if use.get("tool_name") == "AskUserQuestion":
+        given: dict[str, Any] = use["tool_input"]
+        answers: Any = answer
+        if isinstance(answer, str):
+            answers = {one["question"]: answer for one in given["questions"]}
+        return {"permissionDecision": "allow", "updatedInput": {**given, "answers": answers}}
+    if answer == "allow":
+        return {"permissionDecision": "allow"}
+    reason = str(answer).partition(":")[2].strip() or "a person has said no"
+    return {"permissionDecision": "deny", "permissionDecisionReason": reason}
+
+
+def main() -> None:
+    use = json.load(sys.stdin)
+    decision: dict[str, Any] = {"permissionDecision": "defer"}
+    taken = f"{sys.argv[1]}.{os.getpid()}"
+    try:
+        os.rename(sys.argv[1], taken)  # noqa: PTH104 - an answer is for one use; two hooks may look for it at once
+    except FileNotFoundError:
+        pass
+    else:
+        with open(taken, encoding="utf-8") as file:  # noqa: PTH123
+            decision = decide(use, json.load(file))
+    json.dump({"hookSpecificOutput": {"hookEventName": "PreToolUse", **decision}}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

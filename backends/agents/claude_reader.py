@@ -1,0 +1,285 @@
+"""What `claude -p --output-format=stream-json` prints, one event a line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from backends.agents.claude_asking import question_of
+from backends.agents.faults import COMMON, Phrases, classify, failure, no_outcome
+from backends.agents.fields import Tally, at, count, deed, number, shown, tables, text
+from backends.agents.program import Answered, Call, Ending
+from backends.agents.resets import seconds_left
+from backends.errors import BackendError, ErrorKind
+from backends.protocol import NO_USAGE, JsonValue, Output, Usage
+
+_PHRASES: Phrases = (
+    ("no conversation found", ErrorKind.SESSION_LOST),
+    # Another process has the session, or had it a moment ago.
+    ("already in use", ErrorKind.TRANSIENT),
+    ("error: unknown option", ErrorKind.INVALID_REQUEST),
+    ("is invalid. allowed choices", ErrorKind.INVALID_REQUEST),
+    ("root/sudo privileges", ErrorKind.INVALID_REQUEST),
+    *COMMON,
+)
+_LIMITS: Mapping[str, ErrorKind] = {
+    # What the user allowed is used up. Not a kind that is tried again by itself: that would spend it once more.
+    "error_max_turns": ErrorKind.CONTEXT_OVERFLOW,
+    "error_max_budget_usd": ErrorKind.CONTEXT_OVERFLOW,
+    "error_max_structured_output_retries": ErrorKind.INVALID_OUTPUT,
+}
+_TYPED: Mapping[str, ErrorKind] = {
+    "usage_limit_reached": ErrorKind.RATE_LIMITED,
+    "model_requires_usage_credits": ErrorKind.AUTH,
+    "long_context_credits_required": ErrorKind.AUTH,
+    "provider_credentials": ErrorKind.AUTH,
+    "gateway_signin_required": ErrorKind.AUTH,
+    "gateway_session_expired": ErrorKind.AUTH,
+    "api_key_auth_disabled": ErrorKind.AUTH,
+    "org_disabled_credential": ErrorKind.AUTH,
+    "invalid_credential_header": ErrorKind.AUTH,
+    "network_edge_blocked": ErrorKind.AUTH,
+    "max_output_tokens": ErrorKind.CONTEXT_OVERFLOW,
+    "message_over_context_limit": ErrorKind.CONTEXT_OVERFLOW,
+    "autocompact_thrashing": ErrorKind.CONTEXT_OVERFLOW,
+    "safety_monitor_blocked": ErrorKind.REFUSED,
+    "dlp_request_denied": ErrorKind.REFUSED,
+    "claude_code_version_too_old": ErrorKind.INVALID_REQUEST,
+    "tool_history_mismatch": ErrorKind.INVALID_REQUEST,
+}
+"""`api_error` of a failed turn, where the status that comes with it would mislead."""
+_UNTYPED: Mapping[str, ErrorKind] = {
+    "authentication_failed": ErrorKind.AUTH,
+    "billing_error": ErrorKind.AUTH,
+    "account_on_hold": ErrorKind.AUTH,
+    "verification_required": ErrorKind.AUTH,
+    "cloud_credential_error": ErrorKind.AUTH,
+    "oauth_org_not_allowed": ErrorKind.AUTH,
+    "rate_limit": ErrorKind.RATE_LIMITED,
+    "overloaded": ErrorKind.OVERLOADED,
+    "invalid_request": ErrorKind.INVALID_REQUEST,
+    "model_not_found": ErrorKind.INVALID_REQUEST,
+    "max_output_tokens": ErrorKind.CONTEXT_OVERFLOW,
+}
+"""`error` of a failed turn, for errors that came with no status."""
+_FIRST_TO_ADD_UP = (2, 1, 300)
+"""From about here on `total_cost_usd` counts the whole session; before, the call alone."""
+
+
+class ClaudeReader:
+    """Reads what `claude -p --output-format=stream-json` prints. `now` tells the Unix time, for when a limit ends."""
+
+    def __init__(self, call: Call, now: Callable[[], float]) -> None:
+        self._handlers = {
+            "stream_event": self._stream,
+            "assistant": self._message,
+            "user": self._results,
+            "result": self._finish,
+            "rate_limit_event": self._limit,
+            "system/init": self._init,
+            "system/api_retry": self._retry,
+            "system/permission_denied": self._deny,
+        }
+        self._begins = not call.resume and call.forks is None
+        self._now = now
+        self._session: str | None = None
+        self._version: tuple[int, ...] = ()
+        self._tally = Tally()
+        self._request: dict[str, str] = {}
+        self._streamed: set[str] = set()
+        self._denied: dict[str, str] = {}
+        self._until: float | None = None
+        self._delay: float | None = None
+        self._error = ""
+        self._last_whole: str | None = None
+        self._open_uses: set[str] = set()
+        """Uses of tools that have no result yet."""
+        self._result: Mapping[str, JsonValue] | None = None
+        self._billed: Usage | None = None
+
+    @property
+    def session_id(self) -> str | None:
+        """The session's id, once there is more than the announcement, which precedes its file."""
+        return self._session
+
+    @property
+    def is_final(self) -> bool:
+        """Whether there was a `result`."""
+        return self._result is not None
+
+    @property
+    def usage(self) -> Usage:
+        """What the results say, or, before there is one, what the requests so far did. Tokens that were read from or
+        written to the prompt cache count as input.
+        """
+        return self._tally.total if self._billed is None else self._billed
+
+    @property
+    def last_whole(self) -> str | None:
+        """The last message in this turn, unless a tool was at work: that it was cut the session tells by itself, if
+        nothing is dropped from it.
+        """
+        return self._last_whole
+
+    def note(self, line: str) -> None:
+        """Nothing but events is of use."""
+
+    def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        """One event."""
+        kind, subtype = text(event, "type"), text(event, "subtype")
+        if kind in {"stream_event", "assistant", "user"} or subtype in {"status", "api_retry"}:
+            self._session = text(event, "session_id") or self._session
+        handler = self._handlers.get(kind) or self._handlers.get(f"{kind}/{subtype}")
+        return handler(event) if handler else []
+
+    def end(self, ending: Ending) -> Answered:
+        """The answer, if the result is one."""
+        result = self._result
+        if result is None:
+            kind, message = no_outcome("Claude Code", ending, _PHRASES)
+            raise failure(kind, message, usage=self.usage, goes_on=self._session is not None)
+        if at(result, "is_error") is not False or text(result, "subtype") != "success":
+            raise self._failure(result)
+        denied = tuple(self._denied.values())
+        deferred = at(result, "deferred_tool_use")
+        if deferred is not None:  # "success", with an empty answer
+            return Answered("", None, self.usage, denied=denied, question=question_of(deferred))
+        return Answered(text(result, "result"), at(result, "structured_output"), self.usage, denied=denied)
+
+    def _stream(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        agent = text(event, "parent_tool_use_id")
+        match text(event, "event", "type"):
+            case "message_start":
+                self._request[agent] = text(event, "event", "message", "id")
+                self._bill(self._request[agent], at(event, "event", "message", "usage"))
+            case "message_delta":
+                self._bill(self._request.get(agent, ""), at(event, "event", "usage"))
+            case "content_block_delta" if not agent and (piece := text(event, "event", "delta", "text")):
+                self._streamed.add(self._request.get(agent, ""))
+                return [self._output("text", piece)]
+            case _:
+                pass
+        return []
+
+    def _message(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        """A message, or a block of one; what is not of the main agent is seen, but said by nobody."""
+        request, is_main = text(event, "message", "id"), not text(event, "parent_tool_use_id")
+        if at(event, "is_api_error_message") is True or text(event, "error"):
+            self._error = text(event, "error")
+            self._until = number(event, "api_error_params", "rate_limit_info", "resetsAt") or self._until
+            return []
+        self._bill(request, at(event, "message", "usage"))
+        seen: list[Output] = []
+        for block in tables(event, "message", "content"):
+            if text(block, "type") == "tool_use":
+                if is_main:
+                    self._open_uses.add(text(block, "id"))
+                seen.append(self._output("tool", deed(text(block, "name"), at(block, "input"))))
+            elif is_main and request not in self._streamed and text(block, "text"):
+                seen.append(self._output("text", text(block, "text")))
+        if is_main:
+            self._whole(event)
+        return seen
+
+    def _results(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        if not text(event, "parent_tool_use_id"):
+            self._open_uses -= {text(block, "tool_use_id") for block in tables(event, "message", "content")}
+            self._whole(event)
+        return []
+
+    def _whole(self, event: Mapping[str, JsonValue]) -> None:
+        """The session holds this message; it can be gone on from there unless a tool's result is missing."""
+        self._last_whole = None if self._open_uses else text(event, "uuid") or self._last_whole
+
+    def _limit(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        if text(event, "rate_limit_info", "status") != "rejected":
+            return []
+        self._until = number(event, "rate_limit_info", "resetsAt")
+        return [self._output("waiting", "usage limit reached")]
+
+    def _init(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        self._version = _numbers(text(event, "claude_code_version"))
+        return []
+
+    def _retry(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        delay = self._delay = (number(event, "retry_delay_ms") or 0.0) / 1000
+        why = shown(text(event, "error").replace("_", " "), 40) or "no answer"
+        tries = f"try {count(event, 'attempt')} of {count(event, 'max_retries')}"
+        return [self._output("waiting", f"{why}, {delay:.1f} s, {tries}")]
+
+    def _deny(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        """Told when it happens, which older versions do not, and again by the result, with what it was about."""
+        use = text(event, "tool_use_id")
+        is_new = use not in self._denied
+        self._denied[use] = deed(text(event, "tool_name"), at(event, "tool_input"))
+        return [self._output("notice", f"not allowed: {self._denied[use]}")] if is_new else []
+
+    def _finish(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        # An agent at work in the background may bring about another result after this one.
+        self._result = event
+        if count(event, "num_turns"):
+            self._session = text(event, "session_id") or self._session
+        self._billed = self._cost(event) + (self._billed or NO_USAGE)
+        return [output for denial in tables(event, "permission_denials") for output in self._deny(denial)]
+
+    def _cost(self, result: Mapping[str, JsonValue]) -> Usage:
+        """What this turn has cost by its result, which counts differently from version to version."""
+        since = at(result, "model_usage_since_last_result")
+        if isinstance(since, dict):
+            return sum((_of_model(since[model]) for model in since), Usage(cost_usd=0.0))
+        is_known = self._begins or (0,) < self._version < _FIRST_TO_ADD_UP
+        return replace(
+            _of_request(at(result, "usage")), cost_usd=number(result, "total_cost_usd") if is_known else None
+        )
+
+    def _failure(self, result: Mapping[str, JsonValue]) -> BackendError:
+        errors = at(result, "errors")
+        first = errors[0] if isinstance(errors, list) and errors else None
+        message = text(result, "result") or (first if isinstance(first, str) else "") or "it says no reason"
+        kind = self._kind(result, message)
+        kept = self._session is not None
+        return failure(kind, f"Claude Code: {message}", wait=self._hint(message), usage=self.usage, goes_on=kept)
+
+    def _hint(self, message: str) -> float | None:
+        """Seconds to wait: the limit's end, as a number or in words, or what its own last wait was."""
+        if self._until is not None:
+            return max(0.0, self._until - self._now())
+        told = seconds_left(message, self._now())
+        return self._delay if told is None else told
+
+    def _kind(self, result: Mapping[str, JsonValue], message: str) -> ErrorKind:
+        kind = _LIMITS.get(text(result, "subtype")) or _TYPED.get(text(result, "api_error"))
+        if kind is not None:
+            return kind
+        if text(result, "terminal_reason").startswith("aborted"):
+            return ErrorKind.CRASHED
+        if text(result, "stop_reason") == "refusal":
+            return ErrorKind.REFUSED
+        status = count(result, "api_error_status")
+        if not status and self._error in _UNTYPED:
+            return _UNTYPED[self._error]
+        if text(result, "startup_failure_reason") not in {"", "session_held_by_background"}:
+            return ErrorKind.INVALID_REQUEST
+        return classify(message, _PHRASES, status, [text(result, "api_error_type")])
+
+    def _bill(self, request: str, usage: JsonValue) -> None:
+        told = _of_request(usage)
+        self._tally.note(request, told.input_tokens, told.output_tokens)
+
+    def _output(self, kind: Literal["text", "tool", "waiting", "notice"], words: str) -> Output:
+        return Output(kind, words, self.usage)
+
+
+def _of_request(usage: JsonValue) -> Usage:
+    read = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    return Usage(sum(count(usage, name) for name in read), count(usage, "output_tokens"))
+
+
+def _of_model(usage: JsonValue) -> Usage:
+    read = ("inputTokens", "cacheCreationInputTokens", "cacheReadInputTokens")
+    return Usage(sum(count(usage, name) for name in read), count(usage, "outputTokens"), number(usage, "costUSD"))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part[:9]) for part in version.split(".")[:3] if part.isascii() and part.isdigit())

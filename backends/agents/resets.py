@@ -1,0 +1,67 @@
+"""When a usage limit ends, read from the sentence that says so: agents say it to people, in words. Pure."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+_UNIT = r"(?:ms|milliseconds?|d(?:ays?)?|h(?:ours?|rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?)(?![a-z])"
+_PART = re.compile(rf"(\d{{1,9}}(?:\.\d{{1,9}})?)\s*({_UNIT})", re.IGNORECASE)
+_SPAN = re.compile(
+    rf"\b(?:again|retry|resets?) (?:in|after) ((?:\d{{1,9}}(?:\.\d{{1,9}})?\s*{_UNIT}[\s,]*(?:and )?)+)", re.IGNORECASE
+)
+_SECONDS = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_EPOCH = re.compile(r"\|(\d{10})\b")
+_CLOCK = re.compile(
+    r"\b(?:resets?|again) (?:at )?"
+    r"(?:(?P<month>[a-z]{3}) (?P<day>\d{1,2})(?:st|nd|rd|th)?,? (?:at )?(?:(?P<year>\d{4}),? )?)?"
+    r"(?P<hour>\d{1,2})(?::(?P<minute>\d{2}))? ?(?P<half>[ap])m(?: \((?P<zone>[\w+/-]{1,40})\))?",
+    re.IGNORECASE,
+)
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+
+
+def seconds_left(text: str, now: float) -> float | None:
+    """How many seconds after `now` (Unix time) the limit that `text` tells of ends; None where it does not say.
+
+    Known are "try again in 3 days 4 hours", "retry in 38.4s", "reset after 10h15m3s", "resets 3pm (Europe/Berlin)",
+    "try again at Nov 25th, 2026 3:05 PM" (local time), and "usage limit reached|1795000000".
+    """
+    text = text[:2000]
+    if found := _SPAN.search(text):
+        return sum(float(amount) * _SECONDS[_short(unit)] for amount, unit in _PART.findall(found[1]))
+    if found := _EPOCH.search(text):
+        return max(0.0, int(found[1]) - now)
+    found = _CLOCK.search(text)
+    try:
+        return max(0.0, _moment(found, now) - now) if found else None
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _short(unit: str) -> str:
+    unit = unit.lower()
+    return "ms" if unit.startswith(("ms", "mil")) else unit[0]
+
+
+def _moment(found: re.Match[str], now: float) -> float:
+    """The next time at which the clock shows what `found` says."""
+    here = datetime.fromtimestamp(now, UTC).astimezone(_zone(found["zone"]))
+    hour = int(found["hour"]) % 12 + (12 if found["half"].lower() == "p" else 0)
+    then = here.replace(hour=hour, minute=int(found["minute"] or 0), second=0, microsecond=0)
+    if found["month"] is None:
+        return (then if then > here else then + timedelta(days=1)).timestamp()
+    month = _MONTHS.index(found["month"].lower()) + 1
+    then = then.replace(year=int(found["year"] or here.year), month=month, day=int(found["day"]))
+    if found["year"] is None and then < here - timedelta(days=1):
+        then = then.replace(year=here.year + 1)
+    return then.timestamp()
+
+
+def _zone(name: str | None) -> ZoneInfo | None:
+    """The time zone `name`; None, which means this machine's, where there is no such."""
+    try:
+        return ZoneInfo(name) if name else None
+    except (KeyError, ValueError, OSError):
+        return None
