@@ -23,7 +23,7 @@ from backends.protocol import NO_USAGE, Files, JsonValue, Message, Opening, Outp
 from backends.structured import Mismatch, Schema, invalid_output, repair_prompt
 from backends.text import clean_text, one_line
 
-from .past import TOLD, cut_before, feed
+from .past import TOLD, cut_before, feed, parsed
 from .program import Answered, Call, Ending, Reader
 from .replaying import replayed
 from .sessions import Sessions, since
@@ -175,7 +175,7 @@ class CliConversation:
         return await held.enter_async_context(running(start, call.folder))
 
     def _on_line(self, reader: Reader, line: bytes) -> bool:
-        for output in feed(reader, line):
+        for output in feed(reader, parsed(line)):
             self._opening.on_output(output)
         if reader.session_id is not None and (reader.session_id != self._session_id or not self._exists):
             self._session_id, self._exists = clean_text(reader.session_id), True
