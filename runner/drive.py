@@ -31,12 +31,13 @@ from runner.feed import Feed
 from runner.growth import Growth
 from runner.inbox import Inbox
 from runner.owner import forget
+from runner.past import Past
 from runner.policy import Policy
 from runner.result import RunResult
 from runner.run import Control
 from runner.schedule import Schedule
 from runner.sink import NoStore, Sink
-from runner.state import Past, RunState
+from runner.state import RunState
 from runner.turn import Surroundings
 
 

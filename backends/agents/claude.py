@@ -18,6 +18,7 @@ from backends.agents.claude_reader import ClaudeReader
 from backends.agents.cli import CliBackend
 from backends.agents.faults import NETWORK
 from backends.agents.program import Call
+from backends.protocol import JsonValue
 
 _ENVIRONMENT: Mapping[str, str] = {
     "CLAUDE_CODE_MAX_RETRIES": "0",
@@ -76,8 +77,6 @@ class ClaudeCodeBackend(CliBackend):
     install: ClassVar[str] = "npm install -g @anthropic-ai/claude-code@latest"
     chooses_session: ClassVar[bool] = True
     can_fork: ClassVar[bool] = True
-    checks_schema: ClassVar[bool] = True
-    passes: ClassVar[Sequence[str]] = _PASSES
 
     model: str | None = None
     permission_mode: str | None = None
@@ -99,6 +98,11 @@ class ClaudeCodeBackend(CliBackend):
         wrong = [name for name in self.ask_for if not re.fullmatch(r"[\w.*|-]+", name)]
         if wrong:
             raise ValueError(f"ask_for names tools, such as 'Bash'; {wrong[0]!r} is no such name")
+
+    @property
+    def passes(self) -> Sequence[str]:
+        """Its keys, its settings, and how the network is reached."""
+        return _PASSES
 
     def arguments(self, call: Call) -> Sequence[str]:
         """The arguments; writes the system prompt into `call.folder`, where there is one."""
@@ -138,13 +142,18 @@ class ClaudeCodeBackend(CliBackend):
             # It has that tool only where somebody seems to be there to be asked. The hook is asked first.
             yield "--permission-prompt-tool=stdio"
 
+    def takes_schema(self, schema: Mapping[str, JsonValue]) -> bool:  # noqa: ARG002 - it takes any
+        """Always."""
+        return True
+
     def says(self, call: Call, prompt: str) -> str:
         """Nothing beside an answer: what it asked about is still waiting in the session, and goes on by itself."""
         return "" if self.ask_for and call.answer is not None else prompt
 
-    def environment(self, call: Call) -> Mapping[str, str]:  # noqa: ARG002 - other agents need it
-        """Retries inside, telemetry and updates are off."""
-        return _ENVIRONMENT if self.base_url is None else {**_ENVIRONMENT, "ANTHROPIC_BASE_URL": self.base_url}
+    def environment(self, call: Call) -> Mapping[str, str]:
+        """Retries inside, telemetry and updates are off, and what its tools leave lies beside the turn's files."""
+        own = {**_ENVIRONMENT, "CLAUDE_CODE_TMPDIR": str(call.folder)}
+        return own if self.base_url is None else {**own, "ANTHROPIC_BASE_URL": self.base_url}
 
     def reader(self, call: Call) -> ClaudeReader:
         """A reader for that turn's output."""

@@ -68,7 +68,7 @@ AGENTS: tuple[Agent, ...] = (
     Agent(
         name="claude-code",
         program="claude",
-        # With its version by name: with an old node, npm would silently take an old version instead.
+        # By name: with an old node, npm would silently take an old version instead.
         install="npm install -g @anthropic-ai/claude-code@latest",
         tested=("2.1.197", "2.1.330"),
         memory=117,
@@ -79,15 +79,16 @@ AGENTS: tuple[Agent, ...] = (
     Agent(
         name="codex",
         program="codex",
-        install="npm install -g @openai/codex@latest",
+        install="npm install -g @openai/codex",
         tested=("0.169.0",),
         memory=43,
         login=_CODEX_LOGIN,
+        backend="codex:CodexBackend",
     ),
     Agent(
         name="gemini",
         program="gemini",
-        install="npm install -g @google/gemini-cli@latest",
+        install="npm install -g @google/gemini-cli",
         tested=("0.61.0",),
         memory=182,
         login=Login(
@@ -97,11 +98,12 @@ AGENTS: tuple[Agent, ...] = (
             elsewhere=("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_GENAI_USE_VERTEXAI"),
         ),
         quiet={"GEMINI_CLI_NO_RELAUNCH": "true", "GEMINI_TELEMETRY_ENABLED": "false"},
+        backend="gemini:GeminiBackend",
     ),
     Agent(
         name="goose",
         program="goose",
-        install="npm install -g @aaif/goose-binary-linux-x64@latest",
+        install="npm install -g @aaif/goose-binary-linux-x64",
         tested=("1.52.0",),
         memory=72,
         login=Login(folder=("XDG_CONFIG_HOME", "~/.config"), files=("goose/secrets.yaml",), may_be_elsewhere=True),
@@ -110,7 +112,7 @@ AGENTS: tuple[Agent, ...] = (
     Agent(
         name="opencode",
         program="opencode",
-        install="npm install -g opencode-ai@latest",
+        install="npm install -g opencode-ai",
         tested=("1.18.33",),
         memory=406,
         login=Login(folder=("XDG_DATA_HOME", "~/.local/share"), files=("opencode/auth.json",), may_be_elsewhere=True),
@@ -129,7 +131,7 @@ AGENTS: tuple[Agent, ...] = (
     Agent(
         name="claude-agent-acp",
         program="claude-agent-acp",
-        install="npm install -g @agentclientprotocol/claude-agent-acp@latest",
+        install="npm install -g @agentclientprotocol/claude-agent-acp",
         tested=("0.100.0",),
         memory=306,  # RSS: the share of one among several was not measured
         login=_CLAUDE_LOGIN,
@@ -138,7 +140,7 @@ AGENTS: tuple[Agent, ...] = (
     Agent(
         name="codex-acp",
         program="codex-acp",
-        install="npm install -g @agentclientprotocol/codex-acp@latest",
+        install="npm install -g @agentclientprotocol/codex-acp",
         tested=("2.6.0",),
         memory=249,  # RSS, as above
         login=_CODEX_LOGIN,

@@ -103,3 +103,40 @@ class ClaudeCodeSpec(AgentSpec):
         from .claude import ClaudeCodeBackend  # noqa: PLC0415
 
         return ClaudeCodeBackend(**self.options(folder))
+
+
+class CodexSpec(AgentSpec):
+    """Codex, run as `codex exec`."""
+
+    kind: Literal["codex"]
+    sandbox: Literal["read-only", "workspace-write", "danger-full-access"] = Field(
+        default="read-only", description="What its tools may do."
+    )
+    append_system: str | None = Field(default=None, description="Added to its own instructions.")
+    config: dict[str, str | int | float | bool] = Field(
+        default_factory=dict, description="Further settings, as in its config.toml."
+    )
+    base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for its requests.")
+    api_key_env: str | None = Field(
+        default=None, description="The environment variable that holds the key for base_url; never the key itself."
+    )
+
+    def make(self, folder: Path) -> CliBackend:
+        from .codex import CodexBackend  # noqa: PLC0415
+
+        return CodexBackend(**self.options(folder))
+
+
+class GeminiSpec(AgentSpec):
+    """Gemini CLI, run as `gemini`."""
+
+    kind: Literal["gemini"]
+    approval_mode: Literal["default", "auto_edit", "yolo", "plan"] | None = Field(
+        default=None, description="Gemini's own word. Default: tools that would need asking are absent."
+    )
+    base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for its requests.")
+
+    def make(self, folder: Path) -> CliBackend:
+        from .gemini import GeminiBackend  # noqa: PLC0415
+
+        return GeminiBackend(**self.options(folder))
