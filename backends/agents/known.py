@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import field
 
@@ -14,9 +15,10 @@ class Login:
 
     `files` lie below the folder that the variable `folder[0]` names, or else `folder[1]`; any of them means yes. So
     does any of the variables `keys`. Otherwise it is not, unless there is one of the variables `elsewhere`, or its key
-    `may_be_elsewhere`, as in a keyring: then nobody can tell.
+    `may_be_elsewhere`, as in a keyring: then nobody can tell. `how` is the command that logs in.
     """
 
+    how: str
     folder: tuple[str, str]
     files: tuple[str, ...]
     keys: tuple[str, ...] = ()
@@ -47,12 +49,15 @@ class Agent:
 
 
 _CLAUDE_LOGIN = Login(
+    how="claude auth login",
     folder=("CLAUDE_CONFIG_DIR", "~/.claude"),
     files=(".credentials.json",),
     keys=("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"),
     elsewhere=("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"),
+    may_be_elsewhere=sys.platform == "darwin",  # where they are in the keychain
 )
 _CODEX_LOGIN = Login(
+    how="codex login",
     folder=("CODEX_HOME", "~/.codex"),
     files=("auth.json",),
     keys=("CODEX_API_KEY", "OPENAI_API_KEY"),
@@ -92,6 +97,7 @@ AGENTS: tuple[Agent, ...] = (
         tested=("0.61.0",),
         memory=182,
         login=Login(
+            how="gemini",
             folder=("GEMINI_CLI_HOME", "~"),
             files=(".gemini/oauth_creds.json", ".gemini/gemini-credentials.json"),
             keys=("GEMINI_API_KEY", "GOOGLE_API_KEY"),
@@ -106,7 +112,12 @@ AGENTS: tuple[Agent, ...] = (
         install="npm install -g @aaif/goose-binary-linux-x64",
         tested=("1.52.0",),
         memory=72,
-        login=Login(folder=("XDG_CONFIG_HOME", "~/.config"), files=("goose/secrets.yaml",), may_be_elsewhere=True),
+        login=Login(
+            how="goose configure",
+            folder=("XDG_CONFIG_HOME", "~/.config"),
+            files=("goose/secrets.yaml",),
+            may_be_elsewhere=True,  # in a keyring
+        ),
         arguments=("acp",),
     ),
     Agent(
@@ -115,7 +126,12 @@ AGENTS: tuple[Agent, ...] = (
         install="npm install -g opencode-ai",
         tested=("1.18.33",),
         memory=406,
-        login=Login(folder=("XDG_DATA_HOME", "~/.local/share"), files=("opencode/auth.json",), may_be_elsewhere=True),
+        login=Login(
+            how="opencode auth login",
+            folder=("XDG_DATA_HOME", "~/.local/share"),
+            files=("opencode/auth.json",),
+            may_be_elsewhere=True,  # in its settings, as for the next one
+        ),
         arguments=("acp",),
         quiet={"OPENCODE_DISABLE_AUTOUPDATE": "1"},
     ),
@@ -125,7 +141,12 @@ AGENTS: tuple[Agent, ...] = (
         install="npm install -g @qwen-code/qwen-code@latest",
         tested=("0.24.4",),
         memory=188,
-        login=Login(folder=("QWEN_HOME", "~/.qwen"), files=("oauth_creds.json",), may_be_elsewhere=True),
+        login=Login(
+            how="qwen",
+            folder=("QWEN_HOME", "~/.qwen"),
+            files=("oauth_creds.json",),
+            may_be_elsewhere=True,
+        ),
         arguments=("--acp",),
     ),
     Agent(
