@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from backends.errors import BackendError, ErrorKind
-from backends.protocol import Answer, Backend, ForkingBackend, LeftTurn, Message, Opening, Output, Reply
+from backends.protocol import NO_USAGE, Answer, Backend, ForkingBackend, LeftTurn, Message, Opening, Output, Reply
 from backends.text import clean_text
 from runner import events
-from runner.attempt import Outcome, attempt, classified
+from runner.attempt import Outcome, attempt, classified, countable
 from runner.clock import Clock
 from runner.feed import Feed
 from runner.folders import turn_files
@@ -232,9 +232,8 @@ class Turns:
 
     def _output(self, turn: Turn, output: Output) -> None:
         if not turn.over:
-            event = events.TaskOutput(
-                self._stamp(), turn.task.id, turn.number, output.kind, str(output.text), output.usage
-            )
+            usage = output.usage if countable(output.usage) else NO_USAGE
+            event = events.TaskOutput(self._stamp(), turn.task.id, turn.number, output.kind, str(output.text), usage)
             self._around.feed.publish(event)
 
     def _session(self, turn: Turn, session_id: str, *, last: bool = False) -> None:

@@ -23,7 +23,7 @@ from backends.structured import Mismatch, Schema, invalid_output, repair_prompt
 from backends.text import clean_text, one_line
 
 from .kept import digest
-from .past import TOLD, cut_before, feed
+from .past import TOLD, cut_before, feed, parsed
 from .program import Answered, Call, Ending, Reader
 from .replaying import replayed
 from .sessions import Sessions, since
@@ -195,7 +195,7 @@ class CliConversation:
         return await held.enter_async_context(running(start, call.folder))
 
     def _on_line(self, reader: Reader, line: bytes) -> bool:
-        for output in feed(reader, line):
+        for output in feed(reader, parsed(line)):
             self._opening.on_output(output)
         self._know(reader.session_id)
         return reader.is_final

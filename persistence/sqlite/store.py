@@ -67,7 +67,7 @@ class SQLiteStore:
     def files_root(self) -> Path:
         """See FilesStore: beside the database file, wherever links to it may lie, with `.files` behind its name."""
         real = self.path.resolve()
-        return real.with_name(f"{real.name}.files")
+        return real.parent / f"{real.name}.files"
 
     async def __aenter__(self) -> Self:
         if self._thread is not None:

@@ -50,9 +50,14 @@ class NoDisplay:
 
 
 class PlainDisplay(NoDisplay):
-    """A line for every event, with the local time."""
+    """A line for every event, with the local time; where `verbose`, also for what tasks do and wait for meanwhile."""
+
+    def __init__(self, *, verbose: bool = False) -> None:
+        self._verbose = verbose
 
     def take(self, event: events.Event) -> None:
+        if isinstance(event, events.TaskOutput) and not self._verbose:  # of which there may be very many
+            return
         line = line_of(event)
         if line:
             say(f"{_clock_time(event.at)} {line}")
@@ -101,6 +106,9 @@ def _words(event: events.TaskEvent) -> str:
             goes_on = ", goes on with its conversation" if event.confirmed else ""
             how = "is taken over" if event.adopted else "started"
             line = f"{how} ({one_line(event.backend)}{again}{goes_on})"
+        case events.TaskOutput():
+            waits = "waits: " if event.output == "waiting" else ""
+            line = "" if event.output == "text" else f"{waits}{_error(event.text)}"
         case events.TaskCompleted():
             line = f"completed {cost(event)}"
         case events.TaskRetrying():

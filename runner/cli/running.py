@@ -57,6 +57,7 @@ class Manner:
 
     store: Path | None
     quiet: bool = False
+    verbose: bool = False
     as_json: bool = False
     logs: bool = False
     concurrency: int | None = None
@@ -191,10 +192,10 @@ def _display(dag: DAG, manner: Manner, statuses: Mapping[str, TaskStatus] | None
         return NoDisplay()
     # Log lines and a live display would write over each other.
     if manner.logs or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        return PlainDisplay()
+        return PlainDisplay(verbose=manner.verbose)
     from runner.cli.live import LiveDisplay  # noqa: PLC0415 - rich takes a while and is not needed in a pipe
 
-    return LiveDisplay(Progress(dag, time.monotonic, statuses), dag.name or "plait")
+    return LiveDisplay(Progress(dag, time.monotonic, statuses), dag.name or "plait", verbose=manner.verbose)
 
 
 async def continue_task(word: str, task_id: str, message: str, moved_to: Path | None, manner: Manner) -> int:
