@@ -1,7 +1,8 @@
-"""Children of ours that outlived the process which started them. None should: this is for seeing that there is none.
+"""Children of ours that outlived the process which started them.
 
-Only LocalBackend starts children, model servers that end when their standard input does. One that is left over has been
-handed to another process (pid 1, or whatever collects orphans), which does not run the Python that starts servers.
+No model server should (LocalBackend); they end when their standard input does. One that is left over has been handed to
+another process (pid 1, or whatever collects orphans), which does not run the Python that starts servers. Agents do, so
+that a resume may take them over; their files say who they are.
 """
 
 from __future__ import annotations
@@ -10,7 +11,38 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from .proctable import HAS_PROC, members
+from .values import value
+
 _ARGUMENTS = [b"-P", os.fsencode(Path(__file__).with_name("_llama_server.py"))]
+
+
+@value
+class AtWork:
+    """A child that lives, or of which something does: the folder of its files, the kind of its backend, and the numbers
+    of its processes, its own first.
+    """
+
+    folder: Path
+    kind: str
+    pids: tuple[int, ...]
+
+
+def agents_at_work(root: Path) -> list[AtWork]:
+    """All agents that live and have their files somewhere below `root`, whoever started them, and whether or not that
+    process lives.
+    """
+    from .process import left_below  # noqa: PLC0415 - its watcher of children is not for those who only look
+
+    found: list[AtWork] = []
+    for folder, known in left_below(root):
+        if HAS_PROC:
+            pids = sorted((one.pid for one in members([known.turn])), key=lambda pid: (pid != known.pid, pid))
+        else:
+            pids = [known.pid] if known.pid and known.is_alive else []
+        if pids:
+            found.append(AtWork(folder, known.note.get("kind", ""), tuple(pids)))
+    return sorted(found, key=lambda one: one.folder)
 
 
 def left_over_servers(proc: Path = Path("/proc")) -> list[int] | None:

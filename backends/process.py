@@ -19,7 +19,7 @@ import os
 import secrets
 import subprocess
 import tempfile
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import field, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from anyio.to_thread import run_sync
 from .child import KILL_LIMIT, Child, Known
 from .errors import BackendError, BackendUnavailable, ErrorKind
 from .guard import GUARD
-from .proctable import HAS_PROC, PREFIX, Turn, boot_id, end, first_start_time, members, tag
+from .proctable import HAS_PROC, PREFIX, boot_id, end, first_start_time, members, tag
 from .text import one_line
 from .values import value
 
@@ -58,7 +58,7 @@ class Start:
 
 
 def private_folder(folder: Path) -> Path:
-    """`folder`, made where it is missing, with all that leads to it, for this user alone."""
+    """`folder`, made where it is missing, with those above it that are, for this user alone."""
     for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
     return folder
@@ -136,6 +136,16 @@ def read_known(folder: Path) -> Known | None:
     return None
 
 
+def left_below(folder: Path) -> Iterator[tuple[Path, Known]]:
+    """The children with their files somewhere below `folder` of which nobody knows yet that nothing is left, each with
+    the folder of its files. Those of another boot do not count.
+    """
+    for named in folder.resolve().rglob(_NAME):
+        known = read_known(named.parent)
+        if known is not None and known.is_of_this_boot:
+            yield named.parent, known
+
+
 async def sweep(run_folder: Path, keep: Collection[Path]) -> int:
     """End what is left of the children whose files are somewhere below `run_folder`, but for those below one of the
     folders in `keep`; how many processes were killed. Children that are over cost nothing, those of another boot are
@@ -146,11 +156,11 @@ async def sweep(run_folder: Path, keep: Collection[Path]) -> int:
 
 def _sweep(run_folder: Path, keep: Sequence[Path]) -> int:
     kept = [folder.resolve() for folder in keep]
-    left: dict[Path, Turn] = {}
-    for folder in (named.parent for named in run_folder.resolve().rglob(_NAME)):
-        known = read_known(folder)
-        if known is not None and known.is_of_this_boot and not any(folder.is_relative_to(one) for one in kept):
-            left[folder] = known.turn
+    left = {
+        folder: known.turn
+        for folder, known in left_below(run_folder)
+        if not any(folder.is_relative_to(one) for one in kept)
+    }
     if not left:
         return 0
     killed, is_gone = end(list(left.values()), KILL_LIMIT)

@@ -156,7 +156,7 @@ def _what_is_wrong(reply: object) -> str | None:
         return "it asks, and adds tasks, both at once"
     if reply.question is not None and (wrong := _what_is_wrong_with(reply.question)):
         return f"it asks with {wrong}"
-    return None if _countable(reply.usage) else f"its usage is {reply.usage!r}"
+    return None if countable(reply.usage) else f"its usage is {reply.usage!r}"
 
 
 def _is_plain(reply: object) -> bool:
@@ -194,12 +194,13 @@ def _what_is_wrong_with(question: Question) -> str | None:
 
 def _are_messages(messages: object) -> TypeGuard[tuple[Message, ...]]:
     return isinstance(messages, tuple) and all(
-        isinstance(one, Message) and isinstance(one.content, str) and one.role in _ROLES and _countable(one.usage)  # pyright: ignore[reportUnnecessaryIsInstance]
+        isinstance(one, Message) and isinstance(one.content, str) and one.role in _ROLES and countable(one.usage)  # pyright: ignore[reportUnnecessaryIsInstance]
         for one in cast("tuple[object, ...]", messages)
     )
 
 
-def _countable(usage: object) -> bool:
+def countable(usage: object) -> bool:
+    """Whether it can be kept: backends come from outside."""
     if usage is NO_USAGE:
         return True
     if not isinstance(usage, Usage):
@@ -236,9 +237,12 @@ def _tidied(error: BackendError) -> BackendError:
     message, hint = error.message, error.retry_after
     text = clean_text(message) if isinstance(message, str) else _text_of(error)  # pyright: ignore[reportUnnecessaryIsInstance]
     sound = isinstance(hint, int | float) and 0 <= hint < float("inf")
-    usage = error.usage if _countable(error.usage) else NO_USAGE
+    usage = error.usage if countable(error.usage) else NO_USAGE
     messages = _clean(error.messages) if _are_messages(error.messages) else ()
-    tidied = BackendError(kind, text[:2000], retry_after=hint if sound else None, usage=usage, messages=messages)
+    goes_on = error.goes_on is True
+    tidied = BackendError(
+        kind, text[:2000], retry_after=hint if sound else None, usage=usage, messages=messages, goes_on=goes_on
+    )
     tidied.__cause__ = error
     return tidied
 

@@ -7,7 +7,7 @@ import asyncio
 import anyio
 import pytest
 
-from backends import BackendError, ErrorKind, Message, Opening, Reply, Usage
+from backends import BackendError, ErrorKind, Message, Opening, Output, Reply, Usage
 from persistence import MemoryStore, SQLiteStore
 from runner import (
     DAG,
@@ -17,6 +17,7 @@ from runner import (
     Task,
     TaskStatus,
 )
+from runner.events import TaskOutput
 from tests.support.fakes import Talker
 
 
@@ -35,6 +36,17 @@ async def test_a_raising_backend_fails_its_task_alone(answer: Exception, error: 
     )
     assert (result["bad"].error_kind, result["bad"].error) == ("unexpected", error)
     assert result["good"].text == "ok"
+
+
+async def test_the_usage_of_an_output_is_told_only_if_it_is_one() -> None:
+    def chatty(_prompt: str, opening: Opening) -> str:
+        for odd in (Usage(3, 1, 0.5), Usage(-1, 1), Usage("1", 1), None):  # type: ignore[arg-type]
+            opening.on_output(Output("tool", "x", odd))  # type: ignore[arg-type]
+        return "done"
+
+    async with ParallelRunner(Talker(chatty)).start(DAG([Task("a", prompt="p")])) as run:
+        told = [event.usage async for event in run.events() if isinstance(event, TaskOutput) and event.output == "tool"]
+    assert told == [Usage(3, 1, 0.5), Usage(), Usage(), Usage()]
 
 
 async def test_odd_replies_are_failures_or_stored_whole(tmp_path) -> None:

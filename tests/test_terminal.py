@@ -58,6 +58,8 @@ class Streaming:
         self.opening, self.session_id = opening, EVIL
 
     async def send(self, prompt):
+        for kind in ("tool", "waiting", "notice"):
+            self.opening.on_output(Output(kind, EVIL))
         for piece in EVIL:
             self.opening.on_output(Output("text", piece))
         self.opening.on_session(EVIL)
@@ -108,8 +110,10 @@ def assert_harmless(seen: bytes) -> None:
     assert not leaked, seen
 
 
-def test_nothing_that_a_model_writes_acts_on_the_terminal_while_it_runs(folder: Path) -> None:
-    with Terminal(folder, "run", "plan.yaml") as terminal:
+@pytest.mark.parametrize("words", [[], ["-v"]])
+def test_nothing_that_a_model_writes_acts_on_the_terminal_while_it_runs(folder: Path, words: list[str]) -> None:
+    (folder / "go").unlink(missing_ok=True)
+    with Terminal(folder, "run", "plan.yaml", *words) as terminal:
         terminal.until("MARKUP[/bold red]")  # the last words of the answer under way, as they are
         (folder / "go").touch()
         assert terminal.wait() == 1

@@ -6,11 +6,14 @@ says that there is an answer, only `is_error` does. The session keeps the prompt
 
 from __future__ import annotations
 
+import glob
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from backends.agents.claude_asking import hook_command, write_answer
@@ -104,6 +107,11 @@ class ClaudeCodeBackend(CliBackend):
         """Its keys, its settings, and how the network is reached."""
         return _PASSES
 
+    def session_files(self, session_id: str) -> Sequence[Path]:
+        """One, in a folder for each folder that it has worked in."""
+        home = Path(os.environ.get("CLAUDE_CONFIG_DIR") or "~/.claude").expanduser()
+        return sorted(home.glob(f"projects/*/{glob.escape(session_id)}.jsonl"))
+
     def arguments(self, call: Call) -> Sequence[str]:
         """The arguments; writes the system prompt into `call.folder`, where there is one."""
         # Each value in one argument with its option: nothing that it begins with makes it an option of its own.
@@ -150,9 +158,10 @@ class ClaudeCodeBackend(CliBackend):
         """Nothing beside an answer: what it asked about is still waiting in the session, and goes on by itself."""
         return "" if self.ask_for and call.answer is not None else prompt
 
-    def environment(self, call: Call) -> Mapping[str, str]:  # noqa: ARG002 - other agents need it
-        """Retries inside, telemetry and updates are off."""
-        return _ENVIRONMENT if self.base_url is None else {**_ENVIRONMENT, "ANTHROPIC_BASE_URL": self.base_url}
+    def environment(self, call: Call) -> Mapping[str, str]:
+        """Retries inside, telemetry and updates are off, and what its tools leave lies beside the turn's files."""
+        own = {**_ENVIRONMENT, "CLAUDE_CODE_TMPDIR": str(call.folder)}
+        return own if self.base_url is None else {**own, "ANTHROPIC_BASE_URL": self.base_url}
 
     def reader(self, call: Call) -> ClaudeReader:
         """A reader for that turn's output."""

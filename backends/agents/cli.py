@@ -21,6 +21,7 @@ from backends.guard import scratch
 from backends.process import read_known
 from backends.protocol import Conversation, Files, JsonValue, LeftTurn, Opening
 
+from .kept import holds
 from .past import exchanges, reread
 from .program import Call, Reader
 from .turn import CliConversation
@@ -91,7 +92,22 @@ class CliBackend(ABC):
         goes_on = known.note.get("goes_on") == "yes"
         if reader.is_final:
             return LeftTurn("ended", reader.session_id, goes_on, about)
-        return LeftTurn("alive" if known.is_alive else "dead", reader.session_id, goes_on, about)
+        return LeftTurn("alive" if known.is_alive else "dead", self.session_of(calls[-1]), goes_on, about)
+
+    def session_of(self, folder: Path) -> str | None:
+        """The session that holds the prompt of the call with its files in `folder`, by what the agent has printed, or
+        else by the session's own file.
+        """
+        reader, known = self.reader(Call(folder)), read_known(folder)
+        reread(reader, folder)
+        if reader.session_id is not None or reader.announced is None or known is None:
+            return reader.session_id
+        said = known.note.get("said", "")
+        return reader.announced if any(holds(path, said) for path in self.session_files(reader.announced)) else None
+
+    def session_files(self, session_id: str) -> Sequence[Path]:  # noqa: ARG002 - for those that keep readable ones
+        """The files in which the agent may keep that session."""
+        return ()
 
     @property
     def folder(self) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from backends.lines import Lines
@@ -21,18 +21,22 @@ def exchanges(turn: Path) -> list[Path]:
     return [folder for folder in _numbered(turn) if read_known(folder) is not None]
 
 
-def feed(reader: Reader, line: bytes) -> Sequence[Output]:
-    """Have `reader` read a line of output; what it shows."""
+def parsed(line: bytes) -> Mapping[str, JsonValue] | str:
+    """What a line of output is: an event, or text; "" for an empty one."""
     text = line.decode("utf-8", "replace").strip()
-    if not text:
-        return ()
     try:
         event: JsonValue = parse_json(text) if text.startswith("{") else None
     except ValueError:
         event = None
-    if isinstance(event, dict):
-        return reader.read(event)
-    reader.note(text)
+    return event if isinstance(event, dict) else text
+
+
+def feed(reader: Reader, told: Mapping[str, JsonValue] | str) -> Sequence[Output]:
+    """Have `reader` read a line of output; what it shows."""
+    if not isinstance(told, str):
+        return reader.read(told)
+    if told:
+        reader.note(told)
     return ()
 
 
@@ -40,7 +44,7 @@ def reread(reader: Reader, folder: Path) -> None:
     """Have `reader` read all of a child's output that is there."""
 
     def on_line(line: bytes) -> bool:
-        feed(reader, line)
+        feed(reader, parsed(line))
         return False
 
     try:

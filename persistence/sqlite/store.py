@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from types import TracebackType
 
-    from persistence.changes import Batch
+    from persistence.batch import Batch
     from persistence.notes import Note, NoteRecord
     from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
     from persistence.sqlite.purging import Purged
@@ -67,7 +67,7 @@ class SQLiteStore:
     def files_root(self) -> Path:
         """See FilesStore: beside the database file, wherever links to it may lie, with `.files` behind its name."""
         real = self.path.resolve()
-        return real.with_name(f"{real.name}.files")
+        return real.parent / f"{real.name}.files"
 
     async def __aenter__(self) -> Self:
         if self._thread is not None:

@@ -10,6 +10,7 @@ from runner.cli.crash_command import crash_command
 from runner.cli.doctor_command import doctor_command
 from runner.cli.exits import EXIT_CODES
 from runner.cli.gc_command import gc_command
+from runner.cli.log_command import log_command
 from runner.cli.look_commands import runs_command, show_command
 from runner.cli.orchestrate_command import orchestrate_command
 from runner.cli.plan_commands import check_command, graph_command, schema_command, version_command
@@ -38,6 +39,7 @@ for _command in (
     cancel_command,
     runs_command,
     show_command,
+    log_command,
     graph_command,
     serve_command,
     gc_command,

@@ -9,12 +9,16 @@ from pathlib import Path
 
 import anyio
 
-from backends.leftovers import left_over_servers
+from backends.agents.installed import look_for_agents
+from backends.leftovers import agents_at_work, left_over_servers
+from backends.memory import available_memory
+from persistence import SQLiteStore
 from persistence.changes import Owner
 from persistence.errors import StoreError
 from persistence.records import RunRecord
 from persistence.sqlite import health
 from persistence.sqlite.health import Finding, Fitness
+from runner.cli.doctor_agents import agents_value, of_agents, of_left_over
 from runner.cli.exits import COMPLETED, STORE, tell
 from runner.cli.lookup import shown_status, store_for_reading
 from runner.cli.options import DEFAULT_STORE, plait
@@ -30,9 +34,10 @@ _ALL = 1 << 31
 
 def examine(path: Path, as_json: bool) -> int:
     """Look at everything and say it; the exit code."""
-    findings = [*_machine(path), *_store(path), *_children()]
+    agents, memory = anyio.run(look_for_agents), available_memory()
+    findings = [*_machine(path), *of_agents(agents, memory), *_store(path), *_children(path)]
     if as_json:
-        tell_value(_value(path, findings))
+        tell_value({**_value(path, findings), "agents": agents_value(agents, memory)})
     else:
         _tell(findings)
     return STORE if any(one.fitness is Fitness.BAD for one in findings) else COMPLETED
@@ -112,7 +117,12 @@ def _state(owner: Owner) -> str:
     return "is gone" if liveness(owner) is Liveness.DEAD else "has not renewed its claim"
 
 
-def _children() -> Iterator[Finding]:
+def _children(path: Path) -> Iterator[Finding]:
+    left = [*_servers(), *_agents_at_work(path)]
+    yield from left or [Finding("children", Fitness.OK, "none left behind")]
+
+
+def _servers() -> Iterator[Finding]:
     pids = left_over_servers()
     if pids is None:
         yield Finding("children", Fitness.OK, "cannot tell", "look for processes that run _llama_server.py")
@@ -120,8 +130,17 @@ def _children() -> Iterator[Finding]:
         shown = " ".join(map(str, pids))
         found = f"{counted(len(pids), 'model server')} left behind by a process that is gone: {shown}"
         yield Finding("children", Fitness.WARNING, found, f"kill {shown}")
-    else:
-        yield Finding("children", Fitness.OK, "none left behind")
+
+
+def _agents_at_work(path: Path) -> Iterator[Finding]:
+    root = SQLiteStore(path, mode="read").files_root
+    left = agents_at_work(root) if _there(root) else []
+    if left:
+        try:
+            runs = anyio.run(_all_runs, path) if _there(path) else ()
+        except StoreError:  # which another finding says; that they are there is worth a line all the same
+            runs = ()
+        yield from of_left_over(left, root, runs, path)
 
 
 def _value(path: Path, findings: list[Finding]) -> dict[str, object]:

@@ -107,19 +107,21 @@ def say(text: str = "") -> None:
     write(sys.stderr, visible(text) + "\n")
 
 
-def tell(text: str) -> None:
-    """A line of output, on standard output."""
-    write(sys.stdout, text + "\n")
+def tell(text: str) -> bool:
+    """A line of output, on standard output; False when its reader has left."""
+    return write(sys.stdout, text + "\n")
 
 
-def write(stream: IO[str], text: str) -> None:
-    """Write and flush. A reader that has left (`| head`) is no error: what follows goes nowhere."""
+def write(stream: IO[str], text: str) -> bool:
+    """Write and flush. A reader that has left (`| head`) is no error: it is False, and what follows goes nowhere."""
     try:
         stream.write(text)
         stream.flush()
+        return True
     except OSError as error:
         if error.errno != errno.EPIPE:
             raise
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+        return False

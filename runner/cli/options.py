@@ -35,6 +35,10 @@ concurrency_option = click.option(
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only the result.")
 
+verbose_option = click.option(
+    "-v", "--verbose", is_flag=True, help="Print also each tool that an agent uses, and what it waits for."
+)
+
 
 def backend_options(function: F) -> F:
     """`--backend`, `--model` and `--base-url`."""

@@ -14,6 +14,7 @@ from runner.cli.options import (
     log_options,
     quiet_option,
     store_option,
+    verbose_option,
 )
 
 
@@ -41,6 +42,7 @@ from runner.cli.options import (
 @click.option("--no-store", is_flag=True, help="Write nothing down; the run cannot be resumed.")
 @json_option
 @quiet_option
+@verbose_option
 @log_options
 def orchestrate_command(goal: str, **options: Any) -> int:
     """Reach GOAL: plan tasks for it, do them, reflect on what came of them, and so on; then make one answer of it all.
@@ -62,6 +64,7 @@ def orchestrate_command(goal: str, **options: Any) -> int:
     manner = Manner(
         store=None if options["no_store"] else options["store_path"],
         quiet=options["quiet"],
+        verbose=options["verbose"],
         as_json=options["as_json"],
         logs=options["log_style"] is not None,
         concurrency=options["concurrency"],

@@ -14,17 +14,32 @@ from runner.dag import DAG
 from runner.status import TaskStatus
 from runner.task import FailureMode
 
-_TAIL = 400  # characters of an answer kept for the display
+_KEPT = 400  # characters of what a task does, for the display
 
 
 @dataclass(slots=True)
 class Underway:
-    """An attempt under way: since when (on the display's clock), where, and the last of what it said."""
+    """An attempt under way: since when (on the display's clock), where, what it does now, of which kind that is, and
+    what it has used so far. Of an answer that is being written, `now` is the end.
+    """
 
     since: float
     backend: str
     attempt: int
-    tail: str = ""
+    now: str = ""
+    kind: str = "text"
+    usage: Usage = NO_USAGE
+
+    def take(self, output: events.TaskOutput) -> None:
+        """Note what it does."""
+        if output.output != "text":
+            self.now = output.text[:_KEPT]
+        else:
+            written = self.now if self.kind == "text" else ""
+            self.now = (written + output.text[-_KEPT:])[-_KEPT:]
+        self.kind = output.output
+        if output.usage != NO_USAGE:
+            self.usage = output.usage
 
 
 class Progress:
@@ -41,10 +56,14 @@ class Progress:
         """Tasks that wait for another attempt, and until when."""
         self.questions: dict[str, str] = {}
         """What is asked by the tasks that wait for a person."""
-        self.usage: Usage = NO_USAGE
-        """What this process has used."""
+        self._used: Usage = NO_USAGE
         self.ran = 0
         self.degraded: str | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """What the attempts of this process have used, those under way included as far as they say."""
+        return sum((one.usage for one in self.running.values()), self._used)
 
     @property
     def done(self) -> int:
@@ -54,8 +73,8 @@ class Progress:
     def take(self, event: events.Event) -> None:
         """Note what happened."""
         if isinstance(event, events.TaskOutput):
-            if (underway := self.running.get(event.task_id)) and event.output == "text":
-                underway.tail = (underway.tail + event.text)[-_TAIL:]
+            if underway := self.running.get(event.task_id):
+                underway.take(event)
         elif isinstance(event, events.TaskStarted):
             self.retries.pop(event.task_id, None)
             self.running[event.task_id] = Underway(self.clock(), event.backend, event.attempt)
@@ -74,11 +93,14 @@ class Progress:
     def _ended(self, event: events.TaskEvent) -> None:
         if isinstance(event, events.SessionOpened):
             return
-        self.running.pop(event.task_id, None)
+        underway = self.running.pop(event.task_id, None)
+        if isinstance(event, _Billed):
+            self._used += event.usage
+        elif underway is not None:
+            self._used += underway.usage
         self.questions.pop(event.task_id, None)
         if isinstance(event, events.TaskCompleted):
             self.ran += 1
-            self.usage += event.usage
             self._set(event.task_id, TaskStatus.COMPLETED)
         elif isinstance(event, events.TaskFailed):
             self._set(event.task_id, event.status)
@@ -112,5 +134,6 @@ class Progress:
         return status in _GOOD or (status is TaskStatus.FAILED and mode is not FailureMode.HARD)
 
 
+_Billed = events.TaskCompleted | events.TaskRetrying | events.TaskFailed | events.TaskWaiting
 _GOOD = frozenset({TaskStatus.COMPLETED, TaskStatus.SKIPPED})
 _ENDED = _GOOD | {TaskStatus.FAILED, TaskStatus.CANCELLED}

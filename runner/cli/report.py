@@ -27,7 +27,7 @@ _WHY_STOPPED = {
     Stop.NO_PROGRESS: "it made no progress any more",
 }
 _MOST_QUESTIONS = 5
-_EXIT_CODES = {
+EXIT_CODES = {
     RunStatus.COMPLETED: exits.COMPLETED,
     RunStatus.FAILED: exits.FAILED,
     RunStatus.WAITING_INPUT: exits.WAITING,
@@ -36,7 +36,7 @@ _EXIT_CODES = {
 
 def exit_code(result: RunResult) -> int:
     """The command's exit code for a run that came to `result`."""
-    return _EXIT_CODES.get(result.status, exits.CANCELLED)
+    return EXIT_CODES.get(result.status, exits.CANCELLED)
 
 
 def tell_result(dag: DAG, result: RunResult, only: str | None = None) -> None:

@@ -17,6 +17,7 @@ from runner.cli.options import (
     quiet_option,
     set_option,
     store_option,
+    verbose_option,
 )
 
 _PATH = click.Path(path_type=Path)
@@ -32,6 +33,7 @@ _plan_option = click.option("--plan", type=_PATH, help="The plan file, if it is 
 @click.option("--no-store", is_flag=True, help="Write nothing down; the run cannot be resumed.")
 @json_option
 @quiet_option
+@verbose_option
 @log_options
 def run_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
     """Run the plan in the file PLAN. The results of its final tasks go to standard output, all else to standard error.
@@ -59,6 +61,7 @@ def run_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
 @store_option
 @json_option
 @quiet_option
+@verbose_option
 @log_options
 def resume_command(run: str | None, retry_failed: bool, plan: Path | None, **options: Any) -> int:
     """Go on with RUN: a run's id, its beginning, or `last`. Without it, the newest run that can be resumed.
@@ -106,6 +109,7 @@ def _manner(options: dict[str, Any]) -> Any:
     return Manner(
         store=None if options.get("no_store") else options["store_path"],
         quiet=options.get("quiet", False),
+        verbose=options.get("verbose", False),
         as_json=options["as_json"],
         logs=options["log_style"] is not None,
         concurrency=options.get("concurrency"),

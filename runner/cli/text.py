@@ -44,10 +44,22 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def cells(text: str) -> int:
-    """How many columns of a terminal `text` fills."""
+    """How many columns of a terminal `text`, which went through `visible`, fills."""
+    if text.isascii():
+        return len(text)
     return sum(
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
     )
+
+
+def last_cells(line: str, width: int) -> str:
+    """The end of `line` that fits into `width` columns of a terminal, behind an ellipsis where something is cut off."""
+    if cells(line) <= width:
+        return line
+    start, left = len(line), width - 1
+    while start and left >= (needed := cells(line[start - 1])):
+        start, left = start - 1, left - needed
+    return f"…{line[start:]}"
 
 
 def columns(rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) -> list[list[str]]:

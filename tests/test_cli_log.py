@@ -1,0 +1,317 @@
+"""`plait log`: what a run did, from its store and its agents' files; followed while they work, whoever runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.agents import Home, make_home
+from tests.support.command import PLAIT, Terminal, environment, plait_here
+from tests.test_terminal import CORPUS, MARKUP, assert_harmless
+
+HEAD = """
+name: agents
+backends:
+  coder: {kind: claude-code, command: ./claude, concurrency: 4}
+  echo: {kind: function, call: "functions.py:echo"}
+defaults: {backend: coder}
+tasks:
+"""
+FUNCTIONS = """
+async def echo(prompt):
+    return "re: " + prompt
+"""
+TASKS = """
+  - {id: fix, prompt: "Mend it. [[tool]] [[say I found it.]]"}
+  - {id: limited, prompt: "Go. [[error 429]]", retry: {attempts: 2, base_delay: 0}, failure_mode: skip, depends_on: fix}
+  - {id: echo, backend: echo, prompt: "two\\nlines", depends_on: limited}
+"""
+_LIMIT = 30.0
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    home = make_home(tmp_path, monkeypatch)
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    return home
+
+
+def plan(home: Home, tasks: str) -> Path:
+    (home.path / "plan.yaml").write_text(HEAD + tasks)
+    return home.path
+
+
+def untimed(log: str) -> list[str]:
+    """The lines without their times, and without the days."""
+    return [line[10:] for line in log.splitlines() if not line.startswith("-- ")]
+
+
+def outputs(folder: Path) -> list[Path]:
+    """The files of all calls, in the order in which they began."""
+    return sorted((folder / ".plait" / "plait.db.files").rglob("stdout"), key=lambda path: path.stat().st_ctime_ns)
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`plait run` of the plan, as another process."""
+    with subprocess.Popen([*PLAIT, "run", "plan.yaml", "-q"], cwd=folder, env=environment()) as process:
+        try:
+            wait_for((folder / "calls.jsonl").exists)
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(true) -> None:
+    ends = time.monotonic() + _LIMIT
+    while not true():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def test_a_run_reads_as_a_story_with_what_its_agents_did_between_its_events(home: Home) -> None:
+    folder = plan(home, TASKS)
+    run_id = plait_here(folder, "run", "plan.yaml", "--json").value["run_id"]
+    done = plait_here(folder, "log", "last")
+    assert (done.code, done.err) == (0, "")
+    assert re.match(r"-- \d{4}-\d\d-\d\d --\n\d\d:\d\d:\d\d  run ", done.out)
+    calls = home.calls
+    patterns = [
+        rf"run {run_id} created, 3 tasks",
+        rf"run {run_id} started",
+        r"fix           started \(coder\)",
+        rf"fix           session {calls[0]['session']}",
+        r"fix           > Bash: make test",
+        r"fix           \| I found it\.",
+        r"fix           completed [\d.]+s 20\+14 tokens \$0\.0020",
+        r"limited       started \(coder\)",
+        r"limited       session [\w-]+",
+        r"limited       tries again in [\d.]+s: rate_limited: Claude Code: API Error: 429 no \([\d.]+s.*\)",
+        r"limited       started \(coder\), attempt 2",
+        r"limited       session [\w-]+",
+        r"limited       user\| Go\. \[\[error 429\]\]",  # what was said in an attempt without any output
+        r"limited       skipped [\d.]+s.* rate_limited: Claude Code: API Error: 429 no",
+        r"echo          started \(echo\)",
+        r"echo          user\| two",
+        r"echo          user\| lines",
+        r"echo          assistant\| re: two",
+        r"echo          assistant\| lines",
+        r"echo          completed [\d.]+s",
+        rf"run {run_id} completed",
+    ]
+    told = untimed(done.out)
+    assert len(told) == len(patterns), done.out
+    for line, pattern in zip(told, patterns, strict=True):
+        assert re.fullmatch(pattern, line), f"{line!r} is not {pattern!r}"
+
+
+def test_of_one_task_only_its_own_is_told(home: Home) -> None:
+    folder = plan(home, TASKS)
+    assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
+    told = untimed(plait_here(folder, "log", "last", "fix").out)
+    assert [line.split()[0] for line in told] == ["started", "session", ">", "|", "completed"]
+    for words in (["last", "nope"], ["nope"]):
+        done = plait_here(folder, "log", *words)
+        assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+
+
+def test_as_json_each_line_is_an_object(home: Home) -> None:
+    folder = plan(home, TASKS)
+    assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
+    entries = [json.loads(line) for line in plait_here(folder, "log", "last", "--json").out.splitlines()]
+    assert all(set(one) == {"seq", "at", "kind", "task_id", "attempt", "detail"} for one in entries)
+    stored = plait_here(folder, "show", "last", "--events", "--json").value
+    events = [one for one in entries if one["seq"] is not None]
+    assert [(one["seq"], one["at"], one["kind"]) for one in events] == [
+        (one["seq"], one["at"], one["kind"]) for one in stored
+    ]
+    seen = [(one["task_id"], one["detail"]) for one in entries if one["kind"] == "output"]
+    assert seen[0] == ("fix", {"output": "tool", "text": "Bash: make test", "input_tokens": 10, "output_tokens": 7})
+    assert "".join(detail["text"] for _, detail in seen if detail["output"] == "text") == "I found it."
+    ended = next(one["detail"] for one in events if one["kind"] == "task_completed")
+    assert (ended["cost_usd"], ended["input_tokens"]) == (0.002, 20)
+    said = [one["detail"] for one in entries if one["kind"] == "message" and one["task_id"] == "echo"]
+    assert said == [{"role": "user", "content": "two\nlines"}, {"role": "assistant", "content": "re: two\nlines"}]
+
+
+def test_without_their_files_the_messages_of_agents_are_told(home: Home) -> None:
+    folder = plan(home, '  - {id: fix, prompt: "Mend it. [[say I found it.]]"}\n')
+    assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
+    shutil.rmtree(folder / ".plait" / "plait.db.files")
+    told = untimed(plait_here(folder, "log", "last", "fix").out)
+    assert told[2:4] == ["user| Mend it. [[say I found it.]]", "assistant| I found it."]
+
+
+def test_a_session_that_was_told_anew_is_noted(home: Home) -> None:
+    tasks = '  - {id: one, prompt: "First."}\n  - {id: two, prompt: "Second.", continues: one, depends_on: break}\n'
+    folder = plan(home, tasks + '  - {id: break, backend: rm, prompt: "x", depends_on: one}\n')
+    (folder / "plan.yaml").write_text(
+        (folder / "plan.yaml").read_text().replace("backends:", 'backends:\n  rm: {kind: function, call: "rm.py:rm"}')
+    )
+    (folder / "rm.py").write_text("import shutil\n\n\nasync def rm(_):\n    shutil.rmtree('sessions')\n    return ''\n")
+    assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
+    told = untimed(plait_here(folder, "log", "last", "two").out)
+    assert any(line.startswith("system| session ") and "told, as text" in line for line in told)
+
+
+def event(kind: str, at: str, **more: object) -> str:
+    message = {"id": at, "role": "assistant", "content": [{"type": "tool_use", "name": "Bash", "input": more}]}
+    return json.dumps({"type": kind, "session_id": "s", "timestamp": at, "message": message}) + "\n"
+
+
+def test_agents_that_tell_the_time_are_told_in_its_order(home: Home) -> None:
+    folder = plan(home, '  - {id: a, prompt: "A."}\n  - {id: b, prompt: "B."}\n  - {id: c, prompt: "C."}\n')
+    value = plait_here(folder, "run", "plan.yaml", "--json").value
+    begun = plait_here(folder, "show", "last", "c", "--json").value["started_at"]
+    steps = {"a": (1, 4), "b": (2, 5), "c": (3,)}
+    for task, numbers in steps.items():
+        path = folder / ".plait" / "plait.db.files" / value["run_id"] / task / "1" / "1" / "stdout"
+        path.write_text("".join(event("assistant", f"{begun[:-1]}{n}Z", command=f"step {n}") for n in numbers))
+    told = plait_here(folder, "log", "last").out
+    assert re.findall(r"(\w) +> Bash: step (\d)", told) == [("a", "1"), ("b", "2"), ("c", "3"), ("a", "4"), ("b", "5")]
+    assert re.search(r"^\d\d:\d\d:\d\d  a +> Bash: step 1$", told, re.MULTILINE)
+
+
+@pytest.mark.parametrize("at", ["2026-99-99T99:99:99Z", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "\x1b[2J", ""])
+def test_times_that_are_none_are_left_out(home: Home, at: str) -> None:
+    folder = plan(home, '  - {id: a, prompt: "A."}\n')
+    assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
+    outputs(folder)[0].write_text(event("assistant", at, command="make"))
+    done = plait_here(folder, "log", "last", "a")
+    assert (done.code, done.err) == (0, "")
+    assert "\n          > Bash: make\n" in done.out
+
+
+def test_nothing_that_an_agent_prints_acts_on_the_terminal_or_passes_for_a_line_of_ours(home: Home) -> None:
+    folder = plan(home, '  - {id: a, prompt: "A."}\n')
+    assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
+    evil = CORPUS + MARKUP
+    forged = f"fine\n10:00:00  a             completed 1.0s\n{evil}"
+    text = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": forged}}
+    with outputs(folder)[0].open("a") as file:
+        file.write(event("assistant", "", command=evil))
+        file.write(json.dumps({"type": "stream_event", "session_id": "s", "event": text}) + "\n")
+    with Terminal(folder, "log", "last") as terminal:
+        assert terminal.wait() == 0
+    assert_harmless(terminal.seen)
+    assert_harmless(plait_here(folder, "log", "last", "a", "--json").out.encode())
+    told = plait_here(folder, "log", "last").out
+    assert "\\x1b]0;OWNED" in told
+    line = next(line for line in told.splitlines() if "completed 1.0s" in line)
+    assert line.startswith(" " * 10 + "a             | 10:00:00")
+
+
+def test_what_nobody_understands_is_told_line_by_line(home: Home) -> None:
+    folder = plan(home, '  - {id: a, prompt: "A."}\n')
+    assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
+    [output] = outputs(folder)
+    over = output.with_name("over.json")
+    over.write_text(over.read_text().replace("claude-code", "somebody-else"))
+    output.write_bytes(b'{"hello": 1}\nplain \xff\x1b[2J\nno end')
+    told = untimed(plait_here(folder, "log", "last", "a").out)
+    assert [line for line in told if line.startswith("|")] == ['| {"hello": 1}', "| plain \ufffd\\x1b[2J", "| no end"]
+
+
+def test_large_files_take_little_memory(home: Home) -> None:
+    folder = plan(home, '  - {id: a, prompt: "A."}\n')
+    assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
+    line = json.dumps({"type": "user", "message": {"content": "x" * 500_000}}) + "\n"
+    long = b"y" * (9 << 20) + b"\n"
+    with outputs(folder)[0].open("ab") as file:
+        for _ in range(300):
+            file.write(line.encode())
+        file.write(long)
+        file.write(event("assistant", "", command="the end").encode())
+    words = [*PLAIT, "log", "last"]
+    with subprocess.Popen(words, cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = process.stdout.read()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    assert "> Bash: the end" in told and "1 lines of its output are too long to be read" in told
+    assert used.ru_maxrss < 150_000  # KiB; the file has 160 MB
+
+
+def test_a_run_of_another_process_is_followed_to_its_end(home: Home) -> None:
+    folder = plan(home, '  - {id: a, prompt: "A. [[tool]] [[until go]] [[say done now]]"}\n')
+    with running(folder) as process, Terminal(folder, "log", "last", "-f") as log:
+        log.until("> Bash: make test")
+        assert b"done now" not in log.seen
+        (folder / "go").touch()
+        log.until("| done now")
+        assert log.wait() == 0
+        assert process.wait(_LIMIT) == 0
+    assert re.search(rb"run \S+ \x1b\[32mcompleted", log.seen)
+
+
+def test_an_agent_whose_runner_was_killed_is_followed_too(home: Home) -> None:
+    folder = plan(home, '  - {id: a, prompt: "A. [[tool]] [[until go]] [[say done now]]"}\n')
+    with running(folder) as process, Terminal(folder, "log", "last", "-f") as log:
+        log.until("> Bash: make test")
+        process.kill()
+        process.wait()
+        [run] = plait_here(folder, "runs", "--json").value
+        assert run["status"] == "interrupted"
+        (folder / "go").touch()
+        log.until("| done now")
+        assert log.wait() == 6
+    said = log.seen.decode()
+    assert f"run {run['run_id']} is interrupted, and nobody works on it" in said
+    assert f"plait resume {run['run_id']}" in said
+
+
+@pytest.mark.parametrize(
+    ("tasks", "code"),
+    [
+        ('  - {id: a, prompt: "A. [[error 400]]"}\n', 1),
+        ('  - {id: a, prompt: "A.", backend: echo}\n', 0),
+        ('  - {id: a, prompt: "A. [[ask]]"}\n', 4),
+    ],
+)
+def test_the_exit_code_of_a_followed_run_is_the_runs(home: Home, tasks: str, code: int) -> None:
+    folder = plan(home, tasks)
+    path = folder / "plan.yaml"
+    path.write_text(path.read_text().replace("concurrency: 4", "concurrency: 4, ask_for: [Bash]"))
+    assert plait_here(folder, "run", "plan.yaml", "-q").code == code
+    followed = plait_here(folder, "log", "last", "-f")
+    assert followed.code == code, followed.out
+    assert ("plait questions" in followed.err) == (code == 4)
+    assert plait_here(folder, "log", "last").code == 0
+
+
+def test_one_task_is_followed_to_its_own_end(home: Home) -> None:
+    tasks = '  - {id: a, prompt: "A. [[until go]]"}\n  - {id: b, prompt: "B. [[until never]]"}\n'
+    folder = plan(home, tasks)
+    with running(folder) as process:
+        with Terminal(folder, "log", "last", "a", "-f") as log:
+            log.until("started")
+            (folder / "go").touch()
+            assert log.wait() == 0
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(_LIMIT) == 6
+
+
+def test_following_ends_when_nobody_reads_it_any_more(home: Home) -> None:
+    folder = plan(home, '  - {id: a, prompt: "A. [[tool]] [[until never]]"}\n')
+    with running(folder) as process:
+        words = [*PLAIT, "log", "last", "-f"]
+        with subprocess.Popen(words, cwd=folder, env=environment(), stdout=subprocess.PIPE) as log:
+            assert log.stdout is not None
+            log.stdout.readline()
+            log.stdout.close()
+            assert log.wait(_LIMIT) == 6
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.wait(_LIMIT)
