@@ -1,0 +1,134 @@
+"""Starts an agent that is spoken to line by line, and hands on what is said to it; see acp_speech.py. It is run by its
+path, in a bare interpreter: `_spoken.py FOLDER SECONDS COMMAND...`
+
+One process becomes two. The first turns into the agent, with a pipe as its standard input. The second hands on what is
+written to the file `said` in the folder, whoever writes it, until the agent ends, or the file says so, or nothing more
+is said for SECONDS: then nobody will come back, and an agent that does not end with its input is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+END = b"\x04"
+"""A line that says: no more."""
+NOT_BEFORE = b"@"
+"""How a line begins that says when the next one is to be handed on, in Unix time."""
+_GRACE = 5.0  # seconds between the end of input and the end
+
+
+class _TimeUpError(Exception):
+    pass
+
+
+def main() -> NoReturn:
+    folder, seconds, command = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    heard, handed = os.pipe()
+    if os.fork() == 0:
+        os.dup2(handed, 1)
+        for descriptor in (heard, handed):
+            os.close(descriptor)
+        _hand_on(folder, seconds)
+        os._exit(0)
+    os.dup2(heard, 0)
+    for descriptor in (heard, handed):
+        os.close(descriptor)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # which this interpreter ignores, and programs inherit that
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - no shell; the command is the user's own
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        os._exit(127)
+
+
+def _hand_on(folder: Path, seconds: int) -> None:
+    signal.signal(signal.SIGALRM, _time_up)
+    try:
+        _copy(folder, seconds)
+    except BrokenPipeError:  # the agent has ended
+        return
+    except _TimeUpError:
+        os.close(1)
+        time.sleep(_GRACE)
+        _kill(folder)
+
+
+def _time_up(*_: object) -> NoReturn:
+    raise _TimeUpError
+
+
+def _copy(folder: Path, seconds: int) -> None:
+    # Open for both, so that it never ends: whoever says something may come and go.
+    bell = os.open(folder / "bell", os.O_RDWR | os.O_NONBLOCK)
+    said = os.open(folder / "said", os.O_RDONLY)
+    rest = b""
+    signal.alarm(seconds)
+    while True:
+        piece = os.read(said, 65536)
+        if not piece:
+            _wait(bell, None)
+            signal.alarm(seconds)
+            continue
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line == END:
+                return
+            if line.startswith(NOT_BEFORE):
+                _wait_until(bell, line[1:])
+            else:
+                _write(line + b"\n")
+
+
+def _wait_until(bell: int, then: bytes) -> None:
+    try:
+        moment = float(then)
+    except ValueError:
+        return
+    while (left := moment - time.time()) > 0:
+        _wait(bell, left)
+
+
+def _wait(bell: int, seconds: float | None) -> None:
+    """Until the bell rings. BrokenPipeError when the agent ends."""
+    poll = select.poll()
+    poll.register(bell, select.POLLIN)
+    poll.register(1, 0)
+    ready = poll.poll(None if seconds is None else seconds * 1000)
+    if any(descriptor == 1 for descriptor, _ in ready):
+        raise BrokenPipeError
+    if ready:
+        os.read(bell, 65536)
+
+
+def _write(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def _kill(folder: Path) -> None:
+    """All that belong to the turn, but for this process."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from proctable import HAS_PROC, members, send  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    if not HAS_PROC:
+        os.killpg(0, signal.SIGKILL)
+    marker = json.loads((folder / "child.json").read_bytes())["marker"]
+    end = time.monotonic() + _GRACE
+    while time.monotonic() < end:
+        others = [process for process in members(marker, None) if process.pid != os.getpid()]
+        if not others:
+            return
+        for process in others:
+            send(process, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
