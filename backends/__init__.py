@@ -15,9 +15,13 @@ from .protocol import (
     Answer,
     Backend,
     Conversation,
+    Files,
+    ForkingBackend,
     JsonValue,
+    LeftTurn,
     Message,
     Opening,
+    OutlivingBackend,
     Output,
     Question,
     Reply,
@@ -27,6 +31,8 @@ from .protocol import (
 
 if TYPE_CHECKING:
     from .agents.claude import ClaudeCodeBackend
+    from .agents.codex import CodexBackend
+    from .agents.gemini import GeminiBackend
     from .anthropic import AnthropicBackend
     from .langgraph import LangGraphBackend
     from .local import LocalBackend
@@ -40,15 +46,21 @@ __all__ = [
     "BackendError",
     "BackendUnavailable",
     "ClaudeCodeBackend",
+    "CodexBackend",
     "Conversation",
     "ErrorKind",
+    "Files",
+    "ForkingBackend",
     "FunctionBackend",
+    "GeminiBackend",
     "JsonValue",
     "LangGraphBackend",
+    "LeftTurn",
     "LocalBackend",
     "Message",
     "OpenAIBackend",
     "Opening",
+    "OutlivingBackend",
     "Output",
     "Question",
     "Reply",
@@ -61,6 +73,8 @@ __all__ = [
 _LAZY = {
     "AnthropicBackend": "anthropic",
     "ClaudeCodeBackend": "agents.claude",
+    "CodexBackend": "agents.codex",
+    "GeminiBackend": "agents.gemini",
     "LangGraphBackend": "langgraph",
     "LocalBackend": "local",
     "OpenAIBackend": "openai",

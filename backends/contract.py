@@ -11,7 +11,7 @@ try:
 except ImportError as error:
     raise ImportError("backends.contract needs pytest: pip install 'plait[test]'") from error
 
-from backends import Backend, BackendError, ErrorKind, JsonValue, Message, Opening, Output
+from backends import Backend, BackendError, ErrorKind, ForkingBackend, JsonValue, Message, Opening, Output
 
 SCHEMA: dict[str, JsonValue] = {
     "type": "object",
@@ -77,6 +77,27 @@ class BackendContract:
             reply = await conversation.send("What is my name?")
         assert reply.text
         assert not reply.messages or reply.messages[0].content == "What is my name?"
+
+    async def test_a_fork_is_a_session_of_its_own(self, subject: Subject) -> None:
+        backend = subject.working
+        if not (isinstance(backend, ForkingBackend) and backend.can_fork):
+            return
+        async with backend.open(Opening(session_id=backend.new_session_id(), idempotency_key="r:a")) as conversation:
+            parent = await conversation.send("My name is Ada.")
+        assert parent.session_id is not None
+        opening = Opening(
+            session_id=backend.new_session_id(),
+            idempotency_key="r:b",
+            forks=parent.session_id,
+            history=parent.turn("My name is Ada."),
+        )
+        async with backend.open(opening) as conversation:
+            fork = await conversation.send("What is my name?")
+        assert fork.text
+        assert fork.session_id not in {None, parent.session_id}
+        for session_id in (parent.session_id, fork.session_id):
+            async with backend.open(Opening(session_id=session_id, resume=True)) as conversation:
+                assert (await conversation.send("And now?")).session_id == session_id
 
     async def test_data_fits_the_schema(self, subject: Subject) -> None:
         async with subject.working.open(Opening(output_schema=SCHEMA)) as conversation:

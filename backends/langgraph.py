@@ -24,9 +24,10 @@ class LangGraphBackend:
     turn. `usage` is what the assistant messages of this turn say that they cost; what a crash cut off is not counted.
 
     The thread is named by the opening's idempotency key, run and task, and is the session; while a question waits, the
-    session id says after a `?` which one. `interrupt()` ends the turn with a question; of several at once the first is
-    asked, and the others one by one after it. Going on with a thread that is not in the checkpointer any more is
-    `session_lost`. Nodes are run twice where LangGraph runs them twice: those that were cut, and those that asked.
+    session id says after a `?` which one. A fork begins with a copy of the other thread, all of its checkpoints.
+    `interrupt()` ends the turn with a question; of several at once the first is asked, and the others one by one after
+    it. Going on with a thread that is not in the checkpointer any more is `session_lost`. Nodes are run twice where
+    LangGraph runs them twice: those that were cut, and those that asked.
 
     A graph without a checkpointer has no sessions: it runs from its start each time, earlier messages are given to it
     where the prompt becomes a message, and an interrupt is an error.
@@ -45,6 +46,11 @@ class LangGraphBackend:
         """None: the thread is named after the task, and reported once its first checkpoint is written."""
         return None
 
+    @property
+    def can_fork(self) -> bool:
+        """Whether there is a checkpointer, which keeps threads apart."""
+        return self._graph.checkpointer not in (None, False)
+
     def check(self) -> None:
         """BackendUnavailable when the extra is missing. Imports nothing."""
         require("langgraph", "langgraph")
@@ -53,8 +59,7 @@ class LangGraphBackend:
     async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
         """A conversation on the thread `session_id` when it is resumed, else on the task's own."""
         self.check()
-        keeps = self._graph.checkpointer not in (None, False)
-        yield (Thread if keeps else Unkept)(self._graph, self._input, opening)
+        yield (Thread if self.can_fork else Unkept)(self._graph, self._input, opening)
 
     def _input(self, prompt: str, opening: Opening) -> Any:
         prompt = clean_text(prompt)

@@ -105,6 +105,7 @@ class Thread(Unkept):
         waiting = _WAITING.fullmatch(self._name) if resumed else None
         self._thread = waiting[1] if waiting else self._name
         self._asked = (waiting[2], int(waiting[3])) if waiting else None
+        self._forks = None if resumed or opening.forks is None else _WAITING.sub(r"\1", opening.forks)
         self._has_begun = False
         """Whether this object has had a turn: what the opening says of the thread was true for the first one."""
 
@@ -114,9 +115,12 @@ class Thread(Unkept):
 
     async def _turn(self, prompt: str, schema: Schema | None) -> Reply:
         state = await self._state()
-        earlier = {message.id for message in messages_of(state.values)}
         mark = _mark(self._opening.idempotency_key, prompt)
-        if self._is_to_go_on(state, mark):
+        goes_on = self._is_to_go_on(state, mark)
+        if not goes_on:
+            state = await self._made_ready(state)
+        earlier = {message.id for message in messages_of(state.values)}
+        if goes_on:
             await self._go_on(state)
         else:
             await self._begin(prompt, state, mark)
@@ -130,18 +134,27 @@ class Thread(Unkept):
             return True
         return bool(state.next) and state.metadata.get(_MARK) == mark
 
-    async def _begin(self, prompt: str, state: Any, mark: str) -> None:
-        continues, before = self._has_begun or self._opening.resume, _checkpoint_of(state)
-        if continues and before is None:
-            text = f"the graph's checkpointer does not know the thread {self._thread}"
+    async def _made_ready(self, state: Any) -> Any:
+        """The state of a thread that takes a new input: as it is, emptied, or begun as a copy of another one."""
+        continues = self._has_begun or self._opening.resume
+        if not continues and _checkpoint_of(state) is not None:
+            # Left by an earlier attempt at this task, with an end that was no good or for another prompt.
+            await self._graph.checkpointer.adelete_thread(self._thread)
+        if not continues and self._forks is not None:
+            await copy_thread(self._graph.checkpointer, self._forks, self._thread)
+        if not continues:
+            state = await self._state()
+        continues = continues or self._forks is not None
+        if continues and _checkpoint_of(state) is None:
+            text = f"the graph's checkpointer does not know the thread {self._forks or self._thread}"
             raise BackendError(ErrorKind.SESSION_LOST, text)
         if continues and state.interrupts:
             waits = f"the graph waits for an answer: {one_line(question_of(state.interrupts[0]).text, 120)}"
             raise BackendError(ErrorKind.INVALID_REQUEST, waits)
-        if not continues and before is not None:
-            # Left by an earlier attempt at this task, with an end that was no good or for another prompt.
-            await self._graph.checkpointer.adelete_thread(self._thread)
-        self._has_begun = True
+        return state
+
+    async def _begin(self, prompt: str, state: Any, mark: str) -> None:
+        self._has_begun, before = True, _checkpoint_of(state)
 
         async def has_input() -> bool:
             return _checkpoint_of(await self._state()) not in (None, before)
@@ -203,6 +216,27 @@ class Thread(Unkept):
 
     def _config(self, mark: Any = None) -> dict[str, Any]:
         return {"configurable": {"thread_id": self._thread}, "metadata": {} if mark is None else {_MARK: mark}}
+
+
+async def copy_thread(saver: Any, source: str, target: str) -> None:
+    """Give the thread `target`, which has none, all checkpoints of `source`: some channels are kept as changes from one
+    to the next. A copy that was cut has steps of `source` as its newest, so that nobody takes it for whole.
+    """
+    chain = [one async for one in saver.alist({"configurable": {"thread_id": source}})]
+    for one in reversed(chain):  # the newest comes first in it, and has to be the last
+        before = one.parent_config["configurable"].get("checkpoint_id") if one.parent_config else None
+        place: dict[str, Any] = {
+            "thread_id": target,
+            "checkpoint_ns": one.config["configurable"].get("checkpoint_ns", ""),
+            **({} if before is None else {"checkpoint_id": before}),
+        }
+        versions = one.checkpoint["channel_versions"]
+        stored = await saver.aput({"configurable": place}, one.checkpoint, one.metadata, versions)
+        writes: dict[str, list[tuple[str, Any]]] = {}
+        for task, channel, written in one.pending_writes or ():
+            writes.setdefault(task, []).append((channel, written))
+        for task, those in writes.items():
+            await saver.aput_writes(stored, those, task)
 
 
 def _places(state: Any) -> Iterator[Any]:

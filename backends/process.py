@@ -56,6 +56,13 @@ class Start:
     guarded: bool = False
 
 
+def private_folder(folder: Path) -> Path:
+    """`folder`, made where it is missing, with all that leads to it, for this user alone."""
+    for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
 def child_environment(passes: Collection[str] = ()) -> dict[str, str]:
     """What a child may have of our environment: what programs need to run at all, the names in `passes`, and the
     markers of turns that we are part of ourselves.
@@ -134,7 +141,7 @@ def _sweep(run_folder: Path, keep: Sequence[Path]) -> int:
 
 
 def _spawn(start: Start, folder: Path) -> Child:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(folder)
     marker = secrets.token_hex(8)
     _tell(folder, Known(marker, boot_id(), 0, "", start.note))
     if start.guarded:

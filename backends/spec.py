@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from .agents.spec import AgentSpec, ClaudeCodeSpec
+from .agents.spec import AgentSpec, ClaudeCodeSpec, CodexSpec, GeminiSpec
 from .anthropic import AnthropicBackend
 from .errors import BackendUnavailable
 from .function import as_backend
@@ -106,9 +106,13 @@ class LocalSpec(_ModelSpec):
         return self
 
 
-AnySpec: TypeAlias = FunctionSpec | OpenAISpec | AnthropicSpec | LocalSpec | ClaudeCodeSpec
+AnySpec: TypeAlias = FunctionSpec | OpenAISpec | AnthropicSpec | LocalSpec | ClaudeCodeSpec | CodexSpec | GeminiSpec
 BackendSpec: TypeAlias = Annotated[AnySpec, Field(discriminator="kind")]
-_AGENTS: Mapping[str, type[ClaudeCodeSpec]] = {"claude-code": ClaudeCodeSpec}
+_AGENTS: Mapping[str, type[ClaudeCodeSpec | CodexSpec | GeminiSpec]] = {
+    "claude-code": ClaudeCodeSpec,
+    "codex": CodexSpec,
+    "gemini": GeminiSpec,
+}
 
 
 def build(spec: AnySpec, *, folder: Path) -> Backend:
@@ -144,9 +148,9 @@ def default_spec(
     """
     chosen = kind or _configured(env, base_url)
     if chosen == "openai":
-        return OpenAISpec(kind="openai", model=model, base_url=_url(base_url or env.get("OPENAIBASE_URL")))
+        return OpenAISpec(kind="openai", model=model, base_url=_url(base_url or env.get("OPENAI_BASE_URL")))
     if chosen == "anthropic":
-        return AnthropicSpec(kind="anthropic", model=model, base_url=_url(base_url or env.get("ANTHROPICBASE_URL")))
+        return AnthropicSpec(kind="anthropic", model=model, base_url=_url(base_url or env.get("ANTHROPIC_BASE_URL")))
     if chosen == "local":
         # From the command line: relative to the working directory, not to the plan.
         return LocalSpec(kind="local", gguf=str(Path(model).absolute()) if model else None)
@@ -165,7 +169,7 @@ def _url(base_url: str | None) -> str | None:
 
 
 def _configured(env: Mapping[str, str], base_url: str | None) -> str | None:
-    if base_url or env.get("OPENAIBASE_URL") or env.get("OPENAI_API_KEY"):
+    if base_url or env.get("OPENAI_BASE_URL") or env.get("OPENAI_API_KEY"):
         return "openai"
     return "anthropic" if env.get("ANTHROPIC_API_KEY") else None
 
@@ -177,9 +181,9 @@ def _choices() -> str:
         (
             "  openai: set OPENAI_API_KEY",
             "  anthropic: set ANTHROPIC_API_KEY",
-            "  any OpenAI-compatible server (Ollama, vLLM, LM Studio, ...): --base-url URL, or set OPENAIBASE_URL",
+            "  any OpenAI-compatible server (Ollama, vLLM, LM Studio, ...): --base-url URL, or set OPENAI_BASE_URL",
             f"  a small model on this machine: --backend local ({local})",
-            "  a coding agent: --backend claude-code (`plait doctor` says which are installed)",
+            "  a coding agent: --backend claude-code, codex or gemini (`plait doctor` says which are installed)",
             '  a Python function: in the plan file, "kind: function" and "call: file.py:name"',
         )
     )

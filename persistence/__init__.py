@@ -26,6 +26,7 @@ from persistence.changes import (
 )
 from persistence.errors import Conflict, Fenced, StoreError, StoreUnusable
 from persistence.facets import ContextStore, RunStore, TaskStore
+from persistence.files import FilesStore
 from persistence.memory import MemoryStore
 from persistence.notes import Note, NoteRecord
 from persistence.protocol import Store
@@ -40,6 +41,7 @@ __all__ = [
     "ContextStore",
     "EventRecord",
     "Fenced",
+    "FilesStore",
     "LeaseRenewed",
     "MemoryStore",
     "MessageRecord",

@@ -8,6 +8,7 @@ from backends.errors import BackendError
 from backends.protocol import Opening, Reply
 from backends.text import clean_text
 from persistence.changes import Change, RunReleased, SessionOpened, TurnAppended
+from persistence.files import files_root
 from runner.attempt import attempt
 from runner.checkpoint import Checkpointer
 from runner.clock import iso
@@ -16,6 +17,7 @@ from runner.conversation import load_past
 from runner.dag import nearest
 from runner.errors import PlaitError, TurnNotStored
 from runner.feed import Feed
+from runner.folders import turn_files
 from runner.owner import forget
 from runner.ownership import claim, wait_until_free
 from runner.stored import StoredRun
@@ -78,7 +80,7 @@ def _refuse_loss(checkpointer: Checkpointer, reply: Reply) -> None:
 
 
 async def _opening(run: StoredRun, task: Task) -> Opening:
-    run_id, position = run.record.run_id, run.state.dag.position(task.id)
+    run_id, position, root = run.record.run_id, run.state.dag.position(task.id), files_root(run.store)
     past = await load_past(run.store, run_id, run.state, task.id, persons=True)
     session_id = run.tasks[position].session_id
     if session_id is None:
@@ -94,6 +96,7 @@ async def _opening(run: StoredRun, task: Task) -> Opening:
         # Unlike an attempt's, a person's message is a new wish each time.
         idempotency_key=f"{run_id}:{task.id}:{run.record.last_seq}",
         metadata=task.metadata,
+        files=None if root is None else turn_files(root, run_id, task.id, f"{_PERSON}-{run.record.last_seq}"),
     )
 
 

@@ -8,9 +8,10 @@ from typing import cast
 from backends.errors import BackendError, ErrorKind
 from backends.protocol import Message, Role, Usage
 from persistence.protocol import Store
-from persistence.records import MessageRecord
+from persistence.records import MessageRecord, TaskRecord
 from runner.errors import PlaitError
-from runner.state import Past, RunState
+from runner.past import Past
+from runner.state import RunState
 
 
 async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *, persons: bool = False) -> Past:
@@ -26,7 +27,7 @@ async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *,
     and the store is behind it.
     """
     links, messages = [task_id], list[Message]()
-    while (before := _went_on_with(state, links[-1])) is not None:
+    while (before := await _went_on_with(store, run_id, state, links[-1])) is not None:
         kept = state.conversations.get(state.dag.position(before))
         if kept is not None:
             messages += kept.messages
@@ -46,7 +47,7 @@ async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *,
     return Past(None, tuple(messages))
 
 
-def _went_on_with(state: RunState, task_id: str) -> str | None:
+async def _went_on_with(store: Store, run_id: str, state: RunState, task_id: str) -> str | None:
     """The task whose conversation `task_id` has gone on with, or will; None where it began one."""
     before = state.dag[task_id].continues
     if before is None or not state.is_completed(before):
@@ -55,10 +56,28 @@ def _went_on_with(state: RunState, task_id: str) -> str | None:
     if position >= len(state.records) or position in state.started:
         return before  # what a task waits for ends before it begins, in the same process
     its, earlier = state.records[position], state.records[other]
-    # It was completed only afterwards, by a person's wish; clocks may jump, so the session has to say the same.
-    ended_after = other in state.started or (earlier.ended_at or "") > (its.started_at or "")
-    later = its.attempt > 0 and ended_after
-    return None if later and its.session_id != state.results[other].session_id else before
+    # It may have been completed only afterwards, by a person's wish.
+    if its.attempt == 0 or its.session_id == state.results[other].session_id:
+        return before
+    if other in state.started:
+        return None
+    if (earlier.ended_at or "") <= (its.started_at or ""):
+        return before
+    # Clocks may jump, the history does not.
+    return before if await _began_after(store, run_id, its, before) else None
+
+
+async def _began_after(store: Store, run_id: str, its: TaskRecord, other: str) -> bool:
+    """Whether the last attempt of a task began after `other` was completed for the last time."""
+    began = ended = after = 0
+    while page := await store.list_events(run_id, after):
+        for event in page:
+            if event.kind == "task_started" and (event.task_id, event.attempt) == (its.task_id, its.attempt):
+                began = event.seq
+            elif event.kind == "task_completed" and event.task_id == other:
+                ended = event.seq
+        after = page[-1].seq
+    return began > ended
 
 
 def _refuse_older(state: RunState, task_id: str, stored: Sequence[MessageRecord]) -> None:

@@ -17,6 +17,7 @@ from backends.errors import BackendError, ErrorKind
 from persistence.boundaries import reached
 from persistence.changes import Change, Owner, RunReleased
 from persistence.errors import Conflict, Fenced, StoreError
+from persistence.files import files_root
 from persistence.protocol import Store
 from runner import events
 from runner.checkpoint import Checkpointer, Position
@@ -30,12 +31,13 @@ from runner.feed import Feed
 from runner.growth import Growth
 from runner.inbox import Inbox
 from runner.owner import forget
+from runner.past import Past
 from runner.policy import Policy
 from runner.result import RunResult
 from runner.run import Control
 from runner.schedule import Schedule
 from runner.sink import NoStore, Sink
-from runner.state import Past, RunState
+from runner.state import RunState
 from runner.turn import Surroundings
 
 
@@ -144,6 +146,7 @@ def _around(run: Prepared, config: Config, sink: Sink, feed: Feed) -> Surroundin
         config.on_question,
         run.unasked,
         partial(_recall, config.store, run.run_id, run.state),
+        files_root(config.store),
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import TypeVar
 
 import anyio
 
 from persistence.changes import Batch
 from persistence.errors import StoreError
+from persistence.files import files_root
 from persistence.notes import Note, NoteRecord
 from persistence.protocol import Store
 from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
@@ -24,6 +26,11 @@ class PatientStore:
     def __init__(self, store: Store, timeout: float) -> None:
         self._store = store
         self._timeout = timeout
+
+    @property
+    def files_root(self) -> Path | None:
+        """See FilesStore."""
+        return files_root(self._store)
 
     async def write(self, batch: Batch) -> None:
         """See Store."""

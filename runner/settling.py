@@ -16,11 +16,12 @@ from runner.clock import iso
 from runner.errors import DAGError
 from runner.growth import Growth, mistakes_prompt
 from runner.log import logger
+from runner.past import GoingOn, Past
 from runner.questions import Asking, Way
 from runner.result import TaskResult
 from runner.retrying import deserves_retry, retry_delay
 from runner.schedule import Schedule
-from runner.state import GoingOn, Past, RunState
+from runner.state import RunState
 from runner.status import TaskStatus
 from runner.task import FailureMode, JsonValue
 from runner.translate import to_json
@@ -122,7 +123,7 @@ class Settling:
     def committed(self, turn: Turn) -> None:
         """What `turn` came to is stored, or the store is away: then its conversation is nowhere but in memory."""
         state = self._state
-        if not (state.keeps_all or self._around.sink.away or turn.position in state.continued):
+        if not (state.keeps_all or self._around.sink.away or state.continued[turn.position]):
             state.conversations.pop(turn.position, None)
 
     def _waiting(

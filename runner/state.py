@@ -6,41 +6,21 @@ Kept in step with what was handed to the store: `Execution` changes it in the sa
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from backends.protocol import Message, Reply, Usage
+from backends.protocol import Reply, Usage
 from persistence.records import TaskRecord
 from runner import events
 from runner.dag import DAG
+from runner.past import GoingOn, Past
 from runner.prompt import names_used, render
 from runner.questions import Answered, Asking, Way, answers_of, asking_of
 from runner.result import Receipt, TaskResult
 from runner.status import TASK_DONE, TASK_TRANSITIONS, TaskStatus, may_follow
 from runner.task import JsonValue, Task
 from runner.verdict import last_chance
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """A conversation so far, everything that it continues included."""
-
-    session_id: str | None = None
-    messages: tuple[Message, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class GoingOn:
-    """How the next attempt of a task takes up a conversation that has begun: `said` is what earlier attempts of the
-    task said in it, and are stored with. It says the `answer` to the question that stopped it, or what was `wrong` with
-    the last reply. `interrupted`: the turn had begun already, and was cut.
-    """
-
-    session_id: str | None
-    said: tuple[Message, ...] = ()
-    answer: Answered | None = None
-    wrong: str | None = None
-    interrupted: bool = False
 
 
 class RunState:
@@ -57,8 +37,8 @@ class RunState:
         """Failed attempts of each task, which the retry policy counts; interrupted ones are not held against it."""
         self.results: dict[int, TaskResult] = {}
         """Results of the tasks that are done."""
-        self.continued = {dag.position(task.continues) for task in dag if task.continues is not None}
-        """Tasks whose conversation a later one goes on with."""
+        self.continued = Counter(dag.position(task.continues) for task in dag if task.continues is not None)
+        """Tasks whose conversation later ones go on with, and how many."""
         self.conversations: dict[int, Past] = {}
         """Conversations kept in memory: of the tasks that are continued, and of those that are not stored yet."""
         self.prompts: dict[int, str] = {}
@@ -178,7 +158,7 @@ class RunState:
         for position, task in enumerate(tasks, start):
             self.note_added(position, added_by)
             if task.continues is not None:
-                self.continued.add(self.dag.position(task.continues))
+                self.continued[self.dag.position(task.continues)] += 1
 
     def shrink(self, start: int) -> None:
         """Take back the last `grow`, which began at position `start`."""
@@ -188,6 +168,8 @@ class RunState:
             if added_by is not None:
                 self.have_added.discard(self.dag.position(added_by))
                 self.parts.pop(self.dag.position(added_by), None)
+            if (before := self.dag.tasks[position].continues) is not None:
+                self.continued[self.dag.position(before)] -= 1
         self.dag.cut(start)
         del self.statuses[start:], self.attempts[start:], self.failures[start:]
 
@@ -215,6 +197,12 @@ class RunState:
     def is_completed(self, task_id: str) -> bool:
         """Whether the task has a result and a conversation to go on with."""
         return self.statuses[self.dag.position(task_id)] is TaskStatus.COMPLETED
+
+    def session_to_go_on_with(self, task: Task) -> str | None:
+        """The session of the conversation that `task` continues; None where it has none."""
+        if task.continues is None or not self.is_completed(task.continues):
+            return None
+        return self.results[self.dag.position(task.continues)].session_id
 
     def past(self, task: Task) -> Past | None:
         """The conversation that `task` goes on with; None when it begins one."""

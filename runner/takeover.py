@@ -15,12 +15,13 @@ from runner.drive import Prepared
 from runner.errors import PlaitError, PolicyMissing
 from runner.given import Given, GivenAnswers, given_answers
 from runner.ownership import claim
+from runner.past import GoingOn, Past
 from runner.policies import policy_of
 from runner.policy import Policy
 from runner.questions import Way
 from runner.result import TaskResult
 from runner.settling import NOT_ADDED, failed_status
-from runner.state import GoingOn, Past, RunState
+from runner.state import RunState
 from runner.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
 from runner.stored import StoredPolicy, StoredRun
 from runner.task import JsonValue

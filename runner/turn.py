@@ -6,19 +6,22 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TypeAlias
 
 from backends.errors import BackendError, ErrorKind
-from backends.protocol import Answer, Backend, Message, Opening, Output, Reply
+from backends.protocol import Answer, Backend, ForkingBackend, Message, Opening, Output, Reply
 from backends.text import clean_text
 from runner import events
 from runner.attempt import Outcome, attempt, classified
 from runner.clock import Clock
 from runner.feed import Feed
+from runner.folders import turn_files
 from runner.log import logger
+from runner.past import GoingOn, Past
 from runner.questions import OpenQuestion
 from runner.sink import Sink
-from runner.state import GoingOn, Past, RunState
+from runner.state import RunState
 from runner.task import JsonValue, Task
 
 _NOT_WRITTEN_DOWN = (
@@ -57,6 +60,8 @@ class Surroundings:
     """The conversation of a completed task, read back from the store. Raises BackendError, transient where the store
     does not have it now; PlaitError.
     """
+    files_root: Path | None = None
+    """Where the store keeps files; None where there are none."""
     look_for_answer: Callable[[str, int, str], Awaitable[None]] = _no_inbox
     """Passes on what the inbox holds by the deadline in answer to an attempt of a task."""
 
@@ -72,8 +77,8 @@ INTERRUPTED = (
 class Turn:
     """Attempt `number` of the task at `position`, recorded as running. `session_id` is as far as it is known.
 
-    `going_on`: it takes up a conversation that an earlier attempt began. `confirmed`: see SessionOpened. `prompt` is
-    the task's, or what is said instead.
+    `going_on`: it takes up a conversation that an earlier attempt began. `confirmed`: see SessionOpened. `resume` and
+    `forks`: see Opening. `prompt` is the task's, or what is said instead.
     """
 
     position: int
@@ -82,6 +87,8 @@ class Turn:
     session_id: str | None
     going_on: GoingOn | None = None
     confirmed: bool = False
+    resume: bool = False
+    forks: str | None = None
     prompt: str = ""
     called: bool = False
     waits: int = 0
@@ -119,12 +126,21 @@ class Turns:
         if going_on is not None:
             if going_on.answer is not None:  # until it has taken it, each further attempt says the answer again
                 self._state.going_on[position] = replace(going_on, interrupted=False)
-            return Turn(position, task, number, going_on.session_id, going_on, confirmed=going_on.interrupted)
-        if task.continues is not None and self._state.is_completed(task.continues):
-            return Turn(
-                position, task, number, self._state.results[self._state.dag.position(task.continues)].session_id
-            )
-        return Turn(position, task, number, self._new_session_id(self._around.names[position]))
+            session_id, confirmed = going_on.session_id, going_on.interrupted
+            return Turn(position, task, number, session_id, going_on, confirmed=confirmed, resume=True)
+        before = self._state.session_to_go_on_with(task)
+        if before is not None and not self._forks(task):
+            return Turn(position, task, number, before, resume=True)
+        return Turn(position, task, number, self._new_session_id(self._around.names[position]), forks=before)
+
+    def _forks(self, task: Task) -> bool:
+        """Whether the task branches off from the conversation that it continues, so that this stays as it is: because
+        its backend can do so, or because several tasks would get into each other's way.
+        """
+        assert task.continues is not None
+        before = self._state.dag.position(task.continues)
+        backend = self._around.backends[self._around.names[before]]
+        return self._state.continued[before] > 1 or (isinstance(backend, ForkingBackend) and backend.can_fork)
 
     async def have(self, turn: Turn) -> Outcome:
         """Render the prompt and call the backend. Raises nothing but cancellation."""
@@ -154,13 +170,9 @@ class Turns:
             return going_on.wrong
         return self._state.prompt(turn.task)
 
-    def _continues(self, task: Task) -> bool:
-        """Whether there is a conversation that the task goes on with."""
-        return task.continues is not None and self._state.is_completed(task.continues)
-
     async def _past(self, task: Task) -> Past:
         """What the task's conversation goes on from, read back where it was not kept."""
-        if task.continues is None or not self._continues(task):
+        if task.continues is None or not self._state.is_completed(task.continues):
             return Past()
         past = self._state.past(task)
         if past is None:
@@ -169,7 +181,7 @@ class Turns:
         return past
 
     def _opening(self, turn: Turn, past: Past) -> Opening:
-        going_on, answer = turn.going_on, None
+        going_on, answer, root = turn.going_on, None, self._around.files_root
         history = past.messages
         if going_on is not None:
             history += going_on.said
@@ -177,13 +189,15 @@ class Turns:
                 answer = Answer(going_on.answer.value)
         return Opening(
             session_id=turn.session_id,
-            resume=going_on is not None or (turn.session_id is not None and self._continues(turn.task)),
+            resume=turn.resume,
             history=history,
             output_schema=turn.task.output_schema,
             idempotency_key=f"{self._around.run_id}:{turn.task.id}",
             metadata=turn.task.metadata,
             answer=answer,
             goes_on=turn.takes_up,
+            forks=turn.forks,
+            files=None if root is None else turn_files(root, self._around.run_id, turn.task.id, turn.number),
             on_output=partial(self._output, turn),
             on_session=partial(self._session, turn),
         )

@@ -172,8 +172,8 @@ def test_nothing_configured_lists_what_can_be_had(asked: dict[str, str]) -> None
         default_spec({"PATH": "/bin"}, **asked)
     first, *choices = str(caught.value).splitlines()
     assert asked.get("kind", "no backend is configured") in first
-    assert len(choices) == 5
-    words = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "--base-url", "--backend local", "call:")
+    assert len(choices) == 6
+    words = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "--base-url", "--backend local", "--backend claude-code", "call:")
     for word, line in zip(words, choices, strict=True):
         assert word in line
 

@@ -33,8 +33,9 @@ async def test_conversations_continue_by_session_and_history() -> None:
     assert [m.content for m in by_prompt["two"].history] == ["one", "re: one"]
     assert [m.content for m in by_prompt["three"].history] == ["one", "re: one", "two", "re: two"]
     assert [m.content for m in by_prompt["four"].history] == ["one", "re: one"]
-    assert {opening.session_id for opening in backend.openings} == {"session-1"}
-    assert by_prompt["two"].resume
+    sessions = [by_prompt[prompt].session_id for prompt in ("one", "two", "three", "four")]
+    assert (sessions[0], sessions[2], len(set(sessions))) == ("session-1", sessions[1], 3)
+    assert [by_prompt[prompt].resume for prompt in ("two", "three", "four")] == [False, True, False]
     own = await store.list_messages(result.run_id, "third")
     assert [(m.role, m.content, m.input_tokens, m.output_tokens) for m in own] == [
         ("user", "three", 0, 0),

@@ -3,7 +3,8 @@
 Each page has a folder with the examples and the docs in it, in which its blocks run in order, so that a later block may
 use what an earlier one left. A block whose first line is a comment with a file name (`# mine.py`) is that file. In
 commands PLAN, RUN and TASK stand for an example plan, the last run and one of its tasks. A server on 127.0.0.1 answers
-for every model; what `plait serve` starts is there for all of its page.
+for every model, and stand-ins (tests/support/bin) for the commands of agents; what `plait serve` starts is there for
+all of its page.
 
     python   runs as a script, or under pytest when it has a class Test...
     sh       every line runs                        console    every line after `$ ` runs
@@ -41,6 +42,7 @@ from tests.support.sample_store import sample_store
 from tests.support.wire import serve
 
 ROOT = Path(__file__).parent.parent
+FAKES = ROOT / "tests" / "support" / "bin"
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -68,7 +70,7 @@ class Place:
     def environment(self, text: str) -> dict[str, str]:
         keys = dict.fromkeys(re.findall(r"\b[A-Z]+_API_KEY\b", text), "test")
         return {
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), str(FAKES), os.environ["PATH"]]),
             "HOME": str(self.folder),
             "LANG": "C.UTF-8",
             "OPENAI_BASE_URL": f"{self.url}/v1",

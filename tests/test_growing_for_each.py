@@ -134,8 +134,9 @@ async def test_parts_go_on_with_one_conversation_each_for_itself(kept: Store | N
     backend = talker({"source": listed([1, 2])})
     mapped = Task("m", "m {{ item }}", continues="talk", for_each="source")
     await ParallelRunner(backend, store=kept).run(DAG([Task("talk", "talk"), SOURCE, mapped]))
-    parts = [opening for opening in backend.openings if opening.resume]
+    parts = [opening for opening in backend.openings if opening.forks is not None]
     assert [[message.content for message in opening.history] for opening in parts] == [["talk", "<talk>"]] * 2
+    assert len({opening.session_id for opening in parts}) == 2
 
 
 async def test_a_planner_may_add_one_and_a_part_may_add_tasks(kept: Store | None) -> None:

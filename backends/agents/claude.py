@@ -77,7 +77,6 @@ class ClaudeCodeBackend(CliBackend):
     chooses_session: ClassVar[bool] = True
     can_fork: ClassVar[bool] = True
     checks_schema: ClassVar[bool] = True
-    passes: ClassVar[Sequence[str]] = _PASSES
 
     model: str | None = None
     permission_mode: str | None = None
@@ -99,6 +98,11 @@ class ClaudeCodeBackend(CliBackend):
         wrong = [name for name in self.ask_for if not re.fullmatch(r"[\w.*|-]+", name)]
         if wrong:
             raise ValueError(f"ask_for names tools, such as 'Bash'; {wrong[0]!r} is no such name")
+
+    @property
+    def passes(self) -> Sequence[str]:
+        """Its keys, its settings, and how the network is reached."""
+        return _PASSES
 
     def arguments(self, call: Call) -> Sequence[str]:
         """The arguments; writes the system prompt into `call.folder`, where there is one."""

@@ -14,12 +14,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from backends.agents.fields import at, deed, shown, tables, text
+from backends.agents.fields import at, shown, tables, text
 from backends.protocol import JsonValue, Question
 
 _HOOK = Path(__file__).with_name("_claude_hook.py")
 ANSWER = "answer.json"
 _TOOL = "AskUserQuestion"
+_LONGEST = 50_000
 
 
 def hook_command(folder: Path) -> str:
@@ -38,7 +39,9 @@ def question_of(deferred: JsonValue) -> Question:
     """What a person is asked about the use of a tool that was deferred."""
     if text(deferred, "name") == _TOOL:
         return _own_question(deferred)
-    what = deed(text(deferred, "name"), at(deferred, "input"))
+    # All of it: who says yes has to have seen what to.
+    given = json.dumps(at(deferred, "input"), ensure_ascii=False)
+    what = shown(f"{text(deferred, 'name')} with {given}", _LONGEST)
     schema: dict[str, JsonValue] = {"anyOf": [{"enum": ["allow", "deny"]}, {"type": "string", "pattern": "^deny: ."}]}
     return Question(f'it wants to use {what}. Answer "allow", "deny" or "deny: REASON"', schema)
 

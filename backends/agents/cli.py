@@ -58,8 +58,6 @@ class CliBackend(ABC):
     can_fork: ClassVar[bool]
     checks_schema: ClassVar[bool]
     """Whether the program itself can be asked for an answer that fits a schema."""
-    passes: ClassVar[Sequence[str]]
-    """See `Program.passes`."""
 
     def new_session_id(self) -> str | None:
         """A random UUID, where the agent takes one."""
@@ -111,6 +109,11 @@ class CliBackend(ABC):
                 f"{self.kind} needs the command {name}: {self.install}; or name its path as command"
             )
         return str(Path(found).absolute())
+
+    @property
+    def passes(self) -> Sequence[str]:
+        """See `Program.passes`."""
+        return ()
 
     def says(self, call: Call, prompt: str) -> str:  # noqa: ARG002 - for those that are answered in another way
         """See `Program.says`."""

@@ -64,9 +64,12 @@ def said(message: str) -> str:
     return shown(_KEYS.sub("***", message[:4000]), 300)
 
 
-def no_outcome(program: str, ending: Ending, phrases: Phrases) -> tuple[ErrorKind, str]:
-    """Kind and message for a `program` that ended without a word about its turn, but perhaps one on stderr."""
-    lines = [line for line in ending.stderr.splitlines() if line.strip()]
+def no_outcome(program: str, ending: Ending, phrases: Phrases, noise: tuple[str, ...] = ()) -> tuple[ErrorKind, str]:
+    """Kind and message for a `program` that ended without a word about its turn, but perhaps one on stderr, where the
+    lines that begin with `noise` say nothing.
+    """
+    told = (line for line in ending.stderr.splitlines() if not line.startswith(noise))
+    lines = [line for line in told if any(map(str.isalnum, line))]
     if ending.status is None or ending.status >= 0:
         for line in reversed(lines):
             if kind := _by_phrase(line, phrases):

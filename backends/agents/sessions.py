@@ -18,6 +18,7 @@ from pathlib import Path
 import anyio
 
 from backends.errors import BackendError, ErrorKind
+from backends.process import private_folder
 from backends.protocol import Usage
 
 _LOOK = 0.2  # seconds between two tries for a lock
@@ -35,7 +36,7 @@ class Sessions:
         """Be the only one who writes to the session; the descriptor that a child has to keep. Where another process
         does, `on_wait` is told so, and after `patience` seconds that is a BackendError (transient).
         """
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self._folder)
         descriptor = os.open(self._path(session_id, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             await _lock(descriptor, session_id, patience, on_wait)
@@ -61,8 +62,9 @@ class Sessions:
             {"input_tokens": total.input_tokens, "output_tokens": total.output_tokens, "cost_usd": total.cost_usd}
         )
         with suppress(OSError):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(self._folder)
             new = path.with_suffix(f".{os.getpid()}.new")
+            new.touch(mode=0o600)
             new.write_text(text)
             new.replace(path)
 

@@ -29,7 +29,7 @@ class AgentSpec(Spec):
     system: str | None = Field(default=None, description="System prompt of every conversation.")
     cwd: str | None = Field(
         default=None,
-        description="The folder that the agent works in, relative to the plan. Default: where the command is run.",
+        description="The folder that the agent works in, relative to the plan. Default: the plan's own folder.",
     )
     pass_env: list[str] = Field(
         default_factory=list,
@@ -56,8 +56,9 @@ class AgentSpec(Spec):
         """Whether it says nothing about what is executed, where, and what is allowed: then it may come from a database
         that came from anywhere.
         """
-        return self.model_fields_set <= _HARMLESS or all(
-            getattr(self, name) == type(self).model_fields[name].get_default(call_default_factory=True)
+        usual = type(self).model_fields
+        return all(
+            getattr(self, name) == usual[name].get_default(call_default_factory=True)
             for name in self.model_fields_set - _HARMLESS
         )
 
@@ -68,8 +69,7 @@ class AgentSpec(Spec):
             name: tuple(cast("list[object]", value)) if isinstance(value, list) else value
             for name, value in dumped.items()
         }
-        if self.cwd is not None:
-            given["cwd"] = folder / Path(self.cwd).expanduser()
+        given["cwd"] = folder / Path(self.cwd or ".").expanduser()
         if self.command is not None and "/" in self.command:
             given["command"] = str(folder / Path(self.command).expanduser())
         return given
@@ -103,3 +103,40 @@ class ClaudeCodeSpec(AgentSpec):
         from .claude import ClaudeCodeBackend  # noqa: PLC0415
 
         return ClaudeCodeBackend(**self.options(folder))
+
+
+class CodexSpec(AgentSpec):
+    """Codex, run as `codex exec`."""
+
+    kind: Literal["codex"]
+    sandbox: Literal["read-only", "workspace-write", "danger-full-access"] = Field(
+        default="read-only", description="What its tools may do."
+    )
+    append_system: str | None = Field(default=None, description="Added to its own instructions.")
+    config: dict[str, str | int | float | bool] = Field(
+        default_factory=dict, description="Further settings, as in its config.toml."
+    )
+    base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for its requests.")
+    api_key_env: str | None = Field(
+        default=None, description="The environment variable that holds the key for base_url; never the key itself."
+    )
+
+    def make(self, folder: Path) -> CliBackend:
+        from .codex import CodexBackend  # noqa: PLC0415
+
+        return CodexBackend(**self.options(folder))
+
+
+class GeminiSpec(AgentSpec):
+    """Gemini CLI, run as `gemini`."""
+
+    kind: Literal["gemini"]
+    approval_mode: Literal["default", "auto_edit", "yolo", "plan"] | None = Field(
+        default=None, description="Gemini's own word. Default: tools that would need asking are absent."
+    )
+    base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for its requests.")
+
+    def make(self, folder: Path) -> CliBackend:
+        from .gemini import GeminiBackend  # noqa: PLC0415
+
+        return GeminiBackend(**self.options(folder))

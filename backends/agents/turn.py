@@ -18,7 +18,7 @@ import anyio
 
 from backends.child import Child
 from backends.errors import BackendError, ErrorKind
-from backends.process import Start, adopted, child_environment, read_known, running
+from backends.process import Start, adopted, child_environment, private_folder, read_known, running
 from backends.protocol import NO_USAGE, Files, JsonValue, Message, Opening, Output, Reply, Usage
 from backends.structured import Mismatch, Schema, invalid_output, repair_prompt
 from backends.text import clean_text, one_line
@@ -76,16 +76,20 @@ class CliConversation:
         if self._schema is not None and not self._backend.checks_schema:
             sent += f"\n\nAnswer with nothing but JSON that fits this JSON Schema: {self._schema.text}"
         try:
+            if self._opening.forks and not self._exists and not self._backend.can_fork:
+                raise BackendError(ErrorKind.SESSION_LOST, f"{self._backend.kind} cannot branch one off")
             return await self._exchange(turn, prompt, sent)
         except BackendError as error:
             lost = error.kind is ErrorKind.SESSION_LOST and not self._opening.goes_on and not self._said
             if not lost or not self._opening.history or self._backend.on_lost_session == "fail":
                 raise
             what = error.message
-        old = self._opening.forks if self._opening.forks and not self._opening.resume else self._session_id
+        old = self._session_id if self._exists else self._opening.forks
         turn.clear()
-        self._session_id, self._exists = (str(uuid4()) if self._backend.chooses_session else None), False
-        self._opening = replace(self._opening, forks=None, adopts=False, resume=False)
+        if self._exists:
+            self._session_id = str(uuid4()) if self._backend.chooses_session else None
+        self._exists = False
+        self._opening = replace(self._opening, forks=None, resume=False)
         note = f"session {old} could not be gone on with ({what}): a fresh one was told, as text, what had been said"
         self._opening.on_output(Output("notice", note))
         return await self._exchange(turn, prompt, replayed(self._opening.history, sent), note)
@@ -161,7 +165,7 @@ class CliConversation:
         if self._opening.goes_on:
             whole = [one.last_whole for one in cut if one.last_whole and one.session_id == call.session_id]
             call = replace(call, rewind_to=whole[0] if whole else None)
-        call.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(call.folder)
         backend = self._backend
         start = Start(
             (backend.executable(), *backend.arguments(call)),

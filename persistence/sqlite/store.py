@@ -63,6 +63,12 @@ class SQLiteStore:
         self._thread: DatabaseThread | None = None
         self._file: tuple[int, int] | None = None
 
+    @property
+    def files_root(self) -> Path:
+        """See FilesStore: beside the database file, wherever links to it may lie, with `.files` behind its name."""
+        real = self.path.resolve()
+        return real.with_name(f"{real.name}.files")
+
     async def __aenter__(self) -> Self:
         if self._thread is not None:
             raise StoreError(f"the store {self.path} is open already; use one object for each opening")

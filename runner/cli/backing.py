@@ -1,8 +1,8 @@
 """Which backends a run needs, how they are made, and what its settings keep of them for `resume`.
 
 Settings never hold a key: a spec only names the environment variable that has it. The database may have come from
-anywhere: a Python function is never imported by a name from it, but taken from the plan file as it is now; and a key is
-not sent to a server that only the database names.
+anywhere: a Python function is never imported by a name from it, but taken from the plan file as it is now; a key is not
+sent to a server that only the database names; and what an agent may do is for the plan file to say, too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from backends.agents.spec import AgentSpec
 from backends.protocol import Backend
 from backends.spec import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec, build, default_spec
 from persistence.records import RunRecord
@@ -88,6 +89,13 @@ class Backing:
         limits = {name: limit for name, limit in self.limits().items() if name in made}
         default = self.default if self.default in made else None
         return ParallelRunner(backends=made, default=default, limits=limits, **options)
+
+
+def _needs_the_plan(spec: BackendSpec) -> bool:
+    """Whether a database, which may have come from anywhere, is not enough to have this done."""
+    if isinstance(spec, AgentSpec):
+        return not spec.is_harmless
+    return isinstance(spec, OpenAISpec | AnthropicSpec) and _gives_a_key_away(spec)
 
 
 def _gives_a_key_away(spec: OpenAISpec | AnthropicSpec) -> bool:
@@ -210,7 +218,7 @@ class Kept:
                 spec = on_disk.get(name)
                 if spec is None:
                     raise Fault(f"{plan} has no backend {name!r} any more; put it back, or name the plan with --plan")
-            elif isinstance(spec, OpenAISpec | AnthropicSpec) and _gives_a_key_away(spec):
+            elif spec is not None and _needs_the_plan(spec):
                 on_disk = self._on_disk(plan, name) if on_disk is None and plan is not None else on_disk or {}
                 if on_disk.get(name) != spec:
                     raise Fault(self._distrust(name, spec))
@@ -218,7 +226,13 @@ class Kept:
                 specs[name] = spec
         return Backing(specs, self.default, folder, plan)
 
-    def _distrust(self, name: str, spec: OpenAISpec | AnthropicSpec) -> str:
+    def _distrust(self, name: str, spec: BackendSpec) -> str:
+        if isinstance(spec, AgentSpec):
+            return (
+                f"the store of run {self.run_id} says what agent {name!r} may do, or which command it is, and the plan "
+                f"file says otherwise, or nothing; put it into the plan file, or name that file with --plan PATH"
+            )
+        assert isinstance(spec, OpenAISpec | AnthropicSpec)
         return (
             f"the store of run {self.run_id} says that backend {name!r} sends the key in {spec.api_key_env} to "
             f"{spec.base_url or 'its default server'}, and nothing else says so; if that is right, set "

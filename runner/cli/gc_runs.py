@@ -15,6 +15,7 @@ from runner.cli.lookup import store_for_going_on, store_for_reading
 from runner.cli.report import tell_value
 from runner.cli.text import counted, one_line, size
 from runner.clock import iso
+from runner.leftovers import delete_files
 from runner.owner import Liveness, liveness
 from runner.purge import Expiry, expired
 from runner.status import RUN_DONE, RunStatus
@@ -41,6 +42,10 @@ async def delete_expired(path: Path, expiry: Expiry, dry_run: bool, as_json: boo
         sizes = await store.run_sizes()
         # Without any as well: an earlier purge may have left something to wipe.
         purged = None if dry_run else await store.purge([run.run_id for run in old])
+    if purged is not None:
+        stored = {run.run_id for run in runs}.difference(purged.run_ids)
+        files = await delete_files(store.files_root, purged.run_ids, stored)
+        purged = replace(purged, remains="; ".join(filter(None, (purged.remains, files))) or None)
     _say(_Outcome(old, sizes, len(runs) - len(old), purged), as_json)
     return COMPLETED
 

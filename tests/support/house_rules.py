@@ -20,6 +20,7 @@ PURE = (
     "runner/policies/*.py",
     "runner/result.py",
     "runner/schedule.py",
+    "runner/folders.py",
     "runner/prompt*.py",
     "runner/errors.py",
     "runner/graph.py",

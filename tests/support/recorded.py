@@ -48,7 +48,10 @@ def replay(make: MakeReader, cli: str, name: str) -> Seen:
     turn = recorded(cli, name)
     words = [word.removeprefix("--") for word in turn["argv"]]
     forks = "fork" in words or "fork-session" in words
-    call = Call(folder=Path("/nowhere"), resume="resume" in words and not forks, forks="x" if forks else None)
+    resumes = "resume" in words and not forks
+    # Codex takes it last but for the prompt, the others right after the word.
+    session = (words[-2] if cli == "codex" else words[words.index("resume") + 1]) if resumes else None
+    call = Call(folder=Path("/nowhere"), session_id=session, resume=resumes, forks="x" if forks else None)
     return read(make(call), turn["stdout"], Ending(turn["exit_code"], turn["stderr"]))
 
 

@@ -1,0 +1,75 @@
+"""Agents for tests that need none: the fake ones, where they live, and what they saw."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from backends import ClaudeCodeBackend
+from backends.proctable import PREFIX, start_time
+from backends.protocol import Files
+
+FAKE = Path(__file__).with_name("fake_claude.py")
+
+
+@dataclass(frozen=True)
+class Home:
+    """A HOME of its own, in which fake agents keep their sessions and write down what they saw."""
+
+    path: Path
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """Every request to the model: `session` and `said`, which is [role, text] of all messages."""
+        log = self.path / "calls.jsonl"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    @property
+    def prompts(self) -> list[str]:
+        """What the user said last in each request, in order."""
+        return [next(text for role, text in reversed(call["said"]) if role == "user") for call in self.calls]
+
+    def claude(self, **options: Any) -> ClaudeCodeBackend:
+        """A backend on the fake Claude Code."""
+        return ClaudeCodeBackend(command=str(self.path / "claude"), cwd=self.path, **options)
+
+    def files(self, attempt: int = 1, task: str = "task") -> Files:
+        """Those of an attempt, as a store would give them."""
+        return Files(self.path / "files" / "run" / task / str(attempt), self.path / "files" / "sessions")
+
+
+def make_home(path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A home at `path`, which is this process's from now on."""
+    path.mkdir(parents=True, exist_ok=True)
+    command = path / "claude"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -S {FAKE} "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("HOME", str(path))
+    return Home(path)
+
+
+def processes_of_turns() -> list[int]:
+    """All processes on this machine that belong to some turn of ours."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        try:
+            environment = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
+        except OSError:
+            continue
+        if PREFIX.encode() in environment and start_time(int(entry.name)) is not None:
+            found.append(int(entry.name))
+    return found
+
+
+async def until(true: Callable[[], object], seconds: float = 30) -> None:
+    """Return as soon as something is so that other processes bring about."""
+    with anyio.fail_after(seconds):
+        while not true():  # noqa: ASYNC110 - it is another process's doing
+            await anyio.sleep(0.01)

@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""Stands in for `claude -p --output-format=stream-json`: the same arguments, events and session rules, no model.
+
+Its sessions are files in $HOME/sessions. Words in the prompt say what it does: [[say TEXT]], [[until PATH]] (answers
+when that file exists), [[error STATUS]], [[tool]] (uses a tool first), [[json VALUE]], [[plain]] (a schema is not
+heeded), [[die]], [[ask]] (defers a tool until it is answered); the models "hangs" and "fails" do so with any prompt.
+What the model would see goes to $HOME/calls.jsonl, one line a request: the witness of what was sent, how often, in
+which order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+HOME = Path(os.environ["HOME"])
+OPTIONS = dict(part[2:].partition("=")[::2] for part in sys.argv[1:] if part.startswith("--"))
+IN, OUT, PRICE = 10, 7, 0.001
+
+
+def tell(**event: object) -> None:
+    print(json.dumps(event), flush=True)
+
+
+def path_of(session: str) -> Path:
+    return HOME / "sessions" / f"{session}.jsonl"
+
+
+def load(session: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path_of(session).read_text().splitlines()]
+
+
+def refuse(message: str) -> None:
+    print(message, file=sys.stderr)
+    sys.exit(1)
+
+
+def begin() -> tuple[str, list[dict[str, str]]]:
+    """The session of this call, and what was said in it."""
+    (HOME / "sessions").mkdir(exist_ok=True)
+    old, new = OPTIONS.get("resume"), OPTIONS.get("session-id")
+    if new and path_of(new).exists():
+        refuse(f"Error: Session ID {new} is already in use.")
+    if not old:
+        return new or str(uuid.uuid4()), []
+    if not path_of(old).exists():
+        refuse(f"No conversation found with session ID: {old}")
+    said = load(old)
+    if at := OPTIONS.get("resume-session-at"):
+        said = said[: 1 + next(n for n, one in enumerate(said) if one["uuid"] == at)]
+    return (new or str(uuid.uuid4())) if "fork-session" in OPTIONS else old, said
+
+
+class Talk:
+    def __init__(self, session: str, said: list[dict[str, str]]) -> None:
+        self.session = session
+        self.said = said
+        self.calls = 0
+
+    def add(self, role: str, content: str) -> str:
+        self.said.append({"role": role, "content": content, "uuid": str(uuid.uuid4())})
+        path_of(self.session).write_text("".join(json.dumps(one) + "\n" for one in self.said))
+        return self.said[-1]["uuid"]
+
+    def ask_model(self) -> None:
+        """The model is asked: here it would cost something."""
+        self.calls += 1
+        line = {
+            "session": self.session,
+            "said": [[one["role"], one["content"]] for one in self.said],
+            "pid": os.getpid(),
+        }
+        with (HOME / "calls.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        usage = {"input_tokens": IN, "output_tokens": 1}
+        message = {"type": "message_start", "message": {"id": f"msg_{self.calls}", "usage": usage}}
+        tell(type="stream_event", session_id=self.session, event=message, parent_tool_use_id=None)
+
+    def say(self, *blocks: dict[str, object]) -> None:
+        shown = "".join(str(block.get("text", f"<tool {block.get('name')}>")) for block in blocks)
+        message = {"id": f"msg_{self.calls}", "role": "assistant", "content": blocks}
+        uid = self.add("assistant", shown)
+        for block in blocks:
+            if "text" in block:
+                delta = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": block["text"]}}
+                tell(type="stream_event", session_id=self.session, event=delta, parent_tool_use_id=None)
+        done = {"type": "message_delta", "usage": {"input_tokens": IN, "output_tokens": OUT}}
+        tell(type="stream_event", session_id=self.session, event=done, parent_tool_use_id=None)
+        tell(type="assistant", message=message, session_id=self.session, uuid=uid, parent_tool_use_id=None)
+
+    def result(self, **more: object) -> None:
+        used = {"inputTokens": IN * self.calls, "outputTokens": OUT * self.calls, "costUSD": PRICE * self.calls}
+        told = {"subtype": "success", "is_error": False, "result": "", "terminal_reason": "completed", "num_turns": 1}
+        usage = {"input_tokens": IN * self.calls, "output_tokens": OUT * self.calls}
+        tell(
+            type="result",
+            session_id=self.session,
+            usage=usage,
+            model_usage_since_last_result={"fake": used},
+            total_cost_usd=PRICE * self.calls,
+            **{**told, **more},
+        )
+
+
+def word(prompt: str, name: str) -> str | None:
+    found = re.search(rf"\[\[{name}(?: (.*?))?\]\]", prompt)
+    return (found[1] or "") if found else None
+
+
+def use_tool(talk: Talk) -> None:
+    talk.ask_model()
+    use = {"type": "tool_use", "id": f"toolu_{talk.calls}", "name": "Bash", "input": {"command": "make test"}}
+    talk.say(use)
+    uid = talk.add("user", "<result done>")
+    content = [{"type": "tool_result", "tool_use_id": use["id"], "content": "done"}]
+    tell(type="user", message={"content": content}, session_id=talk.session, uuid=uid, parent_tool_use_id=None)
+
+
+def ask_person(talk: Talk, use: dict[str, object]) -> dict[str, object]:
+    """What the hook says about the use of a tool."""
+    hook = json.loads(OPTIONS["settings"])["hooks"]["PreToolUse"][0]["hooks"][0]["command"]
+    given = {"tool_name": use["name"], "tool_input": use["input"], "tool_use_id": use["id"]}
+    out = subprocess.run(hook, shell=True, input=json.dumps(given), capture_output=True, text=True, check=True).stdout
+    return json.loads(out)["hookSpecificOutput"]
+
+
+def main() -> None:
+    session, said = begin()
+    prompt = sys.stdin.read()
+    talk = Talk(session, said)
+    tell(type="system", subtype="init", session_id=session, claude_code_version="2.1.330")
+    use = {"id": "toolu_ask", "name": "Bash", "input": {"command": "rm -r build"}}
+    if prompt:
+        talk.add("user", prompt)
+    else:
+        decided = ask_person(talk, use)
+        talk.add("user", f"<result {decided['permissionDecision']} {decided.get('permissionDecisionReason', '')}>")
+    last = (prompt or "[[say went on]]") + {"hangs": "[[until /nowhere]]", "fails": "[[error 500]]"}.get(
+        OPTIONS.get("model", ""), ""
+    )
+    if word(last, "die") is not None:
+        os.kill(os.getpid(), 9)
+    if (status := word(last, "error")) is not None:
+        text = f"API Error: {status} no"
+        talk.result(is_error=True, api_error_status=int(status), result=text, terminal_reason="api_error")
+        sys.exit(1)
+    if word(last, "tool") is not None:
+        use_tool(talk)
+    talk.ask_model()
+    if word(last, "ask") is not None and ask_person(talk, use)["permissionDecision"] == "defer":
+        talk.say({"type": "tool_use", **use})
+        talk.result(deferred_tool_use=use, terminal_reason="tool_deferred")
+        return
+    if (path := word(last, "until")) is not None:
+        while not Path(path).exists():
+            time.sleep(0.01)
+    told = word(last, "json") if "json-schema" in OPTIONS else None
+    answer = word(last, "say") or told or f"answer {len(talk.said)} to: {last.splitlines()[-1]}"
+    if "json-schema" in OPTIONS and told is None and word(last, "plain") is None:
+        told = answer = json.dumps({"mood": "good"})
+    talk.say({"type": "text", "text": answer})
+    talk.result(result=answer, **({"structured_output": json.loads(told)} if told else {}))
+
+
+if __name__ == "__main__":
+    main()

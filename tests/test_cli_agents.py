@@ -1,0 +1,61 @@
+"""The command with coding agents: plans that name them, and what a database may not say of them."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.support.agents import Home, make_home
+from tests.support.command import plait_here
+
+PLAN = """
+backends:
+  coder: {kind: claude-code, command: ./claude, allowed_tools: [Read], concurrency: 2}
+defaults: {backend: coder}
+tasks:
+  - {id: facts, prompt: "Look around. [[tool]]"}
+  - {id: one, prompt: "First way.", continues: facts}
+  - {id: two, prompt: "Second way.", continues: facts}
+  - id: mood
+    prompt: "{{ one }} {{ two }}"
+    depends_on: [one, two]
+    output_schema: {type: object, properties: {mood: {type: string}}, required: [mood]}
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    home = make_home(tmp_path, monkeypatch)
+    (home.path / "plan.yaml").write_text(PLAN)
+    return home
+
+
+def test_what_an_agent_may_do_is_for_the_plan_file_to_say(home: Home) -> None:
+    done = plait_here(home.path, "run", "plan.yaml", "--json")
+    run_id = done.value["run_id"]
+    with sqlite3.connect(home.path / ".plait" / "plait.db") as database:
+        database.execute("UPDATE runs SET settings = replace(settings, '\"Read\"', '\"Bash\"')")
+    calls = len(home.calls)
+    refused = plait_here(home.path, "continue", run_id, "one", "Go on.")
+    assert refused.code == 2
+    assert "coder" in refused.err
+    assert "plan file" in refused.err
+    assert len(home.calls) == calls
+
+
+def test_mistakes_in_an_agents_options_are_told_with_their_place(home: Home) -> None:
+    (home.path / "plan.yaml").write_text(PLAN.replace("allowed_tools", "alowed_tools"))
+    done = plait_here(home.path, "check", "plan.yaml")
+    assert done.code == 2
+    assert "alowed_tools" in done.err
+    assert "allowed_tools" in done.err
+
+
+def test_an_agent_that_is_not_there_is_told_with_the_way_to_get_it(home: Home) -> None:
+    (home.path / "plan.yaml").write_text(PLAN.replace("./claude", "no-such-claude"))
+    done = plait_here(home.path, "run", "plan.yaml")
+    assert done.code == 2
+    assert "npm install" in done.err
+    assert len(done.err.strip().splitlines()) == 1
