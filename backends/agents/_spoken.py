@@ -45,7 +45,7 @@ def main() -> NoReturn:
     try:
         os.execvp(command[0], command)  # noqa: S606 - no shell; the command is the user's own
     except OSError as error:
-        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        os.write(2, f"cannot start {command[0]}: {error.strerror}\n".encode())
         os._exit(127)
 
 

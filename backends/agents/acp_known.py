@@ -1,29 +1,29 @@
-"""What is known of single agents that speak ACP. Pure data; an agent that is not listed is taken at the protocol's word."""
+"""What is known of single agents that speak ACP; others are taken at the protocol's word. Pure data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
-from backends.agents.faults import NETWORK
 from backends.values import value
 
 
 @value
 class Agent:
-    """What an agent does differently. `command` is its command's usual name, `name` a part of what it calls itself in
+    """What an agent does differently. `command` is its command's usual name, `name` a part of what it calls itself, in
     lower case. `passes` and `sets` as in `Program`.
 
-    `names_by_minute`: opening a session twice within a minute of the clock destroys it. `tells_late`: history still
-    comes when the answer to `session/load` has come. `error_begins`: how an answer begins that is an error.
-    `counts_answers`: an answer without a count of tokens is an error. `adds_up_cost`: cost counts the whole session,
-    not what the process has had.
+    `forks`: it can branch off from a session. `names_by_minute`: opening a session twice within a minute of the clock
+    destroys it. `tells_late`: history still comes when the answer to `session/load` has come. `error_begins`: how an
+    answer begins that is an error. `counts_answers`: an answer without a count of tokens is an error. `adds_up_cost`:
+    cost counts the whole session, not what the process has had.
     """
 
     command: str
     name: str
     passes: Sequence[str] = ()
     sets: Mapping[str, str] = field(default_factory=dict[str, str])
+    forks: bool = False
     names_by_minute: bool = False
     tells_late: bool = False
     error_begins: str | None = None
@@ -45,9 +45,10 @@ KNOWN = (
         "claude-agent-acp",
         _ANTHROPIC,
         {"CLAUDE_CODE_MAX_RETRIES": "0", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1"},
+        forks=True,
         adds_up_cost=False,
     ),
-    Agent("codex-acp", "codex-acp", ("CODEX_HOME", "CODEX_API_KEY", *_OPENAI), counts_answers=True),
+    Agent("codex-acp", "codex-acp", ("CODEX_HOME", "CODEX_API_KEY", *_OPENAI), forks=True, counts_answers=True),
     Agent(
         "gemini",
         "gemini-cli",
@@ -62,7 +63,12 @@ KNOWN = (
         ("GOOSE_PROVIDER", "GOOSE_MODEL", "GOOSE_MODE", "GOOSE_DISABLE_KEYRING", *_OPENAI, *_ANTHROPIC, *_GOOGLE),
         error_begins="Ran into this error:",
     ),
-    Agent("opencode", "opencode", ("OPENCODE_CONFIG", "OPENCODE_CONFIG_CONTENT", *_OPENAI, *_ANTHROPIC, *_GOOGLE)),
+    Agent(
+        "opencode",
+        "opencode",
+        ("OPENCODE_CONFIG", "OPENCODE_CONFIG_CONTENT", *_OPENAI, *_ANTHROPIC, *_GOOGLE),
+        forks=True,
+    ),
     Agent("qwen", "qwen-code", ("DASHSCOPE_API_KEY", *_OPENAI)),
 )
 
@@ -77,6 +83,3 @@ def of_name(name: str) -> Agent:
     """The agent that calls itself so."""
     lowered = name.lower()
     return next((agent for agent in KNOWN if agent.name in lowered), UNKNOWN)
-
-
-__all__ = ["KNOWN", "NETWORK", "UNKNOWN", "Agent", "of_command", "of_name"]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from backends.agents.fields import at, deed, shown, tables, text
-from backends.protocol import Answer, JsonValue, Question
+from backends.protocol import JsonValue, Question
 from backends.values import value
 
 Policy: TypeAlias = Literal["deny", "allow", "ask"]
@@ -90,13 +90,12 @@ def unmarked(session_id: str | None) -> tuple[str | None, str | None]:
     return (found[1], found[2]) if found else (session_id, None)
 
 
-def told(answer: Answer) -> str:
+def told(answer: str) -> str:
     """What the agent, which was stopped when it asked, hears about the answer."""
-    choice = answer.value if isinstance(answer.value, str) else json.dumps(answer.value)
     return (
-        "You asked for permission to use a tool, and were stopped until there was an answer. It is: "
-        f'"{choice}". If that allows it, use the tool now exactly as you wanted to, and go on with what you were asked '
-        "to do. If it does not, go on without it."
+        "You asked for permission to use a tool, and were stopped until there was an answer. If the answer allows it, "
+        "use the tool now exactly as you wanted to, and go on with what you were asked to do; if not, go on without "
+        f"it. The answer is: {answer}"
     )
 
 

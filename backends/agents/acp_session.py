@@ -32,11 +32,9 @@ def able(initialized: JsonValue) -> Able:
     version = at(initialized, "protocolVersion")
     title = shown(text(initialized, "agentInfo", "title") or name or "the agent", 60)
     if version != VERSION:
-        raise failure(
-            ErrorKind.INVALID_REQUEST, f"{title} speaks version {version!r} of ACP, and we version {VERSION}"
-        )
+        raise failure(ErrorKind.INVALID_REQUEST, f"{title} speaks version {version!r} of ACP, and we version {VERSION}")
     more = at(initialized, "agentCapabilities", "sessionCapabilities")
-    can = {name for name in more if more[name] not in {None, False}} if isinstance(more, dict) else set[str]()
+    can = {name for name in more if more[name] is not None and more[name] is not False} if isinstance(more, dict) else {}
     loads = at(initialized, "agentCapabilities", "loadSession") is True
     return Able(of_name(name), title, loads, "resume" in can, "fork" in can, at(initialized, "authMethods"))
 

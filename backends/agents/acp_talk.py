@@ -158,9 +158,7 @@ class Talk:
         return self._answer(Answered(self._updates.text))
 
     def _answer(self, answered: Answered) -> Answered:
-        return replace(
-            answered, usage=self.usage, is_total=self._who.agent.adds_up_cost, denied=tuple(self._denied)
-        )
+        return replace(answered, usage=self.usage, is_total=self._who.agent.adds_up_cost, denied=tuple(self._denied))
 
     def _fails(self, kind: ErrorKind, message: str) -> BackendError:
         return failure(kind, message, usage=self.usage, goes_on=self.session_id is not None)
@@ -212,7 +210,7 @@ class Talk:
         then = (last // _MINUTE + 1) * _MINUTE
         if then <= now:
             return None
-        self._show("waiting", f"{then - now:.0f} s: {self._who.title} spoils a session that is opened twice in a minute")
+        self._show("waiting", f"{then - now:.0f} s: {self._who.title} spoils sessions opened twice in a minute")
         return then
 
     def _is_open(self, event: Mapping[str, JsonValue]) -> None:

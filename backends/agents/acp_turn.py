@@ -1,10 +1,11 @@
-"""Turns with an agent that speaks the Agent Client Protocol: what `acp_talk.py` wants said is said, in both directions."""
+"""Turns with an agent that speaks the Agent Client Protocol: `acp_talk.py` with an agent at its other end."""
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,16 +13,162 @@ import anyio
 
 from backends.child import Child
 from backends.errors import BackendError
-from backends.process import adopted, read_known
+from backends.process import read_known
 from backends.protocol import Files, Opening, Reply, Usage
 
 from .acp_permits import Grant, marked, unmarked
-from .acp_speech import Speech, said_in
+from .acp_speech import Speech, said_in, spoken_command
 from .acp_talk import Talk
-from .acp_wire import Step, prompt_of
-from .past import earlier_calls, feed
+from .acp_wire import Step, decoded, prompt_of
+from .fields import at
+from .past import earlier, exchanges, feed
 from .program import Answered, Call, Reader
-from .turn import CliConversation
+from .sessions import Sessions
+from .turn import LAST_WORD, CliConversation
 
 if TYPE_CHECKING:
     from .acp import AcpBackend
+
+_CANCEL = 1.0
+"""Seconds that an agent gets to end its turn when it is told to; then the agent itself is ended."""
+_STOP = 10.0
+"""The same where the turn ends with a question: what it writes down by then is there when the answer comes."""
+_OPENING = 120.0
+"""Seconds by which a session has been opened, if ever."""
+_SLACK = 60.0
+"""Seconds beyond the turn's time that an agent whose runner died is waited with."""
+_GRANTED = "granted"
+
+
+class AcpConversation(CliConversation):
+    """A conversation with an agent, each turn a process. See `AcpBackend`."""
+
+    def __init__(self, backend: AcpBackend, opening: Opening, files: Files) -> None:
+        session_id, deed = unmarked(opening.session_id)
+        super().__init__(backend, replace(opening, session_id=session_id), files)
+        self._acp = backend
+        self._sessions = Sessions(files.sessions, f"acp-{backend.name}")
+        self._grant = self._granted(deed)
+        self._talk: Talk | None = None
+
+    async def send(self, prompt: str) -> Reply:
+        """See `Conversation.send`. The session's id says behind a `?` what is asked, as long as there is a question."""
+        reply = await super().send(prompt)
+        wish = None if self._talk is None else self._talk.wish
+        if reply.question is None or reply.session_id is None or wish is None:
+            return reply
+        return replace(reply, session_id=marked(reply.session_id, wish))
+
+    async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[Reader]) -> Child:
+        assert isinstance(reader, Talk)
+        talk = self._talk = reader
+        until = anyio.current_time() + self._backend.turn_timeout
+        talk.aims = replace(
+            talk.aims,
+            prompt=self._backend.says(call, sent),
+            grant=self._grant,
+            holds=list(self._asked_before()) if self._opening.goes_on and not self._said else (),
+            last_opened=None if call.session_id is None else self._sessions.opened(call.session_id),
+        )
+        async with AsyncExitStack() as held:
+            child = await self._found(held, call) or await self._start(held, call, "", cut)
+            if call.session_id is not None:
+                self._sessions.note_opened(call.session_id, self._acp.now() + _OPENING)
+            speech = Speech(call.folder)
+            talk.has_said(said_in(call.folder))
+            await self._speak(child, talk, speech, until)
+            speech.end()
+            await child.wait(LAST_WORD)
+        self._note_skipped(child)
+        return child
+
+    async def _speak(self, child: Child, talk: Talk, speech: Speech, until: float) -> None:
+        """Until the agent has said its last word, or is not waited for any more."""
+        patience = anyio.CancelScope()
+        noted: set[str] = set()
+
+        def on_line(line: bytes) -> bool:
+            for output in feed(talk, line):
+                self._opening.on_output(output)
+            speech.say(talk.take())
+            self._note_session(talk, noted)
+            if talk.wish is not None:
+                patience.deadline = min(patience.deadline, anyio.current_time() + _STOP)
+            return talk.is_final
+
+        speech.say(talk.take())
+        speech.ring()  # whoever takes over is there now
+        failure: BackendError | None = None
+        try:
+            with patience:
+                await child.follow(on_line, idle=self._backend.idle_timeout, until=until)
+        except BackendError as error:
+            failure = error
+        finally:
+            if not talk.is_final and talk.wish is None:
+                with anyio.CancelScope(shield=True):
+                    await _cancel(child, talk, speech)
+        if failure is not None:
+            raise failure
+
+    def _note_session(self, talk: Talk, noted: set[str]) -> None:
+        if talk.opened is not None and "opened" not in noted:
+            self._sessions.note_opened(talk.opened, self._acp.now())
+            noted.add("opened")
+        if talk.session_id is not None and "said" not in noted:
+            self._session_id, self._exists = talk.session_id, True
+            self._opening.on_session(talk.session_id)
+            noted.add("said")
+
+    def _words(self, call: Call) -> Sequence[str]:
+        Speech(call.folder)
+        return spoken_command(call.folder, self._backend.turn_timeout + _SLACK, super()._words(call))
+
+    def _notes(self) -> Mapping[str, str]:
+        return {} if self._grant is None else {_GRANTED: json.dumps([self._grant.deed, self._grant.choice])}
+
+    def _usage(self, call: Call, answered: Answered) -> Usage:
+        """Tokens are the turn's, cost may be the session's."""
+        if not answered.is_total:
+            return answered.usage
+        return replace(answered.usage, cost_usd=super()._usage(call, answered).cost_usd)
+
+    def _asked_before(self) -> Iterator[str]:
+        """What was said in earlier attempts."""
+        for attempt in earlier(self._files.turn):
+            for call in exchanges(attempt):
+                yield from filter(None, map(prompt_of, said_in(call)))
+
+    def _granted(self, deed: str | None) -> Grant | None:
+        """What was decided for this turn, now or by whoever began it."""
+        answer = self._opening.answer
+        if answer is not None:
+            return Grant(deed, answer.value) if deed is not None and isinstance(answer.value, str) else None
+        before = [self._files.turn] if self._opening.adopts else list(earlier(self._files.turn))[:1]
+        if not (self._opening.adopts or self._opening.goes_on):
+            before = []
+        return next((grant for attempt in before if (grant := _noted(attempt)) is not None), None)
+
+
+def _noted(attempt: Path) -> Grant | None:
+    for call in exchanges(attempt):
+        known = read_known(call)
+        with suppress(ValueError, TypeError, KeyError):
+            deed, choice = json.loads(known.note[_GRANTED] if known is not None else "")
+            return Grant(str(deed), str(choice))
+    return None
+
+
+async def _cancel(child: Child, talk: Talk, speech: Speech) -> None:
+    """Have the agent end its turn, if it does so soon."""
+
+    def is_over(line: bytes) -> bool:
+        message = decoded(line)
+        return message is not None and "method" not in message and at(message, "id") == Step.PROMPT.value
+
+    talk.cancel()
+    lines = talk.take()
+    if lines:
+        speech.say(lines)
+        with suppress(BackendError):
+            await child.follow(is_over, idle=_CANCEL, until=anyio.current_time() + _CANCEL)

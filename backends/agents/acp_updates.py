@@ -15,7 +15,7 @@ _TELLING = 500
 
 
 class Updates:
-    """All updates of one turn. What was said before, which an agent tells when a session is loaded, is no part of it."""
+    """All updates of one turn. What was said before it, which an agent tells when it loads a session, counts apart."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []

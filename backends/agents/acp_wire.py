@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import TypeAlias
 
-from backends.agents.fields import at, text
+from backends.agents.fields import at, tables, text
 from backends.protocol import JsonValue
 from backends.text import parse_json
 
@@ -65,6 +65,13 @@ def name_of(message: Mapping[str, JsonValue]) -> str:
     if "method" not in message:
         return f"answer {identity}"
     return f"request {identity}" if "id" in message else text(message, "method")
+
+
+def prompt_of(message: Mapping[str, JsonValue]) -> str | None:
+    """What was prompted with a message of ours; None where it is no prompt."""
+    if text(message, "method") != "session/prompt":
+        return None
+    return "".join(text(part, "text") for part in tables(at(message, "params"), "prompt"))
 
 
 def decoded(line: bytes) -> Message | None:

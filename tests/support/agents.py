@@ -12,11 +12,12 @@ from typing import Any
 import anyio
 import pytest
 
-from backends import ClaudeCodeBackend
+from backends import AcpBackend, ClaudeCodeBackend
 from backends.proctable import PREFIX, start_time
 from backends.protocol import Files
 
 FAKE = Path(__file__).with_name("fake_claude.py")
+FAKE_ACP = Path(__file__).with_name("fake_acp.py")
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,7 @@ class Home:
     @property
     def calls(self) -> list[dict[str, Any]]:
         """Every request to the model: `session` and `said`, which is [role, text] of all messages."""
-        log = self.path / "calls.jsonl"
-        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        return self.noted("calls")
 
     @property
     def prompts(self) -> list[str]:
@@ -39,6 +39,15 @@ class Home:
     def claude(self, **options: Any) -> ClaudeCodeBackend:
         """A backend on the fake Claude Code."""
         return ClaudeCodeBackend(command=str(self.path / "claude"), cwd=self.path, **options)
+
+    def acp(self, *words: str, **options: Any) -> AcpBackend:
+        """A backend on the fake agent that speaks ACP, started with these words."""
+        return AcpBackend(command=[sys.executable, "-S", str(FAKE_ACP), *words], cwd=self.path, **options)
+
+    def noted(self, name: str) -> list[Any]:
+        """What the fake agents have written down under that name, in order."""
+        log = self.path / f"{name}.jsonl"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     def files(self, attempt: int = 1, task: str = "task") -> Files:
         """Those of an attempt, as a store would give them."""
