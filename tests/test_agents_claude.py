@@ -144,8 +144,8 @@ def test_a_cut_turn_says_what_is_known_of_it(lines: int) -> None:
     stdout = "\n".join(recorded("claude", "resume_stream")["stdout"].splitlines()[:lines])
     seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"), resume=True)), stdout, Ending(-9))
     assert seen.error is not None and seen.error.kind is ErrorKind.CRASHED
-    # The announcement alone does not show that the session holds the prompt.
-    assert seen.error.goes_on == (seen.reader.session_id is not None) == (lines > 1)
+    # Neither the announcement nor that a request is made shows that the session holds the prompt.
+    assert seen.error.goes_on == (seen.reader.session_id is not None) == (lines > 2)
     assert seen.error.usage == {1: NOTHING, 2: NOTHING, 3: Usage(16, 1), 6: Usage(16, 1), 9: UNPRICED}[lines]
     assert seen.reader.last_whole == (None if lines < 7 else "444cc378-160a-4507-bfef-2c412d54c5c4")
 

@@ -160,6 +160,43 @@ async def test_a_cut_turn_is_taken_up_behind_its_last_whole_message_and_is_paid_
     assert reply.usage.input_tokens == 30  # three requests, two of them in the turn that was cut
 
 
+async def test_a_turn_that_was_cut_before_its_last_message_was_kept_goes_on_from_what_was(home: Home) -> None:
+    backend = home.claude()
+    session = backend.new_session_id()
+    working = Opening(session_id=session, files=home.files(1))
+    async with anyio.create_task_group() as group:
+        group.start_soon(_send_opened, backend, working, "Work. [[tool]] [[until /nowhere]]")
+        await until(lambda: len(home.calls) == 2)
+        group.cancel_scope.cancel()
+    # The real one writes its file a moment after it has told what stands in it.
+    kept = home.path / "sessions" / f"{session}.jsonl"
+    kept.write_text("".join(kept.read_text().splitlines(keepends=True)[:-1]))
+    reply = await _send(backend, "Go on.", session_id=session, resume=True, goes_on=True, files=home.files(2))
+    assert [text for _, text in home.calls[-1]["said"]] == [
+        "Work. [[tool]] [[until /nowhere]]",
+        "<tool Bash>",
+        "Go on.",
+    ]
+    assert len(home.calls) == 3
+    assert reply.session_id == session
+    assert reply.usage.input_tokens == 30
+
+
+async def test_a_cut_turn_whose_session_is_gone_is_said_to_be_lost(home: Home) -> None:
+    backend = home.claude()
+    session = backend.new_session_id()
+    working = Opening(session_id=session, files=home.files(1))
+    async with anyio.create_task_group() as group:
+        group.start_soon(_send_opened, backend, working, "Work. [[tool]] [[until /nowhere]]")
+        await until(lambda: len(home.calls) == 2)
+        group.cancel_scope.cancel()
+    (home.path / "sessions" / f"{session}.jsonl").unlink()
+    with pytest.raises(BackendError, match="No conversation found") as caught:
+        await _send(backend, "Go on.", session_id=session, resume=True, goes_on=True, files=home.files(2))
+    assert caught.value.kind is ErrorKind.SESSION_LOST
+    assert len(home.calls) == 2
+
+
 async def test_two_writers_of_one_session_go_one_after_the_other(home: Home) -> None:
     backend = home.claude()
     session = backend.new_session_id()

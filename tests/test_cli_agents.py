@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.agents import Home, make_home
-from tests.support.command import plait_here
+from tests.support.command import plait, plait_here
 
 PLAN = """
 backends:
@@ -30,6 +30,25 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     home = make_home(tmp_path, monkeypatch)
     (home.path / "plan.yaml").write_text(PLAN)
     return home
+
+
+def test_a_plan_of_agents_runs_and_each_conversation_goes_on(home: Home) -> None:
+    done = plait(home.path, "run", "plan.yaml", "--json")
+    assert done.code == 0, done.err
+    tasks = {task["id"]: task for task in done.value["tasks"]}
+    sessions = {tasks[name]["session_id"] for name in tasks}
+    assert len(sessions) == 4
+    users = {
+        call["session"]: [text for role, text in call["said"] if role == "user" and "<result" not in text]
+        for call in home.calls
+    }
+    assert users[tasks["one"]["session_id"]] == ["Look around. [[tool]]", "First way."]
+    assert users[tasks["two"]["session_id"]] == ["Look around. [[tool]]", "Second way."]
+    assert tasks["mood"]["data"] == {"mood": "good"}
+    said = plait_here(home.path, "continue", done.value["run_id"], "one", "And then? [[say Then this.]]")
+    assert said.code == 0, said.err
+    assert "Then this." in said.out
+    assert home.calls[-1]["session"] == tasks["one"]["session_id"]
 
 
 def test_what_an_agent_may_do_is_for_the_plan_file_to_say(home: Home) -> None:

@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support import warm
 from tests.support.command import PLAIT, environment, plait, plait_here
+from tests.support.warm import Warm
 
 WORK = """
 import os, signal
@@ -115,9 +117,7 @@ def test_an_owner_that_slept_past_its_take_over_leaves_with_its_own_exit_code(tm
         "async def work(prompt):\n    Path('called').touch()\n"
         "    while not Path('go').exists(): await anyio.sleep(0.01)\n    return 'mine'\n"
     )
-    owner = subprocess.Popen(
-        [*PLAIT, "run", "plan.yaml"], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
-    )
+    owner = Warm([*PLAIT, "run", "plan.yaml"], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE)
     with owner:
         while not (tmp_path / "called").exists():
             os.sched_yield()
@@ -134,7 +134,7 @@ def test_an_owner_that_slept_past_its_take_over_leaves_with_its_own_exit_code(tm
             "        await store.write(Batch(run.run_id, run.epoch, run.last_seq + 1, (claim,)))\n"
             "asyncio.run(main())\n"
         )
-        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), check=True)
+        warm.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), timeout=30).check_returncode()
         (tmp_path / "go").touch()
         owner.send_signal(signal.SIGCONT)
         said = owner.communicate()[1]

@@ -15,6 +15,7 @@ import pytest
 
 from runner.cli import cancelling
 from tests.support.command import PLAIT, environment, plait, plait_here
+from tests.support.warm import Warm
 
 PLAN = """
 backends: {w: {kind: function, call: "work.py:work"}}
@@ -37,13 +38,11 @@ DATABASE = Path(".plait") / "plait.db"
 
 
 @contextmanager
-def running(folder: Path) -> Generator[subprocess.Popen[str]]:
+def running(folder: Path) -> Generator[Warm]:
     """A run in a process of its own, while the task `held` is under way."""
     (folder / "plan.yaml").write_text(PLAN)
     (folder / "work.py").write_text(WORK)
-    process = subprocess.Popen(
-        [*PLAIT, "run", "plan.yaml"], cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True
-    )
+    process = Warm([*PLAIT, "run", "plan.yaml"], cwd=folder, env=environment(), stderr=subprocess.PIPE)
     with process:
         try:
             until((folder / "held").exists)
@@ -73,9 +72,7 @@ def statuses(folder: Path) -> tuple[str, dict[str, str]]:
 
 def test_a_run_in_another_process_is_cancelled_within_two_seconds(tmp_path: Path) -> None:
     with running(tmp_path) as owner:
-        cancel = subprocess.Popen(
-            [*PLAIT, "cancel", "last"], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
-        )
+        cancel = Warm([*PLAIT, "cancel", "last"], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE)
         told = until(lambda: asked(tmp_path, "SELECT count(*) FROM notes"))
         heeded = until(lambda: asked(tmp_path, "SELECT status FROM runs") == "cancelling")
         assert heeded - told < 2.0
@@ -91,7 +88,7 @@ def test_a_run_in_another_process_is_cancelled_within_two_seconds(tmp_path: Path
 
 def test_an_owner_that_dies_while_it_cancels_leaves_nothing_to_run(tmp_path: Path) -> None:
     with running(tmp_path) as owner:
-        cancel = subprocess.Popen([*PLAIT, "cancel", "last", "--json"], cwd=tmp_path, env=environment())
+        cancel = Warm([*PLAIT, "cancel", "last", "--json"], cwd=tmp_path, env=environment())
         until(lambda: asked(tmp_path, "SELECT status FROM runs") == "cancelling")
         cancel.send_signal(signal.SIGINT)  # what it asked for stands
         cancel.wait(30)

@@ -19,6 +19,7 @@ from tests.support.command import PLAIT, environment, plait, plait_here
 from tests.support.database import edit
 from tests.support.database import make as make_store
 from tests.support.plans import make, wait_for_call
+from tests.support.warm import Warm
 
 TASKS = '  - {id: a, prompt: one}\n  - {id: b, prompt: "two {{ a }}", depends_on: a}\n'
 STORE = Path(".plait") / "plait.db"
@@ -38,9 +39,9 @@ def store(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def under_way(folder: Path) -> Generator[subprocess.Popen[bytes]]:
+def under_way(folder: Path) -> Generator[Warm]:
     """A run of the plan in `folder` that holds at its last call; killed at the end."""
-    with subprocess.Popen([*PLAIT, "run", "plan.yaml", "-q"], cwd=folder, env=environment()) as running:
+    with Warm([*PLAIT, "run", "plan.yaml", "-q"], cwd=folder, env=environment()) as running:
         try:
             wait_for_call(folder, "wait")
             yield running

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -18,6 +17,7 @@ from runner.purge import Expiry, expired
 from tests.support.command import PLAIT, environment, plait, plait_here
 from tests.support.database import edit
 from tests.support.plans import make, wait_for_call
+from tests.support.warm import Warm
 
 STORE = Path(".plait") / "plait.db"
 TASKS = "  - {id: a, prompt: one}\n  - {id: b, prompt: two, backend: fail}\n"
@@ -34,9 +34,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def under_way(folder: Path) -> Generator[subprocess.Popen[bytes]]:
+def under_way(folder: Path) -> Generator[Warm]:
     """A run of the plan in `folder` that holds at its last call; killed at the end."""
-    with subprocess.Popen([*PLAIT, "run", "plan.yaml", "-q"], cwd=folder, env=environment()) as running:
+    with Warm([*PLAIT, "run", "plan.yaml", "-q"], cwd=folder, env=environment()) as running:
         try:
             wait_for_call(folder, "wait")
             yield running

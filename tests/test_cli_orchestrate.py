@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
+from tests.support import warm
 from tests.support.command import PLAIT, Done, environment, plait_here
 from tests.support.team import ANSWER, CALLS, GOAL, Team
+from tests.support.warm import Warm
 from tests.support.wire import ChatCompletions, Exchange, Script, events, serve
 
 
@@ -42,9 +45,9 @@ class Cast:
 
 async def plait(folder: Path, server: Script, *words: str) -> Done:
     variables = environment(OPENAI_BASE_URL=f"{server.url}/v1", OPENAI_API_KEY="test")
-    with anyio.fail_after(30):
-        done = await anyio.run_process([*PLAIT, *words], cwd=folder, env=variables, check=False)
-    return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+    command = partial(warm.run, [*PLAIT, *words], cwd=folder, env=variables, timeout=30)
+    done = await anyio.to_thread.run_sync(command)
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def orchestrate(*more: str) -> tuple[str, ...]:
@@ -92,11 +95,10 @@ async def test_killed_it_is_resumed_where_it_was(tmp_path: Path, call: str) -> N
     cast.hangs.add(call)
     async with serve(cast) as server:
         variables = environment(OPENAI_BASE_URL=f"{server.url}/v1", OPENAI_API_KEY="test")
-        async with await anyio.open_process([*PLAIT, *orchestrate()], cwd=tmp_path, env=variables) as process:
+        with Warm([*PLAIT, *orchestrate()], cwd=tmp_path, env=variables) as process:
             with anyio.fail_after(30):
                 await cast.hanging.wait()
-            process.send_signal(signal.SIGKILL)
-            await process.wait()
+            process.kill()
         cast.hangs.clear()
         cast.calls.clear()
         done = await plait(tmp_path, server, "resume", "last", "-j", "1")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import PLAIT, Done, Terminal, environment, plait, plait_here
+from tests.support.warm import Warm
 from tests.test_terminal import ATTACKS, CORPUS
 
 WORK = f"""
@@ -151,13 +152,12 @@ def test_text_goes_where_json_is_wanted_if_it_fits(tmp_path: Path) -> None:
 
 def test_a_run_in_another_process_is_answered(tmp_path: Path) -> None:
     make(tmp_path, "  - {id: where, prompt: x, backend: where}\n  - {id: end, prompt: x, backend: hold}\n")
-    with subprocess.Popen(
+    with Warm(
         [*PLAIT, "run", "plan.yaml"],
         cwd=tmp_path,
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     ) as owner:
         assert owner.stderr is not None
         while "waits for a person" not in owner.stderr.readline():

@@ -10,8 +10,10 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support import warm
 from tests.support.command import PLAIT, Terminal, environment, plait, plait_here
 from tests.support.plans import calls, make, wait_for_call
+from tests.support.warm import Warm
 
 HELD = """
   - {id: a, prompt: one}
@@ -21,14 +23,13 @@ HELD = """
 
 
 @contextmanager
-def running(folder: Path, *words: str) -> Generator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
+def running(folder: Path, *words: str) -> Generator[Warm]:
+    process = Warm(
         [*PLAIT, "run", "plan.yaml", *words],
         cwd=folder,
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
     with process:
         try:
@@ -180,7 +181,7 @@ def test_a_run_that_python_made_says_how_to_go_on(tmp_path: Path) -> None:
         "        async with ParallelRunner(stop, store=store).start(DAG([Task('a', 'x')])) as run: pass\n"
         "anyio.run(main)\n"
     )
-    subprocess.run([PLAIT[0], "-c", script], cwd=tmp_path, env=environment(), check=True, timeout=30)
+    warm.run([PLAIT[0], "-c", script], cwd=tmp_path, env=environment(), timeout=30).check_returncode()
     refused = plait_here(tmp_path, "resume", "--store", "runs.db")
     assert (refused.code, len(refused.err.splitlines())) == (2, 1)
     assert "ParallelRunner(...).resume(run_id)" in refused.err

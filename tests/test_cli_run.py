@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.command import PLAIT, Terminal, environment, plait, plait_here
 from tests.support.plans import calls, make
+from tests.support.warm import Warm
 
 CHAIN = """
   - {id: a, prompt: one}
@@ -181,7 +182,7 @@ def test_a_store_that_cannot_be_used_ends_with_3(tmp_path: Path, kind: str) -> N
 @pytest.mark.parametrize("closed", ["stdout", "stderr"])
 def test_a_reader_that_leaves_is_no_error(tmp_path: Path, closed: str) -> None:
     make(tmp_path, CHAIN)
-    process = subprocess.Popen(
+    process = Warm(
         [*PLAIT, "run", "plan.yaml"],
         cwd=tmp_path,
         env=environment(),
@@ -195,8 +196,8 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path, closed: str) -> None:
     with kept:
         said = kept.read()
     assert process.wait(30) == 0
-    assert b"Traceback" not in said
-    assert b"Broken" not in said
+    assert "Traceback" not in said
+    assert "Broken" not in said
 
 
 def test_streams_that_were_closed_before_are_no_error(tmp_path: Path) -> None:

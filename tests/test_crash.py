@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -15,6 +14,7 @@ from runner.crash.certificate import as_lines, as_value
 from runner.crash.planted import PLANTED
 from runner.crash.server import get_ready
 from runner.crash.tally import Tally
+from tests.support import warm
 from tests.support.command import PLAIT, Done, environment, plait
 
 PLAN = """
@@ -32,16 +32,7 @@ tasks:
 
 def crashtest(folder: Path, *words: str) -> Done:
     """The command in a process of its own, given more time than others."""
-    done = subprocess.run(
-        [*PLAIT, "crashtest", *words],
-        cwd=folder,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = warm.run([*PLAIT, "crashtest", *words], cwd=folder, env=environment(), timeout=120)
     return Done(done.returncode, done.stdout, done.stderr)
 
 
@@ -112,9 +103,7 @@ main()
 def broken(folder: Path, *words: str) -> Done:
     """The command of a plait that executes completed tasks again."""
     command = [sys.executable, "-c", BROKEN, "crashtest", *words]
-    done = subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60, check=False
-    )
+    done = warm.run(command, cwd=folder, env=environment(), timeout=60)
     return Done(done.returncode, done.stdout, done.stderr)
 
 

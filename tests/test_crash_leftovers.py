@@ -17,6 +17,7 @@ from persistence.sqlite import opening
 from tests.support.command import PLAIT, environment, plait_here
 from tests.support.database import in_child
 from tests.support.plans import make, wait_for_call
+from tests.support.warm import Warm
 
 OPEN = """
 import asyncio, os, signal, sys
@@ -82,7 +83,7 @@ main()
 
 def test_an_owner_that_is_stopped_within_a_transaction_is_told_and_keeps_nothing_back(tmp_path: Path) -> None:
     make(tmp_path, "  - {id: a, prompt: wait, backend: hold}\n", hold="hold")
-    with subprocess.Popen([*PLAIT, "run", "plan.yaml", "-q"], cwd=tmp_path, env=environment()) as first:
+    with Warm([*PLAIT, "run", "plan.yaml", "-q"], cwd=tmp_path, env=environment()) as first:
         wait_for_call(tmp_path, "wait")
         first.kill()
     (cut,) = plait_here(tmp_path, "runs", "--json").value

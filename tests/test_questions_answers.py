@@ -29,6 +29,7 @@ from runner import (
 )
 from tests.support.command import environment
 from tests.support.fakes import QuickClock, Talker
+from tests.support.warm import Warm
 
 LATE = DAG([Task("a", "late"), Task("b", "so {{ a }}", depends_on=["a"])])
 
@@ -192,12 +193,11 @@ async def test_two_processes_answer_at_once_and_one_of_them_is_first(tmp_path: P
     async with SQLiteStore(path) as store:
         run_id = (await waiting(store)).run_id
         racers = [
-            subprocess.Popen(  # noqa: ASYNC220 - two lines of each are waited for
+            Warm(
                 [sys.executable, "-c", ANSWER, str(path), value],
                 env=environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                text=True,
             )
             for value in ("red", "blue")
         ]

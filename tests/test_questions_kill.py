@@ -14,16 +14,16 @@ from runner import Action, AnswerConflict, ParallelRunner, RunStatus
 from runner.turn import INTERRUPTED
 from tests.support.asking import RUN, Keeper, turns
 from tests.support.command import environment
+from tests.support.warm import Warm
 
 WHOLE = ["order", "Where to?", "Rome", "re: Rome"]
 
 
-def start(folder: Path, moment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+def start(folder: Path, moment: str) -> Warm:
+    return Warm(
         [sys.executable, "-m", "tests.support.asking", str(folder), moment],
         env=environment(),
         stdout=subprocess.PIPE,
-        text=True,
     )
 
 

@@ -19,6 +19,7 @@ from runner.owner import Liveness, claim_for_this_process, forget, liveness
 from tests.crash import two
 from tests.support import plans
 from tests.support.command import PLAIT, environment
+from tests.support.warm import Warm
 
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="judges processes through procfs")
 
@@ -52,7 +53,7 @@ def test_the_command_says_with_its_exit_code_that_another_took_the_run(tmp_path:
     with (tmp_path / "functions.py").open("a") as functions:
         functions.write(WAIT)
     command = [*PLAIT, "run", "plan.yaml", "--store", "runs.db"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    process = Warm(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE)
     try:
         plans.wait_for_call(tmp_path, "b")  # so everything before is stored, and the file is not locked
         process.send_signal(signal.SIGSTOP)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from tests.support.command import PLAIT, environment, plait
 from tests.support.served import BACKENDS, Heard, heard, served
+from tests.support.warm import Warm
 from tests.test_cli_cancel import until
 
 PLAN = {
@@ -173,7 +173,7 @@ def test_ctrl_c_leaves_runs_to_be_resumed(tmp_path: Path) -> None:
 def test_a_run_of_the_command_is_followed_and_cancelled_from_the_server(tmp_path: Path) -> None:
     with served(tmp_path) as server, server.client() as client:
         (tmp_path / "plan.yaml").write_text(BACKENDS + "tasks: [{id: held, prompt: held}]\n")
-        with subprocess.Popen([*PLAIT, "run", "plan.yaml", "-q"], cwd=tmp_path, env=environment()) as owner:
+        with Warm([*PLAIT, "run", "plan.yaml", "-q"], cwd=tmp_path, env=environment()) as owner:
             until((tmp_path / "held").exists)
             (run,) = client.get("/api/runs").json()["runs"]
             assert run["status"] == "running"

@@ -6,9 +6,11 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncGenerator
+from functools import partial
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from backends import BackendError, ErrorKind, Opening
@@ -27,6 +29,7 @@ from runner import (
     Workflow,
     load_session,
 )
+from tests.support import warm
 from tests.support.fakes import Talker
 from tests.support.reviewing import review_once
 
@@ -161,7 +164,7 @@ async def test_a_sigkill_between_steps_loses_nothing_and_asks_nothing_twice(tmp_
         ledger.touch()
         words = [sys.executable, "-m", "tests.support.reviewing", database, ledger, boundary, str(count)]
         async with limiter:
-            killed = await anyio.run_process([str(word) for word in words], check=False)
+            killed = await anyio.to_thread.run_sync(partial(warm.run, words, timeout=60))
         before = Counter(ledger.read_text().split())
         if killed.returncode == -signal.SIGKILL:
             landed.append((boundary, count))

@@ -18,6 +18,7 @@ from backends.agents.claude_reader import ClaudeReader
 from backends.agents.cli import CliBackend
 from backends.agents.faults import NETWORK
 from backends.agents.program import Call
+from backends.protocol import JsonValue
 
 _ENVIRONMENT: Mapping[str, str] = {
     "CLAUDE_CODE_MAX_RETRIES": "0",
@@ -76,7 +77,6 @@ class ClaudeCodeBackend(CliBackend):
     install: ClassVar[str] = "npm install -g @anthropic-ai/claude-code@latest"
     chooses_session: ClassVar[bool] = True
     can_fork: ClassVar[bool] = True
-    checks_schema: ClassVar[bool] = True
 
     model: str | None = None
     permission_mode: str | None = None
@@ -141,6 +141,10 @@ class ClaudeCodeBackend(CliBackend):
         if "AskUserQuestion" in self.ask_for:
             # It has that tool only where somebody seems to be there to be asked. The hook is asked first.
             yield "--permission-prompt-tool=stdio"
+
+    def takes_schema(self, schema: Mapping[str, JsonValue]) -> bool:  # noqa: ARG002 - it takes any
+        """Always."""
+        return True
 
     def says(self, call: Call, prompt: str) -> str:
         """Nothing beside an answer: what it asked about is still waiting in the session, and goes on by itself."""

@@ -16,6 +16,8 @@ from backends.protocol import NO_USAGE, JsonValue, Output, Usage
 
 _PHRASES: Phrases = (
     ("no conversation found", ErrorKind.SESSION_LOST),
+    # The place to go on from is not in its file.
+    ("no message found with message.uuid", ErrorKind.SESSION_LOST),
     # Another process has the session, or had it a moment ago.
     ("already in use", ErrorKind.TRANSIENT),
     ("error: unknown option", ErrorKind.INVALID_REQUEST),
@@ -100,7 +102,9 @@ class ClaudeReader:
 
     @property
     def session_id(self) -> str | None:
-        """The session's id, once there is more than the announcement, which precedes its file."""
+        """The session's id, once the model has said something: only then is the prompt sure to be in its file. The
+        announcement, and that a request is made, come up to half a second before.
+        """
         return self._session
 
     @property
@@ -128,7 +132,7 @@ class ClaudeReader:
     def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         """One event."""
         kind, subtype = text(event, "type"), text(event, "subtype")
-        if kind in {"stream_event", "assistant", "user"} or subtype in {"status", "api_retry"}:
+        if kind in {"stream_event", "assistant", "user"} or subtype == "api_retry":
             self._session = text(event, "session_id") or self._session
         handler = self._handlers.get(kind) or self._handlers.get(f"{kind}/{subtype}")
         return handler(event) if handler else []

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from backends.errors import BackendUnavailable
 from backends.process import read_known
-from backends.protocol import Conversation, Files, LeftTurn, Opening
+from backends.protocol import Conversation, Files, JsonValue, LeftTurn, Opening
 
 from .past import exchanges, reread
 from .program import Call, Reader
@@ -56,11 +56,9 @@ class CliBackend(ABC):
     """The command that installs it."""
     chooses_session: ClassVar[bool]
     can_fork: ClassVar[bool]
-    checks_schema: ClassVar[bool]
-    """Whether the program itself can be asked for an answer that fits a schema."""
 
     def new_session_id(self) -> str | None:
-        """A random UUID, where the agent takes one."""
+        """A random UUID, where the agent takes an id of ours."""
         return str(uuid4()) if self.chooses_session else None
 
     def check(self) -> None:
@@ -123,6 +121,10 @@ class CliBackend(ABC):
     def passes(self) -> Sequence[str]:
         """See `Program.passes`."""
         return ()
+
+    def takes_schema(self, schema: Mapping[str, JsonValue]) -> bool:  # noqa: ARG002 - for those that take some
+        """Whether the program itself can be asked for an answer that fits `schema`; else the prompt says it."""
+        return False
 
     def says(self, call: Call, prompt: str) -> str:  # noqa: ARG002 - for those that are answered in another way
         """See `Program.says`."""

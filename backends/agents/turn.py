@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 import anyio
 
@@ -50,7 +49,11 @@ class CliConversation:
         self._exists = opening.resume
         self._said = False
         self._calls = 0
-        self._schema = None if opening.output_schema is None else Schema(opening.output_schema)
+        self._rewinds = opening.goes_on
+        schema = opening.output_schema
+        self._schema = None if schema is None else Schema(schema)
+        self._asked = schema if schema is not None and backend.takes_schema(schema) else None
+        """The schema, where the program itself is asked to heed it."""
 
     @property
     def session_id(self) -> str | None:
@@ -74,13 +77,18 @@ class CliConversation:
     async def _first(self, turn: list[Message], prompt: str) -> Answered:
         """The call that says the prompt itself; if the session is gone, in a fresh one that is told what was said."""
         sent = prompt
-        if self._schema is not None and not self._backend.checks_schema:
+        if self._schema is not None and self._asked is None:
             sent += f"\n\nAnswer with nothing but JSON that fits this JSON Schema: {self._schema.text}"
         try:
             if self._opening.forks and not self._exists and not self._backend.can_fork:
                 raise BackendError(ErrorKind.SESSION_LOST, f"{self._backend.kind} cannot branch one off")
             return await self._exchange(turn, prompt, sent)
         except BackendError as error:
+            if error.kind is ErrorKind.SESSION_LOST and self._rewinds:
+                # It was cut before its last messages were in the session's file. What is there is gone on from.
+                self._rewinds = False
+                turn.clear()
+                return await self._first(turn, prompt)
             lost = error.kind is ErrorKind.SESSION_LOST and not self._opening.goes_on and not self._said
             if not lost or not self._opening.history or self._backend.on_lost_session == "fail":
                 raise
@@ -88,7 +96,7 @@ class CliConversation:
         old = self._session_id if self._exists else self._opening.forks
         turn.clear()
         if self._exists:
-            self._session_id = str(uuid4()) if self._backend.chooses_session else None
+            self._session_id = self._backend.new_session_id()
         self._exists = False
         self._opening = replace(self._opening, forks=None, resume=False)
         note = f"session {old} could not be gone on with ({what}): a fresh one was told, as text, what had been said"
@@ -134,10 +142,10 @@ class CliConversation:
         return answered
 
     def _call(self, folder: Path) -> Call:
-        opening, schema = self._opening, self._opening.output_schema if self._backend.checks_schema else None
+        opening, asked = self._opening, self._asked
         forks = None if self._exists else opening.forks
         answer = None if self._said else opening.answer
-        return Call(folder, self._session_id, resume=self._exists, forks=forks, output_schema=schema, answer=answer)
+        return Call(folder, self._session_id, resume=self._exists, forks=forks, output_schema=asked, answer=answer)
 
     def _cut_before(self, call: Call) -> list[Reader]:
         return cut_before(self._files.turn, partial(self._backend.reader, call))
@@ -168,8 +176,9 @@ class CliConversation:
         if call.session_id is not None:
             on_wait = partial(self._show, "waiting")
             keeps.append(await held.enter_async_context(self._sessions.writing(call.session_id, _PATIENCE, on_wait)))
-        if self._opening.goes_on:
+        if self._rewinds:
             whole = [one.last_whole for one in cut if one.last_whole and one.session_id == call.session_id]
+            self._rewinds = bool(whole)
             call = replace(call, rewind_to=whole[0] if whole else None)
         private_folder(call.folder)
         backend = self._backend

@@ -17,8 +17,8 @@ keeps the widest rows below the 32,766 parameters that SQLite takes.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bulk:
-    """A statement over many rows: `head`, the rows, `tail`. Each row has to change exactly one stored row, unless it
-    is all NULL: it only fills the statement up.
+    """A statement over many rows: `head`, the rows, `tail`. Each row has to change exactly one stored row, unless its
+    first value is NULL: it only fills the statement up.
 
     Compared by identity: hashing the texts at every look-up would cost more than the look-up.
     """
@@ -57,11 +57,19 @@ COMPLETE_TASKS = Bulk(
     question = NULL, asked = NULL, input_tokens = input_tokens + column6, output_tokens = output_tokens + column7,
     cost_usd = coalesce(cost_usd + column8, column8, cost_usd),
     duration_s = coalesce(duration_s + column9, column9, duration_s),
-    text = column10, data = column11, checksum = column12, text_sha256 = column13, data_sha256 = column14 FROM""",
-    14,
+    text = column10, data = column11, checksum = column12 FROM""",
+    12,
     """AS new WHERE run_id = column1 AND task_id = column2 AND attempt = column3
     AND (status = 'running' OR status = 'waiting_input')""",
 )
+LINK_RESULTS = Bulk(
+    "UPDATE tasks SET text_sha256 = column3, data_sha256 = column4 FROM",
+    4,
+    "AS new WHERE run_id = column1 AND task_id = column2 AND status = 'completed'",
+)
+"""For results with a large part. A statement of its own, like ADD_LARGE_MESSAGES: in COMPLETE_TASKS its two columns
+would be NULL in almost every row, and cost a seventh of it.
+"""
 END_TASKS = Bulk(
     """UPDATE tasks SET status = column6, attempt_status = column7, ended_at = column4, ended_seq = column5,
     error_kind = column8, error = column9, duration_s = coalesce(duration_s + column10, column10, duration_s),
@@ -88,9 +96,14 @@ REQUEUE_TASKS = Bulk(
     "AS new WHERE run_id = column1 AND task_id = column2 AND status = column3",
 )
 ADD_MESSAGES = Bulk(
-    """INSERT INTO messages (run_id, task_id, seq, attempt, role, at, input_tokens, output_tokens, checksum, content,
+    """INSERT INTO messages (run_id, task_id, seq, attempt, role, at, input_tokens, output_tokens, checksum, content)
+    SELECT * FROM""",
+    10,
+)
+ADD_LARGE_MESSAGES = Bulk(
+    """INSERT INTO messages (run_id, task_id, seq, attempt, role, at, input_tokens, output_tokens, checksum,
     content_sha256) SELECT * FROM""",
-    11,
+    10,
 )
 ADD_SESSIONS = Bulk(
     "INSERT INTO sessions (run_id, task_id, session_id, attempt, opened_at) SELECT * FROM",
@@ -112,9 +125,11 @@ IN_ORDER = (
     START_TASKS,
     SET_SESSIONS,
     COMPLETE_TASKS,
+    LINK_RESULTS,
     END_TASKS,
     CANCEL_TASKS,
     ADD_MESSAGES,
+    ADD_LARGE_MESSAGES,
     ADD_SESSIONS,
     ADD_EVENTS,
 )

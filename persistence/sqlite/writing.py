@@ -117,7 +117,7 @@ def _write_groups(connection: sqlite3.Connection, run_id: str, first_seq: int, c
         add_rows = _ROWS.get(kind)
         if add_rows is not None:
             add_rows(rows, seq, change)
-        if kind not in _IN_ATTEMPTS:
+        if kind not in _WITHOUT_EVENT:
             event = history.event_of(change)
             if event is not None:
                 rows.add(sql.ADD_EVENTS, (run_id, seq, *event))
@@ -170,7 +170,7 @@ def _cancelled(rows: Rows, seq: int, change: TaskCancelled) -> None:
 
 def _started(rows: Rows, seq: int, change: TaskStarted) -> None:
     run_id, task_id, attempt, session_id = rows.run_id, change.task_id, change.attempt, change.session_id
-    row = (run_id, task_id, attempt, change.backend, session_id, change.confirmed, change.at, seq)
+    row = (run_id, task_id, attempt, change.backend, session_id, int(change.confirmed), change.at, seq)
     rows.change(sql.START_TASKS, task_id, row)
     if session_id is not None:
         rows.add(sql.ADD_SESSIONS, (run_id, task_id, session_id, attempt, change.at))
@@ -184,20 +184,23 @@ def _session(rows: Rows, _seq: int, change: SessionOpened) -> None:
 
 def _turn(rows: Rows, seq: int, change: TurnAppended) -> None:
     run_id, task_id, role, content = rows.run_id, change.task_id, change.role, change.content
-    checksum = message_checksum(run_id, task_id, role, content)
-    tokens = change.input_tokens, change.output_tokens
-    row = (run_id, task_id, seq, change.attempt, role, change.at, *tokens, checksum, *rows.inline_or_blob(content))
-    rows.add(sql.ADD_MESSAGES, row)
+    checksum = bytearray(message_checksum(run_id, task_id, role, content))
+    inline, blob = rows.inline_or_blob(content)
+    bulk, kept = (sql.ADD_MESSAGES, inline) if blob is None else (sql.ADD_LARGE_MESSAGES, blob)
+    input_tokens, output_tokens = change.input_tokens, change.output_tokens
+    said = (run_id, task_id, seq, change.attempt, role, change.at, input_tokens, output_tokens, checksum, kept)
+    rows.add(bulk, said)
 
 
 def _completed(rows: Rows, seq: int, change: TaskCompleted) -> None:
     run_id, task_id, text, data = rows.run_id, change.task_id, change.text, change.data
     usage = change.input_tokens, change.output_tokens, change.cost_usd, change.duration_s
-    checksum = result_checksum(run_id, task_id, text, data)
+    checksum = bytearray(result_checksum(run_id, task_id, text, data))
     (own_text, text_sha256), (own_data, data_sha256) = rows.inline_or_blob(text), rows.inline_or_blob(data)
-    result = own_text, own_data, checksum, text_sha256, data_sha256
-    row = (run_id, task_id, change.attempt, change.at, seq, *usage, *result)
+    row = (run_id, task_id, change.attempt, change.at, seq, *usage, own_text, own_data, checksum)
     rows.change(sql.COMPLETE_TASKS, task_id, row)
+    if text_sha256 or data_sha256:
+        rows.change(sql.LINK_RESULTS, task_id, (run_id, task_id, text_sha256, data_sha256))
 
 
 def _failed(rows: Rows, seq: int, change: TaskFailed) -> None:
@@ -254,5 +257,5 @@ _ROWS: Final[dict[type, Callable[..., None]]] = {
     TaskCancelled: _cancelled,
 }
 """What writes each change to a task."""
-_IN_ATTEMPTS: Final = frozenset({TaskStarted, TaskCompleted})
-"""Changes whose event is read from the attempt itself."""
+_WITHOUT_EVENT: Final = frozenset({TaskStarted, TaskCompleted, TurnAppended})
+"""Changes whose event is read from the attempt itself, and those that leave none."""

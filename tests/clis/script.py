@@ -28,8 +28,10 @@ _WORD = re.compile(r"\[\[(say|json|long|together|tool-named|tool|slow|until|brea
 _ERROR = re.compile(r"(\d+)(?: retry-after (\d+))?(?: (.+))?", re.DOTALL)
 _SHELLS = re.compile(r"bash|shell|exec_command|run_shell_command|.*__shell|.*execute_command", re.IGNORECASE)
 _STRUCTURED = "StructuredOutput"
+# goose, opencode and qwen ask by themselves for a title, or for what is worth remembering.
+_ASIDE = re.compile(r"Generate a (short )?title|Managed memory has TWO directories")
 # Said by Claude Code itself in the user's name, where a deferred call was taken up.
-_NOBODYS = "Continue from where you left off."
+NOBODYS = "Continue from where you left off."
 
 Json = dict[str, Any]
 
@@ -44,7 +46,7 @@ class Said:
 
     @property
     def is_prompt(self) -> bool:
-        return self.role == "user" and self.kind == "text" and self.text != _NOBODYS
+        return self.role == "user" and self.kind == "text" and self.text != NOBODYS
 
     def shown(self) -> list[str]:
         return [self.role, self.text if self.kind == "text" else f"<{self.kind} {self.text}>"]
@@ -61,6 +63,11 @@ class Asked:
     system: str = ""
     tools: Mapping[str, Json] = field(default_factory=dict)
     schema: Any = None
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether the agent asks for something of its own: such a request is answered plainly, whatever its words."""
+        return any(_ASIDE.search(prompt) for prompt in self.prompts())
 
     def prompts(self) -> list[str]:
         return [one.text for one in self.said if one.is_prompt]
@@ -104,6 +111,8 @@ class Script:
 
     def answer(self, asked: Asked) -> Answer:
         prompts = asked.prompts() or [""]
+        if asked.is_aside:
+            return Answer("STUB: an aside")
         words = parse(prompts[-1])
         tools = [word for word in words if word[0].startswith("tool")][len(asked.results()) :]
         if tools:
@@ -134,7 +143,7 @@ def parse(prompt: str) -> list[tuple[str, str]]:
         end = prompt.find("]]", _past_json(prompt, at, match[1]))
         if end < 0:
             break
-        found.append((match[1], prompt[at:end]))
+        found.append((match[1], prompt[at:end].strip()))
         at = end + 2
     return found
 
@@ -142,7 +151,7 @@ def parse(prompt: str) -> list[tuple[str, str]]:
 def _shown(prompt: str) -> str:
     """The prompt without its words for the stub: an answer that is passed on must not set them off again."""
     for name, text in parse(prompt):
-        prompt = prompt.replace(f"[[{name} {text}]]", "").replace(f"[[{name}{text}]]", "")
+        prompt = prompt.replace(f"[[{name} {text}]]" if text else f"[[{name}]]", "")
     return prompt
 
 
@@ -190,10 +199,10 @@ def _shell_input(command: str, schema: Json) -> Json:
 def _finish(words: Mapping[str, str], asked: Asked) -> Answer:
     if "error" in words:
         match = _ERROR.fullmatch(words["error"])
-        assert match, f"not an error that the stub knows: {words['error']!r}"
-        return Answer(
-            match[3] or f"stub error {match[1]}", status=int(match[1]), retry_after=int(match[2]) if match[2] else None
-        )
+        if match is None:
+            return Answer(f"STUB: not an error that can be made: {words['error']}")
+        after = int(match[2]) if match[2] else None
+        return Answer(match[3] or f"stub error {match[1]}", status=int(match[1]), retry_after=after)
     timing: Json = {"seconds": float(words.get("slow", 0)), "until": words.get("until"), "breaks": "break" in words}
     if "json" in words and _STRUCTURED in asked.tools and not asked.results():
         return Answer(calls=[Call(_STRUCTURED, json.loads(words["json"]))], **timing)

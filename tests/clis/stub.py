@@ -17,15 +17,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.clis.script import Answer, Asked, Json, Script
+from tests.clis.script import NOBODYS, Answer, Asked, Json, Script
 from tests.clis.wire import PAUSE, Wire, counted
 from tests.clis.wire_more import Chat, wire_of
 
@@ -40,6 +41,7 @@ class Request:
     `said` is the conversation as [role, text] with roles user, assistant and tool, without what the agents add by
     themselves; calls of tools and their results are `<tool NAME {...}>` and `<result TEXT>`. `usage` has input, output
     and cached tokens, None where the answer was not sent whole. `gone`: the client left before the answer's end.
+    `aside`: a request for something of the agent's own, such as a title.
     """
 
     n: int
@@ -55,11 +57,16 @@ class Request:
     status: int | None = None
     usage: dict[str, int] | None = None
     gone: bool | None = None
+    aside: bool = False
 
     @property
     def prompts(self) -> list[str]:
-        """What the user said, in order."""
-        return [text for role, text in self.said if role == "user"]
+        """What the user said, in order, without what an agent says in the user's name."""
+        return [text for role, text in self.said if role == "user" and text != NOBODYS]
+
+    def is_about(self, text: str) -> bool:
+        """Whether the last prompt holds that text."""
+        return not self.aside and bool(self.prompts) and text in self.prompts[-1]
 
 
 def requests(log: Path) -> list[Request]:
@@ -72,8 +79,11 @@ def requests(log: Path) -> list[Request]:
     return [Request(**line, **ends.get(line["n"], {})) for line in came]
 
 
-class GoneError(Exception):
-    """The client has left."""
+class CutError(Exception):
+    """An answer that does not come to its end: the client is gone, or the connection was to break."""
+
+    def __init__(self, *, gone: bool) -> None:
+        self.gone = gone
 
 
 class Server(ThreadingHTTPServer):
@@ -129,10 +139,12 @@ class Handler(BaseHTTPRequestHandler):
             self.server.note(ended=number, status=200, usage=None, gone=False)
             return
         answer = self.server.script.answer(asked)
-        gone = not self._answers(wire, asked, answer)
-        is_whole = not gone and answer.status == 200 and not answer.breaks
-        usage = counted(asked.messages) if is_whole else None
-        self.server.note(ended=number, status=answer.status, usage=usage, gone=gone)
+        try:
+            self._answer(wire, asked, answer, number)
+        except (CutError, OSError) as cut:
+            self.close_connection = True
+            gone = not isinstance(cut, CutError) or cut.gone
+            self.server.note(ended=number, status=answer.status, usage=None, gone=gone)
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
@@ -149,24 +161,32 @@ class Handler(BaseHTTPRequestHandler):
         self.server.note(
             n=number, time=time.time(), path=path, model=asked.model, streams=asked.streams, messages=asked.messages,
             said=[one.shown() for one in asked.said], system=asked.system, tools=list(asked.tools), schema=asked.schema,
+            aside=asked.is_aside,
         )  # fmt: skip
         return number
 
-    def _answers(self, wire: Wire, asked: Asked, answer: Answer) -> bool:
-        """Whether the client stayed to the end."""
-        try:
-            if answer.status != 200:
-                self._send(answer.status, wire.error(answer), answer.retry_after)
-            elif asked.streams:
-                self._stream(wire, asked, answer)
-            else:
-                self._send(200, wire.whole(asked, answer), answer=answer)
-        except (GoneError, OSError):
-            self.close_connection = True
-            return False
-        return True
+    def _answer(self, wire: Wire, asked: Asked, answer: Answer, number: int) -> None:
+        """The end is in the log before the client can have seen it."""
+        usage = counted(asked.messages) if answer.status == 200 else None
+        over = partial(self.server.note, ended=number, status=answer.status, usage=usage, gone=False)
+        if answer.status != 200:
+            over()
+            self._send(answer.status, wire.error(answer), answer.retry_after)
+        elif asked.streams:
+            self._stream(wire, asked, answer, over)
+        else:
+            content = self._start(200, wire.whole(asked, answer))
+            self._pause(answer)
+            over()
+            self.wfile.write(content)
 
-    def _send(self, status: int, body: Json, retry_after: int | None = None, answer: Answer | None = None) -> None:
+    def _send(self, status: int, body: Json, retry_after: int | None = None) -> None:
+        content = self._start(status, body, retry_after)
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def _start(self, status: int, body: Json, retry_after: int | None = None) -> bytes:
+        """Sends the headers; the body, which is still to be sent."""
         content = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -174,41 +194,40 @@ class Handler(BaseHTTPRequestHandler):
         if retry_after is not None:
             self.send_header("Retry-After", str(retry_after))
         self.end_headers()
-        if answer and self._pause(answer):
-            return
-        if self.command != "HEAD":
-            self.wfile.write(content)
+        return content
 
-    def _stream(self, wire: Wire, asked: Asked, answer: Answer) -> None:
+    def _stream(self, wire: Wire, asked: Asked, answer: Answer, over: Callable[[], None]) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        last = b""
         for event in wire.events(asked, answer):
+            self.wfile.write(last)
+            last = b""
             if event is PAUSE:
-                if self._pause(answer):
-                    return
+                self._pause(answer)
                 continue
             name = f"event: {event['type']}\n" if "type" in event else ""
-            self._chunk(f"{name}data: {json.dumps(event)}\n\n")
-        if isinstance(wire, Chat):
-            self._chunk("data: [DONE]\n\n")
-        self._chunk("")
+            last = _chunk(f"{name}data: {json.dumps(event)}\n\n")
+        over()
+        done = _chunk("data: [DONE]\n\n") if isinstance(wire, Chat) else b""
+        self.wfile.write(last + done + _chunk(""))
 
-    def _chunk(self, text: str) -> None:
-        data = text.encode()
-        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-
-    def _pause(self, answer: Answer) -> bool:
-        """Waits as the answer says; whether the connection is to be broken here. GoneError if the client leaves."""
+    def _pause(self, answer: Answer) -> None:
+        """Waits as the answer says. CutError if the client leaves meanwhile, or if the connection is to break here."""
         end = time.monotonic() + (_LONGEST_WAIT if answer.until else answer.seconds)
         while (left := end - time.monotonic()) > 0 and not (answer.until and Path(answer.until).exists()):
             readable, _, _ = select.select([self.connection], [], [], min(left, 0.02 if answer.until else 0.5))
             if readable and not self.connection.recv(1, socket.MSG_PEEK):
-                raise GoneError
+                raise CutError(gone=True)
         if answer.breaks:
-            self.close_connection = True
-        return answer.breaks
+            raise CutError(gone=False)
+
+
+def _chunk(text: str) -> bytes:
+    data = text.encode()
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
 
 
 @dataclass(frozen=True)
@@ -225,7 +244,7 @@ class Stub:
     def wait_for(self, text: str, count: int = 1, seconds: float = 30) -> list[Request]:
         """The requests whose last prompt holds `text`, once there are `count` of them."""
         end = time.monotonic() + seconds
-        while len(found := [one for one in self.requests() if one.prompts and text in one.prompts[-1]]) < count:
+        while len(found := [one for one in self.requests() if one.is_about(text)]) < count:
             assert time.monotonic() < end, f"{len(found)} of {count} requests about {text!r} within {seconds} s"
             time.sleep(0.02)
         return found

@@ -8,7 +8,6 @@ wanted by somebody whose clock is a day ahead.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from tests.crash.report import Report, Scale
+from tests.support import warm
 from tests.support.contest import TASKS, Facts, Sabotage
 
 Kind: TypeAlias = Literal["race", "pause", "jump"]
@@ -67,13 +67,10 @@ def play(kind: Kind, seeds: Iterable[int], sabotage: Sabotage | None = None) -> 
 
 
 def _play(kind: Kind, sabotage: Sabotage | None, seed: int) -> Facts:
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", "tests.support.contest_rounds", kind, sabotage or "", str(seed)],
         cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
         timeout=_LIMIT,
-        check=False,
     )
     assert done.returncode == 0, f"{kind}, seed {seed}: {done.stderr}"
     return Facts(**json.loads(done.stdout))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ from persistence import SQLiteStore, StoreError
 from persistence.contract.samples import whole
 from tests.crash.power import FILE, images, put
 from tests.crash.report import Report, Scale
+from tests.support import warm
 from tests.support.power_vfs import Recording, recorded
 
 ROOT = Path(__file__).parents[2]
@@ -113,13 +113,10 @@ def _killed(path: Path, at: int, sabotage: Sabotage | None) -> bool:
     for end in ("", "-wal", "-shm"):
         Path(f"{path}{end}").unlink(missing_ok=True)
     shutil.copy(EARLIER, path)
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", CODE, path, str(at), sabotage or ""],
         cwd=ROOT,
-        capture_output=True,
-        text=True,
         timeout=_LIMIT,
-        check=False,
     )
     assert done.returncode in {0, -signal.SIGKILL}, done.stderr
     return done.returncode != 0

@@ -12,7 +12,6 @@ import re
 import select
 import signal
 import struct
-import subprocess
 import sys
 import termios
 import time
@@ -24,6 +23,8 @@ from unittest import mock
 
 from runner.cli.app import cli
 from runner.cli.exits import outcome
+from tests.support import warm
+from tests.support.warm import Warm
 
 _LIMIT = 30.0  # seconds that anything here may take at most
 PLAIT = (sys.executable, "-W", "error", "-m", "runner.cli")
@@ -54,17 +55,7 @@ class Done:
 
 def plait(folder: Path, *words: str, **extra: str) -> Done:
     """Run `plait WORDS` in `folder`, through pipes."""
-    done = subprocess.run(
-        [*PLAIT, *words],
-        cwd=folder,
-        env=environment(**extra),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        errors="surrogateescape",
-        timeout=_LIMIT,
-        check=False,
-    )
+    done = warm.run([*PLAIT, *words], cwd=folder, env=environment(**extra), timeout=_LIMIT)
     return Done(done.returncode, done.stdout, done.stderr)
 
 
@@ -88,7 +79,7 @@ class Terminal:
         self.seen = b""
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-        self._process = subprocess.Popen(
+        self._process = Warm(
             [*PLAIT, *words],
             cwd=folder,
             env=environment(**extra),

@@ -24,7 +24,7 @@ RUN = "r"
 TASKS = 12
 LEASE = 1.0  # seconds
 PATIENCE = 20.0  # seconds that anything here may take at most
-IMPATIENCE = 0.5  # the same where a planted bug may make it hang
+IMPATIENCE = 0.5  # the same where a planted bug makes it hang
 
 Sabotage: TypeAlias = Literal["no epoch check", "epoch checked outside the transaction", "lease by the wall clock"]
 
@@ -63,7 +63,7 @@ class Round:
         self.rng = random.Random(seed)
         self.dag = _dag(self.rng)
         self.sabotage: Sabotage | None = sabotage
-        self.patience = PATIENCE if sabotage is None else IMPATIENCE
+        self.patience = IMPATIENCE if sabotage == "no epoch check" else PATIENCE
         self.facts = Facts(seed)
         for witness in (self._called, self._told, self._children):
             witness.touch()
@@ -82,6 +82,10 @@ class Round:
     def tell(self, task_id: str) -> None:
         """The first owner tells that the task is completed."""
         _append(self._told, task_id)
+
+    def told(self) -> int:
+        """How many tasks the first owner has told of."""
+        return len(self._told.read_text().split())
 
     def bear(self, pid: int) -> None:
         """The first owner's backend has a child process."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from persistence import SQLiteStore
 from persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
+from tests.support.warm import Warm
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +26,7 @@ def edit(path: Path, *sql: str) -> None:
             connection.execute(statement).fetchall()
 
 
-def in_child(code: str, *arguments: str) -> subprocess.Popen[str]:
+def in_child(code: str, *arguments: str) -> Warm:
     command = [sys.executable, "-c", code, *arguments]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    return Warm(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe)

@@ -53,7 +53,9 @@ def begin() -> tuple[str, list[dict[str, str]]]:
         refuse(f"No conversation found with session ID: {old}")
     said = load(old)
     if at := OPTIONS.get("resume-session-at"):
-        said = said[: 1 + next(n for n, one in enumerate(said) if one["uuid"] == at)]
+        if at not in (ids := [one["uuid"] for one in said]):
+            refuse(f"No message found with message.uuid of: {at}")
+        said = said[: 1 + ids.index(at)]
     return (new or str(uuid.uuid4())) if "fork-session" in OPTIONS else old, said
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from tests.support.command import PLAIT, environment
+from tests.support.warm import Warm
 
 BACKENDS = 'backends: {w: {kind: function, call: "work.py:work"}}\n'
 WORK = """
@@ -38,7 +39,7 @@ _LIMIT = 30.0
 class Served:
     """A server under way."""
 
-    process: subprocess.Popen[str]
+    process: Warm
     url: str
     token_file: Path
     token: str
@@ -65,13 +66,12 @@ def served(folder: Path, *options: str) -> Generator[Served]:
     """
     (folder / "backends.yaml").write_text(BACKENDS)
     (folder / "work.py").write_text(WORK)
-    process = subprocess.Popen(
+    process = Warm(
         [*PLAIT, "serve", "--backends", "backends.yaml", "--port", "0", "--json", *options],
         cwd=folder,
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
     with process:
         try:
