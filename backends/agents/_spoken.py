@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 END = b"\x04"
-"""A line that says: no more."""
-NOT_BEFORE = b"@"
-"""How a line begins that says when the next one is to be handed on, in Unix time."""
+"""What says: no more. No JSON holds it."""
 _GRACE = 5.0  # seconds between the end of input and the end
 
 
@@ -69,43 +67,28 @@ def _copy(folder: Path, seconds: int) -> None:
     # Open for both, so that it never ends: whoever says something may come and go.
     bell = os.open(folder / "bell", os.O_RDWR | os.O_NONBLOCK)
     said = os.open(folder / "said", os.O_RDONLY)
-    rest = b""
     signal.alarm(seconds)
     while True:
         piece = os.read(said, 65536)
         if not piece:
-            _wait(bell, None)
-            signal.alarm(seconds)
+            _wait(bell)
+            signal.alarm(seconds)  # somebody is there, also if nothing is said
             continue
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if line == END:
-                return
-            if line.startswith(NOT_BEFORE):
-                _wait_until(bell, line[1:])
-            else:
-                _write(line + b"\n")
+        signal.alarm(seconds)
+        words, end, _ = piece.partition(END)
+        _write(words)
+        if end:
+            return
 
 
-def _wait_until(bell: int, then: bytes) -> None:
-    try:
-        moment = float(then)
-    except ValueError:
-        return
-    while (left := moment - time.time()) > 0:
-        _wait(bell, left)
-
-
-def _wait(bell: int, seconds: float | None) -> None:
+def _wait(bell: int) -> None:
     """Until the bell rings. BrokenPipeError when the agent ends."""
     poll = select.poll()
     poll.register(bell, select.POLLIN)
     poll.register(1, 0)
-    ready = poll.poll(None if seconds is None else seconds * 1000)
-    if any(descriptor == 1 for descriptor, _ in ready):
+    if any(descriptor == 1 for descriptor, _ in poll.poll()):
         raise BrokenPipeError
-    if ready:
-        os.read(bell, 65536)
+    os.read(bell, 65536)
 
 
 def _write(data: bytes) -> None:

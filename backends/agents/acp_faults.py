@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from backends.agents.acp_known import Agent
 from backends.agents.acp_updates import Updates
 from backends.agents.acp_wire import AUTH_REQUIRED, NOT_FOUND
-from backends.agents.faults import COMMON, Phrases, classify
+from backends.agents.faults import COMMON, Phrases, classify, judged
 from backends.agents.fields import at, number, shown, tables, text
 from backends.errors import ErrorKind
 from backends.protocol import JsonValue
@@ -33,6 +34,7 @@ _BY_WORD: Mapping[str, ErrorKind] = {
     "invalid_request": ErrorKind.INVALID_REQUEST,
     "max_output_tokens": ErrorKind.CONTEXT_OVERFLOW,
 }
+_IN_BRACKETS = re.compile(r"\(([45]\d\d)\b")
 _BY_CODE: Mapping[int, ErrorKind] = {
     AUTH_REQUIRED: ErrorKind.AUTH,
     NOT_FOUND: ErrorKind.SESSION_LOST,
@@ -63,23 +65,28 @@ def fault(error: JsonValue, *, opening: bool = False) -> tuple[ErrorKind, str]:
     return _BY_CODE.get(code) or classify(message, PHRASES), message
 
 
-def stopped(result: JsonValue, denied: Sequence[str]) -> tuple[ErrorKind, str] | None:
-    """What is wrong with the end of a turn, by its reason; None for one that has an answer."""
+def stopped(result: JsonValue, denied: Sequence[str], *, is_silent: bool) -> tuple[ErrorKind, str] | None:
+    """What is wrong with the end of a turn, by its reason; None for one that has an answer. `denied` is what it was not
+    allowed to do, `is_silent` whether it has said nothing since.
+    """
     reason = text(result, "stopReason")
+    if denied and (reason == "cancelled" or (reason == "end_turn" and is_silent)):
+        return ErrorKind.INVALID_REQUEST, f"it gave up when it was not allowed: {denied[-1]}; see its permissions"
     if reason == "end_turn":
         return None
-    if reason == "cancelled" and denied:
-        return ErrorKind.INVALID_REQUEST, f"it gave up when it was not allowed: {denied[-1]}; see its permissions"
     return _STOPS.get(reason, (ErrorKind.CRASHED, f"its turn ended without an answer ({shown(reason, 40)})"))
 
 
 def told_as_text(agent: Agent, result: JsonValue, updates: Updates) -> tuple[ErrorKind, str] | None:
     """What is wrong with the end of a turn that is called a good one, for agents that tell errors as an answer."""
-    words = updates.last_words
-    begins = agent.error_begins is not None and words.startswith(agent.error_begins)
-    if begins or (agent.counts_answers and at(result, "usage") is None):
-        return classify(words, PHRASES), words or "it says no reason"
-    if not words.strip() and not updates.used_tools:
+    words = updates.last_words.strip()
+    if agent.error_begins is not None and words.startswith(agent.error_begins):
+        status = _IN_BRACKETS.search(words)
+        return classify(words, PHRASES, int(status[1]) if status else 0), words
+    if agent.counts_answers and at(result, "usage") is None:
+        # Warnings come the same way, before it, each a paragraph.
+        return judged(words.rpartition("\n\n")[2] or "it says no reason", PHRASES)
+    if not words and not updates.used_tools:
         return ErrorKind.INVALID_OUTPUT, "it answered with nothing"
     return None
 

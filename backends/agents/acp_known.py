@@ -13,10 +13,8 @@ class Agent:
     """What an agent does differently. `command` is its command's usual name, `name` a part of what it calls itself, in
     lower case. `passes` and `sets` as in `Program`.
 
-    `forks`: it can branch off from a session. `names_by_minute`: opening a session twice within a minute of the clock
-    destroys it. `tells_late`: history still comes when the answer to `session/load` has come. `error_begins`: how an
-    answer begins that is an error. `counts_answers`: an answer without a count of tokens is an error. `adds_up_cost`:
-    cost counts the whole session, not what the process has had.
+    `forks`: it can branch off from a session. `spoils_loaded`: a session that it has loaded is gone the next time.
+    `error_begins`: how an answer begins that is an error. `counts_answers`: one without a count of tokens is an error.
     """
 
     command: str
@@ -24,11 +22,9 @@ class Agent:
     passes: Sequence[str] = ()
     sets: Mapping[str, str] = field(default_factory=dict[str, str])
     forks: bool = False
-    names_by_minute: bool = False
-    tells_late: bool = False
+    spoils_loaded: bool = False
     error_begins: str | None = None
     counts_answers: bool = False
-    adds_up_cost: bool = True
 
 
 _OPENAI = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_HOST", "OPENAI_MODEL", "OPENROUTER_API_KEY")
@@ -44,9 +40,13 @@ KNOWN = (
         "claude-agent-acp",
         "claude-agent-acp",
         _ANTHROPIC,
-        {"CLAUDE_CODE_MAX_RETRIES": "0", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1"},
+        {
+            "CLAUDE_CODE_MAX_RETRIES": "0",
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "CLAUDE_CODE_ENABLE_PROMPT_SUGGESTION": "false",
+            "DISABLE_AUTOUPDATER": "1",
+        },
         forks=True,
-        adds_up_cost=False,
     ),
     Agent("codex-acp", "codex-acp", ("CODEX_HOME", "CODEX_API_KEY", *_OPENAI), forks=True, counts_answers=True),
     Agent(
@@ -54,8 +54,7 @@ KNOWN = (
         "gemini-cli",
         _GOOGLE,
         {"GEMINI_CLI_NO_RELAUNCH": "true"},
-        names_by_minute=True,
-        tells_late=True,
+        spoils_loaded=True,
     ),
     Agent(
         "goose",

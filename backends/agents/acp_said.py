@@ -5,15 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from backends.agents.acp_wire import Message, Step, name_of
-from backends.values import value
-
-
-@value
-class Line:
-    """Something to be said, not before a moment in Unix time."""
-
-    message: Message
-    not_before: float | None = None
 
 
 class Said:
@@ -21,24 +12,25 @@ class Said:
 
     def __init__(self) -> None:
         self._said: set[str] = set()
-        self._next: dict[str, Line] = {}
+        self._next: dict[str, Message] = {}
 
     def before(self, messages: Iterable[Message]) -> None:
         """These have been said already."""
-        self._said.update(name_of(message) for message in messages)
-        self._next = {name: line for name, line in self._next.items() if name not in self._said}
+        self._said.update(map(name_of, messages))
+        self._next = {name: message for name, message in self._next.items() if name not in self._said}
 
-    def say(self, message: Message, not_before: float | None = None) -> None:
+    def say(self, message: Message) -> None:
         """To be said, unless it has been."""
         name = name_of(message)
         if name not in self._said:
-            self._next.setdefault(name, Line(message, not_before))
+            self._next.setdefault(name, message)
 
-    def take(self) -> list[Line]:
+    def take(self) -> list[Message]:
         """What is to be said now; from here on it has been."""
-        lines, self._next = list(self._next.values()), {}
-        self._said.update(name_of(line.message) for line in lines)
-        return lines
+        messages = list(self._next.values())
+        self._said.update(self._next)
+        self._next = {}
+        return messages
 
     def has(self, message: Message) -> bool:
         """Whether it has been said."""

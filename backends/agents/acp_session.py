@@ -34,7 +34,11 @@ def able(initialized: JsonValue) -> Able:
     if version != VERSION:
         raise failure(ErrorKind.INVALID_REQUEST, f"{title} speaks version {version!r} of ACP, and we version {VERSION}")
     more = at(initialized, "agentCapabilities", "sessionCapabilities")
-    can = {name for name in more if more[name] is not None and more[name] is not False} if isinstance(more, dict) else {}
+    can = (
+        {name for name in more if more[name] is not None and more[name] is not False}
+        if isinstance(more, dict)
+        else set[str]()
+    )
     loads = at(initialized, "agentCapabilities", "loadSession") is True
     return Able(of_name(name), title, loads, "resume" in can, "fork" in can, at(initialized, "authMethods"))
 
@@ -47,6 +51,8 @@ def opening(step: Step, call: Call, cwd: str, who: Able, *, checks: bool) -> Mes
     if call.resume:
         if call.session_id is None:
             raise failure(ErrorKind.SESSION_LOST, "its id is not known")
+        if who.agent.spoils_loaded:
+            raise failure(ErrorKind.SESSION_LOST, f"{who.title} loses sessions by loading them")
         if not (who.loads or who.resumes):
             raise failure(ErrorKind.SESSION_LOST, f"{who.title} cannot go on with a session")
         method = "session/load" if who.loads and (checks or not who.resumes) else "session/resume"

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from backends.agents._spoken import END, NOT_BEFORE
-from backends.agents.acp_said import Line
+from backends.agents._spoken import END
 from backends.agents.acp_wire import Message, decoded, encoded
 
 _PROGRAM = Path(__file__).with_name("_spoken.py")
@@ -49,17 +48,16 @@ class Speech:
             self._rest = file.read().rpartition(b"\n")[2]
         """What a process that was killed has begun to say."""
 
-    def say(self, lines: Sequence[Line]) -> None:
+    def say(self, messages: Sequence[Message]) -> None:
         """Say these."""
-        for line in lines:
-            wait = b"" if line.not_before is None else NOT_BEFORE + f"{line.not_before:.3f}\n".encode()
-            self._write(wait + encoded(line.message))
-        if lines:
+        for message in messages:
+            self._write(encoded(message))
+        if messages:
             self.ring()
 
     def end(self) -> None:
         """Nothing more will be said."""
-        self._write(END + b"\n")
+        self._write(END)
         self.ring()
 
     def ring(self) -> None:

@@ -1,6 +1,6 @@
 """One turn with an agent that speaks the Agent Client Protocol, as a machine without any I/O.
 
-    INITIALIZE -> OPEN [-> AUTHENTICATE -> OPEN_AGAIN] [-> CATCH_UP] [-> MODEL] [-> MODE] -> PROMPT -> its answer
+    INITIALIZE -> OPEN [-> AUTHENTICATE -> OPEN_AGAIN] [-> MODEL] [-> MODE] -> PROMPT -> its answer
 
 What the agent says comes in; what is to be said to it is taken out. The same output makes the same machine: who takes a
 turn over reads the output from its start, and says what has not been said yet.
@@ -14,18 +14,18 @@ from typing import Literal
 
 from backends.agents.acp_faults import PHRASES, fault, offered, stopped, told_as_text
 from backends.agents.acp_permits import Grant, Policy, Wish, choose, has_to_be_asked, wish_of
-from backends.agents.acp_said import Line, Said
+from backends.agents.acp_said import Said
 from backends.agents.acp_session import Able, able, choices, opening, settings
 from backends.agents.acp_updates import Updates
 from backends.agents.acp_wire import AUTH_REQUIRED, Message, Step, answer, notification, refusal, request
 from backends.agents.faults import failure, no_outcome
 from backends.agents.fields import at, text
 from backends.agents.program import Answered, Call, Ending
+from backends.agents.resets import seconds_left
 from backends.errors import BackendError, ErrorKind
 from backends.protocol import JsonValue, Output, Usage
 from backends.values import value
 
-_MINUTE = 60.0
 _INTRODUCTION: Message = {
     "protocolVersion": 1,
     "clientCapabilities": {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False},
@@ -37,8 +37,7 @@ _CANCELLED: JsonValue = {"outcome": {"outcome": "cancelled"}}
 @value
 class Aims:
     """What is wanted of a turn, beside what its Call says. `prompt` is what is said; `holds` are prompts one of which
-    the session has to hold already, if there are any. `last_opened` is when the session last was (Unix time), None
-    where nobody knows.
+    the session has to hold already, if there are any.
     """
 
     cwd: str
@@ -49,7 +48,6 @@ class Aims:
     grant: Grant | None = None
     prompt: str = ""
     holds: Sequence[str] = ()
-    last_opened: float | None = None
 
 
 class Talk:
@@ -59,8 +57,6 @@ class Talk:
         self.aims = aims
         self.wish: Wish | None = None
         """What a person is to be asked; the turn then ends."""
-        self.opened: str | None = None
-        """The session's id, once it is open."""
         self._call = call
         self._now = now
         self._who = Able()
@@ -73,7 +69,6 @@ class Talk:
             Step.OPEN: self._is_open,
             Step.AUTHENTICATE: self._authenticated,
             Step.OPEN_AGAIN: self._is_open,
-            Step.CATCH_UP: lambda _answer: self._go_on(),
             Step.MODEL: self._was_set,
             Step.MODE: self._was_set,
             Step.PROMPT: self._ended,
@@ -99,7 +94,7 @@ class Talk:
                 if self._opens in {"session/load", "session/resume"}:
                     self._session = text(message, "params", "sessionId")
 
-    def take(self) -> list[Line]:
+    def take(self) -> list[Message]:
         """What is to be said now; from here on it has been."""
         return self._said.take()
 
@@ -152,16 +147,19 @@ class Talk:
         if self._result is None:
             told = replace(ending, stderr=f"{self._noise}\n{ending.stderr}")
             raise self._fails(*no_outcome(self._who.title, told, PHRASES))
-        wrong = stopped(self._result, self._denied) or told_as_text(self._who.agent, self._result, self._updates)
+        silent = self._updates.is_silent
+        wrong = stopped(self._result, self._denied, is_silent=silent)
+        wrong = wrong or told_as_text(self._who.agent, self._result, self._updates)
         if wrong is not None:
             raise self._fails(wrong[0], f"{self._who.title}: {wrong[1]}")
         return self._answer(Answered(self._updates.text))
 
     def _answer(self, answered: Answered) -> Answered:
-        return replace(answered, usage=self.usage, is_total=self._who.agent.adds_up_cost, denied=tuple(self._denied))
+        return replace(answered, usage=self.usage, denied=tuple(self._denied))
 
     def _fails(self, kind: ErrorKind, message: str) -> BackendError:
-        return failure(kind, message, usage=self.usage, goes_on=self.session_id is not None)
+        wait, goes_on = seconds_left(message, self._now()), self.session_id is not None
+        return failure(kind, message, wait=wait, usage=self.usage, goes_on=goes_on)
 
     def _fault(self, event: Mapping[str, JsonValue], more: str = "", *, opening: bool = False) -> BackendError:
         kind, message = fault(at(event, "error"), opening=opening)
@@ -199,19 +197,7 @@ class Talk:
         if not self._said.asks(step):
             message = opening(step, self._call, self.aims.cwd, self._who, checks=bool(self.aims.holds))
             self._opens = text(message, "method")
-            self._said.say(message, self._when_to_open())
-
-    def _when_to_open(self) -> float | None:
-        """Not within the minute in which it was last opened, for agents to whose sessions that does harm."""
-        if not self._who.agent.names_by_minute or self._opens == "session/new":
-            return None
-        now = self._now()
-        last = now if self.aims.last_opened is None else self.aims.last_opened
-        then = (last // _MINUTE + 1) * _MINUTE
-        if then <= now:
-            return None
-        self._show("waiting", f"{then - now:.0f} s: {self._who.title} spoils sessions opened twice in a minute")
-        return then
+            self._said.say(message)
 
     def _is_open(self, event: Mapping[str, JsonValue]) -> None:
         if "error" in event:
@@ -221,20 +207,20 @@ class Talk:
         self._session = text(self._offers, "sessionId") or self._session
         if self._session is None:
             raise self._fails(ErrorKind.INVALID_REQUEST, f"{self._who.title} opened a session without an id")
-        self.opened = self._session
         self._to_set = list(settings(self._offers, self._session, self.aims.model, self.aims.mode))
-        if self._who.agent.tells_late and self._opens == "session/load":
-            self._said.say(request(Step.CATCH_UP, "_plait/catch_up", {}))
-        else:
-            self._go_on()
+        self._go_on()
 
     def _is_not_open(self, event: Mapping[str, JsonValue]) -> None:
         wants_login = at(event, "error", "code") == AUTH_REQUIRED and Step.AUTHENTICATE not in self._heard
         if wants_login and self.aims.auth_method is not None:
             self._said.say(request(Step.AUTHENTICATE, "authenticate", {"methodId": self.aims.auth_method}))
             return
-        ways = f"; log in with its own command, or name one of its ways as auth_method: {offered(self._who.ways)}"
-        raise self._fault(event, ways if wants_login else "", opening=self._opens != "session/new")
+        raise self._fault(event, self._ways(event), opening=self._opens != "session/new")
+
+    def _ways(self, event: Mapping[str, JsonValue]) -> str:
+        if at(event, "error", "code") != AUTH_REQUIRED:
+            return ""
+        return f"; log in with its own command, or name one of its ways as auth_method: {offered(self._who.ways)}"
 
     def _authenticated(self, event: Mapping[str, JsonValue]) -> None:
         if "error" in event:
@@ -265,7 +251,7 @@ class Talk:
 
     def _ended(self, event: Mapping[str, JsonValue]) -> None:
         if "error" in event and self.wish is None:
-            raise self._fault(event)
+            raise self._fault(event, self._ways(event))
         self._result = at(event, "result") or {}
 
     def _update(self, params: JsonValue) -> None:
@@ -287,7 +273,11 @@ class Talk:
         option = None if self.wish is not None else choose(wish, aims.permissions, aims.grant)
         chosen: JsonValue = {"outcome": {"outcome": "selected", "optionId": option.identity}} if option else _CANCELLED
         self._said.say(answer(identity, chosen))
-        if self.wish is None and (option is None or option.kind.startswith("reject")):
+        if self.wish is not None:
+            return
+        self._shown += self._updates.tool(at(params, "toolCall"))
+        if option is None or option.kind.startswith("reject"):
+            self._updates.is_silent = True
             self._denied.append(wish.about)
             self._show("notice", f"not allowed: {wish.about}")
 

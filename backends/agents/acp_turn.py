@@ -14,7 +14,7 @@ import anyio
 from backends.child import Child
 from backends.errors import BackendError
 from backends.process import read_known
-from backends.protocol import Files, Opening, Reply, Usage
+from backends.protocol import NO_USAGE, Files, Message, Opening, Reply, Usage
 
 from .acp_permits import Grant, marked, unmarked
 from .acp_speech import Speech, said_in, spoken_command
@@ -23,7 +23,7 @@ from .acp_wire import Step, decoded, prompt_of
 from .fields import at
 from .past import earlier, exchanges, feed
 from .program import Answered, Call, Reader
-from .sessions import Sessions
+from .sessions import Sessions, since
 from .turn import LAST_WORD, CliConversation
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ _CANCEL = 1.0
 """Seconds that an agent gets to end its turn when it is told to; then the agent itself is ended."""
 _STOP = 10.0
 """The same where the turn ends with a question: what it writes down by then is there when the answer comes."""
-_OPENING = 120.0
-"""Seconds by which a session has been opened, if ever."""
 _SLACK = 60.0
 """Seconds beyond the turn's time that an agent whose runner died is waited with."""
 _GRANTED = "granted"
@@ -46,7 +44,6 @@ class AcpConversation(CliConversation):
     def __init__(self, backend: AcpBackend, opening: Opening, files: Files) -> None:
         session_id, deed = unmarked(opening.session_id)
         super().__init__(backend, replace(opening, session_id=session_id), files)
-        self._acp = backend
         self._sessions = Sessions(files.sessions, f"acp-{backend.name}")
         self._grant = self._granted(deed)
         self._talk: Talk | None = None
@@ -68,12 +65,9 @@ class AcpConversation(CliConversation):
             prompt=self._backend.says(call, sent),
             grant=self._grant,
             holds=list(self._asked_before()) if self._opening.goes_on and not self._said else (),
-            last_opened=None if call.session_id is None else self._sessions.opened(call.session_id),
         )
         async with AsyncExitStack() as held:
             child = await self._found(held, call) or await self._start(held, call, "", cut)
-            if call.session_id is not None:
-                self._sessions.note_opened(call.session_id, self._acp.now() + _OPENING)
             speech = Speech(call.folder)
             talk.has_said(said_in(call.folder))
             await self._speak(child, talk, speech, until)
@@ -85,13 +79,16 @@ class AcpConversation(CliConversation):
     async def _speak(self, child: Child, talk: Talk, speech: Speech, until: float) -> None:
         """Until the agent has said its last word, or is not waited for any more."""
         patience = anyio.CancelScope()
-        noted: set[str] = set()
+        told = False
 
         def on_line(line: bytes) -> bool:
+            nonlocal told
             for output in feed(talk, line):
                 self._opening.on_output(output)
             speech.say(talk.take())
-            self._note_session(talk, noted)
+            if talk.session_id is not None and not told:
+                self._session_id, self._exists, told = talk.session_id, True, True
+                self._opening.on_session(talk.session_id)
             if talk.wish is not None:
                 patience.deadline = min(patience.deadline, anyio.current_time() + _STOP)
             return talk.is_final
@@ -111,15 +108,6 @@ class AcpConversation(CliConversation):
         if failure is not None:
             raise failure
 
-    def _note_session(self, talk: Talk, noted: set[str]) -> None:
-        if talk.opened is not None and "opened" not in noted:
-            self._sessions.note_opened(talk.opened, self._acp.now())
-            noted.add("opened")
-        if talk.session_id is not None and "said" not in noted:
-            self._session_id, self._exists = talk.session_id, True
-            self._opening.on_session(talk.session_id)
-            noted.add("said")
-
     def _words(self, call: Call) -> Sequence[str]:
         Speech(call.folder)
         return spoken_command(call.folder, self._backend.turn_timeout + _SLACK, super()._words(call))
@@ -127,11 +115,25 @@ class AcpConversation(CliConversation):
     def _notes(self) -> Mapping[str, str]:
         return {} if self._grant is None else {_GRANTED: json.dumps([self._grant.deed, self._grant.choice])}
 
-    def _usage(self, call: Call, answered: Answered) -> Usage:
-        """Tokens are the turn's, cost may be the session's."""
-        if not answered.is_total:
-            return answered.usage
-        return replace(answered.usage, cost_usd=super()._usage(call, answered).cost_usd)
+    async def _exchange(self, turn: list[Message], prompt: str, sent: str, note: str | None = None) -> Answered:
+        try:
+            return await super()._exchange(turn, prompt, sent, note)
+        except BackendError as error:
+            error.usage = self._own(error.usage)
+            raise
+
+    def _usage(self, call: Call, answered: Answered) -> Usage:  # noqa: ARG002 - others need it
+        return self._own(answered.usage)
+
+    def _own(self, usage: Usage) -> Usage:
+        """The turn's own part of it: tokens are told by turn, cost by session."""
+        if usage.cost_usd is None or self._session_id is None:
+            return usage
+        before = self._sessions.spent(self._session_id) or NO_USAGE
+        self._sessions.note_spent(self._session_id, usage)
+        # An agent that was killed may have forgotten what it had counted.
+        cost = usage.cost_usd if usage.cost_usd < (before.cost_usd or 0.0) else since(usage, before).cost_usd
+        return replace(usage, cost_usd=cost)
 
     def _asked_before(self) -> Iterator[str]:
         """What was said in earlier attempts."""

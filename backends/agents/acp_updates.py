@@ -21,6 +21,8 @@ class Updates:
         self.heard: list[str] = []
         """What the user had said before, in pieces."""
         self.used_tools = False
+        self.is_silent = True
+        """Whether nothing was said since the beginning, or since it was denied something."""
         self._messages: dict[str, str] = {}
         """By what they are known by, the one that grew last at the end."""
         self._notes = 0
@@ -60,7 +62,7 @@ class Updates:
             case "agent_message_chunk":
                 return self._piece(update)
             case "tool_call" | "tool_call_update":
-                return self._tool(update)
+                return self.tool(update)
             case "usage_update":
                 if text(update, "cost", "currency") in {"", "USD"}:
                     self._cost = number(update, "cost", "amount") if at(update, "cost") else self._cost
@@ -83,11 +85,13 @@ class Updates:
         piece = text(update, "content", "text")
         if not piece:
             return []
+        self.is_silent = False
         known = text(update, "messageId") or f"{_UNNUMBERED}{self._notes}"
         self._messages[known] = self._messages.pop(known, "") + piece
         return [Output("text", piece, self.usage)]
 
-    def _tool(self, update: JsonValue) -> Sequence[Output]:
+    def tool(self, update: JsonValue) -> Sequence[Output]:
+        """What a tool is used for, or more about it; what is new of that."""
         self.used_tools = True
         self._notes += 1
         if not (text(update, "title") or at(update, "rawInput")):

@@ -27,11 +27,9 @@ class Step(IntEnum):
     AUTHENTICATE = 3
     OPEN_AGAIN = 4
     """Once authenticated."""
-    CATCH_UP = 5
-    """Nothing: its answer says that what the agent still had to say has been said."""
-    MODEL = 6
-    MODE = 7
-    PROMPT = 8
+    MODEL = 5
+    MODE = 6
+    PROMPT = 7
 
 
 def request(step: Step, method: str, params: Message) -> Message:

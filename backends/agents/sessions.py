@@ -68,21 +68,6 @@ class Sessions:
             new.write_text(text)
             new.replace(path)
 
-    def opened(self, session_id: str) -> float | None:
-        """When it was last opened, in Unix time, or a little later; None where that is not known."""
-        try:
-            return self._path(session_id, "opened").stat().st_mtime
-        except OSError:
-            return None
-
-    def note_opened(self, session_id: str, at: float) -> None:
-        """The same, from now on."""
-        with suppress(OSError):
-            private_folder(self._folder)
-            path = self._path(session_id, "opened")
-            path.touch(mode=0o600)
-            os.utime(path, (at, at))
-
     def _path(self, session_id: str, what: str) -> Path:
         name = hashlib.sha256(session_id.encode("utf-8", "replace")).hexdigest()[:32]
         return self._folder / f"{self._kind}-{name}.{what}"

@@ -42,12 +42,17 @@ class Home:
 
     def acp(self, *words: str, **options: Any) -> AcpBackend:
         """A backend on the fake agent that speaks ACP, started with these words."""
-        return AcpBackend(command=[sys.executable, "-S", str(FAKE_ACP), *words], cwd=self.path, **options)
+        return AcpBackend(command=[str(self.path / "acp"), *words], cwd=self.path, **options)
 
     def noted(self, name: str) -> list[Any]:
         """What the fake agents have written down under that name, in order."""
         log = self.path / f"{name}.jsonl"
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    @property
+    def processes(self) -> list[int]:
+        """Those of turns that have this home."""
+        return [pid for pid in processes_of_turns() if f"HOME={self.path}\0".encode() in _environment(pid)]
 
     def files(self, attempt: int = 1, task: str = "task") -> Files:
         """Those of an attempt, as a store would give them."""
@@ -57,9 +62,10 @@ class Home:
 def make_home(path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     """A home at `path`, which is this process's from now on."""
     path.mkdir(parents=True, exist_ok=True)
-    command = path / "claude"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -S {FAKE} "$@"\n')
-    command.chmod(0o755)
+    for name, program in (("claude", FAKE), ("acp", FAKE_ACP)):
+        command = path / name
+        command.write_text(f'#!/bin/sh\nexec {sys.executable} -S {program} "$@"\n')
+        command.chmod(0o755)
     monkeypatch.setenv("HOME", str(path))
     return Home(path)
 
@@ -68,13 +74,18 @@ def processes_of_turns() -> list[int]:
     """All processes on this machine that belong to some turn of ours."""
     found: list[int] = []
     for entry in Path("/proc").iterdir():
-        try:
-            environment = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
-        except OSError:
+        if not entry.name.isdigit():
             continue
-        if PREFIX.encode() in environment and start_time(int(entry.name)) is not None:
+        if PREFIX.encode() in _environment(int(entry.name)) and start_time(int(entry.name)) is not None:
             found.append(int(entry.name))
     return found
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
 
 
 async def until(true: Callable[[], object], seconds: float = 30) -> None:

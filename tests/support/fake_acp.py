@@ -5,9 +5,9 @@ Its sessions are files in $HOME/sessions. Words in the prompt say what it does: 
 when that file exists), [[error CODE TEXT]], [[stop REASON]], [[tool]] (uses one without asking), [[ask TITLE]] (asks
 for permission first), [[noise]] (says what is no message, or answers nothing that was asked), [[huge BYTES]] (in one
 message), [[child]] (starts a process of its own that never ends), [[die]], [[nothing]]; the words --hangs and --fails
-of its command do so with any prompt. --deaf heeds neither cancellation nor the end of its input. --lacks=load,resume,
-fork: it cannot. --late: history comes behind the answer to session/load. --login: nothing without `authenticate`.
---name=NAME is what it calls itself, --version=N the protocol's. --slow=SECONDS before each answer but the prompt's.
+of its command do so with any prompt. --deaf heeds neither cancellation nor the end of its input, --immortal no SIGTERM.
+--lacks=load,resume,fork: it cannot. --login: nothing without `authenticate`. --name=NAME is what it calls itself,
+--version=N the protocol's. --slow=SECONDS before each answer but the prompt's.
 
 What the model would see goes to $HOME/calls.jsonl, one line a request; what comes in to $HOME/heard.jsonl.
 """
@@ -17,10 +17,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 import uuid
 from pathlib import Path
 from queue import Queue
@@ -48,7 +50,7 @@ def tell(**message: Any) -> None:
         print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
 
 
-class Refusal(Exception):
+class RefusalError(Exception):
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
         self.error = {"code": code, "message": message, "data": data}
@@ -77,13 +79,13 @@ class Session:
         try:
             said, cost = json.loads((HOME / "sessions" / f"{identity}.json").read_text())
         except FileNotFoundError:
-            raise Refusal(-32002, "Resource not found", f"Session not found: {identity}") from None
+            raise RefusalError(-32002, "Resource not found", f"Session not found: {identity}") from None
         session = cls(identity, said)
         session.cost = cost
         return session
 
-    def update(self, kind: str, **more: Any) -> None:
-        params = {"sessionId": self.identity, "update": {"sessionUpdate": kind, **more}}
+    def update(self, what: str, **more: Any) -> None:
+        params = {"sessionId": self.identity, "update": {"sessionUpdate": what, **more}}
         tell(method="session/update", params=params)
 
     def chunk(self, role: str, text: str, message: str = "") -> None:
@@ -124,10 +126,11 @@ class Agent:
     def answer(self, identity: Any, serve: Any, given: Any) -> None:
         try:
             tell(id=identity, result=serve(given))
-        except Refusal as refusal:
+        except RefusalError as refusal:
             tell(id=identity, error=refusal.error)
-        if self.session is not None and serve == self.serve and given[0] == "session/load" and "late" in OPTIONS:
-            self.session.replay()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(3)
 
     def serve(self, given: Any) -> Any:
         method, params = given
@@ -142,20 +145,20 @@ class Agent:
             }
         if method == "authenticate":
             if params["methodId"] != "key":
-                raise Refusal(-32602, "no such way")
+                raise RefusalError(-32602, "no such way")
             self.is_in = True
             return {}
         if method in {"session/new", "session/fork", "session/load", "session/resume"}:
             return self.open(method, params)
         if method in {"session/set_model", "session/set_mode"}:
             return self.set(method, params)
-        raise Refusal(-32601, "Method not found")
+        raise RefusalError(-32601, "Method not found")
 
     def open(self, method: str, params: dict[str, Any]) -> Any:
         if not self.is_in:
-            raise Refusal(-32000, "Authentication required")
+            raise RefusalError(-32000, "Authentication required")
         if method.rpartition("/")[2] in LACKS:
-            raise Refusal(-32601, "Method not found")
+            raise RefusalError(-32601, "Method not found")
         assert params["mcpServers"] == []
         assert Path(params["cwd"]).is_dir()
         new = f"s-{uuid.uuid4().hex[:12]}"
@@ -166,7 +169,7 @@ class Agent:
         else:
             self.session = Session.load(params["sessionId"])
         self.session.save()
-        if method == "session/load" and "late" not in OPTIONS:
+        if method == "session/load":
             self.session.replay()
         opened = {
             "models": {"availableModels": MODELS, "currentModelId": "small"},
@@ -178,14 +181,14 @@ class Agent:
         assert self.session is not None
         wanted = params.get("modelId") or params["modeId"]
         if wanted not in {"small", "large", "careful", "bold"}:
-            raise Refusal(-32602, "Invalid params")
+            raise RefusalError(-32602, "Invalid params")
         self.session.settings[method] = wanted
         return {}
 
     def prompt(self, params: dict[str, Any]) -> Any:
         session = self.session
         if session is None or session.identity != params["sessionId"]:
-            raise Refusal(-32602, "Session not found")
+            raise RefusalError(-32602, "Session not found")
         prompt = params["prompt"][0]["text"]
         session.add("user", prompt)
         note("calls.jsonl", {"session": session.identity, "said": session.said, "pid": os.getpid(),
@@ -212,11 +215,11 @@ class Work:
             os.kill(os.getpid(), 9)
         if (error := self.word("error")) is not None:
             code, _, text = error.partition(" ")
-            raise Refusal(int(code), text)
+            raise RefusalError(int(code), text)
         if self.word("noise") is not None:
             self.noise()
         if self.word("child") is not None:
-            child = subprocess.Popen(["sleep", "1000"], start_new_session=True)  # noqa: S607
+            child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
             note("children.jsonl", child.pid)
         if self.word("tool") is not None:
             self.tool("make test")
@@ -230,9 +233,8 @@ class Work:
     def noise(self) -> None:
         for line in ("not JSON", "", "[]", '{"jsonrpc": "2.0"', '{"id": true}', "\x00\xff", "9" * 5000):
             print(line, flush=True)
-        for identity in (1, 2, 8, 99, "8", None):
-            if identity != 8:
-                tell(id=identity, result={"stopReason": "refusal", "sessionId": "wrong"})
+        for identity in (1, 2, 99, "7", None):
+            tell(id=identity, result={"stopReason": "refusal", "sessionId": "wrong"})
         tell(method="session/update", params={"sessionId": "another", "update": {
             "sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": "not ours"}}})  # fmt: skip
         for params in (None, [], {"sessionId": self.session.identity, "update": 5}):
@@ -288,6 +290,8 @@ class Work:
 
 
 def main() -> None:
+    if "immortal" in OPTIONS:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     agent = Agent()
     note("starts.jsonl", os.getpid())
     for line in sys.stdin:
