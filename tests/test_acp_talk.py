@@ -1,4 +1,4 @@
-"""The machine that holds a turn with an agent that speaks ACP: on what the real agents said, and on what nobody says."""
+"""The machine that holds a turn with an agent that speaks ACP: on what real agents said, and on what nobody says."""
 
 from __future__ import annotations
 
@@ -533,13 +533,13 @@ json_values = st.recursive(
     max_leaves=8,
 )
 keys = st.sampled_from(
-    ["id", "method", "params", "result", "error", "update", "sessionUpdate", "sessionId", "content", "text", "code"]
-    + ["options", "toolCall", "rawInput", "usage", "_meta", "agentCapabilities", "models", "availableModels", "cost"]
-    + ["sessionCapabilities", "protocolVersion", "agentInfo", "configOptions", "stopReason", "title", "data", "kind"]
+    "id method params result error update sessionUpdate sessionId content text code options toolCall rawInput usage "
+    "_meta agentCapabilities models availableModels cost sessionCapabilities protocolVersion agentInfo configOptions "
+    "stopReason title data kind".split()
 )
 words = st.sampled_from(
-    ["session/update", "session/request_permission", "agent_message_chunk", "tool_call", "usage_update", "s-1"]
-    + ["user_message_chunk", "end_turn", "model", "mode", "allow_once"]
+    "session/update session/request_permission agent_message_chunk tool_call usage_update s-1 user_message_chunk "
+    "end_turn model mode allow_once".split()
 )
 odd_values = st.recursive(
     json_values | words | st.integers(0, 8),

@@ -33,8 +33,8 @@ _CANCEL = 1.0
 """Seconds that an agent gets to end its turn when it is told to; then the agent itself is ended."""
 _STOP = 10.0
 """The same where the turn ends with a question: what it writes down by then is there when the answer comes."""
-_SLACK = 60.0
-"""Seconds beyond the turn's time that an agent whose runner died is waited with."""
+_SLACK = 5.0
+"""Seconds beyond the turn's time after which nobody is expected any more to have a word with the agent."""
 _GRANTED = "granted"
 
 

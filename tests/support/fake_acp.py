@@ -3,7 +3,7 @@
 
 Its sessions are files in $HOME/sessions. Words in the prompt say what it does: [[say TEXT]], [[until PATH]] (answers
 when that file exists), [[error CODE TEXT]], [[stop REASON]], [[tool]] (uses one without asking), [[ask TITLE]] (asks
-for permission first), [[noise]] (says what is no message, or answers nothing that was asked), [[huge BYTES]] (in one
+for permission first, with [[after PATH]] only when that exists), [[noise]] (says what is no message, or answers nothing that was asked), [[huge BYTES]] (in one
 message), [[child]] (starts a process of its own that never ends), [[die]], [[nothing]]; the words --hangs and --fails
 of its command do so with any prompt. --deaf heeds neither cancellation nor the end of its input, --immortal no SIGTERM.
 --lacks=load,resume,fork: it cannot. --login: nothing without `authenticate`. --name=NAME is what it calls itself,
@@ -224,9 +224,11 @@ class Work:
         if self.word("tool") is not None:
             self.tool("make test")
         asked = self.word("ask")
+        if not self.wait("after"):
+            return {"stopReason": "cancelled"}
         if asked is not None and not self.ask(asked):
             return {"stopReason": "cancelled"}
-        if not self.wait():
+        if not self.wait("until"):
             return {"stopReason": "cancelled"}
         return self.end()
 
@@ -264,8 +266,8 @@ class Work:
             self.tool(title)
         return True
 
-    def wait(self) -> bool:
-        path = self.word("until")
+    def wait(self, name: str) -> bool:
+        path = self.word(name)
         while path is not None and not Path(path).exists():
             if self.session.cancelled.wait(0.01):
                 return False
