@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 LONGEST_LINE = 8 * 2**20
 """Bytes; what is longer than that is left out."""
-_PIECE = 2**18
+_PIECE = 2**16  # bytes; what is handed on without a pause
 
 
 class Lines:
@@ -35,15 +35,20 @@ class Lines:
             self._keep(piece[start:])
         return len(piece)
 
-    def flush(self) -> bool:
-        """What stands behind the last line's end is a line, too. True."""
-        if self._rest and not self._skipping:
+    def flush(self) -> None:
+        """What stands behind the last line's end is a line, too."""
+        if self._rest or self._skipping:
             self._line(b"")
-        return True
+
+    def restart(self) -> None:
+        """The file begins anew."""
+        self._rest.clear()
+        self._skipping = False
+        self.total = 0
 
     def _keep(self, part: bytes) -> None:
         if self._skipping or len(self._rest) + len(part) > LONGEST_LINE:
-            self._skipping = self._skipping or bool(part)
+            self._skipping = True
             self._rest.clear()
         else:
             self._rest += part

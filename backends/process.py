@@ -13,6 +13,7 @@ is found by the marker in `child.json`, which is written before the child is sta
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -20,15 +21,15 @@ import subprocess
 import tempfile
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 
 from anyio.to_thread import run_sync
 
-from .child import Child, Known
+from .child import KILL_LIMIT, Child, Known
 from .errors import BackendError, BackendUnavailable, ErrorKind
 from .guard import GUARD
-from .proctable import PREFIX, boot_id, kill_members, start_time
+from .proctable import HAS_PROC, PREFIX, Turn, boot_id, end, first_start_time, members, tag
 from .text import one_line
 from .values import value
 
@@ -57,7 +58,7 @@ class Start:
 
 
 def private_folder(folder: Path) -> Path:
-    """`folder`, made where it is missing, with all that leads to it, for this user alone."""
+    """`folder`, made where it is missing, with those above it that are, for this user alone."""
     for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
     return folder
@@ -76,14 +77,11 @@ async def running(start: Start, folder: Path) -> AsyncGenerator[Child]:
     """Start a child with its files in `folder`, which is made, for this user alone; leaving ends its whole tree.
 
     Raises BackendUnavailable when there is no such program or working folder here; BackendError (transient) when the
-    machine has no room for another process.
+    machine has no room for another process or for its files, and (invalid_request) when no program can be given such
+    arguments; FileExistsError when the folder has a child's files already.
     """
-    child = _spawn(start, folder)
-    try:
+    async with _stopped(_spawn(start, folder)) as child:
         yield child
-    finally:
-        await child.stop()
-        _mark_over(folder)
 
 
 @asynccontextmanager
@@ -95,12 +93,29 @@ async def adopted(folder: Path) -> AsyncGenerator[Child | None]:
     if known is None:
         yield None
         return
-    child = Child(folder, known, None)
+    async with _stopped(Child(folder, _with_number(known), None)) as child:
+        yield child
+
+
+@asynccontextmanager
+async def _stopped(child: Child) -> AsyncGenerator[Child]:
     try:
         yield child
     finally:
-        await child.stop()
-        _mark_over(folder)
+        try:
+            await child.stop()
+        finally:
+            if child.is_gone:
+                _close(child.folder, child.known)
+
+
+def _with_number(known: Known) -> Known:
+    """Whoever started it may have been killed before it wrote the number down."""
+    if known.pid or not known.is_of_this_boot or not HAS_PROC:
+        return known
+    leaders = [process for process in members([known.turn]) if process.pid == process.session]
+    first = min(leaders, key=lambda process: process.started, default=None)
+    return known if first is None else replace(known, pid=first.pid, started=str(first.started))
 
 
 def read_known(folder: Path) -> Known | None:
@@ -108,8 +123,9 @@ def read_known(folder: Path) -> Known | None:
     for name in (_NAME, _OVER):
         try:
             told = json.loads((folder / name).read_bytes())
+            int(told["marker"], 16)
             return Known(
-                str(told["marker"]),
+                told["marker"],
                 str(told["boot"]),
                 int(told["pid"]),
                 str(told["started"]),
@@ -122,68 +138,96 @@ def read_known(folder: Path) -> Known | None:
 
 async def sweep(run_folder: Path, keep: Collection[Path]) -> int:
     """End what is left of the children whose files are somewhere below `run_folder`, but for those below one of the
-    folders in `keep`; how many processes were killed. Children that are over cost nothing.
+    folders in `keep`; how many processes were killed. Children that are over cost nothing, those of another boot are
+    left alone.
     """
     return await run_sync(_sweep, run_folder, tuple(keep))  # which no cancellation leaves half-way
 
 
 def _sweep(run_folder: Path, keep: Sequence[Path]) -> int:
-    killed = 0
-    for named in sorted(run_folder.rglob(_NAME)):
-        folder = named.parent
+    kept = [folder.resolve() for folder in keep]
+    left: dict[Path, Turn] = {}
+    for folder in (named.parent for named in run_folder.resolve().rglob(_NAME)):
         known = read_known(folder)
-        if known is None or not known.is_of_this_boot or any(folder.is_relative_to(kept) for kept in keep):
-            continue
-        while some := kill_members(known.marker, known.leader):
-            killed += some
-        _mark_over(folder)
+        if known is not None and known.is_of_this_boot and not any(folder.is_relative_to(one) for one in kept):
+            left[folder] = known.turn
+    if not left:
+        return 0
+    killed, is_gone = end(list(left.values()), KILL_LIMIT)
+    if is_gone:
+        for folder in left:
+            _mark_over(folder)
     return killed
 
 
 def _spawn(start: Start, folder: Path) -> Child:
-    private_folder(folder)
-    marker = secrets.token_hex(8)
-    _tell(folder, Known(marker, boot_id(), 0, "", start.note))
-    if start.guarded:
-        GUARD.watch(marker)
-    environment = {**start.environment, PREFIX + marker: "1"}
+    if read_known(folder) is not None:
+        raise FileExistsError(f"{folder} has the files of another child")
+    known = Known(secrets.token_hex(8), boot_id(), 0, "", start.note)
+    try:
+        private_folder(folder)
+        _tell(folder, known)
+        if start.guarded:
+            GUARD.watch(known.turn)
+        ours = _popen(start, folder, known.marker)
+    except (OSError, BackendError, BackendUnavailable) as error:
+        _close(folder, known)
+        raise _unwritten(start, error) if isinstance(error, OSError) else error from None
+    tag(ours.pid, known.marker)
+    known = replace(known, pid=ours.pid, started=first_start_time(ours.pid))
+    child = Child(folder, known, ours)
+    try:
+        _tell(folder, known)
+        if start.guarded:
+            GUARD.watch(known.turn)
+    except BaseException as error:
+        child.kill_at_once()
+        _close(folder, known)
+        if isinstance(error, OSError):
+            raise _unwritten(start, error) from None
+        raise
+    return child
+
+
+def _popen(start: Start, folder: Path, marker: str) -> subprocess.Popen[bytes]:
     with ExitStack() as files:
         stdin = _stdin(start.stdin, folder, files)
         outputs = [_output(folder / name, files) for name in ("stdout", "stderr")]
         try:
             # In the loop's own thread: another one's answer could be lost to a cancellation, and the child with it.
-            ours = subprocess.Popen(  # noqa: S603 - no shell; the command is the user's own
+            return subprocess.Popen(  # noqa: S603 - no shell; the command is the user's own
                 list(start.argv),
                 stdin=stdin,
                 stdout=outputs[0],
                 stderr=outputs[1],
                 cwd=start.cwd,
-                env=environment,
+                env={**start.environment, PREFIX + marker: "1"},
                 pass_fds=tuple(start.keeps),
                 start_new_session=True,
             )
-        except OSError as error:
-            _mark_over(folder)
-            GUARD.forget(marker)
+        except (OSError, ValueError) as error:
             raise _refused(start, error) from None
-    known = Known(marker, boot_id(), ours.pid, start_time(ours.pid) or "", start.note)
-    try:
-        _tell(folder, known)
-    except OSError:
-        kill_members(marker, ours.pid)
-        ours.wait()
-        raise
-    return Child(folder, known, ours)
 
 
-def _refused(start: Start, error: OSError) -> BackendError | BackendUnavailable:
+def _refused(start: Start, error: OSError | ValueError) -> BackendError | BackendUnavailable:
+    program = start.argv[0]
+    if not isinstance(error, OSError):  # a NUL, or what is no text at all
+        return BackendError(ErrorKind.INVALID_REQUEST, one_line(f"cannot start {program}: an argument has an {error}"))
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         if not start.cwd.is_dir():
             return BackendUnavailable(f"there is no folder {start.cwd} to work in; name another one with cwd")
-        return BackendUnavailable(f"there is no program {start.argv[0]}; install it, or name its path with command")
+        return BackendUnavailable(f"there is no program {program}; install it, or name its path with command")
     if isinstance(error, PermissionError):
-        return BackendUnavailable(f"{start.argv[0]} may not be executed in {start.cwd}: {error.strerror}")
-    return BackendError(ErrorKind.TRANSIENT, one_line(f"cannot start {start.argv[0]}: {error.strerror}"))
+        return BackendUnavailable(f"{program} may not be executed in {start.cwd}: {error.strerror}")
+    if error.errno == errno.ENOEXEC:
+        return BackendUnavailable(f"{program} is not a program for this machine; name another one with command")
+    kind = ErrorKind.INVALID_REQUEST if error.errno == errno.E2BIG else ErrorKind.TRANSIENT
+    return BackendError(kind, one_line(f"cannot start {program}: {error.strerror}"))
+
+
+def _unwritten(start: Start, error: OSError) -> BackendError:
+    what = f"cannot start {start.argv[0]}, because its files cannot be written: {error.strerror or error}"
+    return BackendError(ErrorKind.TRANSIENT, one_line(what))
 
 
 def _stdin(text: bytes | None, folder: Path, files: ExitStack) -> int:
@@ -225,7 +269,13 @@ def _tell(folder: Path, known: Known) -> None:
     new.replace(folder / _NAME)
 
 
+def _close(folder: Path, known: Known) -> None:
+    """Nothing is left of the child."""
+    _mark_over(folder)
+    GUARD.forget(known.marker)
+
+
 def _mark_over(folder: Path) -> None:
-    """Nothing is left of the child: nobody has to look for it again."""
+    """Nobody has to look for it again."""
     with suppress(OSError):
         (folder / _NAME).replace(folder / _OVER)

@@ -2,7 +2,11 @@
 
 A process number says little: numbers are used again. So a process is known by its number and its start time, and is
 signalled through a descriptor of it (pidfd), checked after the descriptor was opened. Linux's /proc tells who carries a
-marker in its environment; where there is none (macOS), only what we started ourselves is known, by its group.
+turn's mark; where there is none (macOS), only what we started ourselves is known, by its group.
+
+A turn's mark is twofold. Its name is in the environment, which every process inherits from its first breath, but can
+clear, paint over (a server that shows its state in `ps`) or hide. So its number is a resource limit, too, that of file
+locks: inherited like the environment and dropped by nobody, and without any effect since Linux 2.4.25.
 
 Nothing of ours is imported: the guard (`_guard.py`) runs this file in a bare interpreter.
 """
@@ -10,9 +14,13 @@ Nothing of ours is imported: the guard (`_guard.py`) runs this file in a bare in
 from __future__ import annotations
 
 import os
+import re
+import resource
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +32,9 @@ and not a value, so that an agent that runs plait itself hands on both.
 _PROC = Path("/proc")
 HAS_PROC = (_PROC / "self" / "stat").exists()
 _ENDED = (b"Z", b"X")  # states of processes that are over: zombie, dead
+_NAMES = re.compile(rb"(?:\A|\0)" + PREFIX.encode() + rb"([0-9a-f]+)=")
+_RLIMIT_LOCKS = 10  # asm-generic/resource.h; `resource` has no name for it
+_LOOKS = 5  # how many times in a row nothing has to be found while processes come and go
 
 
 class Process(NamedTuple):
@@ -37,101 +48,251 @@ class Process(NamedTuple):
     started: int
 
 
+class Turn(NamedTuple):
+    """What the processes of a turn are known by: its marker (hexadecimal, 16 digits), and the number and start time (as
+    `start_time` tells it) of the first of them, which is the leader of its session; 0 and "" while that is not known.
+    """
+
+    marker: str
+    pid: int = 0
+    started: str = ""
+
+
 def boot_id() -> str:
     """The boot of this machine and, behind a slash, the namespace that pids belong to; "" where neither is told."""
     try:
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{(_PROC / 'self/ns/pid').readlink()}"
+        return _boot_id(os.getpid())
     except OSError:
         return ""
+
+
+@lru_cache(maxsize=1)
+def _boot_id(_pid: int) -> str:
+    boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{(_PROC / 'self/ns/pid').readlink()}"
 
 
 def start_time(pid: int) -> str | None:
     """The process's start time as its host counts it, "" where the host does not tell, None when it is over."""
     try:
-        process = _look(pid)
-    except (FileNotFoundError, ProcessLookupError):
-        return None if HAS_PROC else _probe(pid)
-    except OSError:  # no file descriptor is left, or we may not look: that says nothing of it
-        return ""
-    return None if process.state in _ENDED else str(process.started)
-
-
-def _probe(pid: int) -> str | None:
-    try:
-        os.kill(pid, 0)
+        state, started = _state_of(pid)
     except ProcessLookupError:
         return None
+    except OSError:  # no file descriptor is left, or we may not look: that says nothing of it
+        return ""
+    return None if state in _ENDED else started
+
+
+def first_start_time(pid: int) -> str:
+    """The same of a child of ours that was not waited for: it may be over already."""
+    try:
+        return _state_of(pid)[1]
     except OSError:
         return ""
-    return ""
 
 
-def members(marker: str, leader: int | None) -> list[Process]:
-    """All processes that belong to a turn and are not over: those that carry its marker, and those in the group, the
-    session or the offspring of `leader`, a process number that is known to be still the turn's own.
-    """
-    table = list(_table())
-    inside = {leader} if leader else set[int]()
-    inside |= {process.pid for process in table if _carries(process.pid, marker)}
-    inside |= {process.pid for process in table if leader and leader in {process.group, process.session}}
-    grew = True
-    while grew:
-        born = {process.pid for process in table if process.parent in inside} - inside
-        inside |= born
-        grew = bool(born)
-    return [process for process in table if process.pid in inside and process.state not in _ENDED]
-
-
-def send(process: Process, number: int) -> None:
-    """Signal that very process; nothing happens if it is over."""
-    with suppress(OSError):
-        descriptor = os.pidfd_open(process.pid)
-        try:
-            if _look(process.pid).started == process.started:
-                signal.pidfd_send_signal(descriptor, number)
-        finally:
-            os.close(descriptor)
-
-
-def kill_members(marker: str, leader: int | None) -> int:
-    """Kill all that belong to a turn; how many there were. They may bear more meanwhile: call until it returns 0."""
+def _state_of(pid: int) -> tuple[bytes, str]:
+    """ProcessLookupError when there is no such process; another OSError when nobody tells."""
     if not HAS_PROC:
-        return _kill_group(leader)
-    found = members(marker, leader)
-    for process in found:
-        send(process, signal.SIGKILL)
-    return len(found)
-
-
-def _kill_group(leader: int | None) -> int:
-    if leader is None:
-        return 0
+        return _state_by_ps(pid)
     try:
-        os.killpg(leader, signal.SIGKILL)
+        process = _look(pid)
+    except FileNotFoundError:
+        raise ProcessLookupError from None
+    return process.state, str(process.started)
+
+
+def _state_by_ps(pid: int) -> tuple[bytes, str]:
+    import subprocess  # noqa: PLC0415 - half of the guard's start, for hosts that have no /proc
+
+    # The hour that it tells must be the same in summer and on a journey.
+    where = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC0"}
+    try:
+        told = subprocess.run(  # noqa: S603
+            ["ps", "-o", "stat=", "-o", "lstart=", "-p", str(pid)],  # noqa: S607 - by the system's own PATH
+            capture_output=True,
+            timeout=5,
+            env=where,
+            check=False,
+        )
+    except subprocess.SubprocessError:
+        raise TimeoutError from None
+    state, _, started = told.stdout.decode("ascii", "replace").strip().partition(" ")
+    if told.returncode and told.stderr:
+        raise OSError("ps tells nothing")
+    if not started:
+        raise ProcessLookupError
+    return state[:1].encode(), started.strip()
+
+
+def tag(pid: int, marker: str) -> None:
+    """Give a process, and so all that it starts from now on, the turn's number. Where that cannot be (another system,
+    a sandbox), its name in the environment has to do.
+    """
+    with suppress(OSError, ValueError, AttributeError):
+        hard = resource.prlimit(pid, _RLIMIT_LOCKS)[1]
+        resource.prlimit(pid, _RLIMIT_LOCKS, (_number(marker), hard))
+
+
+def _number(marker: str) -> int:
+    return int(marker[:15], 16)  # 60 bits: less than what means "no limit", and than what `resource` can tell
+
+
+def members(turns: Collection[Turn]) -> list[Process]:
+    """All processes that belong to one of the turns and are not over, but for this one: those that carry its mark, and
+    those in the group, the session or the offspring of its first one. Raises OSError where no descriptor is left.
+    """
+    return [process for process in _found(turns) if process is not None]
+
+
+def _found(turns: Collection[Turn]) -> Iterator[Process | None]:
+    """The same, each as soon as it is found, the youngest first: some are there for a moment only. None for each
+    process that was gone before anybody could see whose it was.
+    """
+    oldest = min((_ticks(turn) for turn in turns), default=0)
+    marks = _Marks(turns)
+    table: dict[int, Process] = {}
+    inside: set[int] = set()
+    for process in _table():
+        if process is None:
+            yield None
+        elif process.started >= oldest:
+            table[process.pid] = process
+            if marks.are_on(process.pid):
+                inside.add(process.pid)
+                yield from _living(process)
+    # Here, after the table was read: whoever still has its number had it all the while.
+    leaders = {turn.pid for turn in turns if turn.pid and _has(turn.pid, _ticks(turn))}
+    grown = {one.pid for one in table.values() if leaders & {one.pid, one.group, one.session}} - inside
+    while True:
+        yield from _living(*(table[pid] for pid in grown))
+        inside |= grown
+        parents = {one.parent for one in table.values() if one.pid not in inside} & inside
+        parents = {pid for pid in parents if _has(pid, table[pid].started)}
+        grown = {one.pid for one in table.values() if one.parent in parents} - inside
+        if not grown:
+            return
+
+
+def _living(*processes: Process) -> Iterator[Process]:
+    return (one for one in processes if one.state not in _ENDED and one.pid != os.getpid())
+
+
+class _Marks:
+    """By what the processes of some turns can be told."""
+
+    def __init__(self, turns: Collection[Turn]) -> None:
+        self._names = {turn.marker.encode() for turn in turns}
+        self._numbers = {_number(turn.marker) for turn in turns}
+
+    def are_on(self, pid: int) -> bool:
+        with suppress(OSError, ValueError, AttributeError):
+            if resource.prlimit(pid, _RLIMIT_LOCKS)[0] in self._numbers:
+                return True
+        try:
+            with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123 - half the cost
+                return not self._names.isdisjoint(_NAMES.findall(file.readall()))
+        except OSError:  # another user's, or over
+            return False
+
+
+def tell(turns: Collection[Turn], *numbers: int) -> int:
+    """Send the signals, in order, to all that belong to the turns; how many there were that can be told anything."""
+    if not HAS_PROC:
+        return sum([_tell_group(turn, numbers) for turn in turns])
+    return sum([all(send(process, number) for number in numbers) for process in members(turns)])
+
+
+def end(turns: Collection[Turn], seconds: float) -> tuple[int, bool]:
+    """Kill all that belong to the turns, and what they bear meanwhile; how many there were, and whether none is left.
+    Those of other users, which we may not kill, do not count. What hangs in the kernel is given up after `seconds`.
+    """
+    if not HAS_PROC:
+        return tell(turns, signal.SIGKILL), True
+    until, pause, looks = time.monotonic() + seconds, 0.002, 0
+    killed: set[tuple[int, int]] = set()
+    while looks < _LOOKS:
+        dying = busy = False
+        for process in _found(turns):
+            if process is None:
+                busy = True
+            elif send(process, signal.SIGKILL):
+                dying = True
+                killed.add((process.pid, process.started))
+        looks = 0 if dying else looks + 1 if busy else _LOOKS
+        if dying and time.monotonic() >= until:
+            return len(killed), False
+        if dying:
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
+    return len(killed), True
+
+
+def send(process: Process, number: int) -> bool:
+    """Signal that very process; nothing happens if it is over. False if it is another user's."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return True
+    except (OSError, AttributeError):  # an old kernel, a Python that was built for one, a sandbox
+        descriptor = None
+    try:
+        if _has(process.pid, process.started):
+            if descriptor is None:
+                os.kill(process.pid, number)
+            else:
+                signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+    return True
+
+
+def _tell_group(turn: Turn, numbers: Collection[int]) -> bool:
+    # Its number is its own as long as the process is there, a zombie included.
+    if not turn.pid or not turn.started or first_start_time(turn.pid) != turn.started:
+        return False
+    try:
+        for number in numbers:
+            os.killpg(turn.pid, number)
     except OSError:
-        return 0
-    return 1
+        return False
+    return True
 
 
-def _table() -> Iterator[Process]:
-    for name in os.listdir(_PROC):  # noqa: PTH208 - names alone, of which there may be thousands
-        if name.isdigit():
-            with suppress(OSError):  # it is over by now
-                yield _look(int(name))
+def _table() -> Iterator[Process | None]:
+    """Every process, the latest first: those that come and go quickly are found before they have gone. None for each
+    that had gone already.
+    """
+    names = os.listdir(_PROC)  # noqa: PTH208 - names alone, of which there may be thousands
+    for pid in sorted((int(name) for name in names if name.isdigit()), reverse=True):
+        try:
+            yield _look(pid)
+        except (FileNotFoundError, ProcessLookupError):
+            yield None
+        except PermissionError:  # another user's, in a /proc that hides them
+            continue
+
+
+def _has(pid: int, started: int) -> bool:
+    """Whether the process that started then still has its number; it may be a zombie."""
+    try:
+        return _look(pid).started == started
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _ticks(turn: Turn) -> int:
+    return int(turn.started) if turn.started.isdecimal() else 0
 
 
 def _look(pid: int) -> Process:
-    with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - half the cost
+    with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123
         line = file.read(1024)
     # The command's name, in parentheses, may hold anything: count fields behind it. proc(5): state is 3, start time 22.
     fields = line.rpartition(b")")[2].split()
     return Process(pid, fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
-
-
-def _carries(pid: int, marker: str) -> bool:
-    try:
-        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123
-            return f"{PREFIX}{marker}=".encode() in file.readall()
-    except OSError:  # another user's, or over
-        return False

@@ -12,8 +12,8 @@ import os
 import platform
 import random
 from enum import Enum
-from pathlib import Path
 
+from backends.proctable import boot_id, start_time
 from persistence.changes import Owner
 
 LEASE_SECONDS = 30.0
@@ -35,9 +35,9 @@ def claim_for_this_process(rng: random.Random, at: str) -> Owner:
     owner = Owner(
         owner_id=f"{rng.getrandbits(128):032x}",
         host=platform.node(),
-        boot_id=_boot_id(),
+        boot_id=boot_id(),
         pid=os.getpid(),
-        process_started=_process_started(os.getpid()) or "",
+        process_started=start_time(os.getpid()) or "",
         claimed_at=at,
     )
     _live_here.add(owner.owner_id)
@@ -53,7 +53,7 @@ def liveness(owner: Owner) -> Liveness:
     """Whether `owner`'s process is known to be alive or dead, seen from here."""
     if owner.host != platform.node():
         return Liveness.UNKNOWN
-    boot, _, pids = _boot_id().partition("/")
+    boot, _, pids = boot_id().partition("/")
     its_boot, _, its_pids = owner.boot_id.partition("/")
     if boot and its_boot and boot != its_boot:
         return Liveness.DEAD
@@ -61,7 +61,7 @@ def liveness(owner: Owner) -> Liveness:
         return Liveness.UNKNOWN  # two containers of one name: its pid means nothing here
     if owner.pid == os.getpid():
         return Liveness.ALIVE if owner.owner_id in _live_here else Liveness.DEAD
-    started = _process_started(owner.pid)
+    started = start_time(owner.pid)
     if started is None or (started and owner.process_started and started != owner.process_started):
         return Liveness.DEAD
     return Liveness.ALIVE
@@ -72,35 +72,3 @@ def seems_free(owner: Owner | None, lease_expires_at: float | None, now: float) 
     if owner is None or liveness(owner) is Liveness.DEAD:
         return True
     return lease_expires_at is None or lease_expires_at < now
-
-
-def _boot_id() -> str:
-    """The boot of this machine and, behind a slash, the namespace that pids belong to; "" where neither is told."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""
-
-
-def _process_started(pid: int) -> str | None:
-    """The process's start time as its host counts it, "" where the host does not tell, None when it is gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None if Path("/proc/self/stat").exists() else _probe(pid)
-    except OSError:  # no file descriptor is left, or we may not look: that says nothing of it
-        return ""
-    # The command's name, in parentheses, may hold spaces: count fields behind it. proc(5): state is 3, start time 22.
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in {"Z", "X"} else fields[19]
-
-
-def _probe(pid: int) -> str | None:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except OSError:
-        return ""
-    return ""

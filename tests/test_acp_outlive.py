@@ -1,4 +1,4 @@
-"""Turns with agents that speak ACP outlive the process that began them: another one goes on talking to the same agent."""
+"""Turns with agents that speak ACP outlive the process that began them: another one goes on talking to the agent."""
 
 from __future__ import annotations
 
@@ -172,7 +172,8 @@ async def _finish(home: Home, task: str, prompt: str, replies: dict[str, Reply])
                 replies[task] = await conversation.send(f"Go on. [[say {task}]]" if goes_on else prompt)
                 return
         except BackendError as error:
-            assert error.kind in {ErrorKind.CRASHED, ErrorKind.SESSION_LOST}
+            if error.kind not in {ErrorKind.CRASHED, ErrorKind.SESSION_LOST}:
+                raise
             goes_on, opening = error.goes_on, Opening()
     raise AssertionError(f"{task} fails again and again")
 

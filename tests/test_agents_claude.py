@@ -30,6 +30,8 @@ ANSWERS: dict[str, tuple[str, Usage]] = {
     "claude197/resume_json": ("second TURN-B", UNPRICED),
     # The session's third turn: its total is three times that.
     "claude/resume_stream": ("third TURN-C", ONE),
+    # Two results: what was at work in the background is told to the model, which goes on.
+    "claude/background_stream": ("STUB 5 messages; last: ", Usage(48, 21, 0.0004185)),
     "claude/permission_denied_json": ("Permission to use Bash has been denied because ", TWO),
     "claude/structured_json": ('{"name":"Ada"}', ONE),
     "claude/tool_stream": ("</system-reminder>>", TWO),
@@ -46,6 +48,7 @@ FAILURES: dict[str, tuple[ErrorKind, str, bool, Usage]] = {
     "claude/error_529_json": (ErrorKind.OVERLOADED, "529 stub says 529", True, FREE),
     "claude/error_529_stream": (ErrorKind.OVERLOADED, "529 stub says 529", True, FREE),
     "claude/error_refused_json": (ErrorKind.TRANSIENT, "Connection refused", True, FREE),
+    "claude/usage_limit_stream": (ErrorKind.RATE_LIMITED, "You've hit your 5-hour limit · resets", True, FREE),
     # Its exit status is 0.
     "claude/killed_sigint": (ErrorKind.CRASHED, "ended with status 0 before its turn was over", False, NOTHING),
     "claude/killed_sigkill": (ErrorKind.CRASHED, "ended by SIGKILL before its turn was over", False, NOTHING),
@@ -73,7 +76,10 @@ def test_an_answer(path: str) -> None:
     seen, (text, usage) = _replayed(path), ANSWERS[path]
     assert seen.answered is not None, seen.error
     assert seen.answered.text.endswith(text)
-    assert seen.answered.usage == seen.reader.usage == usage
+    used = seen.answered.usage
+    assert (used.input_tokens, used.output_tokens) == (usage.input_tokens, usage.output_tokens)
+    assert used.cost_usd == (None if usage.cost_usd is None else pytest.approx(usage.cost_usd))
+    assert seen.reader.usage == used
     assert not seen.answered.is_total
     assert seen.reader.is_final
     assert seen.reader.session_id == json.loads(recorded(*path.split("/"))["stdout"].splitlines()[-1])["session_id"]
@@ -131,6 +137,26 @@ def test_a_total_is_the_calls_own_in_old_versions_and_nobodys_turn_in_new_ones()
         assert seen.answered is not None and seen.answered.usage == Usage(16, 7, cost), version
 
 
+def test_the_first_result_is_not_the_last_word_while_something_works_in_the_background() -> None:
+    reader = PROGRAM.reader(Call(folder=Path("/nowhere")))
+    finals: list[tuple[int, str]] = []
+    lines = recorded("claude", "background_stream")["stdout"].splitlines()
+    for number, line in enumerate(lines):
+        event = json.loads(line)
+        reader.read(event)
+        if event["type"] == "result":
+            finals.append((number, event["result"]))
+            assert reader.is_final == (number == len(lines) - 1)
+        else:
+            assert not reader.is_final
+    assert len(finals) == 2
+    for status, is_answer in ((0, True), (-9, False), (143, False), (None, False)):
+        reader = PROGRAM.reader(Call(folder=Path("/nowhere")))
+        seen = read(reader, "\n".join(lines[: finals[0][0] + 1]), Ending(status))
+        assert (seen.answered is not None) == is_answer
+        assert is_answer or (seen.error is not None and seen.error.goes_on)
+
+
 def test_results_of_work_in_the_background_add_up() -> None:
     result = json.loads(recorded("claude", "tool_stream")["stdout"].splitlines()[-1])
     stdout = "\n".join(json.dumps({**result, "result": text}) for text in ("first", "last"))
@@ -182,6 +208,17 @@ def test_kinds_that_no_recording_has(fields: dict[str, Any], kind: ErrorKind, wa
     seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), json.dumps(API_ERROR | fields), Ending(1))
     assert seen.error is not None
     assert (seen.error.kind, seen.error.retry_after) == (kind, wait)
+
+
+def test_a_usage_limit_ends_when_it_says() -> None:
+    seen = _replayed("claude/usage_limit_stream")
+    told = next(
+        json.loads(line)["rate_limit_info"]["resetsAt"]
+        for line in recorded("claude", "usage_limit_stream")["stdout"].splitlines()
+        if "rate_limit_event" in line
+    )
+    assert seen.error is not None and seen.error.retry_after == told - NOW
+    assert seen.others == [("waiting", "usage limit reached")]
 
 
 def test_the_end_of_a_usage_limit_is_taken_from_where_it_stands_as_a_number() -> None:
@@ -272,4 +309,6 @@ def test_every_option_becomes_an_argument_and_prompts_stay_out_of_them(tmp_path:
 def test_nothing_is_granted_that_was_not_asked_for(tmp_path: Path) -> None:
     assert ClaudeCodeBackend().arguments(Call(folder=tmp_path)) == COMMON
     assert ClaudeCodeBackend(tools=()).arguments(Call(folder=tmp_path)) == [*COMMON, "--tools="]
-    assert ClaudeCodeBackend().environment(Call(folder=tmp_path))["CLAUDE_CODE_MAX_RETRIES"] == "0"
+    environment = ClaudeCodeBackend().environment(Call(folder=tmp_path))
+    assert environment["CLAUDE_CODE_MAX_RETRIES"] == "0"
+    assert environment["CLAUDE_CODE_TMPDIR"] == str(tmp_path)

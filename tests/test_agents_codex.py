@@ -35,6 +35,8 @@ FAILURES: dict[str, tuple[ErrorKind, str, bool]] = {
     "error_400": (ErrorKind.INVALID_REQUEST, "Codex: stub says 400", True),
     "error_401": (ErrorKind.AUTH, "401 Unauthorized", True),
     "error_429": (ErrorKind.RATE_LIMITED, "429 Too Many Requests", True),
+    "usage_limit": (ErrorKind.RATE_LIMITED, "hit your usage limit", True),
+    "usage_limit_days": (ErrorKind.RATE_LIMITED, "hit your usage limit", True),
     "error_500": (ErrorKind.TRANSIENT, "high demand", True),
     "error_529": (ErrorKind.OVERLOADED, "529", True),
     "error_refused_bounded": (ErrorKind.TRANSIENT, "Connection failed", True),
@@ -90,6 +92,17 @@ def test_tools_and_waits_are_shown() -> None:
     waits = [text for kind, text in _replayed("error_429").others if kind == "waiting"]
     assert waits[0] == "Reconnecting... 1/5 (exceeded retry limit, last status: 429 Too Many Requests)"
     assert len(waits) == 5
+
+
+@pytest.mark.usefixtures("utc")
+def test_a_usage_limit_ends_when_it_says() -> None:
+    """The server said 2 hours, and 3 days; Codex tells the time of day, or the day, without seconds."""
+    for name, seconds in (("usage_limit", 7200), ("usage_limit_days", 3 * 86_400)):
+        events = recorded("codex", name)["stdout"].splitlines()
+        recorded_at = int(json.loads(events[0])["thread_id"].replace("-", "")[:12], 16) / 1000  # a UUID of version 7
+        reader = CodexBackend(now=lambda at=recorded_at: at).reader(Call(folder=Path("/nowhere")))
+        seen = read(reader, "\n".join(events), Ending(1))
+        assert seen.error is not None and seen.error.retry_after == pytest.approx(seconds, abs=90)
 
 
 def test_a_turn_in_another_session_is_over_before_the_model_is_asked() -> None:

@@ -130,9 +130,26 @@ RETRY_INFO = [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay"
     ],
 )
 def test_kinds_by_what_it_says(message: str, kind: ErrorKind, wait: float | None) -> None:
-    seen = _read({"type": "result", "status": "error", "error": {"message": message}}, status=144)
+    seen = _read({"type": "result", "status": "error", "error": {"message": message}}, status=1)
     assert seen.error is not None
     assert (seen.error.kind, seen.error.retry_after) == (kind, wait)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (173, ErrorKind.RATE_LIMITED),
+        (247, ErrorKind.OVERLOADED),
+        (17, ErrorKind.OVERLOADED),
+        (145, ErrorKind.AUTH),
+        (148, ErrorKind.INVALID_REQUEST),
+        (1, ErrorKind.TRANSIENT),
+    ],
+)
+def test_a_bare_word_of_the_server_is_explained_by_the_exit_status(status: int, kind: ErrorKind) -> None:
+    told = {"message": "[API Error: no]\nPlease wait and try again later."}
+    seen = _read({"type": "result", "status": "error", "error": told}, status=status)
+    assert seen.error is not None and seen.error.kind is kind
 
 
 @pytest.mark.parametrize(

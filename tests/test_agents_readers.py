@@ -131,7 +131,7 @@ def test_output_cut_anywhere_is_no_answer(cli: str) -> None:
         for count in range(len(lines)):
             for rest in ("", lines[count][: len(lines[count]) // 2]):
                 reader = PROGRAMS[cli].reader(CALLS[0])
-                seen = read(reader, "\n".join([*lines[:count], rest]), Ending(0, ""))
+                seen = read(reader, "\n".join([*lines[:count], rest]), Ending(-15, ""))
                 if not reader.is_final:
                     assert seen.error is not None, (name, count)
 

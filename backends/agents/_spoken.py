@@ -101,18 +101,10 @@ def _write(data: bytes) -> None:
 def _kill(folder: Path) -> None:
     """All that belong to the turn, but for this process."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from proctable import HAS_PROC, members, send  # type: ignore[import-not-found]  # noqa: PLC0415
+    from proctable import Turn, end  # type: ignore[import-not-found]  # noqa: PLC0415
 
-    if not HAS_PROC:
-        os.killpg(0, signal.SIGKILL)
-    marker = json.loads((folder / "child.json").read_bytes())["marker"]
-    end = time.monotonic() + _GRACE
-    while time.monotonic() < end:
-        others = [process for process in members(marker, None) if process.pid != os.getpid()]
-        if not others:
-            return
-        for process in others:
-            send(process, signal.SIGKILL)
+    known = json.loads((folder / "child.json").read_bytes())
+    end([Turn(known["marker"], known["pid"], known["started"])], _GRACE)
 
 
 if __name__ == "__main__":

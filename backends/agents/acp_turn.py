@@ -79,16 +79,12 @@ class AcpConversation(CliConversation):
     async def _speak(self, child: Child, talk: Talk, speech: Speech, until: float) -> None:
         """Until the agent has said its last word, or is not waited for any more."""
         patience = anyio.CancelScope()
-        told = False
 
         def on_line(line: bytes) -> bool:
-            nonlocal told
             for output in feed(talk, line):
                 self._opening.on_output(output)
             speech.say(talk.take())
-            if talk.session_id is not None and not told:
-                self._session_id, self._exists, told = talk.session_id, True, True
-                self._opening.on_session(talk.session_id)
+            self._know(talk)
             if talk.wish is not None:
                 patience.deadline = min(patience.deadline, anyio.current_time() + _STOP)
             return talk.is_final

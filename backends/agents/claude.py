@@ -150,9 +150,10 @@ class ClaudeCodeBackend(CliBackend):
         """Nothing beside an answer: what it asked about is still waiting in the session, and goes on by itself."""
         return "" if self.ask_for and call.answer is not None else prompt
 
-    def environment(self, call: Call) -> Mapping[str, str]:  # noqa: ARG002 - other agents need it
-        """Retries inside, telemetry and updates are off."""
-        return _ENVIRONMENT if self.base_url is None else {**_ENVIRONMENT, "ANTHROPIC_BASE_URL": self.base_url}
+    def environment(self, call: Call) -> Mapping[str, str]:
+        """Retries inside, telemetry and updates are off, and what its tools leave lies beside the turn's files."""
+        own = {**_ENVIRONMENT, "CLAUDE_CODE_TMPDIR": str(call.folder)}
+        return own if self.base_url is None else {**own, "ANTHROPIC_BASE_URL": self.base_url}
 
     def reader(self, call: Call) -> ClaudeReader:
         """A reader for that turn's output."""

@@ -7,64 +7,14 @@ from dataclasses import replace
 from typing import Literal
 
 from backends.agents.claude_asking import question_of
-from backends.agents.faults import COMMON, Phrases, classify, failure, no_outcome
+from backends.agents.claude_faults import PHRASES, kind_of_result
+from backends.agents.faults import failure, no_outcome
 from backends.agents.fields import Tally, at, count, deed, number, shown, tables, text
 from backends.agents.program import Answered, Call, Ending
 from backends.agents.resets import seconds_left
-from backends.errors import BackendError, ErrorKind
+from backends.errors import BackendError
 from backends.protocol import NO_USAGE, JsonValue, Output, Usage
 
-_PHRASES: Phrases = (
-    ("no conversation found", ErrorKind.SESSION_LOST),
-    # The place to go on from is not in its file.
-    ("no message found with message.uuid", ErrorKind.SESSION_LOST),
-    # Another process has the session, or had it a moment ago.
-    ("already in use", ErrorKind.TRANSIENT),
-    ("error: unknown option", ErrorKind.INVALID_REQUEST),
-    ("is invalid. allowed choices", ErrorKind.INVALID_REQUEST),
-    ("root/sudo privileges", ErrorKind.INVALID_REQUEST),
-    *COMMON,
-)
-_LIMITS: Mapping[str, ErrorKind] = {
-    # What the user allowed is used up. Not a kind that is tried again by itself: that would spend it once more.
-    "error_max_turns": ErrorKind.CONTEXT_OVERFLOW,
-    "error_max_budget_usd": ErrorKind.CONTEXT_OVERFLOW,
-    "error_max_structured_output_retries": ErrorKind.INVALID_OUTPUT,
-}
-_TYPED: Mapping[str, ErrorKind] = {
-    "usage_limit_reached": ErrorKind.RATE_LIMITED,
-    "model_requires_usage_credits": ErrorKind.AUTH,
-    "long_context_credits_required": ErrorKind.AUTH,
-    "provider_credentials": ErrorKind.AUTH,
-    "gateway_signin_required": ErrorKind.AUTH,
-    "gateway_session_expired": ErrorKind.AUTH,
-    "api_key_auth_disabled": ErrorKind.AUTH,
-    "org_disabled_credential": ErrorKind.AUTH,
-    "invalid_credential_header": ErrorKind.AUTH,
-    "network_edge_blocked": ErrorKind.AUTH,
-    "max_output_tokens": ErrorKind.CONTEXT_OVERFLOW,
-    "message_over_context_limit": ErrorKind.CONTEXT_OVERFLOW,
-    "autocompact_thrashing": ErrorKind.CONTEXT_OVERFLOW,
-    "safety_monitor_blocked": ErrorKind.REFUSED,
-    "dlp_request_denied": ErrorKind.REFUSED,
-    "claude_code_version_too_old": ErrorKind.INVALID_REQUEST,
-    "tool_history_mismatch": ErrorKind.INVALID_REQUEST,
-}
-"""`api_error` of a failed turn, where the status that comes with it would mislead."""
-_UNTYPED: Mapping[str, ErrorKind] = {
-    "authentication_failed": ErrorKind.AUTH,
-    "billing_error": ErrorKind.AUTH,
-    "account_on_hold": ErrorKind.AUTH,
-    "verification_required": ErrorKind.AUTH,
-    "cloud_credential_error": ErrorKind.AUTH,
-    "oauth_org_not_allowed": ErrorKind.AUTH,
-    "rate_limit": ErrorKind.RATE_LIMITED,
-    "overloaded": ErrorKind.OVERLOADED,
-    "invalid_request": ErrorKind.INVALID_REQUEST,
-    "model_not_found": ErrorKind.INVALID_REQUEST,
-    "max_output_tokens": ErrorKind.CONTEXT_OVERFLOW,
-}
-"""`error` of a failed turn, for errors that came with no status."""
 _FIRST_TO_ADD_UP = (2, 1, 300)
 """From about here on `total_cost_usd` counts the whole session; before, the call alone."""
 
@@ -82,6 +32,7 @@ class ClaudeReader:
             "system/init": self._init,
             "system/api_retry": self._retry,
             "system/permission_denied": self._deny,
+            "system/background_tasks_changed": self._background,
         }
         self._begins = not call.resume and call.forks is None
         self._now = now
@@ -97,6 +48,8 @@ class ClaudeReader:
         self._last_whole: str | None = None
         self._open_uses: set[str] = set()
         """Uses of tools that have no result yet."""
+        self._in_background = False
+        self._is_final = False
         self._result: Mapping[str, JsonValue] | None = None
         self._billed: Usage | None = None
 
@@ -109,8 +62,10 @@ class ClaudeReader:
 
     @property
     def is_final(self) -> bool:
-        """Whether there was a `result`."""
-        return self._result is not None
+        """Whether there was a `result` with nothing left at work: a command or an agent in the background is waited
+        for, and the conversation goes on about what it did, to another result.
+        """
+        return self._is_final
 
     @property
     def usage(self) -> Usage:
@@ -140,8 +95,10 @@ class ClaudeReader:
     def end(self, ending: Ending) -> Answered:
         """The answer, if the result is one."""
         result = self._result
-        if result is None:
-            kind, message = no_outcome("Claude Code", ending, _PHRASES)
+        # Cut while something was at work in the background. By itself it may also give up waiting for that.
+        is_cut = not self._is_final and ending.status != 0
+        if result is None or is_cut:
+            kind, message = no_outcome("Claude Code", ending, PHRASES)
             raise failure(kind, message, usage=self.usage, goes_on=self._session is not None)
         if at(result, "is_error") is not False or text(result, "subtype") != "success":
             raise self._failure(result)
@@ -212,6 +169,10 @@ class ClaudeReader:
         tries = f"try {count(event, 'attempt')} of {count(event, 'max_retries')}"
         return [self._output("waiting", f"{why}, {delay:.1f} s, {tries}")]
 
+    def _background(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        self._in_background = bool(at(event, "tasks"))
+        return []
+
     def _deny(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         """Told when it happens, which older versions do not, and again by the result, with what it was about."""
         use = text(event, "tool_use_id")
@@ -220,8 +181,7 @@ class ClaudeReader:
         return [self._output("notice", f"not allowed: {self._denied[use]}")] if is_new else []
 
     def _finish(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
-        # An agent at work in the background may bring about another result after this one.
-        self._result = event
+        self._result, self._is_final = event, not self._in_background
         if count(event, "num_turns"):
             self._session = text(event, "session_id") or self._session
         self._billed = self._cost(event) + (self._billed or NO_USAGE)
@@ -241,7 +201,7 @@ class ClaudeReader:
         errors = at(result, "errors")
         first = errors[0] if isinstance(errors, list) and errors else None
         message = text(result, "result") or (first if isinstance(first, str) else "") or "it says no reason"
-        kind = self._kind(result, message)
+        kind = kind_of_result(result, message, self._error)
         kept = self._session is not None
         return failure(kind, f"Claude Code: {message}", wait=self._hint(message), usage=self.usage, goes_on=kept)
 
@@ -251,21 +211,6 @@ class ClaudeReader:
             return max(0.0, self._until - self._now())
         told = seconds_left(message, self._now())
         return self._delay if told is None else told
-
-    def _kind(self, result: Mapping[str, JsonValue], message: str) -> ErrorKind:
-        kind = _LIMITS.get(text(result, "subtype")) or _TYPED.get(text(result, "api_error"))
-        if kind is not None:
-            return kind
-        if text(result, "terminal_reason").startswith("aborted"):
-            return ErrorKind.CRASHED
-        if text(result, "stop_reason") == "refusal":
-            return ErrorKind.REFUSED
-        status = count(result, "api_error_status")
-        if not status and self._error in _UNTYPED:
-            return _UNTYPED[self._error]
-        if text(result, "startup_failure_reason") not in {"", "session_held_by_background"}:
-            return ErrorKind.INVALID_REQUEST
-        return classify(message, _PHRASES, status, [text(result, "api_error_type")])
 
     def _bill(self, request: str, usage: JsonValue) -> None:
         told = _of_request(usage)

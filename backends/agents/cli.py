@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from typing import ClassVar, Literal
 from uuid import uuid4
 
 from backends.errors import BackendUnavailable
+from backends.guard import scratch
 from backends.process import read_known
 from backends.protocol import Conversation, Files, JsonValue, LeftTurn, Opening
 
@@ -76,8 +76,8 @@ class CliBackend(ABC):
         if opening.files is not None:
             yield self.conversation(opening, opening.files)
             return
-        with tempfile.TemporaryDirectory(prefix="plait-", ignore_cleanup_errors=True) as folder:
-            yield self.conversation(opening, Files(Path(folder) / "turn" / "1", Path(folder) / "sessions"))
+        with scratch() as folder:
+            yield self.conversation(opening, Files(folder / "turn" / "1", folder / "sessions"))
 
     def conversation(self, opening: Opening, files: Files) -> CliConversation:
         """A conversation with its files there."""

@@ -38,7 +38,7 @@ class CodexBackend(CliBackend):
     `append_system` is added to them; a session keeps the ones that it began with. `base_url` is another server that
     speaks the Responses API, asked without retries, with the key in environment variable `api_key_env`. `config` holds
     settings beside those of its own file, by dotted key, such as {"model_reasoning_effort": "high"}; they win over
-    those that follow from other options. `now` tells the Unix time.
+    those that follow from other options. Its plugins are off, which it would fetch first. `now` tells the Unix time.
     """
 
     kind: ClassVar[str] = "codex"

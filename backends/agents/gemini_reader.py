@@ -32,6 +32,8 @@ _PHRASES: Phrases = (
     ("no final response text", ErrorKind.TRANSIENT),
     *COMMON,
 )
+_EXITS = {status % 256: status for status in (400, 401, 403, 404, 408, 413, 429, 500, 502, 503, 504, 529)}
+"""Where it says nothing else about an error of the server's, its exit status is what is left of that one's."""
 _NOISE = ("Warning: ", "Ripgrep is not available", "YOLO mode is enabled", "Loaded cached credentials")
 
 
@@ -98,7 +100,7 @@ class GeminiReader:
             kind, message = no_outcome("Gemini", ending, _PHRASES, _NOISE)
             raise failure(kind, message, goes_on=self._has_said)
         if text(self._result, "status") != "success":
-            raise self._failure(text(self._result, "error", "message") or self._error or "it says no reason")
+            raise self._failure(self._result, _EXITS.get(ending.status or 0, 0))
         return Answered("".join(self._pieces), usage=self.usage)
 
     def _message(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
@@ -109,10 +111,11 @@ class GeminiReader:
         self._pieces.append(piece)
         return [Output("text", piece)]
 
-    def _failure(self, message: str) -> BackendError:
+    def _failure(self, result: Mapping[str, JsonValue], status: int) -> BackendError:
+        message = text(result, "error", "message") or self._error or "it says no reason"
         error = _unwrapped(message)
         said = text(error, "message") or message
-        kind = classify(said, _PHRASES, count(error, "code"))
+        kind = classify(said, _PHRASES, count(error, "code") or status)
         wait = seconds_left(said, self._now())
         return failure(kind, f"Gemini: {said}", wait=_delay(error) if wait is None else wait, usage=self.usage)
 

@@ -23,7 +23,7 @@ from backends.protocol import NO_USAGE, Files, JsonValue, Message, Opening, Outp
 from backends.structured import Mismatch, Schema, invalid_output, repair_prompt
 from backends.text import clean_text, one_line
 
-from .past import TOLD, cut_before, feed
+from .past import TOLD, cut_before, feed, reread
 from .program import Answered, Call, Ending, Reader
 from .replaying import replayed
 from .sessions import Sessions, since
@@ -47,6 +47,7 @@ class CliConversation:
         self._sessions = Sessions(files.sessions, backend.kind)
         self._session_id = opening.session_id
         self._exists = opening.resume
+        self._seen: str | None = None
         self._said = False
         self._calls = 0
         self._rewinds = opening.goes_on
@@ -126,7 +127,11 @@ class CliConversation:
         reader = self._backend.reader(call)
         cut = self._cut_before(call) if not self._said else []
         try:
-            child = await self._let_work(call, reader, sent, cut)
+            try:
+                child = await self._let_work(call, reader, sent, cut)
+            except BaseException:
+                self._look_once_more(call)
+                raise
             answered = reader.end(Ending(child.status, child.tail("stderr")))
         except BackendError as error:
             error.usage += reader.usage if error.usage == NO_USAGE else NO_USAGE
@@ -203,10 +208,20 @@ class CliConversation:
     def _on_line(self, reader: Reader, line: bytes) -> bool:
         for output in feed(reader, line):
             self._opening.on_output(output)
-        if reader.session_id is not None and (reader.session_id != self._session_id or not self._exists):
+        self._know(reader)
+        return reader.is_final
+
+    def _know(self, reader: Reader) -> None:
+        if reader.session_id is not None and reader.session_id != self._seen:
+            self._seen = reader.session_id
             self._session_id, self._exists = clean_text(reader.session_id), True
             self._opening.on_session(self._session_id)
-        return reader.is_final
+
+    def _look_once_more(self, call: Call) -> None:
+        """The agent was ended: what it wrote since our last look may show that there is a session to go on with."""
+        reader = self._backend.reader(call)
+        reread(reader, call.folder)
+        self._know(reader)
 
     def _show(self, kind: str, text: str) -> None:
         self._opening.on_output(Output("waiting" if kind == "waiting" else "notice", one_line(text)))

@@ -96,19 +96,16 @@ def test_resume_elsewhere(world: World):
     assert world.asked("CE1")[-1].prompts == ["CE1", "CE2"]
 
 
-def test_unknown_session(world: World):
-    """--resume of an unknown id: exit 1, a result with `errors` that says there is no such conversation."""
-    turn = claude(world, "x", "--resume", new_id())
-    assert turn.status == 1 and result(turn)["is_error"]
-    assert result(turn)["errors"][0].startswith("No conversation found with session ID")
-
-
-def test_session_in_use(world: World):
-    """--session-id of a session that exists: exit 1, no event, "already in use" on stderr."""
+def test_system_prompt(world: World):
+    """--system-prompt-file replaces the system prompt, --append-system-prompt-file adds to it; a resume keeps it."""
+    (world.root / "prompt").write_text("You are a lighthouse.")
     session = new_id()
-    claude(world, "x", "--session-id", session)
-    turn = claude(world, "y", "--session-id", session)
-    assert (turn.status, turn.events) == (1, []) and "is already in use" in turn.stderr
+    claude(world, "CS1", "--session-id", session, "--system-prompt-file", str(world.root / "prompt"))
+    claude(world, "CS2", "--resume", session)
+    claude(world, "CS3", "--append-system-prompt-file", str(world.root / "prompt"))
+    first, second, added = (world.asked(word)[-1].system for word in ("CS1", "CS2", "CS3"))
+    assert len(first) < 2000 and "You are a lighthouse." in first and "You are a lighthouse." in second
+    assert len(added) > 5000 and "You are a lighthouse." in added
 
 
 def test_fork(world: World):
@@ -184,42 +181,6 @@ def test_killed_turn_is_not_in_the_totals(world: World):
     assert [one["message"]["usage"]["input_tokens"] for one in killed.of("assistant")] == [13]
     after = claude(world, "CV3", "--resume", session)
     assert model_usage(after, "modelUsage")[0] == 11 + usage(after)[0]
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [(401, "authentication_error"), (429, "rate_limit_error"), (500, "api_error"), (529, "overloaded_error")],
-)
-def test_refused_by_the_model(world: World, status: int, kind: str):
-    """With CLAUDE_CODE_MAX_RETRIES=0 an error of the API is one request; the result says success, is_error, status."""
-    turn = claude(world, f"CQ{status} [[error {status}]]")
-    last = result(turn)
-    assert turn.status == 1 and turn.seconds < 20
-    assert (last["subtype"], last["is_error"], last["terminal_reason"]) == ("success", True, "api_error")
-    assert (last["api_error_status"], last["api_error_type"]) == (status, kind)
-    assert len(world.asked(f"CQ{status}")) == 1
-
-
-def test_too_long_for_the_model(world: World):
-    """A prompt that is too long for the model: terminal_reason prompt_too_long."""
-    turn = claude(world, "[[error 400 prompt is too long: 210000 tokens > 200000 maximum]]")
-    assert (result(turn)["is_error"], result(turn)["terminal_reason"]) == (True, "prompt_too_long")
-
-
-def test_no_connection(world: World):
-    """Nobody at the address: api_error connection_failed, no status, with no retries at once."""
-    turn = claude(world, "x", ANTHROPIC_BASE_URL="http://127.0.0.1:9")
-    last = result(turn)
-    assert (turn.status, last["is_error"], last["api_error"]) == (1, True, "connection_failed")
-    assert last["api_error_status"] is None and turn.seconds < 20
-
-
-def test_retries_are_told(world: World):
-    """With retries on, a wait is a system/api_retry event with its length and the status."""
-    turn = claude(world, "CY [[error 429 retry-after 1 once]]", CLAUDE_CODE_MAX_RETRIES="2")
-    (wait,) = turn.of("system", subtype="api_retry")
-    assert (wait["error_status"], wait["error"], wait["attempt"]) == (429, "rate_limit", 1)
-    assert wait["retry_delay_ms"] >= 1000 and not result(turn)["is_error"]
 
 
 def test_outlives_its_parent(world: World):

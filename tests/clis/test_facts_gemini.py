@@ -97,7 +97,7 @@ def test_no_connection(world: World):
     """Nobody at the address, with maxAttempts 1: a result with status error at once."""
     no_retries(world)
     turn = gemini(world, "x", GOOGLE_GEMINI_BASE_URL="http://127.0.0.1:9")
-    assert turn.status != 0 and result(turn)["status"] == "error" and turn.seconds < 30
+    assert turn.status != 0 and result(turn)["status"] == "error" and turn.seconds < 60
 
 
 def test_settings_of_our_own(world: World):
@@ -137,6 +137,13 @@ def test_marker(world: World):
         left = marked("PLAIT_TURN=marker-gm")
     assert left
     until(lambda: not marked("PLAIT_TURN=marker-gm"), f"the end of {left}")
+
+
+def test_system_prompt(world: World):
+    """GEMINI_SYSTEM_MD names a file that replaces the system prompt."""
+    (world.root / "prompt.md").write_text("You are a lighthouse.")
+    gemini(world, "GS1", GEMINI_SYSTEM_MD=str(world.root / "prompt.md"))
+    assert world.asked("GS1")[-1].system.startswith("You are a lighthouse.")
 
 
 def test_no_shell_by_default(world: World):

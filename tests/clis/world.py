@@ -90,7 +90,7 @@ class Running:
         os.killpg(self.process.pid, signal.SIGKILL)
         return self.wait()
 
-    def wait(self, seconds: float = 60) -> Turn:
+    def wait(self, seconds: float = 120) -> Turn:
         try:
             status = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -154,6 +154,11 @@ class World:
     def run(self, argv: Sequence[str], prompt: str = "", folder: Path | None = None, **more: str) -> Turn:
         return self.start(argv, prompt, folder, **more).wait()
 
+    @property
+    def children(self) -> list[int]:
+        """The processes of this world that carry a mark of plait's."""
+        return marked(f"HOME={self.home}", "PLAIT_TURN_")
+
     def asked(self, word: str) -> list[Request]:
         """What the model was asked in conversations that have that word in any prompt, in order."""
         return [one for one in self.stub.requests() if not one.aside and word in "\n".join(one.prompts)]
@@ -208,12 +213,13 @@ def until(happened: Callable[[], object], what: str, seconds: float = 30) -> Non
         time.sleep(0.02)
 
 
-def marked(variable: str) -> list[int]:
-    """The processes that have that variable, as NAME=VALUE, in their environment."""
+def marked(*variables: str) -> list[int]:
+    """The processes that have in their environment, for each of `variables`, one that begins like it."""
     found: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if variable.encode() in (folder / "environ").read_bytes().split(b"\0"):
+            has = (folder / "environ").read_bytes().split(b"\0")
+            if all(any(one.startswith(wanted.encode()) for one in has) for wanted in variables):
                 found.append(int(folder.name))
     return found
 

@@ -36,6 +36,20 @@ class Home:
         """What the user said last in each request, in order."""
         return [next(text for role, text in reversed(call["said"]) if role == "user") for call in self.calls]
 
+    @property
+    def processes(self) -> list[int]:
+        """All that belong to some turn of agents at home here."""
+        found: list[int] = []
+        for entry in Path("/proc").iterdir():
+            try:
+                variables = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            except OSError:
+                continue
+            is_ours = f"HOME={self.path}".encode() in variables
+            if is_ours and any(one.startswith(PREFIX.encode()) for one in variables) and start_time(int(entry.name)):
+                found.append(int(entry.name))
+        return found
+
     def claude(self, **options: Any) -> ClaudeCodeBackend:
         """A backend on the fake Claude Code."""
         return ClaudeCodeBackend(command=str(self.path / "claude"), cwd=self.path, **options)
@@ -48,11 +62,6 @@ class Home:
         """What the fake agents have written down under that name, in order."""
         log = self.path / f"{name}.jsonl"
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-
-    @property
-    def processes(self) -> list[int]:
-        """Those of turns that have this home."""
-        return [pid for pid in processes_of_turns() if f"HOME={self.path}\0".encode() in _environment(pid)]
 
     def files(self, attempt: int = 1, task: str = "task") -> Files:
         """Those of an attempt, as a store would give them."""
@@ -68,24 +77,6 @@ def make_home(path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
         command.chmod(0o755)
     monkeypatch.setenv("HOME", str(path))
     return Home(path)
-
-
-def processes_of_turns() -> list[int]:
-    """All processes on this machine that belong to some turn of ours."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        if PREFIX.encode() in _environment(int(entry.name)) and start_time(int(entry.name)) is not None:
-            found.append(int(entry.name))
-    return found
-
-
-def _environment(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b""
 
 
 async def until(true: Callable[[], object], seconds: float = 30) -> None:

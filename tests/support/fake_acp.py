@@ -3,11 +3,12 @@
 
 Its sessions are files in $HOME/sessions. Words in the prompt say what it does: [[say TEXT]], [[until PATH]] (answers
 when that file exists), [[error CODE TEXT]], [[stop REASON]], [[tool]] (uses one without asking), [[ask TITLE]] (asks
-for permission first, with [[after PATH]] only when that exists), [[noise]] (says what is no message, or answers nothing that was asked), [[huge BYTES]] (in one
-message), [[child]] (starts a process of its own that never ends), [[die]], [[nothing]]; the words --hangs and --fails
-of its command do so with any prompt. --deaf heeds neither cancellation nor the end of its input, --immortal no SIGTERM.
---lacks=load,resume,fork: it cannot. --login: nothing without `authenticate`. --name=NAME is what it calls itself,
---version=N the protocol's. --slow=SECONDS before each answer but the prompt's.
+for permission first, with [[after PATH]] only when that exists), [[noise]] (says what is no message, or answers nothing
+that was asked), [[huge BYTES]] (in one message), [[child]] (starts a process of its own that never ends), [[die]],
+[[nothing]]. The words --hangs and --fails of its command do so with any prompt; --deaf heeds neither cancellation nor
+the end of its input, --immortal no SIGTERM; --lacks=load,resume,fork: it cannot; --login: nothing without
+`authenticate`; --name=NAME is what it calls itself, --version=N the protocol's; --slow=SECONDS before each answer but
+the prompt's.
 
 What the model would see goes to $HOME/calls.jsonl, one line a request; what comes in to $HOME/heard.jsonl.
 """

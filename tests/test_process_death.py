@@ -1,0 +1,253 @@
+"""What becomes of children whose parent is killed: taken over to the same end, or ended, and nobody else is hit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from backends.process import adopted, read_known, sweep
+from backends.proctable import PREFIX, start_time
+from tests.support.room import (
+    ROOT,
+    Kin,
+    Moment,
+    Parent,
+    Witnesses,
+    descriptors,
+    guards_of,
+    kin,
+    soon,
+    within,
+    witnesses,
+    zombies,
+)  # fmt: skip
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")
+
+WHOLE = [*map(str, range(1000)), "ready", *map(str, range(1000, 2000))]
+
+
+@pytest.fixture
+def holds() -> Iterator[Kin]:
+    with kin() as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def seen() -> Iterator[Witnesses]:
+    """Processes beside that live on, whatever a test does; it leaves none of its own."""
+    before = descriptors()
+    with witnesses() as made:
+        yield made
+    assert zombies() == []
+    assert descriptors() == before
+
+
+async def lines_of(folder: Path) -> list[str]:
+    """All that the child of that folder says until it ends, when it is taken over."""
+    found: list[bytes] = []
+    async with adopted(folder) as child:
+        assert child is not None
+        await child.follow(lambda line: bool(found.append(line)), idle=60, until=anyio.current_time() + 60)
+    return [line.decode() for line in found]
+
+
+@pytest.mark.parametrize("moment", ["after the spawn", "at work", "ended"])
+async def test_a_child_whose_parent_was_killed_is_followed_to_the_same_end(
+    moment: Moment, tmp_path: Path, holds: Kin
+) -> None:
+    if moment == "ended":
+        (tmp_path / "go").touch()
+    Parent(tmp_path, moment, ["counts"], holds, guarded=False).kill()
+    known = read_known(tmp_path / "0")
+    assert known is not None and known.is_alive == (moment != "ended")
+    (tmp_path / "go").touch()
+    assert await lines_of(tmp_path / "0") == WHOLE
+    assert holds.is_gone(0)
+    assert await sweep(tmp_path, []) == 0
+
+
+async def test_a_child_that_was_never_started_says_nothing(tmp_path: Path, holds: Kin) -> None:
+    Parent(tmp_path, "before the spawn", ["counts"], holds, guarded=False).kill()
+    known = read_known(tmp_path / "0")
+    assert known is not None and not known.pid and not known.is_alive
+    assert await lines_of(tmp_path / "0") == []
+
+
+async def test_a_child_that_is_taken_over_is_ended_with_its_turn(tmp_path: Path, holds: Kin) -> None:
+    Parent(tmp_path, "at work", ["escapes"], holds, guarded=False).kill()
+    async with adopted(tmp_path / "0") as child:
+        assert child is not None and child.known.is_alive
+    assert holds.is_gone(0) and child.is_gone
+    assert (tmp_path / "0" / "over.json").exists()
+
+
+WORST: dict[Moment, str] = {
+    "before the spawn": "escapes",
+    "after the spawn": "escapes",  # it has no mark yet that outlasts its environment
+    "at work": "vanishes",
+    "ended": "leaves_a_vanished",
+    "stopping": "vanishes",
+    "left": "leaves_a_vanished",
+}
+
+
+@pytest.mark.parametrize("moment", WORST)
+async def test_what_is_left_is_swept(moment: Moment, tmp_path: Path, holds: Kin) -> None:
+    Parent(tmp_path, moment, [WORST[moment]], holds, guarded=False).kill()
+    await sweep(tmp_path, [])
+    assert holds.is_gone(0)
+    known = read_known(tmp_path / "0")
+    assert known is not None and not known.is_alive
+    assert await sweep(tmp_path, []) == 0
+
+
+async def test_a_sweep_keeps_what_it_is_told_to(tmp_path: Path, seen: Witnesses) -> None:
+    names = ["escapes", "counts", "leaves_a_vanished"]
+    with kin() as kept, kin() as swept:
+        Parent(tmp_path / "kept", "at work", names, kept, guarded=False).kill()
+        Parent(tmp_path / "swept", "at work", names, swept, guarded=False).kill()
+        for known in map(read_known, (tmp_path / "swept").iterdir()):
+            assert known is not None
+            seen.resemble(known.marker)
+        here = Path(f"/proc/self/root{tmp_path}")
+        assert await sweep(here, [tmp_path / "kept" / name for name in "012"]) == 4
+        assert swept.is_gone(0)
+        assert not kept.is_gone(0)
+        assert await sweep(tmp_path, [here / "kept" / "1"]) == 3
+        (tmp_path / "kept" / "go").touch()
+        assert await lines_of(tmp_path / "kept" / "1") == WHOLE
+        assert kept.is_gone(0)
+
+
+def another(boot: str) -> str:
+    return "0" + boot[1:] if boot[0] != "0" else "1" + boot[1:]
+
+
+@pytest.mark.parametrize("what", ["boot", "namespace"])
+async def test_a_child_of_another_boot_or_container_is_not_touched(what: str, tmp_path: Path, holds: Kin) -> None:
+    Parent(tmp_path, "at work", ["counts"], holds, guarded=False).kill()
+    file = tmp_path / "0" / "child.json"
+    told = json.loads(file.read_bytes())
+    boot, _, pids = told["boot"].partition("/")
+    there = f"{another(boot)}/{pids}" if what == "boot" else f"{boot}/pid:[1]"
+    file.write_text(json.dumps(told | {"boot": there}))
+    known = read_known(tmp_path / "0")
+    assert known is not None and not known.is_alive
+    assert await lines_of(tmp_path / "0") == WHOLE[:1001]
+    assert await sweep(tmp_path, []) == 0
+    assert not holds.is_gone(0)
+    os.kill(known.pid, signal.SIGKILL)
+    assert holds.is_gone(soon())
+
+
+@pytest.mark.parametrize("how", ["adopted", "swept"])
+async def test_another_process_with_the_same_number_is_not_touched(
+    how: str, tmp_path: Path, holds: Kin, seen: Witnesses
+) -> None:
+    """The child is over, one that it has started is not, and the child's number is that of a session of others."""
+    Parent(tmp_path, "ended", ["holds"], holds, guarded=False).kill()
+    known = read_known(tmp_path / "0")
+    assert known is not None
+    number = seen.take_number(known.pid)
+    if number != known.pid:  # not everybody may choose one
+        file = tmp_path / "0" / "child.json"
+        file.write_text(json.dumps(json.loads(file.read_bytes()) | {"pid": number}))
+    assert not known.is_alive
+    if how == "adopted":
+        assert await lines_of(tmp_path / "0") == ["ready"]
+    else:
+        assert await sweep(tmp_path, []) == 1
+    assert holds.is_gone(0)
+    assert seen.are_alive
+
+
+@pytest.mark.parametrize("moment", WORST)
+def test_a_guarded_child_dies_with_its_parent(moment: Moment, tmp_path: Path, holds: Kin) -> None:
+    parent = Parent(tmp_path, moment, [WORST[moment]], holds, guarded=True)
+    parent.kill()
+    assert holds.is_gone(soon())
+    assert within(soon(), lambda: not guards_of(parent))
+
+
+def test_fifty_guarded_children_die_at_once(tmp_path: Path, holds: Kin) -> None:
+    parent = Parent(tmp_path, "at work", ["deaf"] * 25 + ["escapes"] * 25, holds, guarded=True)
+    parent.kill()
+    assert holds.is_gone(soon())
+    assert within(soon(), lambda: not guards_of(parent))
+
+
+def kill_guard(parent: Parent) -> int:
+    """Kill the guard of a parent; which it was."""
+    (guard,) = guards_of(parent)
+    os.kill(guard, signal.SIGKILL)
+    return guard
+
+
+def test_another_guard_takes_the_place_of_one_that_was_killed(tmp_path: Path, holds: Kin) -> None:
+    parent = Parent(tmp_path, "one by one", ["escapes", "vanishes"], holds, guarded=True)
+    parent.come()
+    guard = kill_guard(parent)
+    parent.go_on()
+    parent.kill()
+    assert guard not in guards_of(parent)
+    assert holds.is_gone(soon())
+    assert within(soon(), lambda: not guards_of(parent))
+
+
+async def test_what_guard_and_parent_leave_together_is_swept(tmp_path: Path, holds: Kin) -> None:
+    parent = Parent(tmp_path, "one by one", ["escapes", "vanishes"], holds, guarded=True)
+    parent.go_on()
+    parent.come()
+    kill_guard(parent)
+    parent.kill()
+    assert not holds.is_gone(0.1)
+    assert await sweep(tmp_path, []) == 4
+    assert holds.is_gone(0)
+
+
+def test_a_copy_of_the_parent_does_not_hide_its_end(tmp_path: Path, holds: Kin) -> None:
+    parent = Parent(tmp_path, "copied", ["escapes"], holds, guarded=True)
+    copy = int(parent.come())
+    parent.kill()
+    try:
+        assert holds.is_gone(soon())
+        os.kill(copy, 0)  # it lives
+    finally:
+        os.kill(copy, signal.SIGKILL)
+
+
+def test_a_guard_that_hears_nothing_more_kills_nobody_as_long_as_its_parent_lives() -> None:
+    """As when the parent closes descriptors that it knows nothing of."""
+    parent = subprocess.Popen(["/bin/sleep", "60"])
+    child = subprocess.Popen(["/bin/sleep", "60"], env={f"{PREFIX}0123456789abcdef": "1"})
+    program = ROOT / "backends" / "_guard.py"
+    words = [sys.executable, "-I", "-S", str(program), str(parent.pid), start_time(parent.pid) or ""]
+    try:
+        with subprocess.Popen(words, stdin=subprocess.PIPE, text=True) as guard:
+            assert guard.stdin is not None
+            guard.stdin.write(json.dumps(["0123456789abcdef", 0, "", None]) + "\n")
+            guard.stdin.close()
+            assert not within(0.5, lambda: child.poll() is not None)
+            parent.kill()
+            assert within(soon(), lambda: child.poll() is not None)
+    finally:
+        for process in (parent, child):
+            process.kill()
+            process.wait()
+
+
+def test_a_temporary_folder_goes_with_the_process_that_made_it(tmp_path: Path, holds: Kin) -> None:
+    parent = Parent(tmp_path, "at work", ["deaf"], holds, guarded=True)
+    parent.come()
+    assert [one.name for one in tmp_path.glob("plait-*/*")] == ["file"]
+    parent.kill()
+    assert within(soon(), lambda: not list(tmp_path.glob("plait-*")))
