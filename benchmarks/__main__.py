@@ -1,5 +1,5 @@
 """`python -m benchmarks [--quick]`: measure everything, write results.json and the table in docs/benchmarks.md.
-With `--growing`, only what growing costs is measured anew.
+With `--growing`, only what growing costs is measured anew; with `--agents`, what agents cost that are run as commands.
 
 Every pair that is compared is measured in turn, in the same minutes; quoted are medians, and ratios of medians.
 """
@@ -118,6 +118,7 @@ def promises(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
         ),
         Line("100,000 tasks with 3 dependencies: built and checked", f"{build['wall_s']:.2f} s", "seconds"),
         *growth(times, results),
+        *agents(times, results),
         Line("`plait --help`", f"{start['wall_s']:.2f} s", "within 0.3 s", start["wall_s"] <= 0.3),
     ]
 
@@ -136,6 +137,20 @@ def growth(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
         what = f"growing to 10,000 tasks {how}, against declaring them"
         lines.append(Line(what, f"{ratio:.2f} times", "within 1.5", ratio <= 1.5))
     return lines
+
+
+def agents(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
+    """What agents that are run as commands cost plait itself."""
+    turn, idle, talk = in_turn(times, ("agent_turns",), ("idle_agents",), ("talkative_agent",))
+    results |= {"agent turns": turn, "idle agents 100": idle, "talkative agent": talk}
+    each, together = turn["cpu_ms"], turn["together_cpu_ms"]
+    more = talk["more_mib"]
+    return [
+        Line("plait's own CPU for an agent's turn", f"{each:.1f} ms", "under 30 ms", each < 30),
+        Line("the same, 20 of them at a time", f"{together:.1f} ms", "under 30 ms", together < 30),
+        Line("100 agents that say nothing", f"{idle['percent']:.2f} % of a core", "under 1 %", idle["percent"] < 1),
+        Line("memory to read an agent that prints 1 GB", f"{more:.1f} MiB", "under 50 MB", more * 2**20 < 50e6),
+    ]
 
 
 def row_of(line: Line) -> str:
@@ -164,8 +179,9 @@ def page(table: list[str], lines: list[Line], times: int) -> str:
 def main() -> None:
     times = 1 if "--quick" in sys.argv else 5
     results: dict[str, dict[str, float]] = {}
-    if "--growing" in sys.argv:
-        lines = growth(times, results)
+    part = agents if "--agents" in sys.argv else growth if "--growing" in sys.argv else None
+    if part is not None:
+        lines = part(times, results)
         kept = json.loads(RESULTS.read_text())
         others = [one for one in kept["promises"] if one["what"] not in {line.what for line in lines}]
         kept = {"figures": kept["figures"] | results, "promises": [*others, *map(vars, lines)]}

@@ -17,7 +17,7 @@ from typing import Any
 
 import anyio
 
-from benchmarks import graphs, growing
+from benchmarks import agents, graphs, growing
 from benchmarks.stores import sqlite_store
 from persistence import Batch, Store
 from runner import DAG, ParallelRunner, RunStatus, Task
@@ -215,7 +215,7 @@ async def start_up() -> dict[str, float]:
 
 MEASURES: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {
     f.__name__: f for f in (floor, gathered, no_store, durable, build, resume, lag, makespan, start_up)
-} | dict(growing.MEASURES)
+} | {**growing.MEASURES, **agents.MEASURES}
 
 
 def main() -> None:

@@ -1,0 +1,87 @@
+"""What children cost the process that starts them: turns of an agent, many agents that say nothing, one that says a lot.
+
+The children are small programs of the system's: only what plait adds to them is measured.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import anyio
+
+from backends.child import Child
+from backends.process import Start, child_environment, running
+
+ANSWER = b'{"type": "text", "text": "A line as agents print them, with some words in it."}\n' * 20
+GIGABYTE = f"import os\nfor _ in range(1024): os.write(1, {b'x' * 127 + bytes([10])!r} * 8192)"
+FOR_EVER = 3600.0  # seconds
+
+
+def _start(folder: Path, *argv: str, stdin: bytes = b"") -> Start:
+    return Start(argv, child_environment(), folder, stdin)
+
+
+async def _follow(child: Child) -> None:
+    await child.follow(lambda _line: False, idle=FOR_EVER, until=anyio.current_time() + FOR_EVER)
+
+
+async def agent_turns(turns: str = "100") -> dict[str, float]:
+    """Start, read a short answer, stop: one turn after the other, and then 20 at a time."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+
+        async def turn(number: int) -> None:
+            async with running(_start(folder, "cat", stdin=ANSWER), folder / str(number)) as child:
+                await _follow(child)
+
+        await turn(0)
+        before = time.process_time()
+        for number in range(1, int(turns) + 1):
+            await turn(number)
+        each, before = time.process_time() - before, time.process_time()
+        for first in range(int(turns) + 1, 2 * int(turns), 20):
+            async with anyio.create_task_group() as group:
+                for number in range(first, first + 20):
+                    group.start_soon(turn, number)
+        return {"cpu_ms": each / int(turns) * 1e3, "together_cpu_ms": (time.process_time() - before) / int(turns) * 1e3}
+
+
+async def idle_agents(agents: str = "100", seconds: str = "5") -> dict[str, float]:
+    """The share of one core that it takes to follow agents that think."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        async with AsyncExitStack() as open_turns, anyio.create_task_group() as group:
+            for number in range(int(agents)):
+                turn = running(_start(folder, "sleep", "600"), folder / str(number))
+                group.start_soon(_follow, await open_turns.enter_async_context(turn))
+            await anyio.sleep(5)
+            wall, cpu = time.perf_counter(), time.process_time()
+            await anyio.sleep(float(seconds))
+            share = (time.process_time() - cpu) / (time.perf_counter() - wall)
+            group.cancel_scope.cancel()
+    return {"percent": share * 100}
+
+
+async def talkative_agent() -> dict[str, float]:
+    """How much memory it takes to read what a child prints, a gigabyte of short lines."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        async with running(_start(folder, sys.executable, "-I", "-S", "-c", GIGABYTE), folder / "t") as child:
+            before, cpu = _peak(), time.process_time()
+            await _follow(child)
+    return {"more_mib": _peak() - before, "cpu_s": time.process_time() - cpu}
+
+
+def _peak() -> float:
+    """MiB. Not `ru_maxrss`, which begins with what the process had that started this one."""
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
+
+
+MEASURES: Mapping[str, Callable[..., Awaitable[dict[str, float]]]] = {
+    one.__name__: one for one in (agent_turns, idle_agents, talkative_agent)
+}
