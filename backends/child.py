@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -191,13 +192,17 @@ class Child:
             tell([self.known.turn], signal.SIGTERM, signal.SIGCONT)  # one that is stopped hears nothing
 
     def _kill(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
         try:
-            return end([self.known.turn], seconds)[1]
+            is_gone = end([self.known.turn], seconds)[1]
         except OSError:  # no descriptor is left to look at processes with: at least what is surely its own
+            is_gone = False
             if self.ours is not None and self.ours.returncode is None:
                 with suppress(OSError):
                     os.killpg(self.ours.pid, signal.SIGKILL)
-            return False
+        while not self._has_ended() and time.monotonic() < until:
+            time.sleep(0.01)  # where nobody could see it die
+        return is_gone
 
     def _has_ended(self) -> bool:
         if self.ours is None:

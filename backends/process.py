@@ -57,6 +57,13 @@ class Start:
     guarded: bool = False
 
 
+def private_folder(folder: Path) -> Path:
+    """`folder`, made where it is missing, with those above it that are, for this user alone."""
+    for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
 def child_environment(passes: Collection[str] = ()) -> dict[str, str]:
     """What a child may have of our environment: what programs need to run at all, the names in `passes`, and the
     markers of turns that we are part of ourselves.
@@ -231,13 +238,6 @@ def _refused(start: Start, error: OSError | ValueError) -> BackendError | Backen
 def _unwritten(start: Start, error: OSError) -> BackendError:
     what = f"cannot start {start.argv[0]}, because its files cannot be written: {error.strerror or error}"
     return BackendError(ErrorKind.TRANSIENT, one_line(what))
-
-
-def private_folder(folder: Path) -> None:
-    """Make the folder and those above it that are missing, for this user alone."""
-    if not folder.is_dir():
-        private_folder(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _stdin(text: bytes | None, folder: Path, files: ExitStack) -> int:

@@ -1,7 +1,7 @@
 """Stores: where plait writes down what it does."""
 
+from persistence.batch import Batch
 from persistence.changes import (
-    Batch,
     Change,
     LeaseRenewed,
     NewTask,

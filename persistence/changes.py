@@ -1,4 +1,4 @@
-"""What a store is told: changes to one run, in batches. Plain frozen values, all text and numbers.
+"""What a store is told: changes to one run. Plain frozen values, all text and numbers.
 
 Times named `at` or `*_at` are UTC in ISO 8601 with milliseconds, such as `2026-11-21T23:01:16.123Z`, from the caller.
 JSON comes encoded, so that nothing can change between the moment it is handed over and the moment it is written.
@@ -181,7 +181,9 @@ class TaskFailed:
 
 @value
 class TaskRetried:
-    """running -> pending: the attempt failed, another follows after `delay_s`."""
+    """running -> pending: the attempt failed, another follows after `delay_s`. With `goes_on` it takes up the attempt's
+    session, which is confirmed thereby; without, that is not confirmed any more.
+    """
 
     at: str
     task_id: str
@@ -193,6 +195,7 @@ class TaskRetried:
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: float | None = None
+    goes_on: bool = False
 
 
 @value
@@ -279,22 +282,3 @@ Change: TypeAlias = (
     | TaskCancelled
     | TaskReopened
 )
-
-
-@value
-class Batch:
-    """Changes to one run, applied all or none.
-
-    Change i has the sequence number `first_seq + i`; a run's numbers start at 1 and have no gap. A store skips every
-    change whose number it has applied already, so a batch (or a longer one that starts with it) can be written again
-    after an error without harm. `epoch` is the epoch that the writer holds, 0 before the first claim.
-    """
-
-    run_id: str
-    epoch: int
-    first_seq: int
-    changes: tuple[Change, ...]
-
-    @property
-    def last_seq(self) -> int:
-        return self.first_seq + len(self.changes) - 1

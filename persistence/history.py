@@ -80,9 +80,10 @@ def _task_failed(change: TaskFailed) -> EventParts:
 
 
 def _task_retried(change: TaskRetried) -> EventParts:
-    detail = json.dumps(
-        {"error_kind": change.error_kind, "delay_s": change.delay_s}, allow_nan=False, separators=(",", ":")
-    )
+    told: dict[str, str | float] = {"error_kind": change.error_kind, "delay_s": change.delay_s}
+    if change.goes_on:
+        told["goes_on"] = True
+    detail = json.dumps(told, allow_nan=False, separators=(",", ":"))
     return change.at, "task_retried", change.task_id, change.attempt, detail
 
 

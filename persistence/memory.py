@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from persistence.changes import Batch
+    from persistence.batch import Batch
     from persistence.notes import Note
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from persistence.facets import ContextStore, RunStore, TaskStore
 
 if TYPE_CHECKING:
-    from persistence.changes import Batch
+    from persistence.batch import Batch
     from persistence.notes import Note, NoteRecord
 
 

@@ -32,7 +32,8 @@ from persistence.errors import Conflict, Fenced
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from persistence.changes import Batch, Change, Owner, TasksAdded
+    from persistence.batch import Batch
+    from persistence.changes import Change, Owner, TasksAdded
 
 RUN_MAY_BECOME: Mapping[str, frozenset[str]] = {
     "queued": frozenset({"running", "cancelled"}),

@@ -189,7 +189,7 @@ class Staged:
                 rules.check_failed(self._run_id, change)
                 self._end(change, task, change.status, change.status)
             case TaskRetried():
-                self._end(change, task, "pending", "retried")
+                self._end(change, replace(task, session_confirmed=change.goes_on), "pending", "retried")
             case TaskInterrupted():
                 self._end(change, _crashed(task, change), "pending", "interrupted")
             case TaskWaiting():

@@ -239,7 +239,10 @@ def _tidied(error: BackendError) -> BackendError:
     sound = isinstance(hint, int | float) and 0 <= hint < float("inf")
     usage = error.usage if countable(error.usage) else NO_USAGE
     messages = _clean(error.messages) if _are_messages(error.messages) else ()
-    tidied = BackendError(kind, text[:2000], retry_after=hint if sound else None, usage=usage, messages=messages)
+    goes_on = error.goes_on is True
+    tidied = BackendError(
+        kind, text[:2000], retry_after=hint if sound else None, usage=usage, messages=messages, goes_on=goes_on
+    )
     tidied.__cause__ = error
     return tidied
 

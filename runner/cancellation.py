@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from persistence.files import files_root
 from runner import events
 from runner.clock import iso
 from runner.config import Config
 from runner.errors import RunOwned
 from runner.feed import Feed
 from runner.inbox import cancel_note, is_to_be_cancelled
+from runner.leftovers import end_leftovers
 from runner.owner import Liveness, forget, liveness
 from runner.ownership import claim, is_live, wait_until_free
 from runner.result import RunResult
@@ -62,6 +64,7 @@ async def finish_cancelling(config: Config, run: StoredRun, feed: Feed) -> RunRe
     happened.append(events.RunCancelled(at, record.run_id, RunStatus.CANCELLED))
     owner, _ = await claim(config, run.store, record, [change for event in happened for change in changes(event)])
     forget(owner)
+    await end_leftovers(files_root(config.store), record.run_id)
     for event in happened:
         feed.publish(event)
     return RunResult(record.run_id, RunStatus.CANCELLED, state.all_results(), receipt=state.receipt())

@@ -20,8 +20,9 @@ import anyio
 import anyio.lowlevel
 
 from persistence import changes as stored
+from persistence.batch import Batch
 from persistence.boundaries import reached
-from persistence.changes import Batch, Change, LeaseRenewed, RunClaimed, RunReleased
+from persistence.changes import Change, LeaseRenewed, RunClaimed, RunReleased
 from persistence.errors import Conflict, Fenced, StoreError
 from persistence.protocol import Store
 from runner import events
@@ -115,16 +116,16 @@ class Checkpointer:
         return group
 
     def _group_with(self, happened: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
-        if self.away and not self._groups:
-            return self._kept(happened, plain)
         if not self._groups:
+            if self.away:
+                return self._kept(happened, plain)
             self._groups.append(_Group([], [], anyio.Event()))
+            self._wake.set()
         group = self._groups[-1]
         for event in happened:
             group.changes.extend(changes(event))
         group.changes.extend(plain)
         group.events.extend(happened)
-        self._wake.set()
         return group
 
     def _kept(self, happened: Sequence[events.Event], plain: Sequence[Change]) -> _Group:

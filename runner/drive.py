@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import anyio
 
@@ -28,14 +29,17 @@ from runner.deciding import Decided, Deciding
 from runner.errors import OwnershipLost, RunExists
 from runner.execution import Execution
 from runner.feed import Feed
+from runner.folders import turn_files
 from runner.growth import Growth
 from runner.inbox import Inbox
+from runner.inherited import NOTHING, Inherited
+from runner.leftovers import end_leftovers
 from runner.owner import forget
 from runner.past import Past
 from runner.policy import Policy
 from runner.result import RunResult
 from runner.run import Control
-from runner.schedule import Schedule
+from runner.schedule import Outset, Schedule
 from runner.sink import NoStore, Sink
 from runner.state import RunState
 from runner.turn import Surroundings
@@ -45,8 +49,8 @@ from runner.turn import Surroundings
 class Prepared:
     """A run that is ready to go: where its tasks stand, and what has to be stored (`first`, `claim`) before any starts.
 
-    For a resumed run that is stored already: then `position` says where its changes go on, `decided` what its policy
-    has decided so far, and `unasked` which tasks have ended since.
+    For a resumed run that is stored already: then `position` says where its changes go on, and `decided` what its
+    policy has decided so far.
     """
 
     run_id: str
@@ -58,7 +62,7 @@ class Prepared:
     position: Position = Position()  # noqa: RUF009 - frozen
     policy: Policy | None = None
     decided: Decided = Decided()  # noqa: RUF009 - frozen
-    unasked: Sequence[str] = ()
+    inherited: Inherited = NOTHING
 
     @property
     def resumed(self) -> bool:
@@ -100,6 +104,8 @@ async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Fee
                 async with anyio.create_task_group() as beside:
                     beside.start_soon(checkpointer.keep_lease, config.lease)
                     beside.start_soon(_heed_notes, inbox, config, control)
+                    if run.resumed:
+                        await end_leftovers(around.files_root, run.run_id, _adopted(run, around.files_root))
                     result = await _execute(run, config, around, control)
                     beside.cancel_scope.cancel()
         finally:
@@ -112,6 +118,14 @@ async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Fee
     await _raise_fatal(run.run_id, store, checkpointer)
     assert result is not None
     return replace(result, degraded=tuple(checkpointer.degraded))
+
+
+def _adopted(run: Prepared, root: Path | None) -> list[Path]:
+    """The folders of the turns that are taken over."""
+    tasks, attempts = run.state.dag.tasks, run.state.attempts
+    if root is None:
+        return []
+    return [turn_files(root, run.run_id, tasks[n].id, attempts[n]).turn for n in run.inherited.adopted]
 
 
 async def _heed_notes(inbox: Inbox, config: Config, control: Control) -> None:
@@ -144,7 +158,7 @@ def _around(run: Prepared, config: Config, sink: Sink, feed: Feed) -> Surroundin
         config.clock,
         config.rng,
         config.on_question,
-        run.unasked,
+        run.inherited,
         partial(_recall, config.store, run.run_id, run.state),
         files_root(config.store),
     )
@@ -156,8 +170,12 @@ async def _execute(run: Prepared, config: Config, around: Surroundings, control:
         run.names,
         concurrency=config.concurrency,
         limits=config.limits,
-        statuses=run.state.statuses,
-        alone=run.state.on_their_last_chance(),
+        outset=Outset(
+            run.state.statuses,
+            alone=run.state.on_their_last_chance(),
+            later=run.inherited.next_tries.keys(),
+            held=run.inherited.adopted.keys(),
+        ),
     )
     stamp = stamper(config.clock)
     growth = Growth(

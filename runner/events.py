@@ -146,13 +146,14 @@ class TaskEvent(Event):
 @value
 class TaskStarted(TaskEvent):
     """The attempt is recorded as running; its backend is called next. `confirmed`: it goes on with the conversation of
-    an attempt that was interrupted.
+    an attempt that was interrupted. `adopted`: it was begun by a process that has died since; its turn lived on.
     """
 
     kind: ClassVar[str] = "task_started"
     backend: str
     session_id: str | None = None
     confirmed: bool = False
+    adopted: bool = False
 
 
 @value
@@ -189,7 +190,9 @@ class TaskCompleted(TaskEvent):
 
 @value
 class TaskRetrying(TaskEvent):
-    """The attempt failed; the next one follows after `delay_s`."""
+    """The attempt failed; the next one follows after `delay_s`, and `goes_on` in the same conversation or starts over.
+    Also told by a process that resumes the run meanwhile, with the rest of the time.
+    """
 
     kind: ClassVar[str] = "task_retrying"
     error_kind: str
@@ -198,6 +201,7 @@ class TaskRetrying(TaskEvent):
     duration_s: float
     usage: Usage = NO_USAGE
     messages: tuple[Message, ...] = ()
+    goes_on: bool = False
 
 
 @value

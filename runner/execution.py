@@ -15,6 +15,7 @@ import anyio
 import anyio.abc
 
 from backends.errors import BackendError, ErrorKind
+from backends.protocol import LeftTurn
 from runner import events
 from runner.awaiting import Awaiting, unanswered
 from runner.clock import stamper
@@ -23,6 +24,7 @@ from runner.errors import DAGError
 from runner.growth import Growth
 from runner.idle import Idle
 from runner.leaving import Ending, leave
+from runner.retrying import Delays
 from runner.schedule import Schedule
 from runner.settling import Settling
 from runner.state import RunState
@@ -49,8 +51,7 @@ class Execution:
         self._workers: anyio.abc.TaskGroup | None = None
         self._idle = Idle()
         self._awaiting = Awaiting(state, schedule, around, self.answer, self._expire, lambda: self._step([]))
-        self._delays: dict[int, anyio.CancelScope] = {}
-        """What tasks wait in between two attempts."""
+        self._delays = Delays(around.clock, self._try_again)
         self._under_way: dict[int, Turn] = {}
         """The last turn of every task marked at_most_once."""
         self.ended_by: Literal["stop", "cancel", "policy"] | None = None
@@ -69,12 +70,24 @@ class Execution:
             if self.ended_by is not None:
                 return
             happened: list[events.Event] = []
-            for ended in self._around.unasked:
+            for ended in self._around.inherited.unasked:
                 happened += self._asked_about(ended)
             for position, asking in self._state.asking.items():
                 self._awaiting.begin(workers, position, asking)
-            turns = self._go_on(happened)
+            for position in self._schedule.later:
+                until = self._around.inherited.next_tries[position]
+                self._delays.begin(workers, position, until - self._around.clock.wall())
+            turns = [self._adopt(position, left) for position, left in self._around.inherited.adopted.items()]
+            turns += self._go_on(happened)
             await self._start(turns, happened)
+
+    def _adopt(self, position: int, left: LeftTurn) -> Turn:
+        """The turn goes on that a process began which has died since; it holds its place already."""
+        self._state.started.add(position)
+        turn = self._turns.adopt(position, left)
+        if turn.task.at_most_once:
+            self._under_way[position] = turn
+        return turn
 
     def end(self, how: Literal["stop", "cancel", "policy"]) -> None:
         """Start nothing more and end the attempts that are under way. Safe to call at any time and more than once."""
@@ -163,8 +176,7 @@ class Execution:
     def _let_go(self, position: int) -> None:
         """The task is cancelled: nobody waits for its answer any more, or for its next attempt."""
         self._awaiting.settled(position)
-        if position in self._delays:
-            self._delays[position].cancel()
+        self._delays.end(position)
 
     def _take(self, happened: list[events.Event]) -> list[Turn]:
         """Unfold and gather what can be, and give out every free place: the turns to be had. Adds to `happened`."""
@@ -275,14 +287,11 @@ class Execution:
         """What a task that is not done waits for: its next attempt's time, or an answer."""
         assert self._workers is not None
         if isinstance(event, events.TaskRetrying):
-            self._workers.start_soon(self._try_again, position, event.delay_s)
+            self._delays.begin(self._workers, position, event.delay_s)
         elif isinstance(event, events.TaskWaiting) and event.asking is not None:
             self._awaiting.begin(self._workers, position, event.asking)
 
-    async def _try_again(self, position: int, delay: float) -> None:
-        with anyio.CancelScope() as self._delays[position]:
-            await self._around.clock.sleep(delay)
-        del self._delays[position]
+    async def _try_again(self, position: int) -> None:
         self._schedule.requeue(position)
         happened: list[events.Event] = []
         turns = self._go_on(happened)

@@ -71,21 +71,17 @@ class Feed:
 
     def publish(self, event: events.Event) -> None:
         """Tell every reader; after the event that ends the run, nothing more is told."""
-        if not isinstance(event, events.TaskEvent) and not self._ended:
-            self._note(event)
-        if not self._readers or self._ended:
-            self._ended = self._ended or isinstance(event, events.RunEnded)
+        if self._ended:
             return
-        ended = isinstance(event, events.RunEnded)
         for reader in self._readers:
             reader.put(event)
-            if ended:
-                reader.close()
-        self._ended = ended
+        if not isinstance(event, events.TaskEvent):
+            self._note(event)
 
     def _note(self, event: events.Event) -> None:
         if isinstance(event, events.RunEnded):
             self.status = event.status
+            self.close()
         elif isinstance(event, events.RunCancelling):
             self.status = RunStatus.CANCELLING
         elif isinstance(event, events.RunStarted | events.RunResumed):

@@ -9,8 +9,9 @@ from typing import Literal
 
 import anyio
 
+from persistence.batch import Batch
 from persistence.boundaries import reached
-from persistence.changes import Batch, Change, Owner, RunClaimed, RunReleased
+from persistence.changes import Change, Owner, RunClaimed, RunReleased
 from persistence.errors import Conflict, Fenced, StoreError
 from persistence.protocol import Store
 from persistence.records import RunRecord

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import anyio
 
-from persistence.changes import Batch
+from persistence.batch import Batch
 from persistence.errors import StoreError
 from persistence.files import files_root
 from persistence.notes import Note, NoteRecord

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from runner.clock import iso
 from runner.config import Config
 from runner.conversation import load_past
 from runner.errors import PlaitError
 from runner.feed import Feed
 from runner.given import given_answers
 from runner.inbox import is_to_be_cancelled
+from runner.left import left_turns
 from runner.ownership import wait_until_free
 from runner.status import RunStatus
 from runner.stored import StoredRun, needs_no_work
-from runner.takeover import decided_so_far, heard
+from runner.takeover import decided_so_far, heard, later_tries
 from runner.verdict import RUNS, Action, Verdict, judge, judge_cancelled, judge_decided
 
 _CHARACTERS_A_TOKEN = 4
@@ -63,10 +65,14 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
     else:
         given = await given_answers(run, config.clock.wall())
         again = retry_failed and not ended
-        verdicts = judge(run.state.dag, run.tasks, retry_failed=again, heard=heard(run, given))
         end = decided_so_far(run, again).end
+        left = await left_turns(config, run) if end is None and not ended else {}
+        verdicts = judge(run.state.dag, run.tasks, retry_failed=again, heard=heard(run, given, left))
         if end is not None:
             verdicts = judge_decided(verdicts, fails=end is RunStatus.FAILED)
+    later = await later_tries(run, verdicts, config.clock.wall())
+    for position, until in later.items():
+        verdicts[position] = replace(verdicts[position], reason=f"{verdicts[position].reason}; not before {iso(until)}")
     weighed = [await _weighed(run, verdict) if verdict.repeats else verdict for verdict in verdicts]
     return Preview(run.record.run_id, run.status, {verdict.task_id: verdict for verdict in weighed}, ended)
 

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from backends.text import clean_text
-from persistence.changes import Batch, RunCreated
+from persistence.batch import Batch
+from persistence.changes import RunCreated
 from persistence.errors import Conflict
 from persistence.records import RunRecord
 from runner import events

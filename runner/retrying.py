@@ -1,10 +1,24 @@
-"""Whether and when a failed attempt is tried again: the policy is in `Retry`, chance comes in."""
+"""Whether and when a failed attempt is tried again: the policy is in `Retry`, chance comes in.
+
+A server's hint holds for later processes as well: a limit that is lifted in three hours is not asked about after a
+minute because the run was resumed meanwhile.
+"""
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Awaitable, Callable, Collection
+
+import anyio
+import anyio.abc
 
 from backends.errors import BackendError
+from persistence.protocol import Store
+from persistence.records import TaskRecord
+from runner.clock import Clock
+from runner.questions import unix
+from runner.status import TaskStatus
 from runner.task import Retry
 
 LONGEST_HINT_S = 86_400.0
@@ -22,3 +36,49 @@ def retry_delay(retry: Retry, failures: int, hint: float | None, rng: random.Ran
     if hint is not None:
         return hint + rng.uniform(0, retry.base_delay)
     return rng.uniform(0, min(retry.max_delay, retry.base_delay * 2 ** min(failures - 1, 60)))
+
+
+class Delays:
+    """What tasks wait in between two attempts. `try_again` is called when the time of one has come, or nobody wants it
+    any more.
+    """
+
+    def __init__(self, clock: Clock, try_again: Callable[[int], Awaitable[None]]) -> None:
+        self._clock = clock
+        self._try_again = try_again
+        self._scopes: dict[int, anyio.CancelScope] = {}
+
+    def begin(self, workers: anyio.abc.TaskGroup, position: int, delay: float) -> None:
+        """The task at `position` waits for `delay` seconds."""
+        self._scopes[position] = scope = anyio.CancelScope()
+        workers.start_soon(self._wait, position, delay, scope)
+
+    def end(self, position: int) -> None:
+        """Nobody waits for the task's next attempt any more, if anybody did."""
+        if position in self._scopes:
+            self._scopes[position].cancel()
+
+    async def _wait(self, position: int, delay: float, scope: anyio.CancelScope) -> None:
+        with scope:
+            await self._clock.sleep(delay)
+        del self._scopes[position]
+        await self._try_again(position)
+
+
+async def next_tries(store: Store, run_id: str, tasks: Collection[TaskRecord]) -> dict[str, float]:
+    """When (Unix time) those of the run's tasks are tried again whose last attempt failed and deserved that, by id; the
+    time may have passed. Raises StoreError.
+    """
+    failed = {task.task_id: task.attempt for task in tasks if _waits_to_be_tried_again(task)}
+    times: dict[str, float] = {}
+    after = 0
+    while failed and (page := await store.list_events(run_id, after)):
+        for event in page:
+            if event.kind == "task_retried" and event.task_id and failed.get(event.task_id) == event.attempt:
+                times[event.task_id] = unix(event.at) + json.loads(event.detail)["delay_s"]
+        after = page[-1].seq
+    return times
+
+
+def _waits_to_be_tried_again(task: TaskRecord) -> bool:
+    return TaskStatus(task.status) is TaskStatus.PENDING and task.error_kind is not None

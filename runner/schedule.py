@@ -31,12 +31,24 @@ class _Lane:
     heap: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
 
 
+@dataclass(frozen=True, slots=True)
+class Outset:
+    """How the tasks of a run stand at the start: their `statuses` (all pending if there are none); the positions of
+    those that run with nothing beside them, and after everything else that can run (`alone`); of those that are set
+    aside though they could start (`later`); and of those that hold a place already (`held`), which may be more than
+    there are: then nothing starts before enough of them have ended.
+    """
+
+    statuses: Sequence[TaskStatus] = ()
+    alone: Collection[int] = ()
+    later: Collection[int] = ()
+    held: Collection[int] = ()
+
+
 class Schedule:
     """Gives out tasks by position in the graph: the one with the longest remaining path first, ties by declaration.
 
     `backends` names the backend of each task; `concurrency` limits all tasks together, `limits` those of one backend.
-    `statuses` is where each task stands at the start (all pending for a new run). Tasks at the positions in `alone` run
-    with nothing beside them, and after everything else that can run.
     """
 
     def __init__(
@@ -46,8 +58,7 @@ class Schedule:
         *,
         concurrency: int,
         limits: Mapping[str, int] | None = None,
-        statuses: Sequence[TaskStatus] | None = None,
-        alone: Collection[int] = (),
+        outset: Outset = Outset(),
     ) -> None:
         self._dag = dag
         self._concurrency = concurrency
@@ -57,17 +68,21 @@ class Schedule:
         self._lanes: dict[str, _Lane] = {}
         self._lane_of = [self._lane(name) for name in backends]
         self._gathering: deque[int] = deque()
-        self._alone = frozenset(alone)
+        self._alone = frozenset(outset.alone)
         self._alone_heap: list[tuple[float, int]] = []
         self._dropped: set[int] = set()
-        self._undisturbed = False
-        """A task that runs alone holds its place."""
+        self._undisturbed: set[int] = set()
+        """Tasks that hold their places, and are to run alone: one, or several that were held at the start."""
         self._missing = [len(needed) for needed in dag.dependencies]
         self.taken = 0
         """How many tasks hold a place."""
         self.aside = 0
         """How many tasks wait for `requeue` or `let_go`."""
-        self._load(statuses or [TaskStatus.PENDING] * len(dag))
+        self.later: list[int] = []
+        """Tasks that were set aside at the start."""
+        self._load(outset.statuses or [TaskStatus.PENDING] * len(dag), outset.later)
+        for position in outset.held:
+            self._hold(position)
 
     def _lane(self, name: str) -> _Lane:
         lane = self._lanes.get(name)
@@ -118,10 +133,14 @@ class Schedule:
         if self.taken or not self._alone_heap:
             return None
         position = self._pop(self._alone_heap)
+        self._hold(position)
+        return position
+
+    def _hold(self, position: int) -> None:
         self._lane_of[position].taken += 1
         self.taken += 1
-        self._undisturbed = True
-        return position
+        if position in self._alone:
+            self._undisturbed.add(position)
 
     def finish(self, position: int, status: TaskStatus) -> None:
         """The started task `position` ended as `status`: its place is free, and what only waited for it is eligible."""
@@ -177,7 +196,7 @@ class Schedule:
         waiting = self._alone_heap or self._gathering or any(lane.heap for lane in self._lanes.values())
         return not self.taken and not self.aside and not waiting
 
-    def _load(self, statuses: Sequence[TaskStatus]) -> None:
+    def _load(self, statuses: Sequence[TaskStatus], later: Collection[int]) -> None:
         for position, status in enumerate(statuses):
             if self._has_passed(position, status):
                 for dependent in self._dag.dependents[position]:
@@ -186,8 +205,11 @@ class Schedule:
             if status is not TaskStatus.PENDING:
                 # What it depends on may be run again; it is not, so its count must never come down to zero.
                 self._missing[position] = -1
+            elif not self._missing[position] and position in later:
+                self.later.append(position)
             elif not self._missing[position]:
                 self._push(position)
+        self.aside += len(self.later)
 
     def _has_passed(self, position: int, status: TaskStatus) -> bool:
         return status in TASK_DONE and self._lets_pass(position, status)
@@ -223,4 +245,4 @@ class Schedule:
     def _free(self, position: int) -> None:
         self.taken -= 1
         self._lane_of[position].taken -= 1
-        self._undisturbed = False
+        self._undisturbed.discard(position)

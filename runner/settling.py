@@ -6,6 +6,7 @@ Plain calls without an await: whoever is cancelled finds state, schedule and sub
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from backends.errors import BackendError, ErrorKind
 from backends.protocol import NO_USAGE, Message, Question, Reply
@@ -80,8 +81,16 @@ class Settling:
         failures = self._state.failures[turn.position]
         if not turn.task.at_most_once and deserves_retry(turn.task.retry, failures, error):
             delay = retry_delay(turn.task.retry, failures, error.retry_after, self._around.rng)
-            return self._retrying(turn, error, duration, delay)
+            return self._retrying(turn, error, duration, delay, goes_on=self._goes_on(turn, error))
         return self._failed(turn, error, duration)
+
+    def _goes_on(self, turn: Turn, error: BackendError) -> bool:
+        """Whether the next attempt takes up this one's session, which has kept what was said in it."""
+        if not error.goes_on or turn.session_id is None:
+            return False
+        begun = turn.going_on or GoingOn(None)
+        self._state.going_on[turn.position] = replace(begun, session_id=turn.session_id, interrupted=True)
+        return True
 
     def _completed(self, turn: Turn, reply: Reply, data_json: str | None, duration: float) -> events.TaskCompleted:
         position, task, number = turn.position, turn.task, turn.number
@@ -170,7 +179,9 @@ class Settling:
         self._state.going_on[turn.position] = going_on
         return self._retrying(turn, failure, duration, 0.0)
 
-    def _retrying(self, turn: Turn, error: BackendError, duration: float, delay: float) -> events.TaskRetrying:
+    def _retrying(
+        self, turn: Turn, error: BackendError, duration: float, delay: float, *, goes_on: bool = False
+    ) -> events.TaskRetrying:
         position, task, number = turn.position, turn.task, turn.number
         self._state.statuses[position] = TaskStatus.PENDING
         self._schedule.set_aside(position)
@@ -185,6 +196,7 @@ class Settling:
             duration,
             error.usage,
             error.messages,
+            goes_on,
         )
 
     def _failed(self, turn: Turn, error: BackendError, duration: float) -> events.TaskFailed:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from backends.errors import ErrorKind
+from backends.protocol import LeftTurn
 from runner import events
 from runner.clock import iso
 from runner.config import Config, backend_names, require_policy_backends
@@ -14,19 +15,22 @@ from runner.deciding import Decided, decided_of
 from runner.drive import Prepared
 from runner.errors import PlaitError, PolicyMissing
 from runner.given import Given, GivenAnswers, given_answers
+from runner.inherited import Inherited
+from runner.left import left_turns
 from runner.ownership import claim
 from runner.past import GoingOn, Past
 from runner.policies import policy_of
 from runner.policy import Policy
-from runner.questions import Way
+from runner.questions import Way, unix
 from runner.result import TaskResult
+from runner.retrying import next_tries
 from runner.settling import NOT_ADDED, failed_status
 from runner.state import RunState
 from runner.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
 from runner.stored import StoredPolicy, StoredRun
 from runner.task import JsonValue
 from runner.translate import changes
-from runner.verdict import RUNS, Action, Heard, Verdict, judge
+from runner.verdict import RUNS, Action, Heard, Verdict, judge, session_known
 
 
 async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared:
@@ -36,7 +40,10 @@ async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared
     state, record = run.state, run.record
     policy = _policy(run, how.policy)
     given = await given_answers(run, config.clock.wall(), how.answers)
-    verdicts = judge(state.dag, run.tasks, retry_failed=how.retry_failed, heard=heard(run, given))
+    decided = decided_so_far(run, how.retry_failed)
+    # Where the policy has ended the run already, nothing of it is followed on.
+    left = await left_turns(config, run) if decided.end is None else {}
+    verdicts = judge(state.dag, run.tasks, retry_failed=how.retry_failed, heard=heard(run, given, left))
     at = iso(config.clock.wall())
     happened: list[events.Event] = []
     for position, verdict in enumerate(verdicts):
@@ -52,14 +59,18 @@ async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared
     if run.status is RunStatus.QUEUED:
         begins = events.RunStarted(at, record.run_id)
     happened.insert(0, begins)
-    await _load_conversations(run, verdicts)
+    await _load_conversations(run, verdicts, left)
     await _load_failures(run)
     unasked = [] if policy is None else await _unasked(run, happened)
+    later = await later_tries(run, verdicts, config.clock.wall())
     owner, goes_on = await claim(config, run.store, record, [change for e in happened for change in changes(e)])
-    decided = decided_so_far(run, how.retry_failed)
+    happened += [_retrying(run, position, until, at) for position, until in later.items()]
     if decided.failed_on is not None and decided.end is None:
         unasked.insert(0, decided.failed_on)
-    return Prepared(record.run_id, state, names, owner, happened, (), goes_on, policy, decided, unasked)
+    adopted = {n: left[one.task_id] for n, one in enumerate(verdicts) if one.action is Action.ADOPT}
+    happened += [_adopted(run, position, names[position], at) for position in adopted]
+    inherited = Inherited(unasked, later, adopted)
+    return Prepared(record.run_id, state, names, owner, happened, (), goes_on, policy, decided, inherited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +82,10 @@ class Resumption:
     policy: Policy | None = None
 
 
-def heard(run: StoredRun, given: GivenAnswers) -> Heard:
+def heard(run: StoredRun, given: GivenAnswers, left: Mapping[str, LeftTurn]) -> Heard:
     """The same for the verdicts."""
     ways = {task_id: run.state.asking[run.state.dag.position(task_id)].way for task_id in given.answers}
-    return Heard(ways, given.late)
+    return Heard(ways, given.late, left)
 
 
 def _policy(run: StoredRun, own: Policy | None) -> Policy | None:
@@ -115,7 +126,7 @@ def _settled(run: StoredRun, position: int, verdict: Verdict, given: Given | Non
     """Bring the state in line with `verdict`; the event that says so, if something changed."""
     state, record = run.state, run.tasks[position]
     task_id, attempt = record.task_id, record.attempt
-    under_way = state.statuses[position] is TaskStatus.RUNNING
+    under_way = state.statuses[position] is TaskStatus.RUNNING and verdict.action is not Action.ADOPT
     if given is not None:
         state.answer(position, given.value, given.by)
         return events.TaskAnswered(at, task_id, attempt, state.answers[position])
@@ -143,7 +154,7 @@ def _failed(state: RunState, position: int, kind: ErrorKind, reason: str, at: st
     return events.TaskFailed(at, task.id, attempt, status, kind.value, reason, 0.0)
 
 
-async def _load_conversations(run: StoredRun, verdicts: Sequence[Verdict]) -> None:
+async def _load_conversations(run: StoredRun, verdicts: Sequence[Verdict], left: Mapping[str, LeftTurn]) -> None:
     """Read the conversations that tasks still to run go on with, their own and those of others."""
     state = run.state
     for position, (task, verdict) in enumerate(zip(state.dag, verdicts, strict=True)):
@@ -155,7 +166,7 @@ async def _load_conversations(run: StoredRun, verdicts: Sequence[Verdict]) -> No
                 past = await load_past(run.store, run.record.run_id, state, task.continues)
                 state.conversations[before] = Past(run.tasks[before].session_id, past.messages)
         if verdict.action in RUNS:
-            await _load_own(run, position, verdict)
+            await _load_own(run, position, verdict, left.get(verdict.task_id))
         elif position in state.asking and state.asking[position].way is Way.CALL:
             await _load_own(run, position, verdict)  # it may be answered while this process runs the run
         elif position in state.asking:
@@ -164,16 +175,46 @@ async def _load_conversations(run: StoredRun, verdicts: Sequence[Verdict]) -> No
             state.going_on[position] = GoingOn(record.session_id, said)
 
 
-async def _load_own(run: StoredRun, position: int, verdict: Verdict) -> None:
-    """The conversation that the task's earlier attempts began, where its next one goes on with it."""
+async def _load_own(run: StoredRun, position: int, verdict: Verdict, left: LeftTurn | None = None) -> None:
+    """The conversation that the task's earlier attempts began, where its next one goes on with it, or the one that is
+    adopted does.
+    """
     state, record = run.state, run.tasks[position]
     answer = state.answer_to_say(position)
     interrupted = verdict.action is Action.CONTINUE and (answer is None or answer.attempt != record.attempt)
-    if record.session_id is None and answer is None:
+    session_id = session_known(record, left) or record.session_id
+    if verdict.action is Action.ADOPT:
+        interrupted = left is not None and left.goes_on
+    if session_id is None and answer is None:
         return
     if interrupted or answer is not None:
         said = () if answer is None else await load_said(run.store, run.record.run_id, state, record.task_id)
-        state.going_on[position] = GoingOn(record.session_id, said, answer, interrupted=interrupted)
+        state.going_on[position] = GoingOn(session_id, said, answer, interrupted=interrupted)
+
+
+def _adopted(run: StoredRun, position: int, backend: str, at: str) -> events.TaskStarted:
+    """For those who listen to this process: what an earlier one began goes on."""
+    record = run.tasks[position]
+    return events.TaskStarted(at, record.task_id, record.attempt, backend, record.session_id, adopted=True)
+
+
+async def later_tries(run: StoredRun, verdicts: Sequence[Verdict], now: float) -> dict[int, float]:
+    """When tasks are tried again, by position, where that is later than `now`."""
+    times = await next_tries(run.store, run.record.run_id, run.tasks)
+    return {
+        position: until
+        for position, verdict in enumerate(verdicts)
+        if verdict.action in RUNS and (until := times.get(verdict.task_id, now)) > now
+    }
+
+
+def _retrying(run: StoredRun, position: int, until: float, at: str) -> events.TaskRetrying:
+    """What an earlier process said of the task's last attempt, for those who listen to this one."""
+    record, goes_on = run.tasks[position], position in run.state.going_on
+    kind, error = record.error_kind or "", record.error or ""
+    return events.TaskRetrying(
+        at, record.task_id, record.attempt, kind, error, until - unix(at), record.duration_s or 0.0, goes_on=goes_on
+    )
 
 
 async def _load_failures(run: StoredRun) -> None:

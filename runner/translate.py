@@ -110,6 +110,7 @@ def _task_retrying(event: events.TaskRetrying) -> tuple[stored.Change, ...]:
         event.duration_s,
         *tokens,
         event.usage.cost_usd,
+        event.goes_on,
     )
     return (*turns(event.at, event.task_id, event.attempt, event.messages), retried)
 

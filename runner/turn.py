@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import TypeAlias
 
 from backends.errors import BackendError, ErrorKind
-from backends.protocol import NO_USAGE, Answer, Backend, ForkingBackend, Message, Opening, Output, Reply
+from backends.protocol import NO_USAGE, Answer, Backend, ForkingBackend, LeftTurn, Message, Opening, Output, Reply
 from backends.text import clean_text
 from runner import events
 from runner.attempt import Outcome, attempt, classified, countable
 from runner.clock import Clock
 from runner.feed import Feed
 from runner.folders import turn_files
+from runner.inherited import NOTHING, Inherited
 from runner.log import logger
 from runner.past import GoingOn, Past
-from runner.questions import OpenQuestion
+from runner.questions import OpenQuestion, unix
 from runner.sink import Sink
 from runner.state import RunState
 from runner.task import JsonValue, Task
@@ -54,8 +55,7 @@ class Surroundings:
     clock: Clock
     rng: random.Random
     on_question: OnQuestion | None = None
-    unasked: Sequence[str] = ()
-    """Tasks whose end the run's policy has not been asked about yet."""
+    inherited: Inherited = NOTHING
     recall: Callable[[str], Awaitable[Past]] = _nothing_to_recall
     """The conversation of a completed task, read back from the store. Raises BackendError, transient where the store
     does not have it now; PlaitError.
@@ -66,6 +66,8 @@ class Surroundings:
     """Passes on what the inbox holds by the deadline in answer to an attempt of a task."""
 
 
+_TO_COLLECT_S = 10.0
+"""Time enough to read what a turn has come to whose own time is over."""
 INTERRUPTED = (
     "You were interrupted while you worked on the request above: the program that asked you ended before your answer "
     "was written down. Look at what you have done already, do what is missing, and give your whole answer again."
@@ -77,8 +79,8 @@ INTERRUPTED = (
 class Turn:
     """Attempt `number` of the task at `position`, recorded as running. `session_id` is as far as it is known.
 
-    `going_on`: it takes up a conversation that an earlier attempt began. `confirmed`: see SessionOpened. `resume` and
-    `forks`: see Opening. `prompt` is the task's, or what is said instead.
+    `going_on`: it takes up a conversation that an earlier attempt began. `confirmed`: see SessionOpened. `resume`,
+    `forks` and `adopts`: see Opening. `prompt` is the task's, or what is said instead.
     """
 
     position: int
@@ -89,6 +91,7 @@ class Turn:
     confirmed: bool = False
     resume: bool = False
     forks: str | None = None
+    adopts: bool = False
     prompt: str = ""
     called: bool = False
     waits: int = 0
@@ -101,12 +104,13 @@ class Turn:
 
     def messages(self, reply: Reply) -> tuple[Message, ...]:
         """What was said in the turn that `reply` ended."""
-        if self.takes_up:
-            return (Message("user", self.prompt), *reply.turn(INTERRUPTED))
+        said: tuple[Message, ...] = ()
         if self.going_on is not None and self.going_on.wrong is not None:
             # The attempt before it failed, so that its messages would not count as part of the conversation.
-            return (*self.going_on.said, *reply.turn(self.prompt))
-        return reply.turn(self.prompt)
+            said = self.going_on.said
+        if self.takes_up:
+            return (*said, Message("user", self.prompt), *reply.turn(INTERRUPTED))
+        return (*said, *reply.turn(self.prompt))
 
 
 class Turns:
@@ -133,6 +137,14 @@ class Turns:
             return Turn(position, task, number, before, resume=True)
         return Turn(position, task, number, self._new_session_id(self._around.names[position]), forks=before)
 
+    def adopt(self, position: int, left: LeftTurn) -> Turn:
+        """The turn that a process began which has died since, as it would have gone on there."""
+        record = self._state.records[position]
+        turn = self.begin(position)
+        turn.adopts, turn.confirmed = True, record.session_confirmed
+        turn.session_id = left.session_id or record.session_id
+        return turn
+
     def _forks(self, task: Task) -> bool:
         """Whether the task branches off from the conversation that it continues, so that this stays as it is: because
         its backend can do so, or because several tasks would get into each other's way.
@@ -156,11 +168,18 @@ class Turns:
         answers = self._state.answers_for(turn.position) if turn.position in self._state.answers else ()
         turn.called = True
         said = INTERRUPTED if turn.takes_up else turn.prompt
-        outcome = await attempt(backend, opening, said, turn.task.timeout, answers)
+        outcome = await attempt(backend, opening, said, self._timeout(turn), answers)
         turn.over = True
         if outcome.reply is not None and outcome.reply.session_id is not None:
             self._session(turn, outcome.reply.session_id, last=True)
         return outcome
+
+    def _timeout(self, turn: Turn) -> float | None:
+        """Seconds that the turn may take; of one that was adopted, what is left of them."""
+        limit, began = turn.task.timeout, self._state.records[turn.position].started_at if turn.adopts else None
+        if limit is None or began is None:
+            return limit
+        return max(_TO_COLLECT_S, limit - (self._around.clock.wall() - unix(began)))
 
     def _prompt(self, turn: Turn) -> str:
         going_on = turn.going_on
@@ -197,6 +216,7 @@ class Turns:
             answer=answer,
             goes_on=turn.takes_up,
             forks=turn.forks,
+            adopts=turn.adopts,
             files=None if root is None else turn_files(root, self._around.run_id, turn.task.id, turn.number),
             on_output=partial(self._output, turn),
             on_session=partial(self._session, turn),

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from backends.protocol import LeftTurn
 from persistence.records import TaskRecord
 from runner.dag import DAG
 from runner.questions import Way, answers_of
@@ -21,8 +22,12 @@ class Action(StrEnum):
 
     KEEP = "keep"
     """It is done and stays as it is."""
+    ADOPT = "adopt"
+    """Its turn has outlived the process that began it: it is followed on, or its answer collected. Nothing is said."""
     CONTINUE = "continue"
-    """Its conversation is known to have begun, and goes on with a word about the interruption."""
+    """Its conversation is known to have begun, and goes on with a word about the interruption, or the answer that it
+    waited for.
+    """
     START_OVER = "start over"
     """Another attempt from the beginning."""
     START = "start"
@@ -39,7 +44,7 @@ class Action(StrEnum):
     """It becomes cancelled with its run, which somebody has cancelled, or its policy has ended as completed."""
 
 
-RUNS = frozenset({Action.CONTINUE, Action.START_OVER, Action.START})
+RUNS = frozenset({Action.ADOPT, Action.CONTINUE, Action.START_OVER, Action.START})
 """Actions that have the task executed."""
 
 
@@ -60,11 +65,13 @@ class Verdict:
 @dataclass(frozen=True, slots=True)
 class Heard:
     """What is known of the questions that are open: the ways of those that have an answer by now, by task, and the
-    tasks that nobody answered in time.
+    tasks that nobody answered in time. `left`: what the turns that were under way have left, by task, where that is
+    known.
     """
 
     answered: Mapping[str, Way] = field(default_factory=dict[str, Way])
     late: Collection[str] = ()
+    left: Mapping[str, LeftTurn] = field(default_factory=dict[str, LeftTurn])
 
 
 def judge(
@@ -73,7 +80,7 @@ def judge(
     """A verdict for each task, by position, once the run has no living owner. Tasks that run are taken to succeed."""
     heard = heard or Heard()
     verdicts = [
-        _waiting(record, heard) if record.asked is not None else _alone(task, record, retry_failed=retry_failed)
+        _waiting(record, heard) if record.asked is not None else _alone(task, record, heard, retry_failed=retry_failed)
         for task, record in zip(dag.tasks, records, strict=True)
     ]
     passes = [False] * len(verdicts)
@@ -84,12 +91,16 @@ def judge(
             if in_the_way:
                 verdict = Verdict(task.id, Action.BLOCKED, f"it waits for {', '.join(in_the_way[:3])}")
                 verdicts[position] = verdict
-            elif verdict.action is Action.CONTINUE and _runs_again(dag, verdicts, position):
+            elif verdict.action in _WITH_ITS_PROMPT and _runs_again(dag, verdicts, position):
                 # Its session holds a prompt with what these came to before.
-                verdict = replace(verdict, action=Action.START_OVER, reason="what it depends on is run again")
+                reason = "what it depends on is run again"
+                verdict = replace(verdict, action=Action.START_OVER, reason=reason, repeats=True)
                 verdicts[position] = verdict
         passes[position] = verdict.action in RUNS or _lets_pass(task, records[position], verdict)
     return verdicts
+
+
+_WITH_ITS_PROMPT = frozenset({Action.ADOPT, Action.CONTINUE})
 
 
 def _runs_again(dag: DAG, verdicts: Sequence[Verdict], position: int) -> bool:
@@ -132,11 +143,11 @@ def at_most_once_question(attempt: int) -> str:
     )
 
 
-def _alone(task: Task, record: TaskRecord, *, retry_failed: bool) -> Verdict:
+def _alone(task: Task, record: TaskRecord, heard: Heard, *, retry_failed: bool) -> Verdict:
     """The verdict on a task as if nothing that it depends on stood in its way."""
     status = TaskStatus(record.status)
     if status is TaskStatus.RUNNING:
-        return _under_way(task, record)
+        return _under_way(task, record, heard.left.get(task.id))
     if status is TaskStatus.PENDING:
         return _pending(task, record)
     if status is TaskStatus.WAITING_INPUT:
@@ -173,7 +184,11 @@ def _damaged(task: Task, *, retry_failed: bool) -> Verdict:
     return Verdict(task.id, Action.KEEP, f"{reason}, so it counts as failed; --retry-failed runs it again")
 
 
-def _under_way(task: Task, record: TaskRecord) -> Verdict:
+def _under_way(task: Task, record: TaskRecord, left: LeftTurn | None) -> Verdict:
+    if left is not None and left.state == "alive":
+        return Verdict(task.id, Action.ADOPT, f"its agent is still at work ({left.about})")
+    if left is not None and left.state == "ended":
+        return Verdict(task.id, Action.ADOPT, f"its agent has finished meanwhile ({left.about})")
     died = f"its process died during attempt {record.attempt}"
     if task.at_most_once:
         return Verdict(task.id, Action.ASK, at_most_once_question(record.attempt))
@@ -181,9 +196,17 @@ def _under_way(task: Task, record: TaskRecord) -> Verdict:
         times = f"{record.crashes + 1} times" if record.crashes else "once"
         reason = f"its process died {times} while it ran, and max_crashes is {task.retry.max_crashes}"
         return Verdict(task.id, Action.FAIL, reason)
-    if record.session_confirmed:
-        return Verdict(task.id, Action.CONTINUE, f"{died}; session {record.session_id} is known", repeats=True)
+    session_id = session_known(record, left)
+    if session_id is not None:
+        return Verdict(task.id, Action.CONTINUE, f"{died}; session {session_id} is known", repeats=True)
     return Verdict(task.id, Action.START_OVER, died + _from_where(record), repeats=True)
+
+
+def session_known(record: TaskRecord, left: LeftTurn | None) -> str | None:
+    """The session that is known to hold the task's prompt; what was left of its turn may know more than the store."""
+    if left is not None and left.session_id is not None:
+        return left.session_id
+    return record.session_id if record.session_confirmed else None
 
 
 def _from_where(record: TaskRecord) -> str:
@@ -196,7 +219,10 @@ def _pending(task: Task, record: TaskRecord) -> Verdict:
     if not record.attempt:
         return Verdict(task.id, Action.START, "it never began")
     if record.error_kind is not None:
-        return Verdict(task.id, Action.START_OVER, f"attempt {record.attempt} failed ({record.error_kind})")
+        failed = f"attempt {record.attempt} failed ({record.error_kind})"
+        if record.session_confirmed:
+            return Verdict(task.id, Action.CONTINUE, f"{failed}; session {record.session_id} has kept what was said")
+        return Verdict(task.id, Action.START_OVER, failed)
     answers = answers_of(record.answers)
     if answers and answers[-1].attempt == record.attempt:
         return _answered(task.id, answers[-1].way)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncGenerator
+import tempfile
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from persistence import MemoryStore, SQLiteStore, Store
 # A developer's own keys, servers and proxies must not reach a test, nor a test them.
 PRIVATE = ("OPENAI_", "ANTHROPIC_", "PLAIT_")
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+MEMORY = Path("/dev/shm")
 
 # Told to write no bytecode, each of the hundreds of commands that the tests start would compile all of ours again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -28,19 +30,23 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def sqlite_store(tmp_path: Path) -> AsyncGenerator[SQLiteStore]:
-    async with SQLiteStore(tmp_path / "runs.db") as store:
+def quick_folder() -> Generator[Path]:
+    """For a store that no power loss meets: most of what it costs to test one is waiting for a disk to sync."""
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+async def sqlite_store(quick_folder: Path) -> AsyncGenerator[SQLiteStore]:
+    async with SQLiteStore(quick_folder / "plait.db") as store:
         yield store
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Store]:
+def store(request: pytest.FixtureRequest) -> Store:
     """Each of our stores in turn."""
-    if request.param == "memory":
-        yield MemoryStore()
-        return
-    async with SQLiteStore(tmp_path / "plait.db") as sqlite_store:
-        yield sqlite_store
+    found: Store = MemoryStore() if request.param == "memory" else request.getfixturevalue("sqlite_store")
+    return found
 
 
 @pytest.fixture
@@ -50,10 +56,9 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["memory", "sqlite", "none"])
-async def kept(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Store | None]:
+def kept(request: pytest.FixtureRequest) -> Store | None:
     """Each of our stores in turn, and no store at all."""
     if request.param == "sqlite":
-        async with SQLiteStore(tmp_path / "plait.db") as sqlite_store:
-            yield sqlite_store
-        return
-    yield MemoryStore() if request.param == "memory" else None
+        found: Store = request.getfixturevalue("sqlite_store")
+        return found
+    return MemoryStore() if request.param == "memory" else None

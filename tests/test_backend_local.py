@@ -217,11 +217,12 @@ async def test_a_file_that_is_no_model(tmp_path: Path) -> None:
 PROGRAM = """
 import anyio, os, pathlib, sys, time
 from backends import LocalBackend, Opening
+from backends.contract import SCHEMA
 
 async def main():
     backend = LocalBackend(slots=1)
-    async with backend.open(Opening()) as conversation:
-        await conversation.send("Say hi.")
+    async with backend.open(Opening(output_schema=SCHEMA)) as conversation:
+        await conversation.send("Good or bad?")
         task = pathlib.Path(f"/proc/{os.getpid()}/task")
         print(*[pid for file in task.glob("*/children") for pid in file.read_text().split()], flush=True)
         if "wait" in sys.argv:

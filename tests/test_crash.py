@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -54,24 +55,19 @@ def test_five_hundred_kills_at_every_boundary_lose_nothing(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [], "the folder is left as it was"
 
 
-def test_a_plan_is_certified_without_its_backends_and_its_store(tmp_path: Path) -> None:
+def test_a_few_kills_at_every_boundary_certify_a_plan_without_its_backends_and_its_store(tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text(PLAN)
-    done = crashtest(tmp_path, "plan.yaml", "--kills", "60", "--set", "topic=rice")
+    done = crashtest(tmp_path, "plan.yaml", "--kills", "5", "--set", "topic=rice")
     assert done.code == 0, done.out + done.err
     lines = done.out.splitlines()
     assert lines[0].startswith("passed in ")
     assert f"boundaries            {len(BOUNDARIES)} of {len(BOUNDARIES)} covered" in done.out
     assert f"planted bugs          {len(PLANTED)} of {len(PLANTED)} caught" in done.out
+    assert re.search(r"all held; failure rate below [5-9]\.", done.out), "so few kills show little, and it says so"
     assert ", of which 0 lost" in done.out
     assert "0 executed again" in done.out
-    assert done.err == f"plait: landing 60 kills at {len(BOUNDARIES)} boundaries, in {tmp_path}\n"
+    assert done.err == f"plait: landing 5 kills at {len(BOUNDARIES)} boundaries, in {tmp_path}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
-
-
-def test_even_a_few_kills_cover_every_boundary(tmp_path: Path) -> None:
-    value = crashtest(tmp_path, "--kills", "1", "--seed", "7", "--json").value
-    assert value["never_hit"] == []
-    assert value["failure_rate_below"] > 0.05
 
 
 def test_what_was_left_out_is_no_success() -> None:

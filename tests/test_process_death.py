@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,9 @@ import anyio
 import pytest
 
 from backends.process import adopted, read_known, sweep
+from backends.proctable import PREFIX, start_time
 from tests.support.room import (
+    ROOT,
     Kin,
     Moment,
     Parent,
@@ -219,6 +223,26 @@ def test_a_copy_of_the_parent_does_not_hide_its_end(tmp_path: Path, holds: Kin) 
         os.kill(copy, 0)  # it lives
     finally:
         os.kill(copy, signal.SIGKILL)
+
+
+def test_a_guard_that_hears_nothing_more_kills_nobody_as_long_as_its_parent_lives() -> None:
+    """As when the parent closes descriptors that it knows nothing of."""
+    parent = subprocess.Popen(["/bin/sleep", "60"])
+    child = subprocess.Popen(["/bin/sleep", "60"], env={f"{PREFIX}0123456789abcdef": "1"})
+    program = ROOT / "backends" / "_guard.py"
+    words = [sys.executable, "-I", "-S", str(program), str(parent.pid), start_time(parent.pid) or ""]
+    try:
+        with subprocess.Popen(words, stdin=subprocess.PIPE, text=True) as guard:
+            assert guard.stdin is not None
+            guard.stdin.write(json.dumps(["0123456789abcdef", 0, "", None]) + "\n")
+            guard.stdin.close()
+            assert not within(0.5, lambda: child.poll() is not None)
+            parent.kill()
+            assert within(soon(), lambda: child.poll() is not None)
+    finally:
+        for process in (parent, child):
+            process.kill()
+            process.wait()
 
 
 def test_a_temporary_folder_goes_with_the_process_that_made_it(tmp_path: Path, holds: Kin) -> None:

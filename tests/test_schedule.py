@@ -8,7 +8,7 @@ import time
 import pytest
 
 from runner import DAG, FailureMode, Task, TaskStatus
-from runner.schedule import Schedule
+from runner.schedule import Outset, Schedule
 
 DONE, FAILED = TaskStatus.COMPLETED, TaskStatus.FAILED
 
@@ -69,7 +69,7 @@ def test_failure_modes(mode: FailureMode, status: TaskStatus, runs: list[str]) -
     taken(dag, plan)
     plan.finish(0, status)
     assert taken(dag, plan) == runs
-    resumed = Schedule(dag, ["default"] * 2, concurrency=9, statuses=[status, TaskStatus.PENDING])
+    resumed = Schedule(dag, ["default"] * 2, concurrency=9, outset=Outset([status, TaskStatus.PENDING]))
     assert taken(dag, resumed) == runs, "a resumed run decides alike"
 
 
@@ -141,7 +141,7 @@ def test_what_is_dropped_is_never_given_out_and_does_not_keep_the_run_from_its_e
 
 def test_what_was_to_run_alone_is_dropped_too() -> None:
     dag = DAG([Task("a"), Task("b"), Task("c")])
-    plan = Schedule(dag, ["default"] * 3, concurrency=9, alone=[0, 1, 2])
+    plan = Schedule(dag, ["default"] * 3, concurrency=9, outset=Outset(alone=[0, 1, 2]))
     plan.drop(1)
     plan.drop(0)
     assert taken(dag, plan) == ["c"]

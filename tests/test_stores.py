@@ -1,14 +1,13 @@
-"""Every store of ours keeps the contract."""
+"""Every store of ours keeps the contract; tests/test_docs.py has the one of docs/stores.md keep it."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,8 +28,6 @@ from persistence import (
 from persistence.contract import StoreContract
 from persistence.contract.samples import CREATED, NEXT, OPENING, RUN, at, owner, whole
 
-DOCS = Path(__file__).parent.parent / "docs" / "stores.md"
-
 
 class TestMemoryStore(StoreContract):
     def open_store(self, folder: Path) -> MemoryStore:
@@ -38,19 +35,12 @@ class TestMemoryStore(StoreContract):
 
 
 class TestSQLiteStore(StoreContract):
+    @pytest.fixture
+    def tmp_path(self, quick_folder: Path) -> Path:
+        return quick_folder
+
     def open_store(self, folder: Path) -> SQLiteStore:
         return SQLiteStore(folder / "runs.db")
-
-
-def documented_store() -> Any:
-    """The page's own store and its test, as a reader would run them."""
-    blocks: list[str] = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    names: dict[str, Any] = {"__name__": "documented"}
-    exec(next(block for block in blocks if "class TestMirror" in block), names)
-    return names["TestMirror"]
-
-
-TestMirror = documented_store()
 
 
 # Two stores, one behaviour: any batches, in any state, written again or not, by whoever.

@@ -6,11 +6,14 @@ says that there is an answer, only `is_error` does. The session keeps the prompt
 
 from __future__ import annotations
 
+import glob
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from backends.agents.claude_asking import hook_command, write_answer
@@ -103,6 +106,11 @@ class ClaudeCodeBackend(CliBackend):
     def passes(self) -> Sequence[str]:
         """Its keys, its settings, and how the network is reached."""
         return _PASSES
+
+    def session_files(self, session_id: str) -> Sequence[Path]:
+        """One, in a folder for each folder that it has worked in."""
+        home = Path(os.environ.get("CLAUDE_CONFIG_DIR") or "~/.claude").expanduser()
+        return sorted(home.glob(f"projects/*/{glob.escape(session_id)}.jsonl"))
 
     def arguments(self, call: Call) -> Sequence[str]:
         """The arguments; writes the system prompt into `call.folder`, where there is one."""

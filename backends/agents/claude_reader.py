@@ -37,6 +37,7 @@ class ClaudeReader:
         self._begins = not call.resume and call.forks is None
         self._now = now
         self._session: str | None = None
+        self._announced: str | None = None
         self._version: tuple[int, ...] = ()
         self._tally = Tally()
         self._request: dict[str, str] = {}
@@ -59,6 +60,11 @@ class ClaudeReader:
         announcement, and that a request is made, come up to half a second before.
         """
         return self._session
+
+    @property
+    def announced(self) -> str | None:
+        """The session's id, said before there is a file of it."""
+        return self._announced
 
     @property
     def is_final(self) -> bool:
@@ -87,6 +93,7 @@ class ClaudeReader:
     def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         """One event."""
         kind, subtype = text(event, "type"), text(event, "subtype")
+        self._announced = text(event, "session_id") or self._announced
         if kind in {"stream_event", "assistant", "user"} or subtype == "api_retry":
             self._session = text(event, "session_id") or self._session
         handler = self._handlers.get(kind) or self._handlers.get(f"{kind}/{subtype}")

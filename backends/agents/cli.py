@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,9 +17,11 @@ from typing import ClassVar, Literal
 from uuid import uuid4
 
 from backends.errors import BackendUnavailable
+from backends.guard import scratch
 from backends.process import read_known
 from backends.protocol import Conversation, Files, JsonValue, LeftTurn, Opening
 
+from .kept import holds
 from .past import exchanges, reread
 from .program import Call, Reader
 from .turn import CliConversation
@@ -76,8 +77,8 @@ class CliBackend(ABC):
         if opening.files is not None:
             yield CliConversation(self, opening, opening.files)
             return
-        with tempfile.TemporaryDirectory(prefix="plait-", ignore_cleanup_errors=True) as folder:
-            yield CliConversation(self, opening, Files(Path(folder) / "turn" / "1", Path(folder) / "sessions"))
+        with scratch() as folder:
+            yield CliConversation(self, opening, Files(folder / "turn" / "1", folder / "sessions"))
 
     def left(self, files: Files) -> LeftTurn | None:
         """See `OutlivingBackend.left`."""
@@ -91,7 +92,22 @@ class CliBackend(ABC):
         goes_on = known.note.get("goes_on") == "yes"
         if reader.is_final:
             return LeftTurn("ended", reader.session_id, goes_on, about)
-        return LeftTurn("alive" if known.is_alive else "dead", reader.session_id, goes_on, about)
+        return LeftTurn("alive" if known.is_alive else "dead", self.session_of(calls[-1]), goes_on, about)
+
+    def session_of(self, folder: Path) -> str | None:
+        """The session that holds the prompt of the call with its files in `folder`, by what the agent has printed, or
+        else by the session's own file.
+        """
+        reader, known = self.reader(Call(folder)), read_known(folder)
+        reread(reader, folder)
+        if reader.session_id is not None or reader.announced is None or known is None:
+            return reader.session_id
+        said = known.note.get("said", "")
+        return reader.announced if any(holds(path, said) for path in self.session_files(reader.announced)) else None
+
+    def session_files(self, session_id: str) -> Sequence[Path]:  # noqa: ARG002 - for those that keep readable ones
+        """The files in which the agent may keep that session."""
+        return ()
 
     @property
     def folder(self) -> Path:

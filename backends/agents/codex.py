@@ -6,10 +6,13 @@ of tokens counts the whole session. The session keeps the prompt of a turn that 
 
 from __future__ import annotations
 
+import glob
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 from backends.agents.cli import CliBackend
@@ -38,7 +41,7 @@ class CodexBackend(CliBackend):
     `append_system` is added to them; a session keeps the ones that it began with. `base_url` is another server that
     speaks the Responses API, asked without retries, with the key in environment variable `api_key_env`. `config` holds
     settings beside those of its own file, by dotted key, such as {"model_reasoning_effort": "high"}; they win over
-    those that follow from other options. `now` tells the Unix time.
+    those that follow from other options. Its plugins are off, which it would fetch first. `now` tells the Unix time.
     """
 
     kind: ClassVar[str] = "codex"
@@ -65,6 +68,11 @@ class CodexBackend(CliBackend):
     def takes_schema(self, schema: Mapping[str, JsonValue]) -> bool:
         """Whether it is one of the schemas that its server accepts."""
         return schema.get("type") == "object" and _is_strict(dict(schema))
+
+    def session_files(self, session_id: str) -> Sequence[Path]:
+        """One, in a folder for each day."""
+        home = Path(os.environ.get("CODEX_HOME") or "~/.codex").expanduser()
+        return sorted(home.glob(f"sessions/*/*/*/rollout-*-{glob.escape(session_id)}.jsonl"))
 
     def arguments(self, call: Call) -> Sequence[str]:
         """The arguments; writes instructions and schema into `call.folder`, where there are any."""

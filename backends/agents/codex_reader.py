@@ -56,6 +56,11 @@ class CodexReader:
         return self._thread if self._has_said and not self._is_another else None
 
     @property
+    def announced(self) -> str | None:
+        """The thread's id, said before the prompt is in its file."""
+        return None if self._is_another else self._thread
+
+    @property
     def is_final(self) -> bool:
         """Whether the turn is completed or has failed, or is in a session that nobody asked for."""
         return self._completed is not None or self._failed is not None or self._is_another

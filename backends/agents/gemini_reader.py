@@ -54,6 +54,11 @@ class GeminiReader:
         return self._announced if self._has_said else None
 
     @property
+    def announced(self) -> str | None:
+        """The session's id, said before it holds the prompt."""
+        return self._announced
+
+    @property
     def is_final(self) -> bool:
         """Whether there was a `result`."""
         return self._result is not None

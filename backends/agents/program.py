@@ -67,6 +67,11 @@ class Reader(Protocol):
         ...
 
     @property
+    def announced(self) -> str | None:
+        """The session's id as the program announced it, whether or not the session holds the prompt by now."""
+        ...
+
+    @property
     def is_final(self) -> bool:
         """Whether the program has said its last word: `end` may be called, the child need not be waited for."""
         ...

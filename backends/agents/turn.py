@@ -22,6 +22,7 @@ from backends.protocol import NO_USAGE, Files, JsonValue, Message, Opening, Outp
 from backends.structured import Mismatch, Schema, invalid_output, repair_prompt
 from backends.text import clean_text, one_line
 
+from .kept import digest
 from .past import TOLD, cut_before, feed, parsed
 from .program import Answered, Call, Ending, Reader
 from .replaying import replayed
@@ -46,6 +47,7 @@ class CliConversation:
         self._sessions = Sessions(files.sessions, backend.kind)
         self._session_id = opening.session_id
         self._exists = opening.resume
+        self._seen: str | None = None
         self._said = False
         self._calls = 0
         self._rewinds = opening.goes_on
@@ -125,7 +127,11 @@ class CliConversation:
         reader = self._backend.reader(call)
         cut = self._cut_before(call) if not self._said else []
         try:
-            child = await self._let_work(call, reader, sent, cut)
+            try:
+                child = await self._let_work(call, reader, sent, cut)
+            except BaseException:
+                self._look_once_more(call)
+                raise
             answered = reader.end(Ending(child.status, child.tail("stderr")))
         except BackendError as error:
             error.usage += reader.usage if error.usage == NO_USAGE else NO_USAGE
@@ -176,13 +182,14 @@ class CliConversation:
             call = replace(call, rewind_to=whole[0] if whole else None)
         private_folder(call.folder)
         backend = self._backend
+        said = backend.says(call, sent)
         start = Start(
             (backend.executable(), *backend.arguments(call)),
             {**child_environment((*backend.passes, *backend.pass_env)), **backend.environment(call)},
             backend.folder,
-            backend.says(call, sent).encode(),
+            said.encode(),
             keeps,
-            {"kind": backend.kind, "goes_on": "yes" if self._opening.goes_on else "no"},
+            {"kind": backend.kind, "goes_on": "yes" if self._opening.goes_on else "no", "said": digest(said)},
             guarded=self._opening.files is None or backend.on_runner_death == "kill",
         )
         return await held.enter_async_context(running(start, call.folder))
@@ -190,10 +197,18 @@ class CliConversation:
     def _on_line(self, reader: Reader, line: bytes) -> bool:
         for output in feed(reader, parsed(line)):
             self._opening.on_output(output)
-        if reader.session_id is not None and (reader.session_id != self._session_id or not self._exists):
-            self._session_id, self._exists = clean_text(reader.session_id), True
-            self._opening.on_session(self._session_id)
+        self._know(reader.session_id)
         return reader.is_final
+
+    def _know(self, session_id: str | None) -> None:
+        if session_id is not None and session_id != self._seen:
+            self._seen = session_id
+            self._session_id, self._exists = clean_text(session_id), True
+            self._opening.on_session(self._session_id)
+
+    def _look_once_more(self, call: Call) -> None:
+        """The agent was ended: what it wrote since our last look may show that there is a session to go on with."""
+        self._know(self._backend.session_of(call.folder))
 
     def _show(self, kind: str, text: str) -> None:
         self._opening.on_output(Output("waiting" if kind == "waiting" else "notice", one_line(text)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from persistence import (
     TaskFailed,
     TaskInterrupted,
     TaskReopened,
+    TaskRetried,
     TaskStarted,
     TaskWaiting,
 )
@@ -59,6 +61,24 @@ class InterruptedContract(OpenedStore):
         assert await confirmed(SessionOpened(at(6), "a", 3, "one"), replace(DONE_A, attempt=3))
         assert await confirmed(SessionOpened(at(7), "a", 0, "a person's"))
         assert [task.session_confirmed for task in await store.list_tasks(RUN)] == [True, False, False]
+
+    async def test_a_retry_confirms_the_session_that_it_goes_on_with_and_no_other(
+        self, store: Store, writer: Writer
+    ) -> None:
+        opened = SessionOpened(at(4), "a", 1, "session-a")
+        retried = TaskRetried(at(5), "a", 1, "rate_limited", "later", 3600.0)
+        await writer.write(START_A, opened, retried)
+        assert not (await task_a(store)).session_confirmed
+        goes_on = replace(retried, attempt=2, goes_on=True)
+        await writer.write(replace(START_A, attempt=2, session_id="session-2"), goes_on)
+        task = await task_a(store)
+        assert (task.status, task.session_id, task.session_confirmed) == ("pending", "session-2", True)
+        again = TaskStarted(at(6), "a", 3, "fast", "session-2", confirmed=True)
+        await writer.write(again, replace(retried, attempt=3))
+        task = await task_a(store)
+        assert (task.status, task.session_id, task.session_confirmed) == ("pending", "session-2", False)
+        told = [event.detail for event in await store.list_events(RUN) if event.kind == "task_retried"]
+        assert [json.loads(detail).get("goes_on", False) for detail in told] == [False, True, False]
 
     async def test_a_person_is_asked_and_the_attempt_is_over(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASK, ASKED)

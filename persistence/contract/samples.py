@@ -117,7 +117,7 @@ def status_changes(task_id: str, attempt: int, text: str = "again", *, flag: boo
         "complete": TaskCompleted(at(6), task_id, attempt, text, text if flag else None, 3, 4, 0.5, 1.5),
         "fail": TaskFailed(at(6), task_id, attempt, "failed", "auth", short, 0.5, 1, 1, 0.25 if flag else None),
         "skip": TaskFailed(at(6), task_id, attempt, "skipped", "auth", short, 0.5, 1, 1),
-        "retry": TaskRetried(at(6), task_id, attempt, "transient", short, 0.5),
+        "retry": TaskRetried(at(6), task_id, attempt, "transient", short, 0.5, goes_on=flag),
         "interrupt": TaskInterrupted(at(6), task_id, attempt, "gone", crashed=flag),
         "cancel": TaskCancelled(at(6), task_id),
         "wait": TaskWaiting(at(6), task_id, attempt, short, crashed=flag),

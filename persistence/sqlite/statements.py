@@ -75,8 +75,8 @@ END_TASKS = Bulk(
     error_kind = column8, error = column9, duration_s = coalesce(duration_s + column10, column10, duration_s),
     input_tokens = input_tokens + column11, output_tokens = output_tokens + column12,
     cost_usd = coalesce(cost_usd + column13, column13, cost_usd), question = column14, asked = column15,
-    crashes = crashes + column16 FROM""",
-    16,
+    crashes = crashes + column16, session_confirmed = coalesce(column17, session_confirmed) FROM""",
+    17,
     """AS new WHERE run_id = column1 AND task_id = column2 AND attempt = column3
     AND (status = 'running' OR status = 'waiting_input' AND (column6 = 'failed' OR column6 = 'skipped'))""",
 )

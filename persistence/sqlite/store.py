@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from types import TracebackType
 
-    from persistence.changes import Batch
+    from persistence.batch import Batch
     from persistence.notes import Note, NoteRecord
     from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
     from persistence.sqlite.purging import Purged

@@ -40,7 +40,8 @@ from persistence.sqlite.transaction import transaction
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from persistence.changes import Batch, Change
+    from persistence.batch import Batch
+    from persistence.changes import Change
     from persistence.notes import Note
     from persistence.rules import RunHead
 
@@ -211,18 +212,19 @@ def _failed(rows: Rows, seq: int, change: TaskFailed) -> None:
 
 def _retried(rows: Rows, seq: int, change: TaskRetried) -> None:
     ended = ("pending", "retried", change.error_kind, change.error, change.duration_s)
-    _end(rows, seq, change, (*ended, change.input_tokens, change.output_tokens, change.cost_usd))
+    usage = change.input_tokens, change.output_tokens, change.cost_usd
+    _end(rows, seq, change, (*ended, *usage), (None, None, False, change.goes_on))
 
 
 def _interrupted(rows: Rows, seq: int, change: TaskInterrupted) -> None:
     ended = ("pending", "interrupted", None, change.reason, None, *_NO_USAGE)
-    _end(rows, seq, change, ended, (None, None, change.crashed))
+    _end(rows, seq, change, ended, (None, None, change.crashed, None))
 
 
 def _waiting(rows: Rows, seq: int, change: TaskWaiting) -> None:
     ended = ("waiting_input", "interrupted" if change.asked is None else "asked", None, None, change.duration_s)
     usage = change.input_tokens, change.output_tokens, change.cost_usd
-    _end(rows, seq, change, (*ended, *usage), (change.question, change.asked, change.crashed))
+    _end(rows, seq, change, (*ended, *usage), (change.question, change.asked, change.crashed, None))
 
 
 _NO_USAGE: Final = (0, 0, None)
@@ -233,10 +235,12 @@ def _end(
     seq: int,
     change: TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting,
     ended: Row,
-    left: Row = (None, None, False),
+    left: Row = (None, None, False, None),
 ) -> None:
     """`ended`: the statuses of the task and of its attempt, the error's kind, the error, the seconds it took, and
-    the usage. `left`: the question that a person is asked, more about it, and whether the owner died."""
+    the usage. `left`: the question that a person is asked, more about it, whether the owner died, and whether the
+    attempt's session is confirmed, where this says so.
+    """
     row = (rows.run_id, change.task_id, change.attempt, change.at, seq, *ended, *left)
     rows.change(sql.END_TASKS, change.task_id, row)
 

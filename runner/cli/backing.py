@@ -205,6 +205,11 @@ class Kept:
         plan = settings.get("plan")
         return cls(run.run_id, cast("dict[str, Any]", specs), default, Path(folder), Path(plan) if plan else None)
 
+    def outliving(self) -> dict[str, Backend]:
+        """Those whose turns may have outlived their runner, to ask them what is left. Nothing is started or checked."""
+        specs = {name: self._spec(name) for name in self.specs}
+        return {name: spec.make(self.folder) for name, spec in specs.items() if isinstance(spec, AgentSpec)}
+
     def backing(self, names: Iterable[str], moved_to: Path | None) -> Backing:
         """The backends in `names`. `moved_to` is the plan file, if it is not where it was."""
         plan = self.plan if moved_to is None else moved_to.resolve()

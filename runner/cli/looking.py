@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -21,8 +21,10 @@ from runner.cli.report import tell_value
 from runner.cli.sections import tell_answers, tell_question, tell_section
 from runner.cli.text import age, columns, dollars, one_line, seconds, size, tokens, visible
 from runner.cli.waiting import waiting_in
+from runner.clock import iso
 from runner.owner import Liveness, liveness
-from runner.status import TASK_DONE, RunStatus, TaskStatus
+from runner.retrying import next_tries
+from runner.status import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
 
 _LONGEST_ERROR = 120
 _EVENTS_AT_ONCE = 5000
@@ -121,12 +123,14 @@ async def show_run(path: Path, word: str, as_json: bool) -> int:
     async with store_for_reading(path) as store:
         run = await find_run(store, word)
         tasks = await store.list_tasks(run.run_id)
+        waiting = () if RunStatus(run.status) in RUN_DONE else tasks
+        tries = {name: iso(when) for name, when in (await next_tries(store, run.run_id, waiting)).items()}
     if as_json:
-        settings = json.loads(run.settings)
-        tell_value({**_run_value(run), "settings": settings, "tasks": [_task_value(task) for task in tasks]})
+        values = [{**_task_value(task), "next_try_at": tries.get(task.task_id)} for task in tasks]
+        tell_value({**_run_value(run), "settings": json.loads(run.settings), "tasks": values})
         return COMPLETED
     _tell_run(run)
-    rows = [("TASK", "STATUS", "TRIES", "TIME", "TOKENS", ""), *(_task_row(run, task) for task in tasks)]
+    rows = [("TASK", "STATUS", "TRIES", "TIME", "TOKENS", ""), *(_task_row(run, task, tries) for task in tasks)]
     _tell_table(rows, 1, [None, *(TaskStatus(task.status) for task in tasks)], frozenset({2, 3, 4}))
     next_commands: list[str] = []
     if any(TaskStatus(task.status) is TaskStatus.WAITING_INPUT for task in tasks):
@@ -163,17 +167,18 @@ def _tell_if(name: str, value: str | None) -> None:
         tell(f"{name:<9} {one_line(value)}")
 
 
-def _task_row(run: RunRecord, task: TaskRecord) -> tuple[str, ...]:
+def _task_row(run: RunRecord, task: TaskRecord, tries: Mapping[str, str]) -> tuple[str, ...]:
     blocked = run.status == RunStatus.FAILED and task.status == TaskStatus.PENDING
     error = f"{task.error_kind}: {task.error}" if task.error_kind else "blocked by a failed task" if blocked else ""
     error = error if task.question is None else f"asks: {task.question}"
+    next_try = f"; next try at {tries[task.task_id]}" if task.task_id in tries else ""
     return (
         one_line(task.task_id),
         task.status,
         str(task.attempt or ""),
         seconds(task.duration_s),
         tokens(task.input_tokens, task.output_tokens),
-        "the stored result is damaged" if task.damaged else one_line(error, _LONGEST_ERROR),
+        "the stored result is damaged" if task.damaged else one_line(error, _LONGEST_ERROR) + next_try,
     )
 
 

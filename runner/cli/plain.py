@@ -104,14 +104,16 @@ def _words(event: events.TaskEvent) -> str:
         case events.TaskStarted():
             again = f", attempt {event.attempt}" if event.attempt > 1 else ""
             goes_on = ", goes on with its conversation" if event.confirmed else ""
-            line = f"started ({one_line(event.backend)}{again}{goes_on})"
+            how = "is taken over" if event.adopted else "started"
+            line = f"{how} ({one_line(event.backend)}{again}{goes_on})"
         case events.TaskOutput():
             waits = "waits: " if event.output == "waiting" else ""
             line = "" if event.output == "text" else f"{waits}{_error(event.text)}"
         case events.TaskCompleted():
             line = f"completed {cost(event)}"
         case events.TaskRetrying():
-            line = f"tries again in {seconds(event.delay_s)}: {event.error_kind}: {_error(event.error)}"
+            how = "goes on" if event.goes_on else "tries again"
+            line = f"{how} in {seconds(event.delay_s)}: {event.error_kind}: {_error(event.error)}"
         case events.TaskFailed():
             word = "skipped" if event.status is TaskStatus.SKIPPED else "failed"
             line = f"{word} {seconds(event.duration_s)} {event.error_kind}: {_error(event.error)}"

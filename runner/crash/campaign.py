@@ -209,11 +209,10 @@ def is_caught(bug: Planted, folder: Path) -> bool:
     """Whether any invariant breaks with `bug` in every process that holds without it."""
     rng = random.Random(bug.name)  # noqa: S311 - no secrets
     stage, honest = Stage(folder / "planted", bug.plant), Stage(folder / "honest")
-    for seed in range(PATIENCE):
-        first = 2 if bug.kind in {Kind.RIVAL, Kind.UNSURE} else 1  # their runs have to be stored by then
-        points = [Point(rng.choice(bug.names), rng.randint(first, bug.latest)) for _ in range(rng.randint(1, 2))]
-        trial = Trial(bug.kind, seed, tuple(points))
-        case = random_case(seed)
+    fitting = filter(lambda seed: bug.fits(random_case(seed)), count())
+    for seed in islice(fitting, PATIENCE):
+        points = [Point(rng.choice(bug.names), rng.choice(bug.hits)) for _ in range(rng.randint(1, 2))]
+        trial, case = Trial(bug.kind, seed, tuple(points)), random_case(seed)
         if stage.play(trial, case).verdict.broken:
             return not honest.play(trial, case).verdict.broken
     return False

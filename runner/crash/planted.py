@@ -17,6 +17,7 @@ from persistence.boundaries import BOUNDARIES
 from persistence.sqlite import reading, store
 from runner import events, parallel, takeover, verdict
 from runner.checkpoint import Checkpointer, Position
+from runner.crash.case import Case
 from runner.crash.trial import Kind
 from runner.state import RunState
 from runner.status import TASK_DONE, TaskStatus
@@ -24,10 +25,23 @@ from runner.status import TASK_DONE, TaskStatus
 Original = Callable[..., Any]
 
 
+def _any(_case: Case) -> bool:
+    return True
+
+
+def _grows(case: Case) -> bool:
+    """Small, so that a few hits reach far, and with tasks that bring in others."""
+    return len(case.dag) <= 6 and any(task.for_each is not None for task in case.dag)
+
+
+def _decides(case: Case) -> bool:
+    return _grows(case) and case.reviewed is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Planted:
     """A bug: `instead(original, ...)` is called in place of `owner.attribute`. It shows in trials of `kind` that end a
-    process at one of `names`, at one of the first `latest` hits.
+    process at one of `names`, at one of the `hits` there, in cases that it `fits`.
     """
 
     name: str
@@ -35,8 +49,9 @@ class Planted:
     attribute: str
     instead: Callable[..., Any]
     names: Sequence[str] = BOUNDARIES[3:]
-    latest: int = 10
+    hits: range = range(1, 11)
     kind: Kind = Kind.KILLS
+    fits: Callable[[Case], bool] = _any
 
     def plant(self) -> None:
         """From now on this process has the bug."""
@@ -152,28 +167,49 @@ def _believe_anything(_is_damaged: Original, *_: Any) -> bool:
     return False
 
 
-_COMMIT = ("batch.before_write", "txn.begun", "txn.before_commit")
+_TXN = ("txn.begun", "txn.before_commit")
+_COMMIT = ("batch.before_write", *_TXN)
 _STOP = ("batch.before_write",)
 _LOSE = ("txn.after_commit",)
 
 PLANTED = (
     Planted("told before the commit", Checkpointer, "_write_group", _tell_first, _COMMIT),
     Planted("dependents woken before the commit", Checkpointer, "_write_group", _wake_first, _COMMIT),
-    Planted("called before its start is stored", Checkpointer, "commit", _start_unwritten, _COMMIT),
-    Planted("a batch committed in pieces", Checkpointer, "_try_write", _write_in_pieces),
-    Planted("a lost answer taken for no commit", Checkpointer, "_try_write", _number_anew, _LOSE, kind=Kind.UNSURE),
+    Planted("called before its start is stored", Checkpointer, "commit", _start_unwritten, _TXN, range(2, 4)),
+    Planted("a batch committed in pieces", Checkpointer, "_try_write", _write_in_pieces, _TXN, range(3, 11)),
+    Planted(
+        "a lost answer taken for no commit", Checkpointer, "_try_write", _number_anew, _LOSE, range(2, 11), Kind.UNSURE
+    ),
     Planted("an attempt's number used twice", takeover, "_settled", _use_the_number_again),
     Planted(
-        "added tasks stored after their planner's end", Checkpointer, "_try_write", _write_added_tasks_apart, _COMMIT
+        "added tasks stored after their planner's end",
+        Checkpointer,
+        "_try_write",
+        _write_added_tasks_apart,
+        _COMMIT,
+        range(5, 10),
+        fits=_grows,
     ),
-    Planted("a decision stored after what it added", Checkpointer, "_try_write", _write_decisions_apart, _COMMIT),
-    Planted("a policy asked again about all", takeover, "_unasked", _ask_about_all),
-    Planted("a list unfolded again by resume", RunState, "_load", _forget_parts),
+    Planted(
+        "a decision stored after what it added",
+        Checkpointer,
+        "_try_write",
+        _write_decisions_apart,
+        _COMMIT,
+        range(5, 10),
+        fits=_decides,
+    ),
+    Planted("a policy asked again about all", takeover, "_unasked", _ask_about_all, fits=_decides),
+    Planted("a list unfolded again by resume", RunState, "_load", _forget_parts, hits=range(7, 11), fits=_grows),
     Planted("completed tasks queued again", RunState, "_load", _queue_completed),
     Planted("crashes not counted", verdict, "_under_way", _forget_crashes, kind=Kind.CRASHER),
-    Planted("no epoch check", rules, "first_unapplied", _ignore_the_epoch, _STOP, kind=Kind.RIVAL),
-    Planted("claimed beside a living owner", parallel, "wait_until_free", _do_not_wait, _STOP, kind=Kind.RIVAL),
-    Planted("a missing store made to resume", store, "open_database", _create_always, ("file.before_link",), 1),
+    Planted("no epoch check", rules, "first_unapplied", _ignore_the_epoch, _STOP, range(2, 11), Kind.RIVAL),
+    Planted(
+        "claimed beside a living owner", parallel, "wait_until_free", _do_not_wait, _STOP, range(2, 11), Kind.RIVAL
+    ),
+    Planted(
+        "a missing store made to resume", store, "open_database", _create_always, ("file.before_link",), range(1, 2)
+    ),
     Planted("checksums not looked at", reading, "_is_damaged", _believe_anything, kind=Kind.ROT),
 )
 """All of them."""

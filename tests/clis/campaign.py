@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,24 +68,34 @@ def one_round(world: World, kind: str, how: Round, turns: int, rng: random.Rando
     go = folder / "go"
     _write_plan(folder / "plan.yaml", world, kind, [f"{tag}-{n}x [[until {go}]]" for n in range(turns)])
     _kill_at_work(world, folder, tag, turns)
-    agents = _agents(tag)
-    for pid in rng.sample(agents, min(how.agents, len(agents))):
+    agents = _agents(world)
+    killed = rng.sample(agents, min(how.agents, len(agents)))
+    for pid in killed:
         os.killpg(pid, signal.SIGKILL)
     if how.before:
         go.touch()
-        until(lambda: not _alive(agents), "all agents have ended", 120)
+        until(lambda: not set(agents) & set(_marked(world)), "all agents have ended", 120)
     began = time.monotonic()
-    resume = _plait(world, folder, "resume", "--json", "-j", str(turns))
+    with (folder / "err").open("w") as err:
+        resume = _plait(world, folder, "resume", "-j", str(turns), stderr=err)
     if not how.before:
-        wanted = turns + min(how.agents, turns)
-        until(lambda: len(world.asked(tag)) >= wanted or resume.poll() is not None, "those that died go on", 120)
+        # Those that live are taken over, those that died go on: only then does the model answer.
+        adopted, again = turns - len(killed), turns + len(killed)
+
+        def at_work() -> bool:
+            taken = (folder / "err").read_text().count("is taken over")
+            return (taken >= adopted and len(world.asked(tag)) >= again) or resume.poll() is not None
+
+        until(at_work, "all are at work again", 120)
         go.touch()
-    out, err = resume.communicate(timeout=300)
-    return _judge(world, tag, turns, how, json.loads(out or "{}"), err, time.monotonic() - began)
+    resume.communicate(timeout=300)
+    shown = _plait(world, folder, "show", "last", "--json").communicate(timeout=60)[0]
+    told = (folder / "err").read_text()
+    return _judge(world, tag, turns, how, json.loads(shown or "{}"), told, time.monotonic() - began)
 
 
 def _judge(world: World, tag: str, turns: int, how: Round, result: dict[str, Any], err: str, seconds: float) -> Outcome:
-    tasks = {task["id"]: task for task in result.get("tasks", [])}
+    tasks = {task["task_id"]: task for task in result.get("tasks", [])}
     answered = sum(task["status"] == "completed" and bool(task["text"]) for task in tasks.values())
     asked = world.asked(tag)
     twice = disordered = 0
@@ -97,7 +108,7 @@ def _judge(world: World, tag: str, turns: int, how: Round, result: dict[str, Any
         answered,
         twice,
         disordered,
-        len(_marked()),
+        len(_marked(world)),
         seconds,
         not how.agents and _differs(asked, tasks.values()),
         problems,
@@ -110,7 +121,7 @@ def _differs(asked: Sequence[Request], tasks: Any) -> bool:
     apart = asked[0].path.startswith("/v1/messages")
     read = sum(usage["input"] + (usage["cached"] if apart else 0) for usage in counted)
     written = sum(usage["output"] for usage in counted)
-    told = [task["usage"] for task in tasks]
+    told = list(tasks)
     return (read, written) != (sum(one["input_tokens"] for one in told), sum(one["output_tokens"] for one in told))
 
 
@@ -131,41 +142,45 @@ def _kill_at_work(world: World, folder: Path, tag: str, turns: int) -> None:
     run = _plait(world, folder, "run", "plan.yaml", "-j", str(turns))
     until(lambda: len(world.asked(tag)) >= turns or run.poll() is not None, "all turns are with the model", 180)
     assert run.poll() is None, run.communicate()
+    # An agent asks its model before its session is written down; killed in between, it would have to start over.
+    time.sleep(1)
     run.kill()
     run.communicate()
 
 
-def _plait(world: World, folder: Path, *words: str) -> subprocess.Popen[str]:
+def _plait(world: World, folder: Path, *words: str, stderr: Any = subprocess.PIPE) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "runner.cli", *words],
         cwd=folder,
         env=world.environment | {"PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     )
 
 
-def _marked() -> list[int]:
-    """All processes that carry the mark of some turn."""
+def _marked(world: World) -> list[int]:
+    """All processes of this world that carry the mark of some turn."""
     found: list[int] = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and MARK in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
+            environment = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
         except OSError:
             continue
+        if MARK in environment and f"HOME={world.home}".encode() in environment.split(b"\0"):
+            found.append(int(entry.name))
     return found
 
 
-def _agents(tag: str) -> list[int]:
-    """The leaders of the sessions of the turns of this round."""
-    return [pid for pid in _marked() if os.getsid(pid) == pid and tag in str(Path(f"/proc/{pid}/cwd").readlink())]
-
-
-def _alive(pids: Sequence[int]) -> list[int]:
-    return [pid for pid in pids if pid in _marked()]
+def _agents(world: World) -> list[int]:
+    """The leaders of the sessions of all turns."""
+    found: list[int] = []
+    for pid in _marked(world):
+        with suppress(ProcessLookupError):
+            if os.getsid(pid) == pid:
+                found.append(pid)
+    return found
 
 
 def campaign(cache: Path, kind: str, rounds: int, turns: int, seed: int) -> list[Outcome]:

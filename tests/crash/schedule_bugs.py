@@ -15,7 +15,8 @@ from unittest import mock
 import anyio
 import anyio.lowlevel
 
-from persistence.changes import Batch, Change
+from persistence.batch import Batch
+from persistence.changes import Change
 from persistence.errors import Conflict, Fenced, StoreError
 from persistence.records import TaskRecord
 from runner import checkpoint, events, execution, ownership, parallel, schedule, state, stored

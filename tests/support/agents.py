@@ -36,6 +36,20 @@ class Home:
         """What the user said last in each request, in order."""
         return [next(text for role, text in reversed(call["said"]) if role == "user") for call in self.calls]
 
+    @property
+    def processes(self) -> list[int]:
+        """All that belong to some turn of agents at home here."""
+        found: list[int] = []
+        for entry in Path("/proc").iterdir():
+            try:
+                variables = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            except OSError:
+                continue
+            is_ours = f"HOME={self.path}".encode() in variables
+            if is_ours and any(one.startswith(PREFIX.encode()) for one in variables) and start_time(int(entry.name)):
+                found.append(int(entry.name))
+        return found
+
     def claude(self, **options: Any) -> ClaudeCodeBackend:
         """A backend on the fake Claude Code."""
         return ClaudeCodeBackend(command=str(self.path / "claude"), cwd=self.path, **options)
@@ -53,19 +67,6 @@ def make_home(path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     command.chmod(0o755)
     monkeypatch.setenv("HOME", str(path))
     return Home(path)
-
-
-def processes_of_turns() -> list[int]:
-    """All processes on this machine that belong to some turn of ours."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        try:
-            environment = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
-        except OSError:
-            continue
-        if PREFIX.encode() in environment and start_time(int(entry.name)) is not None:
-            found.append(int(entry.name))
-    return found
 
 
 async def until(true: Callable[[], object], seconds: float = 30) -> None:

