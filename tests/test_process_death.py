@@ -141,7 +141,7 @@ async def test_a_child_of_another_boot_or_container_is_not_touched(what: str, tm
     there = f"{another(boot)}/{pids}" if what == "boot" else f"{boot}/pid:[1]"
     file.write_text(json.dumps(told | {"boot": there}))
     known = read_known(tmp_path / "0")
-    assert known is not None and not known.is_alive
+    assert known is not None and known.pid > 0 and not known.is_alive
     assert await lines_of(tmp_path / "0") == WHOLE[:1001]
     assert await sweep(tmp_path, []) == 0
     assert not holds.is_gone(0)
@@ -228,13 +228,13 @@ def test_a_copy_of_the_parent_does_not_hide_its_end(tmp_path: Path, holds: Kin) 
 def test_a_guard_that_hears_nothing_more_kills_nobody_as_long_as_its_parent_lives() -> None:
     """As when the parent closes descriptors that it knows nothing of."""
     parent = subprocess.Popen(["/bin/sleep", "60"])
-    child = subprocess.Popen(["/bin/sleep", "60"], env={f"{PREFIX}0123456789abcdef": "1"})
+    child = subprocess.Popen(["/bin/sleep", "60"], env={f"{PREFIX}00000000deadbeef": "1"})
     program = ROOT / "backends" / "_guard.py"
     words = [sys.executable, "-I", "-S", str(program), str(parent.pid), start_time(parent.pid) or ""]
     try:
         with subprocess.Popen(words, stdin=subprocess.PIPE, text=True) as guard:
             assert guard.stdin is not None
-            guard.stdin.write(json.dumps(["0123456789abcdef", 0, "", None]) + "\n")
+            guard.stdin.write(json.dumps(["00000000deadbeef", 0, "", None]) + "\n")
             guard.stdin.close()
             assert not within(0.5, lambda: child.poll() is not None)
             parent.kill()

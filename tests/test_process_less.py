@@ -63,7 +63,7 @@ def refuse(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("missing", ["pidfd", "pidfd, by a sandbox", "limits", "environments"])
-@pytest.mark.parametrize("name", ["escapes", "cleared", "holds", "stopped"])
+@pytest.mark.parametrize("name", ["escapes", "cleared", "orphans", "stopped"])
 async def test_less_of_linux_is_enough(
     missing: str, name: str, tmp_path: Path, holds: Kin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

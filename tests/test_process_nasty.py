@@ -24,8 +24,9 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="ne
 End = Literal["enough", "raises", "scope", "native", "native twice", "late", "idle"]
 ENDS: Final[tuple[End, ...]] = get_args(End)
 CHILDREN = (
-    "deaf", "escapes", "vanishes", "leaves_a_vanished", "cleared", "hides", "bears", "guards_itself", "floods", "holds",
-    "goes_on_writing", "never_reads", "closes", "empties", "dies", "dies_by_signal", "rubbish", "regroups", "stopped",
+    "deaf", "escapes", "vanishes", "leaves_a_vanished", "cleared", "orphans", "hides", "bears", "guards_itself",
+    "regroups", "stopped", "floods", "holds", "goes_on_writing", "never_reads", "closes", "empties", "rubbish", "dies",
+    "dies_by_signal",
 )  # fmt: skip
 SECRET = b"what nobody else may see"
 PROMPT = SECRET * 20

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from tests.support.room import (
     descriptors,
     kin,
     nasty,
-    soon,
     zombies,
 )
 
@@ -71,7 +71,16 @@ async def test_lines_are_handed_on_whatever_is_in_them(tmp_path: Path, holds: Ki
 
 
 async def test_a_stray_that_writes_for_ever_does_not_keep_us(tmp_path: Path, holds: Kin) -> None:
-    lines, _ = await followed(nasty("goes_on_writing", holds, tmp_path), tmp_path / "t", until=soon())
+    """However slowly we read."""
+    lines: list[bytes] = []
+
+    def on_line(line: bytes) -> bool:
+        lines.append(line)
+        time.sleep(0.003 if line == b"stray" else 0)
+        return False
+
+    async with running(nasty("goes_on_writing", holds, tmp_path), tmp_path / "t") as child:
+        await child.follow(on_line, idle=60, until=anyio.current_time() + 20)
     assert b"ready" in lines
 
 
@@ -80,11 +89,26 @@ async def test_what_is_said_after_somebody_emptied_the_file_is_heard(tmp_path: P
 
     def on_line(line: bytes) -> bool:
         lines.append(line)
+        (tmp_path / "go").touch()
         return line == b"ready"
 
     async with running(nasty("empties", holds, tmp_path), tmp_path / "t") as child:
         await child.follow(on_line, idle=60, until=anyio.current_time() + 60)
-    assert lines[-1] == b"ready"
+    assert lines == [b"x" * 1000, b"ready"]
+
+
+async def test_a_child_that_is_stopped_is_asked_to_end_like_any_other(tmp_path: Path, holds: Kin) -> None:
+    async with running(nasty("stopped", holds, tmp_path), tmp_path / "t") as child:
+        await child.follow(lambda line: line == b"ready", idle=60, until=anyio.current_time() + 60)
+    assert child.status == -signal.SIGTERM
+
+
+async def test_a_child_gets_its_time_to_end_when_a_scope_is_cancelled(tmp_path: Path, holds: Kin) -> None:
+    with anyio.CancelScope() as scope:
+        async with running(nasty("cleans", holds, tmp_path), tmp_path / "t") as child:
+            await child.follow(lambda line: scope.cancel() or False, idle=60, until=anyio.current_time() + 60)
+    assert child.tail("stdout").split() == ["ready", "asked", "cleaned"]
+    assert child.status == 0
 
 
 @pytest.mark.parametrize("stream", [1, 2])

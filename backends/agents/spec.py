@@ -26,7 +26,6 @@ class AgentSpec(Spec):
         description="The executable, a name on PATH or a path. Default: the agent's usual name.",
     )
     model: str | None = Field(default=None, description="The model's name. Default: the agent's own choice.")
-    system: str | None = Field(default=None, description="System prompt of every conversation.")
     cwd: str | None = Field(
         default=None,
         description="The folder that the agent works in, relative to the plan. Default: the plan's own folder.",
@@ -79,6 +78,7 @@ class ClaudeCodeSpec(AgentSpec):
     """Claude Code, run as `claude -p`."""
 
     kind: Literal["claude-code"]
+    system: str | None = Field(default=None, description="System prompt of every conversation.")
     permission_mode: str | None = Field(
         default=None,
         description="Claude Code's own word, such as acceptEdits. Default: what would need asking is denied.",
@@ -109,6 +109,7 @@ class CodexSpec(AgentSpec):
     """Codex, run as `codex exec`."""
 
     kind: Literal["codex"]
+    system: str | None = Field(default=None, description="System prompt of every conversation.")
     sandbox: Literal["read-only", "workspace-write", "danger-full-access"] = Field(
         default="read-only", description="What its tools may do."
     )
@@ -131,6 +132,7 @@ class GeminiSpec(AgentSpec):
     """Gemini CLI, run as `gemini`."""
 
     kind: Literal["gemini"]
+    system: str | None = Field(default=None, description="System prompt of every conversation.")
     approval_mode: Literal["default", "auto_edit", "yolo", "plan"] | None = Field(
         default=None, description="Gemini's own word. Default: tools that would need asking are absent."
     )

@@ -48,8 +48,16 @@ def leaves_a_vanished() -> None:
 
 
 def cleared() -> None:
-    """A program with no environment, that still has its parent."""
-    _start(_cleared)
+    """A program with no environment, in a session of its own, that still has its parent."""
+    _start(_cleared_in_session)
+    _say("ready")
+    _live()
+
+
+def orphans() -> None:
+    """A program with no environment, whose parent is gone, in the session that it was born in."""
+    _start(lambda: _start(_cleared))
+    os.wait()
     _say("ready")
     _live()
 
@@ -137,7 +145,7 @@ def goes_on_writing() -> None:
 def _writes() -> None:
     until = time.monotonic() + LIFE
     while time.monotonic() < until:
-        os.write(1, b"stray\n" * 1000)
+        os.write(1, b"stray\n")
         time.sleep(0.001)
 
 
@@ -146,11 +154,15 @@ def counts() -> None:
     for number in range(1000):
         _say(str(number))
     _say("ready")
-    until = time.monotonic() + LIFE
-    while not os.access("go", os.F_OK) and time.monotonic() < until:
-        time.sleep(0.01)
+    _wait_for_go(LIFE)
     for number in range(1000, 2000):
         _say(str(number))
+
+
+def _wait_for_go(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not os.access("go", os.F_OK) and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 def never_reads() -> None:
@@ -165,9 +177,19 @@ def closes() -> None:
     _live()
 
 
+def cleans() -> None:
+    """It takes its time to end when it is asked to."""
+    signal.signal(signal.SIGTERM, lambda *_: _say("asked"))
+    _say("ready")
+    signal.pause()
+    time.sleep(0.1)
+    _say("cleaned")
+
+
 def empties() -> None:
     """Its own output, as a tool does that writes to /dev/stdout."""
     _say("x" * 1000)
+    _wait_for_go(0.2)
     os.close(os.open("/dev/stdout", os.O_WRONLY | os.O_TRUNC))
     _say("ready")
     _live()
@@ -224,7 +246,7 @@ def _start(work: Callable[[], None]) -> None:
     if not os.fork():
         os.close(reading)
         os.set_inheritable(writing, False)  # the end of the file: this has happened, or another program is run
-        if work is not _cleared:
+        if work not in {_cleared, _cleared_in_session}:
             os.close(writing)
         work()
         os._exit(0)
@@ -243,6 +265,11 @@ def _start_stray(work: Callable[[], None]) -> None:
     _start(between)
     if signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
         os.wait()
+
+
+def _cleared_in_session() -> None:
+    os.setsid()
+    _cleared()
 
 
 def _cleared() -> None:

@@ -83,16 +83,16 @@ class Witnesses:
 
     def take_number(self, number: int) -> int:
         """One more, the leader of a session, with this process number, if we may choose one and it is free soon; the
-        number that it has.
+        number that it has. 0: any.
         """
         chosen = Path("/proc/sys/kernel/ns_last_pid")
         if os.access(chosen, os.W_OK):
             within(soon(), lambda: not Path(f"/proc/{number}").exists())
         for _ in range(50):
             with suppress(OSError):
-                chosen.write_text(str(number - 1))
+                chosen.write_text(str(number - 1) if number else "")
             self._processes.append(self._sleeper({}, session=True))
-            if self._processes[-1].pid == number or not os.access(chosen, os.W_OK):
+            if number in {0, self._processes[-1].pid} or not os.access(chosen, os.W_OK):
                 break
         return self._processes[-1].pid
 
