@@ -30,6 +30,7 @@ from .protocol import (
 )
 
 if TYPE_CHECKING:
+    from .agents.acp import AcpBackend
     from .agents.claude import ClaudeCodeBackend
     from .agents.codex import CodexBackend
     from .agents.gemini import GeminiBackend
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_USAGE",
+    "AcpBackend",
     "Answer",
     "AnthropicBackend",
     "Backend",
@@ -71,6 +73,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "AcpBackend": "agents.acp",
     "AnthropicBackend": "anthropic",
     "ClaudeCodeBackend": "agents.claude",
     "CodexBackend": "agents.codex",

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from .agents.spec import AgentSpec, ClaudeCodeSpec, CodexSpec, GeminiSpec
+from .agents.spec import AcpSpec, AgentSpec, ClaudeCodeSpec, CodexSpec, GeminiSpec
 from .anthropic import AnthropicBackend
 from .errors import BackendUnavailable
 from .function import as_backend
@@ -106,7 +106,9 @@ class LocalSpec(_ModelSpec):
         return self
 
 
-AnySpec: TypeAlias = FunctionSpec | OpenAISpec | AnthropicSpec | LocalSpec | ClaudeCodeSpec | CodexSpec | GeminiSpec
+AnySpec: TypeAlias = (
+    FunctionSpec | OpenAISpec | AnthropicSpec | LocalSpec | ClaudeCodeSpec | CodexSpec | GeminiSpec | AcpSpec
+)
 BackendSpec: TypeAlias = Annotated[AnySpec, Field(discriminator="kind")]
 _AGENTS: Mapping[str, type[ClaudeCodeSpec | CodexSpec | GeminiSpec]] = {
     "claude-code": ClaudeCodeSpec,

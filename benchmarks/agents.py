@@ -1,4 +1,4 @@
-"""What children cost the process that starts them: turns of an agent, a hundred that say nothing, one that says a lot.
+"""What children cost the process that starts them: an agent's turns, many agents that are silent, one that says much.
 
 The children are small programs of the system's: only what plait adds to them is measured.
 """

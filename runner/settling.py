@@ -132,7 +132,7 @@ class Settling:
     def committed(self, turn: Turn) -> None:
         """What `turn` came to is stored, or the store is away: then its conversation is nowhere but in memory."""
         state = self._state
-        if not (state.keeps_all or self._around.sink.away or state.continued[turn.position]):
+        if not (state.keeps_all or self._around.sink.away or state.continued.get(turn.position)):
             state.conversations.pop(turn.position, None)
 
     def _waiting(

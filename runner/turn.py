@@ -10,7 +10,19 @@ from pathlib import Path
 from typing import TypeAlias
 
 from backends.errors import BackendError, ErrorKind
-from backends.protocol import NO_USAGE, Answer, Backend, ForkingBackend, LeftTurn, Message, Opening, Output, Reply
+from backends.protocol import (
+    NO_USAGE,
+    Answer,
+    Backend,
+    Files,
+    ForkingBackend,
+    LeftTurn,
+    Message,
+    Opening,
+    OutlivingBackend,
+    Output,
+    Reply,
+)
 from backends.text import clean_text
 from runner import events
 from runner.attempt import Outcome, attempt, classified, countable
@@ -121,6 +133,8 @@ class Turns:
         self._around = around
         self._stamp = stamp
         self._log = logger(run=around.run_id)
+        # Asked once: to ask a protocol costs more than all else that a turn's start does.
+        self._outlive = {name: isinstance(backend, OutlivingBackend) for name, backend in around.backends.items()}
 
     def begin(self, position: int) -> Turn:
         """The turn that is to be recorded as running."""
@@ -200,7 +214,7 @@ class Turns:
         return past
 
     def _opening(self, turn: Turn, past: Past) -> Opening:
-        going_on, answer, root = turn.going_on, None, self._around.files_root
+        going_on, answer = turn.going_on, None
         history = past.messages
         if going_on is not None:
             history += going_on.said
@@ -217,10 +231,14 @@ class Turns:
             goes_on=turn.takes_up,
             forks=turn.forks,
             adopts=turn.adopts,
-            files=None if root is None else turn_files(root, self._around.run_id, turn.task.id, turn.number),
+            files=self._files(turn) if self._outlive[self._around.names[turn.position]] else None,
             on_output=partial(self._output, turn),
             on_session=partial(self._session, turn),
         )
+
+    def _files(self, turn: Turn) -> Files | None:
+        root = self._around.files_root
+        return None if root is None else turn_files(root, self._around.run_id, turn.task.id, turn.number)
 
     def _new_session_id(self, name: str) -> str | None:
         try:

@@ -33,8 +33,9 @@ async def echo(prompt):
 """
 TASKS = """
   - {id: fix, prompt: "Mend it. [[tool]] [[say I found it.]]"}
-  - {id: limited, prompt: "Go. [[error 429]]", retry: {attempts: 2, base_delay: 0}, failure_mode: skip, depends_on: fix}
-  - {id: echo, backend: echo, prompt: "two\\nlines", depends_on: limited}
+  - {id: limited, prompt: "Go. [[error 429]]", retry: {attempts: 2, base_delay: 0}, depends_on: fix}
+  - {id: bad, prompt: "Go. [[error 400]]", failure_mode: skip, depends_on: limited}
+  - {id: echo, backend: echo, prompt: "two\\nlines", depends_on: bad}
 """
 _LIMIT = 30.0
 
@@ -87,7 +88,7 @@ def test_a_run_reads_as_a_story_with_what_its_agents_did_between_its_events(home
     assert re.match(r"-- \d{4}-\d\d-\d\d --\n\d\d:\d\d:\d\d  run ", done.out)
     calls = home.calls
     patterns = [
-        rf"run {run_id} created, 3 tasks",
+        rf"run {run_id} created, 4 tasks",
         rf"run {run_id} started",
         r"fix           started \(coder\)",
         rf"fix           session {calls[0]['session']}",
@@ -96,11 +97,14 @@ def test_a_run_reads_as_a_story_with_what_its_agents_did_between_its_events(home
         r"fix           completed [\d.]+s 20\+14 tokens \$0\.0020",
         r"limited       started \(coder\)",
         r"limited       session [\w-]+",
-        r"limited       tries again in [\d.]+s: rate_limited: Claude Code: API Error: 429 no \([\d.]+s.*\)",
+        r"limited       goes on in [\d.]+s: rate_limited: Claude Code: API Error: 429 no \([\d.]+s.*\)",
         r"limited       started \(coder\), attempt 2",
-        r"limited       session [\w-]+",
-        r"limited       user\| Go\. \[\[error 429\]\]",  # what was said in an attempt without any output
-        r"limited       skipped [\d.]+s.* rate_limited: Claude Code: API Error: 429 no",
+        r"limited       \| answer 2 to: You were interrupted .*",
+        r"limited       completed [\d.]+s 10\+7 tokens \$0\.0010",
+        r"bad           started \(coder\)",
+        r"bad           session [\w-]+",
+        r"bad           user\| Go\. \[\[error 400\]\]",  # what was said in an attempt without any output
+        r"bad           skipped [\d.]+s.* invalid_request: Claude Code: API Error: 400 no",
         r"echo          started \(echo\)",
         r"echo          user\| two",
         r"echo          user\| lines",
@@ -137,7 +141,7 @@ def test_as_json_each_line_is_an_object(home: Home) -> None:
     ]
     seen = [(one["task_id"], one["detail"]) for one in entries if one["kind"] == "output"]
     assert seen[0] == ("fix", {"output": "tool", "text": "Bash: make test", "input_tokens": 10, "output_tokens": 7})
-    assert "".join(detail["text"] for _, detail in seen if detail["output"] == "text") == "I found it."
+    assert "".join(one["text"] for task, one in seen if task == "fix" and one["output"] == "text") == "I found it."
     ended = next(one["detail"] for one in events if one["kind"] == "task_completed")
     assert (ended["cost_usd"], ended["input_tokens"]) == (0.002, 20)
     said = [one["detail"] for one in entries if one["kind"] == "message" and one["task_id"] == "echo"]

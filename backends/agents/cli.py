@@ -75,10 +75,14 @@ class CliBackend(ABC):
         """Open a conversation; the agent is started with its first turn. BackendUnavailable when it is missing here."""
         self.check()
         if opening.files is not None:
-            yield CliConversation(self, opening, opening.files)
+            yield self.conversation(opening, opening.files)
             return
         with scratch() as folder:
-            yield CliConversation(self, opening, Files(folder / "turn" / "1", folder / "sessions"))
+            yield self.conversation(opening, Files(folder / "turn" / "1", folder / "sessions"))
+
+    def conversation(self, opening: Opening, files: Files) -> CliConversation:
+        """A conversation with its files there."""
+        return CliConversation(self, opening, files)
 
     def left(self, files: Files) -> LeftTurn | None:
         """See `OutlivingBackend.left`."""
@@ -116,13 +120,18 @@ class CliBackend(ABC):
 
     def executable(self) -> str:
         """The path of the command. BackendUnavailable when there is none."""
-        name = self.command or self.program
+        name = self.called
         found = shutil.which(os.path.expanduser(name))  # noqa: PTH111 - a bare name has to stay one
         if found is None:
             raise BackendUnavailable(
                 f"{self.kind} needs the command {name}: {self.install}; or name its path as command"
             )
         return str(Path(found).absolute())
+
+    @property
+    def called(self) -> str:
+        """The command, as a name on PATH or a path."""
+        return self.command or self.program
 
     @property
     def passes(self) -> Sequence[str]:

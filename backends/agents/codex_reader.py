@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
-from backends.agents.faults import COMMON, Phrases, classify, failure, no_outcome
+from backends.agents.faults import COMMON, Phrases, failure, judged, no_outcome
 from backends.agents.fields import at, count, deed, shown, tables, text
 from backends.agents.program import Answered, Call, Ending
 from backends.agents.resets import seconds_left
 from backends.errors import BackendError, ErrorKind
 from backends.protocol import NO_USAGE, JsonValue, Output, Usage
-from backends.text import parse_json
 
 _PHRASES: Phrases = (
     ("no rollout found", ErrorKind.SESSION_LOST),
@@ -129,20 +128,8 @@ class CodexReader:
         return [Output("tool", _TOOLS[kind](item))]
 
     def _failure(self, message: str) -> BackendError:
-        kind, said = _judged(message)
+        kind, said = judged(message, _PHRASES)
         return failure(kind, f"Codex: {said}", wait=seconds_left(said, self._now()), goes_on=self._has_said)
-
-
-def _judged(message: str) -> tuple[ErrorKind, str]:
-    """What a failed turn's message tells, which is the server's whole answer where that was a 400."""
-    try:
-        body = parse_json(message)
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        return classify(message, _PHRASES), message
-    said = text(body, "error", "message") or text(body, "message") or "the server takes the request for invalid"
-    return classify(said, _PHRASES, 400, [text(body, "error", "code")]), said
 
 
 def _command(item: JsonValue) -> str:

@@ -7,11 +7,12 @@ import signal
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from backends.agents.fields import shown
+from backends.agents.fields import shown, text
 from backends.agents.program import Ending
 from backends.errors import BackendError, ErrorKind
 from backends.protocol import NO_USAGE, Usage
 from backends.sdk import kind_of
+from backends.text import parse_json
 
 Phrases: TypeAlias = Sequence[tuple[str, ErrorKind]]
 """What a message in lower case contains, and what that means; the first that fits holds."""
@@ -42,6 +43,20 @@ def classify(message: str, phrases: Phrases, status: int = 0, words: Sequence[st
     """
     status = status or status_in(message)
     return _by_phrase(message, phrases) or kind_of(status, words, message)
+
+
+def judged(message: str, phrases: Phrases) -> tuple[ErrorKind, str]:
+    """Kind and message of what a program says of a failed request, which is the server's whole answer where that was a
+    400.
+    """
+    try:
+        body = parse_json(message)
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        return classify(message, phrases), message
+    told = text(body, "error", "message") or text(body, "message") or "the server takes the request for invalid"
+    return classify(told, phrases, 400, [text(body, "error", "code")]), told
 
 
 def status_in(message: str) -> int:

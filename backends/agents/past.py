@@ -62,7 +62,7 @@ def cut_before(turn: Path, make: Callable[[], Reader]) -> list[Reader]:
     last one first.
     """
     cut: list[Reader] = []
-    for attempt in _earlier(turn):
+    for attempt in earlier(turn):
         calls = exchanges(attempt)
         if not calls or (calls[-1] / TOLD).exists():
             break
@@ -74,8 +74,8 @@ def cut_before(turn: Path, make: Callable[[], Reader]) -> list[Reader]:
     return cut
 
 
-def _earlier(turn: Path) -> Iterator[Path]:
-    """The folders of the attempts before, the last one first."""
+def earlier(turn: Path) -> Iterator[Path]:
+    """The folders of the attempts before that of the folder `turn`, the last one first."""
     own = int(turn.name) if turn.name.isdigit() else 0
     yield from reversed([folder for folder in _numbered(turn.parent) if int(folder.name) < own])
 

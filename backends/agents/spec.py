@@ -69,7 +69,7 @@ class AgentSpec(Spec):
             for name, value in dumped.items()
         }
         given["cwd"] = folder / Path(self.cwd or ".").expanduser()
-        if self.command is not None and "/" in self.command:
+        if isinstance(self.command, str) and "/" in self.command:
             given["command"] = str(folder / Path(self.command).expanduser())
         return given
 
@@ -142,3 +142,26 @@ class GeminiSpec(AgentSpec):
         from .gemini import GeminiBackend  # noqa: PLC0415
 
         return GeminiBackend(**self.options(folder))
+
+
+class AcpSpec(AgentSpec):
+    """An agent that speaks the Agent Client Protocol, such as goose, opencode or Qwen Code."""
+
+    kind: Literal["acp"]
+    command: list[str] = Field(  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
+        min_length=1, description="The words that start the agent, such as [goose, acp]."
+    )
+    mode: str | None = Field(
+        default=None, description="One of the modes that the agent offers. Default: its own choice."
+    )
+    auth_method: str | None = Field(
+        default=None, description="The id of a way to log in that the agent offers, where it is not logged in yet."
+    )
+    permissions: Literal["deny", "allow", "ask"] = Field(
+        default="deny", description="What becomes of what the agent asks permission for; with ask a person decides."
+    )
+
+    def make(self, folder: Path) -> CliBackend:
+        from .acp import AcpBackend  # noqa: PLC0415
+
+        return AcpBackend(**self.options(folder))

@@ -7,6 +7,7 @@ collected, the next one is made.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 30.0
 """Seconds to wait for another process to be done with a session."""
-_LAST_WORD = 5.0
+LAST_WORD = 5.0
 """Seconds that an agent gets to end by itself once it has said its last word: it may still write its session down."""
 
 
@@ -160,16 +161,21 @@ class CliConversation:
         on_line = partial(self._on_line, reader)
         until = anyio.current_time() + self._backend.turn_timeout
         async with AsyncExitStack() as held:
-            child = None
-            if self._opening.adopts and read_known(call.folder) is not None:
-                child = await held.enter_async_context(adopted(call.folder))
-            if child is None:
-                child = await self._start(held, call, sent, cut)
+            child = await self._found(held, call) or await self._start(held, call, sent, cut)
             await child.follow(on_line, idle=self._backend.idle_timeout, until=until)
-            await child.wait(_LAST_WORD)
+            await child.wait(LAST_WORD)
+        self._note_skipped(child)
+        return child
+
+    async def _found(self, held: AsyncExitStack, call: Call) -> Child | None:
+        """The child of this call, where another process began it."""
+        if self._opening.adopts and read_known(call.folder) is not None:
+            return await held.enter_async_context(adopted(call.folder))
+        return None
+
+    def _note_skipped(self, child: Child) -> None:
         if child.skipped:
             self._opening.on_output(Output("notice", f"{child.skipped} lines of its output were too long to be read"))
-        return child
 
     async def _start(self, held: AsyncExitStack, call: Call, sent: str, cut: list[Reader]) -> Child:
         keeps: list[int] = []
@@ -184,15 +190,27 @@ class CliConversation:
         backend = self._backend
         said = backend.says(call, sent)
         start = Start(
-            (backend.executable(), *backend.arguments(call)),
+            self._words(call),
             {**child_environment((*backend.passes, *backend.pass_env)), **backend.environment(call)},
             backend.folder,
             said.encode(),
             keeps,
-            {"kind": backend.kind, "goes_on": "yes" if self._opening.goes_on else "no", "said": digest(said)},
+            {
+                "kind": backend.kind,
+                "goes_on": "yes" if self._opening.goes_on else "no",
+                "said": digest(said),
+                **self._notes(),
+            },
             guarded=self._opening.files is None or backend.on_runner_death == "kill",
         )
         return await held.enter_async_context(running(start, call.folder))
+
+    def _words(self, call: Call) -> Sequence[str]:
+        return (self._backend.executable(), *self._backend.arguments(call))
+
+    def _notes(self) -> Mapping[str, str]:
+        """What whoever takes the turn over has to know."""
+        return {}
 
     def _on_line(self, reader: Reader, line: bytes) -> bool:
         for output in feed(reader, parsed(line)):

@@ -60,7 +60,8 @@ def _ended(status: TaskStatus, detail: Detail) -> str:
 
 
 def _retried(detail: Detail) -> str:
-    line = f"tries again in {seconds(_number(detail, 'delay_s'))}: {_why(detail)}"
+    how = "goes on" if detail.get("goes_on") else "tries again"
+    line = f"{how} in {seconds(_number(detail, 'delay_s'))}: {_why(detail)}"
     return f"{line} ({spent})" if (spent := _spent(detail)) else line
 
 

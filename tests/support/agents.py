@@ -12,11 +12,12 @@ from typing import Any
 import anyio
 import pytest
 
-from backends import ClaudeCodeBackend
+from backends import AcpBackend, ClaudeCodeBackend
 from backends.proctable import PREFIX, start_time
 from backends.protocol import Files
 
 FAKE = Path(__file__).with_name("fake_claude.py")
+FAKE_ACP = Path(__file__).with_name("fake_acp.py")
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,7 @@ class Home:
     @property
     def calls(self) -> list[dict[str, Any]]:
         """Every request to the model: `session` and `said`, which is [role, text] of all messages."""
-        log = self.path / "calls.jsonl"
-        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        return self.noted("calls")
 
     @property
     def prompts(self) -> list[str]:
@@ -54,6 +54,15 @@ class Home:
         """A backend on the fake Claude Code."""
         return ClaudeCodeBackend(command=str(self.path / "claude"), cwd=self.path, **options)
 
+    def acp(self, *words: str, **options: Any) -> AcpBackend:
+        """A backend on the fake agent that speaks ACP, started with these words."""
+        return AcpBackend(command=[str(self.path / "acp"), *words], cwd=self.path, **options)
+
+    def noted(self, name: str) -> list[Any]:
+        """What the fake agents have written down under that name, in order."""
+        log = self.path / f"{name}.jsonl"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
     def files(self, attempt: int = 1, task: str = "task") -> Files:
         """Those of an attempt, as a store would give them."""
         return Files(self.path / "files" / "run" / task / str(attempt), self.path / "files" / "sessions")
@@ -62,9 +71,10 @@ class Home:
 def make_home(path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     """A home at `path`, which is this process's from now on."""
     path.mkdir(parents=True, exist_ok=True)
-    command = path / "claude"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -S {FAKE} "$@"\n')
-    command.chmod(0o755)
+    for name, program in (("claude", FAKE), ("acp", FAKE_ACP)):
+        command = path / name
+        command.write_text(f'#!/bin/sh\nexec {sys.executable} -S {program} "$@"\n')
+        command.chmod(0o755)
     monkeypatch.setenv("HOME", str(path))
     return Home(path)
 

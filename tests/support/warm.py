@@ -18,7 +18,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT
@@ -99,16 +98,15 @@ class Warm:
         if self.stdin is not None:
             self.stdin.write(said)
             self.stdin.close()
-        with ThreadPoolExecutor(2) as pool:
-            out, err = (stream and pool.submit(stream.read) for stream in (self.stdout, self.stderr))
-            try:
-                self.wait(timeout)
-            except subprocess.TimeoutExpired:
-                self.kill()
-                raise
-            heard = out and out.result(), err and err.result()
-        self._close()
-        return heard
+        heard = [_Heard(stream) for stream in (self.stdout, self.stderr)]
+        self.stdout = self.stderr = None
+        try:
+            self.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise  # and leave the pipes to children that outlive it
+        out, err = (one.all() for one in heard)
+        return out, err
 
     def send_signal(self, number: int) -> None:
         """Send it, unless the process has ended."""
@@ -136,6 +134,26 @@ class Warm:
 
     def _has_ended(self, timeout: float | None) -> bool:
         return bool(select.select([self._told], [], [], timeout)[0])
+
+
+class _Heard:
+    """What is said on a stream, read beside whatever else is done."""
+
+    def __init__(self, stream: IO[Any] | None) -> None:
+        self._said: Any = None
+        self._stream = stream
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+
+    def all(self) -> Any:
+        """All of it, once nobody holds the other end any more; None where there is no stream."""
+        self._reading.join()
+        return self._said
+
+    def _read(self) -> None:
+        if self._stream is not None:
+            with self._stream:
+                self._said = self._stream.read()
 
 
 def run(words: Sequence[str | Path], *, timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
