@@ -137,9 +137,9 @@ class Opening:
 
     `forks` is the session of another task whose conversation this new one begins with, and which has to stay as it is;
     `history` holds the same. With `resume` it is a session of its own already, and `forks` says nothing any more.
-    `files` are there where the store keeps files. `adopts` marks a turn that a process began which has died since, and
-    that `OutlivingBackend.left` found alive or ended: its answer is waited for and returned, and nothing is sent. If it
-    ends without one, that is `crashed`.
+    `files` are there where the store keeps files, for an `OutlivingBackend`. `adopts` marks a turn that a process began
+    which has died since, and that `OutlivingBackend.left` found alive or ended: its answer is waited for and returned,
+    and nothing is sent. If it ends without one, that is `crashed`.
     """
 
     session_id: str | None = None

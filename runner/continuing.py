@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 
 from backends.errors import BackendError
-from backends.protocol import Opening, Reply
+from backends.protocol import Backend, Opening, OutlivingBackend, Reply
 from backends.text import clean_text
 from persistence.changes import Change, RunReleased, SessionOpened, TurnAppended
 from persistence.files import files_root
@@ -38,7 +38,7 @@ async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Rep
     await wait_until_free(config, run, Feed())
     if dag.position(task_id) in run.state.asking:
         raise PlaitError(f"task {task_id!r} of run {run_id} waits for an answer to its question; give it that one")
-    opening = await _opening(run, task)
+    opening = await _opening(run, task, config.backends[name])
     owner, position = await claim(config, run.store, run.record, ())
     checkpointer = Checkpointer(run.store, run_id, Feed(), config.clock, config.strict)
     checkpointer.begin_at(position)
@@ -79,8 +79,9 @@ def _refuse_loss(checkpointer: Checkpointer, reply: Reply) -> None:
         raise TurnNotStored(f"the answer came, but could not be stored: {reason}", reply.text)
 
 
-async def _opening(run: StoredRun, task: Task) -> Opening:
-    run_id, position, root = run.record.run_id, run.state.dag.position(task.id), files_root(run.store)
+async def _opening(run: StoredRun, task: Task, backend: Backend) -> Opening:
+    run_id, position = run.record.run_id, run.state.dag.position(task.id)
+    root = files_root(run.store) if isinstance(backend, OutlivingBackend) else None
     past = await load_past(run.store, run_id, run.state, task.id, persons=True)
     session_id = run.tasks[position].session_id
     if session_id is None:

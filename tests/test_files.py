@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from backends import BackendError, ErrorKind
+from backends.protocol import Files, LeftTurn
 from persistence import FilesStore, MemoryStore, SQLiteStore, Store
 from runner import DAG, ParallelRunner, Retry, RunStatus, Task
 from runner.folders import run_folder, turn_files
@@ -21,12 +22,19 @@ from tests.support.plans import make
 ROOT = Path(".plait") / "plait.db.files"
 
 
+class Outliving(Talker):
+    """A backend whose turns may outlive their runner: only such a one is given files."""
+
+    def left(self, files: Files) -> LeftTurn | None:
+        return None
+
+
 async def test_each_attempt_is_given_a_place_of_its_own_and_nothing_is_made_there(sqlite_store: SQLiteStore) -> None:
-    root = sqlite_store.path.with_name("runs.db.files")
+    root = sqlite_store.path.with_name(f"{sqlite_store.path.name}.files")
     assert isinstance(sqlite_store, FilesStore)
     assert sqlite_store.files_root == root
     busy = [BackendError(ErrorKind.OVERLOADED, "later")]
-    backend = Talker(lambda prompt, _: busy.pop() if busy else f"re: {prompt}")
+    backend = Outliving(lambda prompt, _: busy.pop() if busy else f"re: {prompt}")
     runner = ParallelRunner(backend, store=sqlite_store, clock=QuickClock())
     dag = DAG([Task("a", prompt="one", retry=Retry(attempts=2)), Task("b", prompt="two", continues="a")])
     assert (await runner.run(dag, "r")).status is RunStatus.COMPLETED
@@ -47,7 +55,7 @@ async def test_each_attempt_is_given_a_place_of_its_own_and_nothing_is_made_ther
 async def test_a_store_without_a_place_has_none(store: Store, wrapped: bool) -> None:
     if isinstance(store, SQLiteStore) and not wrapped:
         return
-    backend = Talker()
+    backend = Outliving()
     await ParallelRunner(backend, store=FaultyStore(store) if wrapped else store).run(DAG([Task("a", prompt="one")]))
     await ParallelRunner(backend).run(DAG([Task("a", prompt="one")]))
     assert not isinstance(MemoryStore(), FilesStore)
