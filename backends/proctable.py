@@ -34,7 +34,7 @@ HAS_PROC = (_PROC / "self" / "stat").exists()
 _ENDED = (b"Z", b"X")  # states of processes that are over: zombie, dead
 _NAMES = re.compile(rb"(?:\A|\0)" + PREFIX.encode() + rb"([0-9a-f]+)=")
 _RLIMIT_LOCKS = 10  # asm-generic/resource.h; `resource` has no name for it
-_LOOKS = 5  # how many times in a row nothing has to be found while processes come and go
+_LOOKS = 30  # how many times in a row, at most, nothing has to be found while others' processes come and go
 
 
 class Process(NamedTuple):
@@ -142,34 +142,31 @@ def members(turns: Collection[Turn]) -> list[Process]:
     """All processes that belong to one of the turns and are not over, but for this one: those that carry its mark, and
     those in the group, the session or the offspring of its first one. Raises OSError where no descriptor is left.
     """
-    return [process for process in _found(turns) if process is not None]
+    return list(_found(turns, set()))
 
 
-def _found(turns: Collection[Turn]) -> Iterator[Process | None]:
-    """The same, each as soon as it is found, the youngest first: some are there for a moment only. None for each
-    process that was gone before anybody could see whose it was.
+def _found(turns: Collection[Turn], seen: set[int]) -> Iterator[Process]:
+    """The same, each as soon as it is found, the youngest first: some are there for a moment only. Numbers in `seen`
+    are not looked at; the others are added to it.
     """
     oldest = min((_ticks(turn) for turn in turns), default=0)
     marks = _Marks(turns)
     table: dict[int, Process] = {}
     inside: set[int] = set()
-    for process in _table():
-        if process is None:
-            yield None
-        elif process.started >= oldest:
+    for process in _table(seen):
+        if process.started >= oldest:
             table[process.pid] = process
             if marks.are_on(process.pid):
                 inside.add(process.pid)
                 yield from _living(process)
-    # Here, after the table was read: whoever still has its number had it all the while.
+    # Here, after the table was read: whoever still has its number had it all the while, as a leader or a parent.
     leaders = {turn.pid for turn in turns if turn.pid and _has(turn.pid, _ticks(turn))}
     grown = {one.pid for one in table.values() if leaders & {one.pid, one.group, one.session}} - inside
     while True:
         yield from _living(*(table[pid] for pid in grown))
         inside |= grown
-        parents = {one.parent for one in table.values() if one.pid not in inside} & inside
-        parents = {pid for pid in parents if _has(pid, table[pid].started)}
-        grown = {one.pid for one in table.values() if one.parent in parents} - inside
+        born = [one for one in table.values() if one.parent in inside and one.pid not in inside]
+        grown = {one.pid for one in born if _look_again(one) == one and _has(one.parent, table[one.parent].started)}
         if not grown:
             return
 
@@ -211,20 +208,20 @@ def end(turns: Collection[Turn], seconds: float) -> tuple[int, bool]:
         return tell(turns, signal.SIGKILL), True
     until, pause, looks = time.monotonic() + seconds, 0.002, 0
     killed: set[tuple[int, int]] = set()
+    seen: set[int] = set()
     while looks < _LOOKS:
-        dying = busy = False
-        for process in _found(turns):
-            if process is None:
-                busy = True
-            elif send(process, signal.SIGKILL):
-                dying = True
-                killed.add((process.pid, process.started))
-        looks = 0 if dying else looks + 1 if busy else _LOOKS
-        if dying and time.monotonic() >= until:
-            return len(killed), False
+        before = len(seen)
+        dying = {(one.pid, one.started) for one in _found(turns, seen) if send(one, signal.SIGKILL)}
+        killed |= dying
         if dying:
+            if time.monotonic() >= until:
+                return len(killed), False
             time.sleep(pause)
-            pause = min(2 * pause, 0.1)
+            pause, looks = min(2 * pause, 0.1), 0
+            seen.clear()
+        elif len(seen) == before:
+            break
+        looks += 1
     return len(killed), True
 
 
@@ -264,18 +261,15 @@ def _tell_group(turn: Turn, numbers: Collection[int]) -> bool:
     return True
 
 
-def _table() -> Iterator[Process | None]:
-    """Every process, the latest first: those that come and go quickly are found before they have gone. None for each
-    that had gone already.
-    """
+def _table(seen: set[int]) -> Iterator[Process]:
+    """See `_found`."""
     names = os.listdir(_PROC)  # noqa: PTH208 - names alone, of which there may be thousands
-    for pid in sorted((int(name) for name in names if name.isdigit()), reverse=True):
-        try:
+    new = {int(name) for name in names if name.isdigit()} - seen
+    seen |= new
+    for pid in sorted(new, reverse=True):
+        # It may be over by now, or another user's in a /proc that hides them.
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             yield _look(pid)
-        except (FileNotFoundError, ProcessLookupError):
-            yield None
-        except PermissionError:  # another user's, in a /proc that hides them
-            continue
 
 
 def _has(pid: int, started: int) -> bool:
@@ -284,6 +278,14 @@ def _has(pid: int, started: int) -> bool:
         return _look(pid).started == started
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def _look_again(process: Process) -> Process | None:
+    """Its line as it is now, but for the state; None when it is over."""
+    try:
+        return _look(process.pid)._replace(state=process.state)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def _ticks(turn: Turn) -> int:
