@@ -10,8 +10,9 @@ from backends.errors import BackendError
 from backends.protocol import Message
 from backends.structured import Mismatch, Schema
 from backends.text import clean_text
-from persistence.changes import Change, RunReleased, TaskAnswered, TaskCompleted, TaskFailed, TaskWaiting
+from persistence.changes import Change, TaskAnswered, TaskCompleted, TaskFailed, TaskWaiting
 from persistence.records import TaskRecord
+from runner.adoption import with_left
 from runner.clock import iso
 from runner.config import Config
 from runner.dag import nearest
@@ -19,15 +20,16 @@ from runner.errors import AnswerConflict, PlaitError, RunOwned
 from runner.feed import Feed
 from runner.given import first_notes, given_answers, open_questions, question_of, too_late
 from runner.inbox import AnswerNote, answer_note
-from runner.owner import Liveness, forget, liveness
-from runner.ownership import claim, wait_until_free
+from runner.leftovers import under_way
+from runner.owner import Liveness, liveness
+from runner.ownership import step_in, wait_until_free
 from runner.questions import OpenQuestion, Way, encode_answers
 from runner.settling import failed_status
 from runner.status import TaskStatus
 from runner.stored import StoredRun, require_unfailed, stored_run
 from runner.task import JsonValue, Task
 from runner.translate import to_json, turns
-from runner.verdict import Action, judge
+from runner.verdict import Action, Heard, judge
 
 _LOOK_AGAIN_S = 0.2
 GIVEN_UP = "given_up"
@@ -43,15 +45,17 @@ class Settlement:
 
 
 async def settle(config: Config, run: StoredRun, task_id: str, settlement: Settlement) -> None:
-    """See `ParallelRunner.answer`. The run is claimed, settled and left in one transaction."""
+    """See `ParallelRunner.answer`. The run is claimed, settled and left."""
     dag, run_id = run.state.dag, run.record.run_id
     if task_id not in dag:
         raise PlaitError(f"run {run_id} has no task {task_id!r}{nearest(task_id, (task.id for task in dag))}")
     await wait_until_free(config, run, Feed())
-    position = dag.position(task_id)
-    record, verdict = run.tasks[position], judge(dag, run.tasks)[position]
+    position, run = dag.position(task_id), await with_left(config, run)
+    record, verdict = run.tasks[position], judge(dag, run.tasks, heard=Heard(left=run.left))[position]
     if position in run.state.asking:
         await _refuse_settling(config, run, task_id, settlement)
+    if verdict.action is Action.ADOPT:
+        raise PlaitError(f"task {task_id!r} of run {run_id} needs no answer, {verdict.reason}; resume the run")
     if verdict.action is not Action.ASK:
         raise PlaitError(f"task {task_id!r} of run {run_id} is {record.status} and waits for nobody's answer")
     at = iso(config.clock.wall())
@@ -59,8 +63,7 @@ async def settle(config: Config, run: StoredRun, task_id: str, settlement: Settl
     if TaskStatus(record.status) is not TaskStatus.WAITING_INPUT:  # its process died, and nobody has resumed the run
         then.append(TaskWaiting(at, task_id, record.attempt, verdict.reason, crashed=True))
     then += _outcome(run, dag[task_id], record, settlement, at)
-    owner, _ = await claim(config, run.store, run.record, [*then, RunReleased(at)])
-    forget(owner)
+    await step_in(config, run, then, under_way(run.tasks, but=task_id))
 
 
 async def _refuse_settling(config: Config, run: StoredRun, task_id: str, settlement: Settlement) -> None:
@@ -129,13 +132,12 @@ def _taken(run: StoredRun, mine: AnswerNote) -> bool:
 
 
 async def _answer_from_here(config: Config, run: StoredRun, task_id: str, value: JsonValue) -> bool:
-    """The run has no owner: it is claimed, the answer written down, and left, in one transaction."""
+    """The run has no owner: it is claimed, the answer written down, and left."""
     position = run.state.dag.position(task_id)
     at = iso(config.clock.wall())
     run.state.answer(position, value, "person")
     answered = TaskAnswered(at, task_id, encode_answers(run.state.answers[position]))
-    owner, _ = await claim(config, run.store, run.record, [answered, RunReleased(at)])
-    forget(owner)
+    await step_in(config, run, [answered], under_way(run.tasks))
     return True
 
 

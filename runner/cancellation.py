@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from persistence.files import files_root
 from runner import events
 from runner.clock import iso
 from runner.config import Config
@@ -27,6 +26,8 @@ async def cancel(config: Config, run_id: str, wait: float) -> RunStatus:
     while True:
         store, record = await stored_record(config, run_id)
         if RunStatus(record.status) in RUN_DONE:
+            if record.owner is None and RunStatus(record.status) is RunStatus.CANCELLED:
+                await end_leftovers(store, run_id)  # whoever cancelled it may have died before
             return RunStatus(record.status)
         if not told and record.owner is not None and liveness(record.owner) is not Liveness.DEAD:
             if not await is_to_be_cancelled(store, record):
@@ -64,7 +65,7 @@ async def finish_cancelling(config: Config, run: StoredRun, feed: Feed) -> RunRe
     happened.append(events.RunCancelled(at, record.run_id, RunStatus.CANCELLED))
     owner, _ = await claim(config, run.store, record, [change for event in happened for change in changes(event)])
     forget(owner)
-    await end_leftovers(files_root(config.store), record.run_id)
+    await end_leftovers(run.store, record.run_id)
     for event in happened:
         feed.publish(event)
     return RunResult(record.run_id, RunStatus.CANCELLED, state.all_results(), receipt=state.receipt())

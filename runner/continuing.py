@@ -18,6 +18,7 @@ from runner.dag import nearest
 from runner.errors import PlaitError, TurnNotStored
 from runner.feed import Feed
 from runner.folders import turn_files
+from runner.leftovers import end_leftovers, under_way
 from runner.owner import forget
 from runner.ownership import claim, wait_until_free
 from runner.stored import StoredRun
@@ -50,6 +51,7 @@ async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Rep
         try:
             async with anyio.create_task_group() as beside:
                 beside.start_soon(checkpointer.keep_lease, config.lease)
+                await end_leftovers(run.store, run_id, under_way(run.tasks))
                 outcome = await attempt(config.backends[name], opening, message, task.timeout)
                 reply, failure = outcome.reply, outcome.error
                 if outcome.asked is not None:

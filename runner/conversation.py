@@ -10,7 +10,8 @@ from backends.protocol import Message, Role, Usage
 from persistence.protocol import Store
 from persistence.records import MessageRecord, TaskRecord
 from runner.errors import PlaitError
-from runner.past import Past
+from runner.growth import NOT_ADDED, mistakes_prompt
+from runner.past import GoingOn, Past
 from runner.state import RunState
 
 
@@ -53,13 +54,13 @@ async def _went_on_with(store: Store, run_id: str, state: RunState, task_id: str
     if before is None or not state.is_completed(before):
         return None
     position, other = state.dag.position(task_id), state.dag.position(before)
-    if position >= len(state.records) or position in state.started:
+    if position >= len(state.records) or state.is_ours(position):
         return before  # what a task waits for ends before it begins, in the same process
     its, earlier = state.records[position], state.records[other]
     # It may have been completed only afterwards, by a person's wish.
     if its.attempt == 0 or its.session_id == state.results[other].session_id:
         return before
-    if other in state.started:
+    if state.is_ours(other):
         return None
     if (earlier.ended_at or "") <= (its.started_at or ""):
         return before
@@ -83,7 +84,7 @@ async def _began_after(store: Store, run_id: str, its: TaskRecord, other: str) -
 def _refuse_older(state: RunState, task_id: str, stored: Sequence[MessageRecord]) -> None:
     """Raise unless the attempt with which this process completed the task is among what is stored of it."""
     position = state.dag.position(task_id)
-    if position not in state.started or state.dag.tasks[position].for_each is not None:
+    if not state.is_ours(position) or state.dag.tasks[position].for_each is not None:
         return  # nobody talks in a task that only gathers
     if all(record.attempt != state.attempts[position] for record in stored):
         message = f"the conversation of task {task_id!r} is not in the store yet, which is away or behind"
@@ -99,6 +100,34 @@ async def load_said(
     asked = state.asked_in(task_id) | ({open_in} if open_in is not None else set[int]())
     stored = await store.list_messages(run_id, task_id)
     return tuple(_message(run_id, record) for record in stored if record.attempt in asked)
+
+
+async def load_going_on(store: Store, run_id: str, state: RunState, task: TaskRecord, *, interrupted: bool) -> GoingOn:
+    """How an attempt of `task` takes up the conversation that its earlier attempts began: with the answer to its last
+    question, or with what was wrong with its last reply, if either is there. Raises as `load_past`.
+    """
+    answer = state.answer_to_say(state.dag.position(task.task_id))
+    said = () if answer is None else await load_said(store, run_id, state, task.task_id)
+    corrects, wrong = await _corrected(store, run_id, task)
+    answer = answer if wrong is None else None  # it has been taken
+    return GoingOn(task.session_id, (*said, *corrects), answer, wrong, interrupted)
+
+
+async def _corrected(store: Store, run_id: str, task: TaskRecord) -> tuple[tuple[Message, ...], str | None]:
+    """What the task's session holds of an earlier attempt whose reply brought tasks that were wrong, and what was said
+    about that in it.
+    """
+    if task.attempt < 2 or task.session_id is None:
+        return (), None
+    for attempt in reversed(await store.list_attempts(run_id, task.task_id)):
+        if attempt.attempt >= task.attempt:
+            continue
+        if attempt.session_id != task.session_id:
+            break
+        if attempt.error is not None and attempt.error.startswith(NOT_ADDED):
+            said = [one for one in await store.list_messages(run_id, task.task_id) if one.attempt == attempt.attempt]
+            return tuple(_message(run_id, record) for record in said), mistakes_prompt(attempt.error)
+    return (), None
 
 
 def _message(run_id: str, record: MessageRecord) -> Message:

@@ -7,10 +7,9 @@ writer (shielded, ends last)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import anyio
 
@@ -29,7 +28,6 @@ from runner.deciding import Decided, Deciding
 from runner.errors import OwnershipLost, RunExists
 from runner.execution import Execution
 from runner.feed import Feed
-from runner.folders import turn_files
 from runner.growth import Growth
 from runner.inbox import Inbox
 from runner.inherited import NOTHING, Inherited
@@ -42,6 +40,7 @@ from runner.run import Control
 from runner.schedule import Outset, Schedule
 from runner.sink import NoStore, Sink
 from runner.state import RunState
+from runner.status import TaskStatus
 from runner.turn import Surroundings
 
 
@@ -75,7 +74,7 @@ async def drive(run: Prepared, config: Config, feed: Feed, control: Control) -> 
         if config.store is None:
             sink = NoStore(feed)
             sink.submit(run.first)
-            return await _execute(run, config, _around(run, config, sink, feed), control)
+            return await _execute(run, config, _around(run, config, sink, feed), control, _nothing)
         return await _execute_stored(run, config, config.store, feed, control)
     finally:
         feed.close()
@@ -100,13 +99,12 @@ async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Fee
                 for event in run.first:
                     feed.publish(event)
             if checkpointer.fatal is None:
+                await _end_leftovers(run, config, kept=run.inherited.adopted)
                 began = True
                 async with anyio.create_task_group() as beside:
                     beside.start_soon(checkpointer.keep_lease, config.lease)
                     beside.start_soon(_heed_notes, inbox, config, control)
-                    if run.resumed:
-                        await end_leftovers(around.files_root, run.run_id, _adopted(run, around.files_root))
-                    result = await _execute(run, config, around, control)
+                    result = await _execute(run, config, around, control, partial(_end_cut, run, config, checkpointer))
                     beside.cancel_scope.cancel()
         finally:
             # Whatever happened, the shielded writer has to be told that nothing follows, or it waits for ever.
@@ -118,14 +116,6 @@ async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Fee
     await _raise_fatal(run.run_id, store, checkpointer)
     assert result is not None
     return replace(result, degraded=tuple(checkpointer.degraded))
-
-
-def _adopted(run: Prepared, root: Path | None) -> list[Path]:
-    """The folders of the turns that are taken over."""
-    tasks, attempts = run.state.dag.tasks, run.state.attempts
-    if root is None:
-        return []
-    return [turn_files(root, run.run_id, tasks[n].id, attempts[n]).turn for n in run.inherited.adopted]
 
 
 async def _heed_notes(inbox: Inbox, config: Config, control: Control) -> None:
@@ -164,7 +154,9 @@ def _around(run: Prepared, config: Config, sink: Sink, feed: Feed) -> Surroundin
     )
 
 
-async def _execute(run: Prepared, config: Config, around: Surroundings, control: Control) -> RunResult:
+async def _execute(
+    run: Prepared, config: Config, around: Surroundings, control: Control, end_cut: Callable[[], Awaitable[None]]
+) -> RunResult:
     schedule = Schedule(
         run.state.dag,
         run.names,
@@ -196,6 +188,7 @@ async def _execute(run: Prepared, config: Config, around: Surroundings, control:
     try:
         await execution.run()
     finally:
+        await end_cut()
         left = execution.leave()
         around.sink.submit(left)
         reached("run.leaving")
@@ -203,6 +196,27 @@ async def _execute(run: Prepared, config: Config, around: Surroundings, control:
     assert isinstance(last, events.RunEnded)
     receipt = run.state.receipt() if run.resumed else None
     return RunResult(run.run_id, last.status, run.state.all_results(), last.error, receipt=receipt)
+
+
+async def _nothing() -> None:
+    return None
+
+
+async def _end_cut(run: Prepared, config: Config, checkpointer: Checkpointer) -> None:
+    """End the turns of earlier processes that were cut here, maybe before their backends had taken hold of them; unless
+    the run is another's by now, and they are with it.
+    """
+    cut = any(run.state.statuses[position] is TaskStatus.RUNNING for position in run.inherited.adopted)
+    if cut and checkpointer.fatal is None:
+        with anyio.CancelScope(shield=True):
+            await _end_leftovers(run, config)
+
+
+async def _end_leftovers(run: Prepared, config: Config, kept: Iterable[int] = ()) -> None:
+    """End what earlier processes have left of a resumed run's turns, but for those of the tasks at `kept`."""
+    if run.resumed:
+        keep = [(run.state.dag.tasks[position].id, run.state.attempts[position]) for position in kept]
+        await end_leftovers(config.store, run.run_id, keep)
 
 
 async def _recall(store: Store | None, run_id: str, state: RunState, task_id: str) -> Past:

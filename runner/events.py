@@ -190,9 +190,7 @@ class TaskCompleted(TaskEvent):
 
 @value
 class TaskRetrying(TaskEvent):
-    """The attempt failed; the next one follows after `delay_s`, and `goes_on` in the same conversation or starts over.
-    Also told by a process that resumes the run meanwhile, with the rest of the time.
-    """
+    """The attempt failed; the next one follows after `delay_s`, told anew by a resume, and may go on in its session."""
 
     kind: ClassVar[str] = "task_retrying"
     error_kind: str

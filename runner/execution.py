@@ -15,12 +15,10 @@ import anyio
 import anyio.abc
 
 from backends.errors import BackendError, ErrorKind
-from backends.protocol import LeftTurn
 from runner import events
 from runner.awaiting import Awaiting, unanswered
 from runner.clock import stamper
 from runner.deciding import Deciding
-from runner.errors import DAGError
 from runner.growth import Growth
 from runner.idle import Idle
 from runner.leaving import Ending, leave
@@ -28,7 +26,7 @@ from runner.retrying import Delays
 from runner.schedule import Schedule
 from runner.settling import Settling
 from runner.state import RunState
-from runner.status import TaskStatus
+from runner.status import TASK_DONE, TaskStatus
 from runner.task import JsonValue
 from runner.turn import Surroundings, Turn, Turns
 
@@ -63,6 +61,12 @@ class Execution:
 
     async def run(self) -> None:
         """Work until nothing is left, or until `end`. Cancellation ends all attempts and then propagates."""
+        try:
+            await self._run()
+        finally:
+            self._left = True  # nobody is there any more to hear of an answer
+
+    async def _run(self) -> None:
         async with anyio.create_task_group() as workers:
             self._workers = workers
             if self._deciding is not None and self._deciding.decided.end is not None:
@@ -77,17 +81,15 @@ class Execution:
             for position in self._schedule.later:
                 until = self._around.inherited.next_tries[position]
                 self._delays.begin(workers, position, until - self._around.clock.wall())
-            turns = [self._adopt(position, left) for position, left in self._around.inherited.adopted.items()]
+            turns = self._adopted()
             turns += self._go_on(happened)
             await self._start(turns, happened)
 
-    def _adopt(self, position: int, left: LeftTurn) -> Turn:
-        """The turn goes on that a process began which has died since; it holds its place already."""
-        self._state.started.add(position)
-        turn = self._turns.adopt(position, left)
-        if turn.task.at_most_once:
-            self._under_way[position] = turn
-        return turn
+    def _adopted(self) -> list[Turn]:
+        """The turns of earlier processes that go on. They hold their places already."""
+        turns = [self._turns.adopt(position, one) for position, one in self._around.inherited.adopted.items()]
+        self._under_way |= {turn.position: turn for turn in turns if turn.task.at_most_once}
+        return turns
 
     def end(self, how: Literal["stop", "cancel", "policy"]) -> None:
         """Start nothing more and end the attempts that are under way. Safe to call at any time and more than once."""
@@ -201,15 +203,10 @@ class Execution:
 
     def _gathered(self, position: int) -> list[events.Event]:
         """The task with `for_each` becomes its parts, or, once they are done, the list of their results."""
-        task = self._tasks[position]
-        try:
-            if position not in self._state.parts:
-                return self._growth.unfold(position)
-            happened = self._settling.join(position, self._growth.gathered(position))
-        except DAGError as error:
-            failure = BackendError(ErrorKind.INVALID_REQUEST, str(error)[:2000])
-            happened = self._settling.join(position, failure)
-        return [*happened, *self._asked_about(task.id)]
+        happened = self._settling.unfold_or_gather(position)
+        if self._state.statuses[position] in TASK_DONE:
+            happened += self._asked_about(self._state.dag.tasks[position].id)
+        return happened
 
     def _expire(self, position: int) -> None:
         """Nobody has answered the task's question by its deadline, and it has no default: the task fails."""
@@ -256,7 +253,7 @@ class Execution:
     async def _work(self, turn: Turn | None) -> None:
         # Cancelled while the start was written down, a run calls nobody any more.
         while turn is not None and not self._winding_down:
-            began = self._around.clock.monotonic()
+            began = self._around.clock.monotonic() - self._turns.went_on_for(turn)
             self._calls += 1
             outcome = await self._turns.have(turn)
             self._calls -= 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from backends.protocol import JsonValue, Reply
-from backends.text import parse_json
+from backends.text import clean_text, parse_json
 from runner import events
 from runner.dag import nearest
 from runner.errors import DAGError, Problem
@@ -18,6 +18,8 @@ from runner.task import Task
 
 MAX_TASKS = 10_000
 MAX_DEPTH = 10
+NOT_ADDED = "the tasks of its answer cannot be added"
+"""How the error begins of an attempt whose reply brought tasks that are wrong."""
 
 TASKS_SCHEMA: Mapping[str, JsonValue] = {
     "type": "object",
@@ -160,10 +162,15 @@ class Growth:
         return names
 
 
-def mistakes_prompt(error: DAGError) -> str:
-    """What a planner is told whose tasks cannot be added."""
-    listed = "\n".join(f"- {problem}" for problem in error.problems[:20])
-    return f"These tasks cannot be added:\n{listed}\nAnswer again with all of the tasks, corrected."
+def not_added(error: DAGError) -> str:
+    """The error of an attempt whose reply brought tasks that are wrong."""
+    return clean_text(f"{NOT_ADDED}: {'; '.join(str(problem) for problem in error.problems[:20])}")[:2000]
+
+
+def mistakes_prompt(failure: str) -> str:
+    """What a planner is told whose attempt failed so: made from the error alone, which is stored, and so made again."""
+    problems = failure.removeprefix(f"{NOT_ADDED}: ")
+    return f"These tasks cannot be added:\n{problems}\nAnswer again with all of the tasks, corrected."
 
 
 def _specs(reply: Reply) -> Sequence[object]:

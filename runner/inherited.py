@@ -9,15 +9,31 @@ from backends.protocol import LeftTurn
 
 
 @dataclass(frozen=True, slots=True)
+class Adopted:
+    """An attempt that outlived its process: its session as the store knows it, the Unix time at which it was started,
+    and what is left of it.
+    """
+
+    session_id: str | None
+    confirmed: bool
+    since: float | None
+    left: LeftTurn
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its answer only has to be read."""
+        return self.left.state == "ended"
+
+
+@dataclass(frozen=True, slots=True)
 class Inherited:
-    """`unasked`: tasks whose end the run's policy has not been asked about. `next_tries`: when (Unix time) tasks are
-    tried again whose last attempt failed, by position. `adopted`: what is left of turns that have outlived the process
-    which began them, by position.
+    """`unasked`: tasks whose end the run's policy has not been asked about. By position: `next_tries`, when (Unix time)
+    tasks are tried again whose last attempt failed; and the attempts that are `adopted`.
     """
 
     unasked: Sequence[str] = ()
     next_tries: Mapping[int, float] = field(default_factory=dict[int, float])
-    adopted: Mapping[int, LeftTurn] = field(default_factory=dict[int, LeftTurn])
+    adopted: Mapping[int, Adopted] = field(default_factory=dict[int, Adopted])
 
 
 NOTHING = Inherited()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from anyio.to_thread import run_sync
 
-from runner.folders import SESSIONS, run_folder
+from persistence.files import files_root
+from persistence.protocol import Store
+from persistence.records import TaskRecord
+from runner.folders import SESSIONS, run_folder, turn_files
 from runner.log import logger
+from runner.status import TaskStatus
 
 _FORGOTTEN_S = 3600.0
 """How long nothing has happened in the folder of a run that is not stored, and never will be any more: a run that began
@@ -18,10 +22,35 @@ while its store was away is stored seconds after that answers again.
 """
 
 
-async def end_leftovers(root: Path | None, run_id: str, keep: Collection[Path] = ()) -> None:
-    """End what is left of the children of the run's turns, but for those in the folders `keep`. Never raises."""
+def has_files(store: Store, run_id: str) -> bool:
+    """Whether any turn of the run ever had files."""
+    root = files_root(store)
+    return root is not None and _is_there(run_folder(root, run_id))
+
+
+async def end_leftovers(store: Store | None, run_id: str, keep: Iterable[tuple[str, int]] = ()) -> None:
+    """End what is left of the children of the run's turns, but for those of certain attempts: task and number. Who does
+    so owns the run, or nobody does. Never raises.
+    """
+    root = files_root(store)
     if root is not None:
-        await _end_below(run_folder(root, run_id), keep)
+        kept = [turn_files(root, run_id, task_id, attempt).turn for task_id, attempt in keep]
+        await _end_below(run_folder(root, run_id), kept)
+
+
+def under_way(tasks: Iterable[TaskRecord], but: str | None = None) -> list[tuple[str, int]]:
+    """The attempts that are recorded as running, but for that of one task: a resume may adopt them."""
+    running = [task for task in tasks if TaskStatus(task.status) is TaskStatus.RUNNING]
+    return [(task.task_id, task.attempt) for task in running if task.task_id != but]
+
+
+async def make_room(folder: Path) -> None:
+    """See to it that an attempt about to begin finds its `folder` empty: one of the same number has been there where
+    the store was away when its process died, or where the store is another one by now.
+    """
+    if _is_there(folder):
+        await _end_below(folder, ())
+        await run_sync(_remove, folder)
 
 
 async def delete_files(root: Path | None, deleted: Collection[str], stored: Collection[str]) -> str | None:

@@ -21,6 +21,7 @@ from runner.clock import iso
 from runner.config import Config
 from runner.errors import RunOwned
 from runner.feed import Feed
+from runner.leftovers import end_leftovers, has_files
 from runner.owner import Liveness, claim_for_this_process, forget, liveness
 from runner.run import Control
 from runner.stored import StoredRun
@@ -74,6 +75,25 @@ def _owned(record: RunRecord, owner: Owner) -> RunOwned:
         f"run {record.run_id} is being run by process {owner.pid} on {owner.host} since {owner.claimed_at}. "
         f"Stop that process first, or wait for it"
     )
+
+
+async def step_in(config: Config, run: StoredRun, then: Sequence[Change], keep: Sequence[tuple[str, int]]) -> None:
+    """Claim the run, which nobody runs, with `then` in the same transaction, and leave it: in that transaction, too, or
+    behind it where something may be left of its attempts. All but those in `keep` are ended meanwhile, as long as
+    nobody else can begin any. Raises as `claim`.
+    """
+    store, record = run.store, run.record
+    leaving = RunReleased(iso(config.clock.wall()))
+    if not has_files(store, record.run_id):
+        forget((await claim(config, store, record, [*then, leaving]))[0])
+        return
+    owner, position = await claim(config, store, record, then)
+    try:
+        await end_leftovers(store, record.run_id, keep)
+    finally:
+        forget(owner)
+        with anyio.CancelScope(shield=True), suppress(StoreError):
+            await store.write(Batch(record.run_id, position.epoch, position.next_seq, (leaving,)))
 
 
 async def claim(config: Config, store: Store, record: RunRecord, then: Sequence[Change]) -> tuple[Owner, Position]:

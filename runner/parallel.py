@@ -167,11 +167,12 @@ class ParallelRunner:
     ) -> RunResult:
         """Go on with a stored run: what is completed is kept, what was under way or never began is run.
 
-        Needs nothing but the store and the backends. A task that was under way when its process died goes on with its
-        conversation where its backend had confirmed one, and starts over otherwise, or waits for a person if it is
-        `at_most_once`; `preview_resume` tells beforehand. Failed tasks stay failed, unless `retry_failed`, which also
-        runs completed ones again whose stored result is damaged. A run that is complete, or has failed with nothing
-        left to run, comes back as it is; one that was being cancelled is cancelled, and nothing of it is run.
+        Needs nothing but the store and the backends. A task that was under way when its process died is followed where
+        its agent outlived that, goes on with its conversation where its backend had confirmed one, and starts over
+        otherwise, or waits for a person if it is `at_most_once`; `preview_resume` tells beforehand. Failed tasks stay
+        failed, unless `retry_failed`, which also runs completed ones again whose stored result is damaged. A run that
+        is complete, or has failed with nothing left to run, comes back as it is; one that was being cancelled is
+        cancelled, and nothing of it is run.
 
         `answers` answers the questions of waiting tasks, by task; others are answered by what `answer_question` has
         left for them, or, past their deadline, by their default. `policy` is needed where the run was started with one

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from runner.adoption import with_left
 from runner.clock import iso
 from runner.config import Config
 from runner.conversation import load_past
@@ -12,7 +13,6 @@ from runner.errors import PlaitError
 from runner.feed import Feed
 from runner.given import given_answers
 from runner.inbox import is_to_be_cancelled
-from runner.left import left_turns
 from runner.ownership import wait_until_free
 from runner.status import RunStatus
 from runner.stored import StoredRun, needs_no_work
@@ -60,21 +60,23 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
     ended = needs_no_work(run, retry_failed)
     if not ended:
         await wait_until_free(config, run, Feed())
-    if await is_to_be_cancelled(run.store, run.record):
-        verdicts = judge_cancelled(run.tasks)
-    else:
-        given = await given_answers(run, config.clock.wall())
-        again = retry_failed and not ended
-        end = decided_so_far(run, again).end
-        left = await left_turns(config, run) if end is None and not ended else {}
-        verdicts = judge(run.state.dag, run.tasks, retry_failed=again, heard=heard(run, given, left))
-        if end is not None:
-            verdicts = judge_decided(verdicts, fails=end is RunStatus.FAILED)
+    verdicts = await _verdicts(config, run, retry_failed=retry_failed and not ended)
     later = await later_tries(run, verdicts, config.clock.wall())
     for position, until in later.items():
         verdicts[position] = replace(verdicts[position], reason=f"{verdicts[position].reason}; not before {iso(until)}")
     weighed = [await _weighed(run, verdict) if verdict.repeats else verdict for verdict in verdicts]
     return Preview(run.record.run_id, run.status, {verdict.task_id: verdict for verdict in weighed}, ended)
+
+
+async def _verdicts(config: Config, run: StoredRun, *, retry_failed: bool) -> list[Verdict]:
+    if await is_to_be_cancelled(run.store, run.record):
+        return judge_cancelled(run.tasks)
+    given = await given_answers(run, config.clock.wall())
+    end = decided_so_far(run, retry_failed).end
+    if end is None:
+        run = await with_left(config, run)
+    verdicts = judge(run.state.dag, run.tasks, retry_failed=retry_failed, heard=heard(run, given))
+    return verdicts if end is None else judge_decided(verdicts, fails=end is RunStatus.FAILED)
 
 
 async def _weighed(run: StoredRun, verdict: Verdict) -> Verdict:

@@ -53,12 +53,14 @@ class Degradation:
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """What a resume did, in numbers of tasks: `reused` were done before, `ran` were executed by this process, and
-    `repeated` of these had an attempt under way when they were interrupted, so that they may be billed twice.
+    `repeated` of these had an attempt under way when they were interrupted, so that they may be billed twice. `adopted`
+    had an attempt under way that had outlived its process, and nothing was said in it again.
     """
 
     reused: int
     ran: int
     repeated: int
+    adopted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

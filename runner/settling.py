@@ -10,12 +10,11 @@ from dataclasses import replace
 
 from backends.errors import BackendError, ErrorKind
 from backends.protocol import NO_USAGE, Message, Question, Reply
-from backends.text import clean_text
 from runner import events
 from runner.attempt import Outcome
 from runner.clock import iso
 from runner.errors import DAGError
-from runner.growth import Growth, mistakes_prompt
+from runner.growth import Growth, mistakes_prompt, not_added
 from runner.log import logger
 from runner.past import GoingOn, Past
 from runner.questions import Asking, Way
@@ -30,8 +29,6 @@ from runner.turn import Surroundings, Turn
 
 STORE_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """How long a task marked at_most_once waits for a store that is away, before it fails."""
-NOT_ADDED = "the tasks of its answer cannot be added"
-"""How the error begins of an attempt whose reply brought tasks that are wrong."""
 GATHERING = "for_each"
 """What stands for the backend of a task that only gathers the results of its parts."""
 _TOO_LATE_TO_ASK = (
@@ -163,19 +160,14 @@ class Settling:
 
     def _wrongly_planned(self, turn: Turn, reply: Reply, error: DAGError, duration: float) -> events.TaskEvent:
         """The reply's tasks cannot be added: it is told so once, and then fails."""
-        text = "; ".join(str(problem) for problem in error.problems[:20])
-        failure = BackendError(
-            ErrorKind.INVALID_OUTPUT,
-            clean_text(f"{NOT_ADDED}: {text}")[:2000],
-            usage=reply.usage,
-            messages=turn.messages(reply),
-        )
+        text = not_added(error)
+        failure = BackendError(ErrorKind.INVALID_OUTPUT, text, usage=reply.usage, messages=turn.messages(reply))
         self._state.failures[turn.position] += 1
         if turn.position in self._state.corrected or turn.task.at_most_once:
             return self._failed(turn, failure, duration)
         self._state.corrected.add(turn.position)
         said = () if turn.going_on is None else turn.going_on.said
-        going_on = GoingOn(turn.session_id, (*said, *failure.messages), wrong=mistakes_prompt(error))
+        going_on = GoingOn(turn.session_id, (*said, *failure.messages), wrong=mistakes_prompt(text))
         self._state.going_on[turn.position] = going_on
         return self._retrying(turn, failure, duration, 0.0)
 
@@ -205,8 +197,18 @@ class Settling:
         self._schedule.finish(turn.position, failed_status(turn.task.failure_mode))
         return self.fail(turn.position, error, duration, messages)
 
-    def join(self, position: int, outcome: JsonValue | BackendError) -> list[events.Event]:
-        """The task with `for_each` at `position`, which holds no place, has its parts' results, or an error."""
+    def unfold_or_gather(self, position: int) -> list[events.Event]:
+        """The task with `for_each` at `position`, which holds no place, becomes its parts, or, once they are done, the
+        list of their results.
+        """
+        try:
+            if position not in self._state.parts:
+                return self._growth.unfold(position)
+            return self._join(position, self._growth.gathered(position))
+        except DAGError as error:
+            return self._join(position, BackendError(ErrorKind.INVALID_REQUEST, str(error)[:2000]))
+
+    def _join(self, position: int, outcome: JsonValue | BackendError) -> list[events.Event]:
         state, task = self._state, self._state.dag.tasks[position]
         state.statuses[position] = TaskStatus.RUNNING
         state.attempts[position] += 1

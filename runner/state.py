@@ -67,6 +67,8 @@ class RunState:
         """What a task's questions were answered with so far."""
         self.started: set[int] = set()
         """Tasks that this process has begun."""
+        self.adopted: set[int] = set()
+        """Tasks whose attempt an earlier process began, and this one has taken over."""
         self.repeats: frozenset[int] = frozenset()
         """Tasks with an attempt that may be paid for twice, once they are begun."""
         for position, record in enumerate(records):
@@ -192,7 +194,11 @@ class RunState:
     def receipt(self) -> Receipt:
         """What a resume came to."""
         reused = sum(result.reused for result in self.results.values())
-        return Receipt(reused, len(self.started), len(self.started & self.repeats))
+        return Receipt(reused, len(self.started), len(self.started & self.repeats), len(self.adopted))
+
+    def is_ours(self, position: int) -> bool:
+        """Whether this process has begun the task, or taken it over while it was under way."""
+        return position in self.started or position in self.adopted
 
     def is_completed(self, task_id: str) -> bool:
         """Whether the task has a result and a conversation to go on with."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from backends.protocol import LeftTurn
 from persistence.boundaries import reached
 from persistence.protocol import Store
 from persistence.records import MessageRecord, RunRecord, TaskRecord
@@ -20,12 +21,13 @@ from runner.translate import dag_of
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run as it was read: its record, its tasks, and the state they are in."""
+    """A run as it was read: its record, its tasks, and the state they are in. `left`: see `runner.adoption`."""
 
     store: Store
     record: RunRecord
     tasks: tuple[TaskRecord, ...]
     state: RunState
+    left: Mapping[str, LeftTurn] = field(default_factory=dict[str, LeftTurn])
 
     @property
     def status(self) -> RunStatus:

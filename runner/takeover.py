@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from backends.errors import ErrorKind
-from backends.protocol import LeftTurn
 from runner import events
+from runner.adoption import learned, take_up, with_left
 from runner.clock import iso
 from runner.config import Config, backend_names, require_policy_backends
-from runner.conversation import load_past, load_said
+from runner.conversation import load_going_on, load_past, load_said
 from runner.deciding import Decided, decided_of
 from runner.drive import Prepared
 from runner.errors import PlaitError, PolicyMissing
 from runner.given import Given, GivenAnswers, given_answers
-from runner.inherited import Inherited
-from runner.left import left_turns
+from runner.growth import NOT_ADDED
+from runner.inherited import Adopted, Inherited
 from runner.ownership import claim
 from runner.past import GoingOn, Past
 from runner.policies import policy_of
@@ -24,32 +24,34 @@ from runner.policy import Policy
 from runner.questions import Way, unix
 from runner.result import TaskResult
 from runner.retrying import next_tries
-from runner.settling import NOT_ADDED, failed_status
+from runner.settling import failed_status
 from runner.state import RunState
 from runner.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
 from runner.stored import StoredPolicy, StoredRun
 from runner.task import JsonValue
 from runner.translate import changes
-from runner.verdict import RUNS, Action, Heard, Verdict, judge, session_known
+from runner.verdict import RUNS, Action, Heard, Verdict, judge
 
 
 async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared:
     """Claim a free run and make it ready to go on, in one transaction. Raises RunOwned, BackendMissing, PolicyMissing,
     AnswerConflict, StoreError.
     """
+    decided = decided_so_far(run, how.retry_failed)
+    if decided.end is None:
+        run = await with_left(config, run)
     state, record = run.state, run.record
     policy = _policy(run, how.policy)
     given = await given_answers(run, config.clock.wall(), how.answers)
-    decided = decided_so_far(run, how.retry_failed)
-    # Where the policy has ended the run already, nothing of it is followed on.
-    left = await left_turns(config, run) if decided.end is None else {}
-    verdicts = judge(state.dag, run.tasks, retry_failed=how.retry_failed, heard=heard(run, given, left))
+    verdicts = judge(state.dag, run.tasks, retry_failed=how.retry_failed, heard=heard(run, given))
     at = iso(config.clock.wall())
     happened: list[events.Event] = []
     for position, verdict in enumerate(verdicts):
+        if verdict.action is Action.ADOPT:
+            continue
         event = _settled(run, position, verdict, given.answers.get(verdict.task_id), at)
         if event is not None:
-            happened.append(event)
+            happened += [*learned(run, position, at), event]
     state.repeats = frozenset(position for position, verdict in enumerate(verdicts) if verdict.repeats)
     names = backend_names(state.dag, config, state.statuses)
     if policy is not None:
@@ -59,7 +61,7 @@ async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared
     if run.status is RunStatus.QUEUED:
         begins = events.RunStarted(at, record.run_id)
     happened.insert(0, begins)
-    await _load_conversations(run, verdicts, left)
+    adopted = await _load_conversations(run, verdicts)
     await _load_failures(run)
     unasked = [] if policy is None else await _unasked(run, happened)
     later = await later_tries(run, verdicts, config.clock.wall())
@@ -67,7 +69,6 @@ async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared
     happened += [_retrying(run, position, until, at) for position, until in later.items()]
     if decided.failed_on is not None and decided.end is None:
         unasked.insert(0, decided.failed_on)
-    adopted = {n: left[one.task_id] for n, one in enumerate(verdicts) if one.action is Action.ADOPT}
     happened += [_adopted(run, position, names[position], at) for position in adopted]
     inherited = Inherited(unasked, later, adopted)
     return Prepared(record.run_id, state, names, owner, happened, (), goes_on, policy, decided, inherited)
@@ -82,10 +83,10 @@ class Resumption:
     policy: Policy | None = None
 
 
-def heard(run: StoredRun, given: GivenAnswers, left: Mapping[str, LeftTurn]) -> Heard:
+def heard(run: StoredRun, given: GivenAnswers) -> Heard:
     """The same for the verdicts."""
     ways = {task_id: run.state.asking[run.state.dag.position(task_id)].way for task_id in given.answers}
-    return Heard(ways, given.late, left)
+    return Heard(ways, given.late, run.left)
 
 
 def _policy(run: StoredRun, own: Policy | None) -> Policy | None:
@@ -126,7 +127,7 @@ def _settled(run: StoredRun, position: int, verdict: Verdict, given: Given | Non
     """Bring the state in line with `verdict`; the event that says so, if something changed."""
     state, record = run.state, run.tasks[position]
     task_id, attempt = record.task_id, record.attempt
-    under_way = state.statuses[position] is TaskStatus.RUNNING and verdict.action is not Action.ADOPT
+    under_way = state.statuses[position] is TaskStatus.RUNNING
     if given is not None:
         state.answer(position, given.value, given.by)
         return events.TaskAnswered(at, task_id, attempt, state.answers[position])
@@ -154,9 +155,9 @@ def _failed(state: RunState, position: int, kind: ErrorKind, reason: str, at: st
     return events.TaskFailed(at, task.id, attempt, status, kind.value, reason, 0.0)
 
 
-async def _load_conversations(run: StoredRun, verdicts: Sequence[Verdict], left: Mapping[str, LeftTurn]) -> None:
-    """Read the conversations that tasks still to run go on with, their own and those of others."""
-    state = run.state
+async def _load_conversations(run: StoredRun, verdicts: Sequence[Verdict]) -> dict[int, Adopted]:
+    """Read the conversations that tasks still to run go on with, their own and those of others; what is adopted."""
+    state, adopted = run.state, dict[int, Adopted]()
     for position, (task, verdict) in enumerate(zip(state.dag, verdicts, strict=True)):
         if state.statuses[position] in TASK_DONE:
             continue
@@ -165,31 +166,29 @@ async def _load_conversations(run: StoredRun, verdicts: Sequence[Verdict], left:
             if state.statuses[before] is TaskStatus.COMPLETED and before not in state.conversations:
                 past = await load_past(run.store, run.record.run_id, state, task.continues)
                 state.conversations[before] = Past(run.tasks[before].session_id, past.messages)
-        if verdict.action in RUNS:
-            await _load_own(run, position, verdict, left.get(verdict.task_id))
+        if verdict.action is Action.ADOPT:
+            adopted[position] = await take_up(run, position)
+        elif verdict.action in RUNS:
+            await _load_own(run, position, verdict)
         elif position in state.asking and state.asking[position].way is Way.CALL:
             await _load_own(run, position, verdict)  # it may be answered while this process runs the run
         elif position in state.asking:
             record = run.tasks[position]
             said = await load_said(run.store, run.record.run_id, state, record.task_id, record.attempt)
             state.going_on[position] = GoingOn(record.session_id, said)
+    return adopted
 
 
-async def _load_own(run: StoredRun, position: int, verdict: Verdict, left: LeftTurn | None = None) -> None:
-    """The conversation that the task's earlier attempts began, where its next one goes on with it, or the one that is
-    adopted does.
-    """
+async def _load_own(run: StoredRun, position: int, verdict: Verdict) -> None:
+    """The conversation that the task's earlier attempts began, where its next one goes on with it."""
     state, record = run.state, run.tasks[position]
     answer = state.answer_to_say(position)
     interrupted = verdict.action is Action.CONTINUE and (answer is None or answer.attempt != record.attempt)
-    session_id = session_known(record, left) or record.session_id
-    if verdict.action is Action.ADOPT:
-        interrupted = left is not None and left.goes_on
-    if session_id is None and answer is None:
+    if record.session_id is None and answer is None:
         return
     if interrupted or answer is not None:
-        said = () if answer is None else await load_said(run.store, run.record.run_id, state, record.task_id)
-        state.going_on[position] = GoingOn(session_id, said, answer, interrupted=interrupted)
+        going_on = await load_going_on(run.store, run.record.run_id, state, record, interrupted=interrupted)
+        state.going_on[position] = going_on
 
 
 def _adopted(run: StoredRun, position: int, backend: str, at: str) -> events.TaskStarted:

@@ -16,7 +16,6 @@ from backends.protocol import (
     Backend,
     Files,
     ForkingBackend,
-    LeftTurn,
     Message,
     Opening,
     OutlivingBackend,
@@ -29,10 +28,11 @@ from runner.attempt import Outcome, attempt, classified, countable
 from runner.clock import Clock
 from runner.feed import Feed
 from runner.folders import turn_files
-from runner.inherited import NOTHING, Inherited
+from runner.inherited import NOTHING, Adopted, Inherited
+from runner.leftovers import make_room
 from runner.log import logger
 from runner.past import GoingOn, Past
-from runner.questions import OpenQuestion, unix
+from runner.questions import OpenQuestion
 from runner.sink import Sink
 from runner.state import RunState
 from runner.task import JsonValue, Task
@@ -78,8 +78,8 @@ class Surroundings:
     """Passes on what the inbox holds by the deadline in answer to an attempt of a task."""
 
 
-_TO_COLLECT_S = 10.0
-"""Time enough to read what a turn has come to whose own time is over."""
+_TO_TAKE_HOLD_S = 1.0
+"""What a turn of an earlier process is given at least, whose time is over: enough to take hold of it, and end it."""
 INTERRUPTED = (
     "You were interrupted while you worked on the request above: the program that asked you ended before your answer "
     "was written down. Look at what you have done already, do what is missing, and give your whole answer again."
@@ -91,8 +91,8 @@ INTERRUPTED = (
 class Turn:
     """Attempt `number` of the task at `position`, recorded as running. `session_id` is as far as it is known.
 
-    `going_on`: it takes up a conversation that an earlier attempt began. `confirmed`: see SessionOpened. `resume`,
-    `forks` and `adopts`: see Opening. `prompt` is the task's, or what is said instead.
+    `going_on`: it takes up a conversation that an earlier attempt began. `confirmed`: see SessionOpened. `resume` and
+    `forks`: see Opening. `prompt` is the task's, or what is said instead. `adopted`: an earlier process began it.
     """
 
     position: int
@@ -103,11 +103,11 @@ class Turn:
     confirmed: bool = False
     resume: bool = False
     forks: str | None = None
-    adopts: bool = False
     prompt: str = ""
     called: bool = False
     waits: int = 0
     over: bool = False
+    adopted: Adopted | None = None
 
     @property
     def takes_up(self) -> bool:
@@ -140,10 +140,8 @@ class Turns:
         """The turn that is to be recorded as running."""
         task = self._state.dag.tasks[position]
         number = self._state.attempts[position]
-        going_on = self._state.going_on.pop(position, None)
+        going_on = self._taken_up(position)
         if going_on is not None:
-            if going_on.answer is not None:  # until it has taken it, each further attempt says the answer again
-                self._state.going_on[position] = replace(going_on, interrupted=False)
             session_id, confirmed = going_on.session_id, going_on.interrupted
             return Turn(position, task, number, session_id, going_on, confirmed=confirmed, resume=True)
         before = self._state.session_to_go_on_with(task)
@@ -151,13 +149,33 @@ class Turns:
             return Turn(position, task, number, before, resume=True)
         return Turn(position, task, number, self._new_session_id(self._around.names[position]), forks=before)
 
-    def adopt(self, position: int, left: LeftTurn) -> Turn:
-        """The turn that a process began which has died since, as it would have gone on there."""
-        record = self._state.records[position]
-        turn = self.begin(position)
-        turn.adopts, turn.confirmed = True, record.session_confirmed
-        turn.session_id = left.session_id or record.session_id
-        return turn
+    def adopt(self, position: int, adopted: Adopted) -> Turn:
+        """The turn of an earlier process that goes on: as that began it, as far as can be told."""
+        task, number = self._state.dag.tasks[position], self._state.attempts[position]
+        self._state.adopted.add(position)
+        going_on = self._taken_up(position)
+        before = None if going_on is not None else self._state.session_to_go_on_with(task)
+        resume = going_on is not None or (before is not None and before == adopted.session_id)
+        return Turn(
+            position,
+            task,
+            number,
+            adopted.session_id,
+            going_on,
+            adopted.confirmed,
+            resume,
+            forks=None if resume else before,
+            called=True,
+            adopted=adopted,
+        )
+
+    def _taken_up(self, position: int) -> GoingOn | None:
+        """The conversation that the task's attempt takes up."""
+        going_on = self._state.going_on.pop(position, None)
+        if going_on is not None and going_on.answer is not None:
+            # Until it has taken it, each further attempt says the answer again.
+            self._state.going_on[position] = replace(going_on, interrupted=False)
+        return going_on
 
     def _forks(self, task: Task) -> bool:
         """Whether the task branches off from the conversation that it continues, so that this stays as it is: because
@@ -170,7 +188,7 @@ class Turns:
 
     async def have(self, turn: Turn) -> Outcome:
         """Render the prompt and call the backend. Raises nothing but cancellation."""
-        if turn.task.at_most_once and self._around.sink.away:
+        if turn.task.at_most_once and self._around.sink.away and turn.adopted is None:
             return Outcome(None, None, BackendError(ErrorKind.TRANSIENT, _NOT_WRITTEN_DOWN))
         try:
             turn.prompt = clean_text(self._prompt(turn))
@@ -180,20 +198,31 @@ class Turns:
         opening = self._opening(turn, past)
         backend = self._around.backends[self._around.names[turn.position]]
         answers = self._state.answers_for(turn.position) if turn.position in self._state.answers else ()
+        if opening.files is not None and turn.adopted is None:
+            await make_room(opening.files.turn)
         turn.called = True
         said = INTERRUPTED if turn.takes_up else turn.prompt
-        outcome = await attempt(backend, opening, said, self._timeout(turn), answers)
+        outcome = await attempt(backend, opening, said, self._time_left(turn), answers)
         turn.over = True
         if outcome.reply is not None and outcome.reply.session_id is not None:
             self._session(turn, outcome.reply.session_id, last=True)
         return outcome
 
-    def _timeout(self, turn: Turn) -> float | None:
-        """Seconds that the turn may take; of one that was adopted, what is left of them."""
-        limit, began = turn.task.timeout, self._state.records[turn.position].started_at if turn.adopts else None
-        if limit is None or began is None:
+    def _time_left(self, turn: Turn) -> float | None:
+        """Seconds that the attempt may take from now on."""
+        limit = turn.task.timeout
+        if limit is None or turn.adopted is None:
             return limit
-        return max(_TO_COLLECT_S, limit - (self._around.clock.wall() - unix(began)))
+        return max(limit - self.went_on_for(turn), _TO_TAKE_HOLD_S)
+
+    def went_on_for(self, turn: Turn) -> float:
+        """For how many seconds the turn has been at work since another process began it; 0 where this one did. When one
+        that has ended did so nobody knows.
+        """
+        adopted = turn.adopted
+        if adopted is None or adopted.since is None or adopted.has_ended:
+            return 0.0
+        return max(0.0, self._around.clock.wall() - adopted.since)
 
     def _prompt(self, turn: Turn) -> str:
         going_on = turn.going_on
@@ -230,7 +259,7 @@ class Turns:
             answer=answer,
             goes_on=turn.takes_up,
             forks=turn.forks,
-            adopts=turn.adopts,
+            adopts=turn.adopted is not None,
             files=self._files(turn) if self._outlive[self._around.names[turn.position]] else None,
             on_output=partial(self._output, turn),
             on_session=partial(self._session, turn),

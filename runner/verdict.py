@@ -22,12 +22,12 @@ class Action(StrEnum):
 
     KEEP = "keep"
     """It is done and stays as it is."""
-    ADOPT = "adopt"
-    """Its turn has outlived the process that began it: it is followed on, or its answer collected. Nothing is said."""
     CONTINUE = "continue"
     """Its conversation is known to have begun, and goes on with a word about the interruption, or the answer that it
     waited for.
     """
+    ADOPT = "adopt"
+    """Its attempt has outlived its process: it is followed, or its answer collected, and nothing is said again."""
     START_OVER = "start over"
     """Another attempt from the beginning."""
     START = "start"
@@ -44,8 +44,11 @@ class Action(StrEnum):
     """It becomes cancelled with its run, which somebody has cancelled, or its policy has ended as completed."""
 
 
-RUNS = frozenset({Action.ADOPT, Action.CONTINUE, Action.START_OVER, Action.START})
+RUNS = frozenset({Action.CONTINUE, Action.START_OVER, Action.START})
 """Actions that have the task executed."""
+_PASSES = RUNS | {Action.ADOPT}
+"""Actions that come to an end of the task, and are taken to be good ones."""
+_TAKE_UP = frozenset({Action.CONTINUE, Action.ADOPT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What is known of the questions that are open: the ways of those that have an answer by now, by task, and the
-    tasks that nobody answered in time. `left`: what the turns that were under way have left, by task, where that is
-    known.
+    """What is known of tasks beside their records: the ways of open questions that have an answer by now, by task; the
+    tasks that nobody answered in time; and what is left of attempts that were under way.
     """
 
     answered: Mapping[str, Way] = field(default_factory=dict[str, Way])
@@ -86,21 +88,18 @@ def judge(
     passes = [False] * len(verdicts)
     for position in dag.order:
         verdict, task = verdicts[position], dag.tasks[position]
-        if verdict.action in RUNS:
+        if verdict.action in _PASSES:
             in_the_way = [dag.tasks[n].id for n in dag.dependencies[position] if not passes[n]]
             if in_the_way:
                 verdict = Verdict(task.id, Action.BLOCKED, f"it waits for {', '.join(in_the_way[:3])}")
                 verdicts[position] = verdict
-            elif verdict.action in _WITH_ITS_PROMPT and _runs_again(dag, verdicts, position):
+            elif verdict.action in _TAKE_UP and _runs_again(dag, verdicts, position):
                 # Its session holds a prompt with what these came to before.
                 reason = "what it depends on is run again"
                 verdict = replace(verdict, action=Action.START_OVER, reason=reason, repeats=True)
                 verdicts[position] = verdict
-        passes[position] = verdict.action in RUNS or _lets_pass(task, records[position], verdict)
+        passes[position] = verdict.action in _PASSES or _lets_pass(task, records[position], verdict)
     return verdicts
-
-
-_WITH_ITS_PROMPT = frozenset({Action.ADOPT, Action.CONTINUE})
 
 
 def _runs_again(dag: DAG, verdicts: Sequence[Verdict], position: int) -> bool:
@@ -123,7 +122,7 @@ def judge_decided(verdicts: Sequence[Verdict], *, fails: bool) -> list[Verdict]:
     it runs any more. What is not done is left in a run that fails, and cancelled in one that does not.
     """
     ended = f"the run's policy has ended the run as {'failed' if fails else 'completed'}"
-    stopped = RUNS if fails else RUNS | {Action.ASK, Action.BLOCKED}
+    stopped = _PASSES if fails else _PASSES | {Action.ASK, Action.BLOCKED}
     action = Action.BLOCKED if fails else Action.CANCEL
     return [Verdict(verdict.task_id, action, ended) if verdict.action in stopped else verdict for verdict in verdicts]
 
@@ -147,7 +146,8 @@ def _alone(task: Task, record: TaskRecord, heard: Heard, *, retry_failed: bool) 
     """The verdict on a task as if nothing that it depends on stood in its way."""
     status = TaskStatus(record.status)
     if status is TaskStatus.RUNNING:
-        return _under_way(task, record, heard.left.get(task.id))
+        left = heard.left.get(task.id)
+        return _under_way(task, record) if left is None or not outlives(left) else _adopted(left, task.id)
     if status is TaskStatus.PENDING:
         return _pending(task, record)
     if status is TaskStatus.WAITING_INPUT:
@@ -184,11 +184,19 @@ def _damaged(task: Task, *, retry_failed: bool) -> Verdict:
     return Verdict(task.id, Action.KEEP, f"{reason}, so it counts as failed; --retry-failed runs it again")
 
 
-def _under_way(task: Task, record: TaskRecord, left: LeftTurn | None) -> Verdict:
-    if left is not None and left.state == "alive":
-        return Verdict(task.id, Action.ADOPT, f"its agent is still at work ({left.about})")
-    if left is not None and left.state == "ended":
-        return Verdict(task.id, Action.ADOPT, f"its agent has finished meanwhile ({left.about})")
+def outlives(left: LeftTurn) -> bool:
+    """Whether the attempt goes on, or has come to an end that nobody has seen."""
+    return left.state != "dead"
+
+
+def _adopted(left: LeftTurn, task_id: str) -> Verdict:
+    about = f" ({left.about})" if left.about else ""
+    if left.state == "alive":
+        return Verdict(task_id, Action.ADOPT, f"its agent is still at work{about}")
+    return Verdict(task_id, Action.ADOPT, f"its agent has finished meanwhile; its answer is waiting{about}")
+
+
+def _under_way(task: Task, record: TaskRecord) -> Verdict:
     died = f"its process died during attempt {record.attempt}"
     if task.at_most_once:
         return Verdict(task.id, Action.ASK, at_most_once_question(record.attempt))
@@ -196,17 +204,9 @@ def _under_way(task: Task, record: TaskRecord, left: LeftTurn | None) -> Verdict
         times = f"{record.crashes + 1} times" if record.crashes else "once"
         reason = f"its process died {times} while it ran, and max_crashes is {task.retry.max_crashes}"
         return Verdict(task.id, Action.FAIL, reason)
-    session_id = session_known(record, left)
-    if session_id is not None:
-        return Verdict(task.id, Action.CONTINUE, f"{died}; session {session_id} is known", repeats=True)
+    if record.session_confirmed:
+        return Verdict(task.id, Action.CONTINUE, f"{died}; session {record.session_id} is known", repeats=True)
     return Verdict(task.id, Action.START_OVER, died + _from_where(record), repeats=True)
-
-
-def session_known(record: TaskRecord, left: LeftTurn | None) -> str | None:
-    """The session that is known to hold the task's prompt; what was left of its turn may know more than the store."""
-    if left is not None and left.session_id is not None:
-        return left.session_id
-    return record.session_id if record.session_confirmed else None
 
 
 def _from_where(record: TaskRecord) -> str:

@@ -48,6 +48,9 @@ async def test_each_attempt_is_given_a_place_of_its_own_and_nothing_is_made_ther
     files = [opening.files for opening in backend.openings]
     assert files[:4] == [turn_files(root, "r", *ids) for ids in expected]
     assert len(set(files)) == 5
+    plain = Talker()
+    await ParallelRunner(plain, store=sqlite_store).run(dag)
+    assert [opening.files for opening in plain.openings] == [None, None]
     assert not root.exists()
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from backends import BackendError, ErrorKind
-from backends.protocol import Opening
+from backends.protocol import Files, LeftTurn, Opening
 from persistence import MemoryStore, Store
+from persistence.records import TaskRecord
 from runner import DAG, Action, FailureMode, ParallelRunner, Retry, RunOwned, RunStatus, Task, TaskStatus
+from runner.folders import turn_files
 from runner.turn import INTERRUPTED
 from tests.support.crashed import Dying, die
 from tests.support.fakes import Talker
@@ -44,8 +49,57 @@ def random_dag(rng: random.Random) -> DAG:
     return DAG(tasks)
 
 
-async def crashed_somewhere(rng: random.Random, store: Store) -> bool:
-    """Leave run "r" as one to three deaths of its process left it; False if it came to its end before."""
+class Filed(MemoryStore):
+    """A store with a place for files, in which nobody ever makes one."""
+
+    files_root = Path("/nowhere/files")
+
+
+class Noting(Talker):
+    """Notes how conversations were opened first, and says what is left of those that died, by folder."""
+
+    def __init__(self, remains: Mapping[Path, LeftTurn | None]) -> None:
+        super().__init__()
+        self.remains = remains
+        self.seen: dict[str, Seen] = {}
+        self.adopted: Counter[str] = Counter()
+
+    def left(self, files: Files) -> LeftTurn | None:
+        return self.remains[files.turn]
+
+    def open(self, opening: Opening):
+        task_id = opening.idempotency_key.partition(":")[2]
+        if opening.adopts:
+            assert opening.files is not None
+            self.adopted[task_id] += 1
+            assert self.remains[opening.files.turn] is not None
+        else:
+            self.seen.setdefault(task_id, Seen(opening.resume and opening.session_id is not None, ""))
+        return super().open(opening)
+
+
+def remains_of(
+    rng: random.Random, tasks: Sequence[TaskRecord], took_up: Collection[str]
+) -> dict[Path, LeftTurn | None]:
+    """What may be left of each attempt that was under way; those of `took_up` took up another one."""
+    remains: dict[Path, LeftTurn | None] = {}
+    for task in tasks:
+        goes_on, session = task.task_id in took_up, rng.choice([task.session_id, "in its files"])
+        left = [
+            LeftTurn("alive", session, goes_on, "a, pid 1"),
+            LeftTurn("ended", session, goes_on),
+            LeftTurn("dead", session, goes_on),
+            LeftTurn("dead", None, goes_on),
+        ]
+        files = turn_files(Filed.files_root, "r", task.task_id, task.attempt)
+        remains[files.turn] = rng.choice([None, None, *left])
+    return remains
+
+
+async def crashed_somewhere(rng: random.Random, store: Store, took_up: set[str]) -> bool:
+    """Leave run "r" as one to three deaths of its process left it; False if it came to its end before. The tasks whose
+    last attempt took up another one are added to `took_up`.
+    """
     dag: DAG | None = random_dag(rng)
     fails = {f"t{i}" for i in range(8) if rng.random() < 0.15}
     gone = BackendError(ErrorKind.REFUSED, "no")
@@ -58,36 +112,35 @@ async def crashed_somewhere(rng: random.Random, store: Store) -> bool:
             lambda prompt, confirmed=confirmed: prompt.split()[0] in confirmed,
             answers,
         )
+        took_up.clear()
         if await die(store, backend, dag):
             return False
+        took_up.update(backend.took_up)
         dag = None
     return True
 
 
 async def check(seed: int) -> bool:
     rng = random.Random(seed)
-    store = MemoryStore()
-    if not await crashed_somewhere(rng, store):
+    store, took_up = Filed(), set[str]()
+    if not await crashed_somewhere(rng, store, took_up):
         return False
-    seen: dict[str, Seen] = {}
-
-    class Noting(Talker):
-        def open(self, opening: Opening):
-            self.key = opening.idempotency_key.partition(":")[2]
-            seen.setdefault(self.key, Seen(opening.resume and opening.session_id is not None, ""))
-            return super().open(opening)
-
     before = {task.task_id: task for task in await store.list_tasks("r")}
     retry_failed = rng.random() < 0.3
-    runner = ParallelRunner(Noting(), store=store, concurrency=1)
+    remains = remains_of(rng, list(before.values()), took_up)
+    backend = Noting(remains)
+    runner = ParallelRunner(backend, store=store, concurrency=1)
     preview = await runner.preview_resume("r", retry_failed=retry_failed)
     assert [task.status for task in await store.list_tasks("r")] == [task.status for task in before.values()]
     result = await runner.resume("r", retry_failed=retry_failed)
     for task_id, verdict in preview.tasks.items():
         where = f"seed {seed}, {task_id}: {verdict}"
         now = result[task_id]
-        ran = task_id in seen
+        ran = task_id in backend.seen
         assert ran == (verdict.action in {Action.START, Action.START_OVER, Action.CONTINUE}), where
+        assert backend.adopted[task_id] == (verdict.action is Action.ADOPT), where
+        said = [m.content for m in await store.list_messages("r", task_id) if m.attempt == now.attempts]
+        left = remains[turn_files(Filed.files_root, "r", task_id, before[task_id].attempt).turn]
         if verdict.action is Action.KEEP:
             assert now.status.value == before[task_id].status, where
         elif verdict.action is Action.ASK:
@@ -96,18 +149,24 @@ async def check(seed: int) -> bool:
             assert now.status is TaskStatus.PENDING, where
         elif verdict.action is Action.FAIL:
             assert now.error_kind == "crashed", where
+        elif verdict.action is Action.ADOPT:
+            assert left is not None and left.state != "dead", where
+            assert (now.status, now.attempts) == (TaskStatus.COMPLETED, before[task_id].attempt), where
+            assert (INTERRUPTED in said) == left.goes_on, where
         else:
             assert now.status is TaskStatus.COMPLETED, where
             # A first attempt begins nothing anew; a continued one is in the very same session.
-            same_session = now.session_id == before[task_id].session_id
+            under_way = before[task_id].status == TaskStatus.RUNNING and left is not None
+            known = left.session_id if under_way and left is not None else None
+            same_session = now.session_id == (known or before[task_id].session_id)
             assert (verdict.action is not Action.CONTINUE) or same_session, where
-            said = [m.content for m in await store.list_messages("r", task_id) if m.attempt == now.attempts]
             assert (INTERRUPTED in said) == (verdict.action is Action.CONTINUE), where
     if result.receipt is None:
         assert preview.ended
         return True
     assert result.receipt.ran == preview.runs, seed
     assert result.receipt.repeated == len(preview.repeats), seed
+    assert result.receipt.adopted == preview.count(Action.ADOPT) == backend.adopted.total(), seed
     return True
 
 

@@ -149,6 +149,48 @@ def test_what_was_to_run_alone_is_dropped_too() -> None:
     assert plan.exhausted
 
 
+def test_what_is_at_work_already_holds_places_even_more_than_there_are() -> None:
+    dag = DAG([*(Task(f"old{i}", backend="deep") for i in range(3)), Task("new", backend="deep"), Task("other")])
+    names, running = ["deep"] * 4 + ["default"], [TaskStatus.RUNNING] * 3 + [TaskStatus.PENDING] * 2
+    plan = Schedule(dag, names, concurrency=2, limits={"deep": 1}, outset=Outset(running, held=[0, 1, 2]))
+    assert (taken(dag, plan), plan.exhausted) == ([], False)
+    plan.finish(0, DONE)
+    assert taken(dag, plan) == [], "two are at work, and two may be"
+    plan.finish(1, DONE)
+    assert taken(dag, plan) == ["other"], "one is at work on deep, and one may be"
+    plan.finish(2, DONE)
+    assert taken(dag, plan) == ["new"]
+    plan.finish(3, DONE)
+    plan.finish(4, DONE)
+    assert plan.exhausted
+
+
+def test_nothing_starts_beside_a_task_at_work_that_is_to_be_alone() -> None:
+    dag = DAG([Task("suspect"), Task("other"), Task("fresh")])
+    running = [TaskStatus.RUNNING] * 2 + [TaskStatus.PENDING]
+    plan = Schedule(dag, ["default"] * 3, concurrency=9, outset=Outset(running, alone=[0, 1], held=[0, 1]))
+    assert taken(dag, plan) == []
+    plan.finish(1, DONE)
+    assert taken(dag, plan) == []
+    plan.finish(0, DONE)
+    assert taken(dag, plan) == ["fresh"]
+
+
+def test_what_is_tried_again_later_is_set_aside_unless_it_has_to_wait_anyway() -> None:
+    dag = DAG([Task("later"), Task("after", depends_on=["first"]), Task("first"), Task("done")])
+    statuses = [TaskStatus.PENDING] * 3 + [DONE]
+    plan = Schedule(dag, ["default"] * 4, concurrency=9, outset=Outset(statuses, later=[0, 1, 3]))
+    assert (plan.later, taken(dag, plan)) == ([0], ["first"])
+    plan.finish(2, DONE)
+    assert taken(dag, plan) == ["after"]
+    plan.finish(1, DONE)
+    assert not plan.exhausted
+    plan.requeue(0)
+    assert taken(dag, plan) == ["later"]
+    plan.finish(0, DONE)
+    assert plan.exhausted
+
+
 def test_dropping_takes_no_longer_where_much_is_eligible() -> None:
     """Ten times as many take ten times as long, not a hundred times."""
 

@@ -11,6 +11,7 @@ from persistence.records import RunRecord, TaskRecord
 from runner.cli import report
 from runner.cli.backing import Backing
 from runner.cli.exits import COMPLETED, say
+from runner.cli.knowing import knowing_runner
 from runner.cli.lookup import find_run, find_task, say_if_watched, store_for_going_on
 from runner.cli.options import plait
 from runner.questions import asking_of
@@ -37,8 +38,8 @@ async def answer_task(which: tuple[str, str], word: Word, path: Path, as_json: b
             taken = await _answer(store, record, task, word.text)
         else:
             say_if_watched(record)
-            runner = Backing({}).runner({}, store=store)
-            await runner.answer(record.run_id, task.task_id, word.how, word.text)
+            async with knowing_runner(store, record, await store.list_tasks(record.run_id)) as runner:
+                await runner.answer(record.run_id, task.task_id, word.how, word.text)
         record = await find_run(store, record.run_id)
     if as_json:
         report.tell_value({"run_id": record.run_id, "task": task.task_id, "answer": word.how, "taken": taken})

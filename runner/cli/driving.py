@@ -51,7 +51,8 @@ async def follow(run: Run, dag: DAG, display: Display) -> Ending:
             async with run:
                 async for event in run.events():
                     if isinstance(event, events.TaskStarted):
-                        started.add(event.task_id)
+                        if not event.adopted:
+                            started.add(event.task_id)
                     elif isinstance(event, events.TasksAdded):
                         grow(dag, event)
                     elif isinstance(event, events.PolicyDecided):

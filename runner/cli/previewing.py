@@ -42,6 +42,7 @@ def _value(preview: Preview) -> dict[str, object]:
         "status": preview.status.value,
         "ended": preview.ended,
         "runs": preview.runs,
+        "adopted": preview.count(Action.ADOPT),
         "possibly_billed_twice": len(preview.repeats),
         "repeated_input_tokens": preview.repeated_input_tokens,
         "tasks": [_task(verdict) for verdict in preview.tasks.values()],

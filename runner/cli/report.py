@@ -61,6 +61,7 @@ def tell_json(ending: Ending, store: Path | None) -> None:
             "error": result.error,
             "reused": result.reused,
             "ran": ending.ran,
+            "adopted": result.receipt.adopted if result.receipt else 0,
             "possibly_billed_twice": result.receipt.repeated if result.receipt else 0,
             "seconds": round(ending.took, 3),
             **_usage(result),
@@ -129,7 +130,8 @@ def _numbers(ending: Ending) -> Iterator[str]:
     done = sum(task.status is TaskStatus.COMPLETED for task in result.tasks.values())
     yield f"{done:,} of {counted(len(result.tasks), 'task')} completed"
     if receipt := result.receipt:
-        yield f"reused {receipt.reused:,}, ran {receipt.ran:,}, possibly billed twice {receipt.repeated:,}"
+        adopted = f"adopted {receipt.adopted:,}, " if receipt.adopted else ""
+        yield f"reused {receipt.reused:,}, {adopted}ran {receipt.ran:,}, possibly billed twice {receipt.repeated:,}"
     for status in (TaskStatus.FAILED, TaskStatus.SKIPPED, TaskStatus.CANCELLED):
         number = sum(task.status is status for task in result.tasks.values())
         if number:

@@ -15,11 +15,12 @@ from typing import Any
 from persistence import SQLiteStore, StoreError
 from persistence.protocol import Store
 from persistence.records import RunRecord, TaskRecord
-from runner import ParallelRunner, PlaitError, Plan
+from runner import PlaitError, Plan
 from runner.cli import report
 from runner.cli.backing import Backing, Kept, names_needed
 from runner.cli.driving import Ending, follow
-from runner.cli.exits import COMPLETED, Fault, say, tell
+from runner.cli.exits import COMPLETED, say, tell
+from runner.cli.knowing import knowing_runner
 from runner.cli.lookup import (
     find_run,
     find_task,
@@ -103,9 +104,8 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
         looking = Backing({}).runner({}, store=store)
         if wanted.dry_run:
             say_if_watched(record)
-            preview = await _asking_agents(record, store).preview_resume(
-                record.run_id, retry_failed=wanted.retry_failed
-            )
+            async with knowing_runner(store, record, tasks, wanted.plan) as knowing:
+                preview = await knowing.preview_resume(record.run_id, retry_failed=wanted.retry_failed)
             return tell_preview(preview, manner.as_json)
         if has_ended(record, tasks, wanted.retry_failed):
             return _say_over(await looking.resume(record.run_id), dag, manner)
@@ -124,17 +124,10 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
             return await see_through(run, dag, manner, store, statuses)
 
 
-def _asking_agents(record: RunRecord, store: Store) -> ParallelRunner:
-    """A runner that can tell what agents have left of a run, and runs nothing."""
-    try:
-        kept = Kept.of(record)
-    except Fault:  # it did not come from a plan file
-        return Backing({}).runner({}, store=store)
-    return Backing({}, kept.default).runner(kept.outliving(), store=store)
-
-
 def _status(action: Action, task: TaskRecord) -> TaskStatus:
-    """Where a task stands once the run goes on."""
+    """Where a task stands once the run goes on. Of one under way, which only its backend may know, events tell."""
+    if TaskStatus(task.status) is TaskStatus.RUNNING:
+        return TaskStatus.RUNNING
     if action in RUNS or action is Action.BLOCKED:
         return TaskStatus.PENDING
     if action is Action.FAIL or task.damaged:

@@ -25,6 +25,8 @@ class Dying:
         self._confirms = confirms
         self._answers = answer or Talker()
         self.hanging: list[str] = []
+        self.took_up: set[str] = set()
+        """The tasks whose hanging turn took up one that was cut."""
 
     def new_session_id(self) -> str | None:
         return self._answers.new_session_id()
@@ -41,6 +43,8 @@ class Dying:
             assert opening.session_id is not None
             opening.on_session(opening.session_id)
         self.hanging.append(prompt)
+        if opening.goes_on:
+            self.took_up.add(opening.idempotency_key.partition(":")[2])
         await anyio.sleep_forever()
         raise AssertionError
 

@@ -1,0 +1,47 @@
+"""A runner for commands that foretell or settle: it has the backends that know what is left of turns under way."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from backends.errors import BackendUnavailable
+from persistence.protocol import Store
+from persistence.records import RunRecord, TaskRecord
+from runner.cli.backing import Backing, Kept
+from runner.cli.exits import Fault, say
+from runner.parallel import ParallelRunner
+from runner.status import TaskStatus
+from runner.translate import dag_of
+
+
+@asynccontextmanager
+async def knowing_runner(
+    store: Store, record: RunRecord, tasks: tuple[TaskRecord, ...], plan: Path | None = None
+) -> AsyncGenerator[ParallelRunner]:
+    """A runner on `store` that can tell whether the run's turns have outlived their process. Where a backend cannot be
+    had here it says so, and knows what is stored. `plan` is the plan file, if it is not where it was.
+    """
+    async with AsyncExitStack() as stack:
+        yield await _runner(stack, store, record, tasks, plan)
+
+
+async def _runner(
+    stack: AsyncExitStack, store: Store, record: RunRecord, tasks: tuple[TaskRecord, ...], plan: Path | None
+) -> ParallelRunner:
+    dag = dag_of(record, tasks)
+    under_way = [dag[task.task_id] for task in tasks if TaskStatus(task.status) is TaskStatus.RUNNING]
+    if under_way:
+        try:
+            kept = Kept.of(record)
+            made = kept.outliving()
+            names = list(dict.fromkeys(dag.backend_of(task) or kept.default for task in under_way))
+            others = [name for name in names if name not in made]
+            if others:
+                made |= await stack.enter_async_context(kept.backing(others, plan).running(others))
+            return Backing({}, kept.default).runner(made, store=store)
+        except (Fault, BackendUnavailable) as error:
+            why = error.message if isinstance(error, Fault) else error
+            say(f"plait: whether anything of it is still at work cannot be told: {why}")
+    return Backing({}).runner({}, store=store)
