@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from io import FileIO
@@ -16,10 +16,10 @@ import anyio
 import anyio.lowlevel
 from anyio.to_thread import run_sync
 
+from .childfile import Known
 from .errors import BackendError, ErrorKind
 from .lines import Lines
-from .proctable import HAS_PROC, Turn, boot_id, end, members, start_time, tell
-from .values import value
+from .proctable import end, tell
 
 GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL: agents end their tools themselves meanwhile."""
@@ -30,39 +30,6 @@ KILL_LIMIT = 5.0
 _QUICK, _SLOW = 0.02, 1.0
 """Seconds between two looks at the output. A look may be late by a fifth of the silence before."""
 _POLL = 0.3  # seconds between two looks for the end of a child where the system does not tell of it
-
-
-@value
-class Known:
-    """Who a child is. `pid` is 0 while it is being started; `note` is what its starter wanted to know later."""
-
-    marker: str
-    boot: str
-    pid: int
-    started: str
-    note: Mapping[str, str]
-
-    @property
-    def is_of_this_boot(self) -> bool:
-        """Whether its numbers mean anything on this machine, since it was started."""
-        return self.boot == boot_id()
-
-    @property
-    def turn(self) -> Turn:
-        """What its processes are known by."""
-        return Turn(self.marker, self.pid, self.started)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the child lives, also when it was killed who started it before its number was written down. No other
-        process is taken for it.
-        """
-        if not self.is_of_this_boot:
-            return False
-        if not self.pid:
-            return HAS_PROC and bool(members([self.turn]))
-        # "": nobody can tell just now, which is no reason to give it up.
-        return start_time(self.pid) in {self.started, ""}
 
 
 @dataclass(eq=False)

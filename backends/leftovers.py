@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from .childfile import left_below
 from .proctable import HAS_PROC, members
 from .values import value
 
@@ -32,8 +33,6 @@ def agents_at_work(root: Path) -> list[AtWork]:
     """All agents that live and have their files somewhere below `root`, whoever started them, and whether or not that
     process lives.
     """
-    from .process import left_below  # noqa: PLC0415 - its watcher of children is not for those who only look
-
     found: list[AtWork] = []
     for folder, known in left_below(root):
         if HAS_PROC:

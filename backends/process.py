@@ -14,26 +14,25 @@ is found by the marker in `child.json`, which is written before the child is sta
 from __future__ import annotations
 
 import errno
-import json
 import os
 import secrets
 import subprocess
 import tempfile
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import field, replace
 from pathlib import Path
 
 from anyio.to_thread import run_sync
 
-from .child import KILL_LIMIT, Child, Known
+from .child import KILL_LIMIT, Child
+from .childfile import Known, left_below, lock_start, mark_over, read_known, tell
 from .errors import BackendError, BackendUnavailable, ErrorKind
 from .guard import GUARD
-from .proctable import HAS_PROC, PREFIX, boot_id, end, first_start_time, members, tag
+from .proctable import PREFIX, boot_id, end, first_start_time, tag
 from .text import one_line
 from .values import value
 
-_NAME, _OVER = "child.json", "over.json"
 _ENVIRONMENT = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
     "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS",
@@ -93,7 +92,7 @@ async def adopted(folder: Path) -> AsyncGenerator[Child | None]:
     if known is None:
         yield None
         return
-    async with _stopped(Child(folder, _with_number(known), None)) as child:
+    async with _stopped(Child(folder, known, None)) as child:
         yield child
 
 
@@ -107,43 +106,6 @@ async def _stopped(child: Child) -> AsyncGenerator[Child]:
         finally:
             if child.is_gone:
                 _close(child.folder, child.known)
-
-
-def _with_number(known: Known) -> Known:
-    """Whoever started it may have been killed before it wrote the number down."""
-    if known.pid or not known.is_of_this_boot or not HAS_PROC:
-        return known
-    leaders = [process for process in members([known.turn]) if process.pid == process.session]
-    first = min(leaders, key=lambda process: process.started, default=None)
-    return known if first is None else replace(known, pid=first.pid, started=str(first.started))
-
-
-def read_known(folder: Path) -> Known | None:
-    """Who the child is, or was, that has its files in `folder`; None when there is none. Never raises."""
-    for name in (_NAME, _OVER):
-        try:
-            told = json.loads((folder / name).read_bytes())
-            int(told["marker"], 16)
-            return Known(
-                told["marker"],
-                str(told["boot"]),
-                int(told["pid"]),
-                str(told["started"]),
-                {str(key): str(text) for key, text in told["note"].items()},
-            )
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            continue
-    return None
-
-
-def left_below(folder: Path) -> Iterator[tuple[Path, Known]]:
-    """The children with their files somewhere below `folder` of which nobody knows yet that nothing is left, each with
-    the folder of its files. Those of another boot do not count.
-    """
-    for named in folder.resolve().rglob(_NAME):
-        known = read_known(named.parent)
-        if known is not None and known.is_of_this_boot:
-            yield named.parent, known
 
 
 async def sweep(run_folder: Path, keep: Collection[Path]) -> int:
@@ -166,7 +128,7 @@ def _sweep(run_folder: Path, keep: Sequence[Path]) -> int:
     killed, is_gone = end(list(left.values()), KILL_LIMIT)
     if is_gone:
         for folder in left:
-            _mark_over(folder)
+            mark_over(folder)
     return killed
 
 
@@ -176,7 +138,7 @@ def _spawn(start: Start, folder: Path) -> Child:
     known = Known(secrets.token_hex(8), boot_id(), 0, "", start.note)
     try:
         private_folder(folder)
-        _tell(folder, known)
+        tell(folder, known)
         if start.guarded:
             GUARD.watch(known.turn)
         ours = _popen(start, folder, known.marker)
@@ -187,7 +149,7 @@ def _spawn(start: Start, folder: Path) -> Child:
     known = replace(known, pid=ours.pid, started=first_start_time(ours.pid))
     child = Child(folder, known, ours)
     try:
-        _tell(folder, known)
+        tell(folder, known)
         if start.guarded:
             GUARD.watch(known.turn)
     except BaseException as error:
@@ -203,6 +165,7 @@ def _popen(start: Start, folder: Path, marker: str) -> subprocess.Popen[bytes]:
     with ExitStack() as files:
         stdin = _stdin(start.stdin, folder, files)
         outputs = [_output(folder / name, files) for name in ("stdout", "stderr")]
+        lock_start(outputs[0])
         try:
             # In the loop's own thread: another one's answer could be lost to a cancellation, and the child with it.
             return subprocess.Popen(  # noqa: S603 - no shell; the command is the user's own
@@ -260,32 +223,7 @@ def _output(path: Path, files: ExitStack) -> int:
     return descriptor
 
 
-def _tell(folder: Path, known: Known) -> None:
-    """Write `child.json`, all of it or none."""
-    text = json.dumps(
-        {
-            "version": 1,
-            "marker": known.marker,
-            "boot": known.boot,
-            "pid": known.pid,
-            "started": known.started,
-            "note": dict(known.note),
-        }
-    )
-    new = folder / f"{_NAME}.new"
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    new.replace(folder / _NAME)
-
-
 def _close(folder: Path, known: Known) -> None:
     """Nothing is left of the child."""
-    _mark_over(folder)
+    mark_over(folder)
     GUARD.forget(known.marker)
-
-
-def _mark_over(folder: Path) -> None:
-    """Nobody has to look for it again."""
-    with suppress(OSError):
-        (folder / _NAME).replace(folder / _OVER)

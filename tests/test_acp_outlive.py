@@ -17,7 +17,8 @@ import pytest
 
 from backends import Answer, BackendError, ErrorKind, LeftTurn, Opening, OutlivingBackend, Reply
 from backends.agents.acp_speech import Speech, said_in, spoken_command
-from backends.process import Start, child_environment, read_known, running
+from backends.childfile import read_known
+from backends.process import Start, child_environment, running
 from tests.support.agents import Home, make_home, until
 
 TASKS = ("a", "b", "c", "d")

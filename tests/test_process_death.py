@@ -7,13 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import anyio
 import pytest
 
-from backends.process import adopted, read_known, sweep
+from backends import childfile
+from backends.childfile import read_known
+from backends.process import adopted, sweep
 from backends.proctable import PREFIX, start_time
 from tests.support.room import (
     ROOT,
@@ -80,6 +84,37 @@ async def test_a_child_that_was_never_started_says_nothing(tmp_path: Path, holds
     known = read_known(tmp_path / "0")
     assert known is not None and not known.pid and not known.is_alive
     assert await lines_of(tmp_path / "0") == []
+
+
+@pytest.fixture
+def starts_when_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child in the midst of its start becomes a program only when somebody waits for that."""
+
+    def sleep(seconds: float) -> None:
+        (tmp_path / "start").touch()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(childfile, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+
+
+@pytest.mark.usefixtures("starts_when_looked_for")
+async def test_a_child_whose_parent_was_killed_in_the_midst_of_the_start_is_followed(
+    tmp_path: Path, holds: Kin
+) -> None:
+    Parent(tmp_path, "in the spawn", ["counts"], holds, guarded=False).kill()
+    assert not (tmp_path / "start").exists()
+    known = read_known(tmp_path / "0")
+    assert known is not None and known.is_alive
+    (tmp_path / "go").touch()
+    assert await lines_of(tmp_path / "0") == WHOLE
+    assert holds.is_gone(0)
+
+
+@pytest.mark.usefixtures("starts_when_looked_for")
+async def test_a_child_whose_parent_was_killed_in_the_midst_of_the_start_is_swept(tmp_path: Path, holds: Kin) -> None:
+    Parent(tmp_path, "in the spawn", ["counts"], holds, guarded=False).kill()
+    assert await sweep(tmp_path, []) == 1
+    assert holds.is_gone(0)
 
 
 async def test_a_child_that_is_taken_over_is_ended_with_its_turn(tmp_path: Path, holds: Kin) -> None:

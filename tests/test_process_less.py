@@ -18,10 +18,11 @@ import pytest
 from anyio.to_thread import run_sync
 
 from backends import child as child_room
+from backends import childfile, proctable
 from backends import process as process_room
-from backends import proctable
 from backends.child import Child
-from backends.process import adopted, read_known, running, sweep
+from backends.childfile import read_known
+from backends.process import adopted, running, sweep
 from tests.support.room import (
     ROOT,
     Kin,
@@ -83,7 +84,7 @@ async def test_less_of_linux_is_enough(
 async def test_without_procfs_a_group_is_ended_and_its_leader_known(
     tmp_path: Path, holds: Kin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for room in (proctable, child_room, process_room):
+    for room in (proctable, childfile):
         monkeypatch.setattr(room, "HAS_PROC", False)
     with witnesses():
         async with running(nasty("deaf", holds, tmp_path), tmp_path / "t") as child:
@@ -118,6 +119,7 @@ import resource, sys, anyio
 from pathlib import Path
 from backends.process import running
 from backends import child as child_room
+from backends import childfile
 from tests.support.room import *
 async def main():
     child_room.GRACE = 0.3

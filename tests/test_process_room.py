@@ -16,8 +16,9 @@ import pytest
 
 from backends import child as child_room
 from backends.child import Child
+from backends.childfile import read_known
 from backends.errors import BackendError, BackendUnavailable, ErrorKind
-from backends.process import Start, adopted, child_environment, read_known, running, sweep
+from backends.process import Start, adopted, child_environment, running, sweep
 from tests.support.room import (
     PYTHON,
     ROOT,

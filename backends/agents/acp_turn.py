@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from backends.child import Child
+from backends.childfile import read_known
 from backends.errors import BackendError
-from backends.process import read_known
 from backends.protocol import NO_USAGE, Files, Message, Opening, Reply, Usage
 
 from .acp_permits import Grant, marked, unmarked

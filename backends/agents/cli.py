@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import ClassVar, Literal
 from uuid import uuid4
 
+from backends.childfile import read_known
 from backends.errors import BackendUnavailable
 from backends.guard import scratch
-from backends.process import read_known
 from backends.protocol import Conversation, Files, JsonValue, LeftTurn, Opening
 
 from .kept import holds

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from backends.childfile import read_known
 from backends.lines import Lines
-from backends.process import read_known
 from backends.protocol import JsonValue, Output
 from backends.text import parse_json
 

@@ -14,8 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from backends.childfile import read_known
 from backends.lines import Lines
-from backends.process import read_known
 from backends.protocol import JsonValue, Output
 from backends.text import clean_text
 from backends.values import value

@@ -73,7 +73,7 @@ def hides() -> None:
 def bears() -> None:
     """A new child all the time, each in a session of its own."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    for born in range(300):
+    for born in range(100):
         _start_stray(_ignored_life)
         if born == 5:
             _say("ready")

@@ -18,8 +18,9 @@ from typing import Any
 
 import anyio
 
+from backends.childfile import read_known
 from backends.errors import BackendError, ErrorKind
-from backends.process import Start, adopted, child_environment, read_known, running
+from backends.process import Start, adopted, child_environment, running
 from backends.proctable import start_time
 from backends.protocol import Conversation, Files, LeftTurn, Opening, Question, Reply, Usage
 from persistence import SQLiteStore

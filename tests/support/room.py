@@ -21,9 +21,13 @@ ROOT = Path(__file__).parent.parent.parent
 PYTHON = (sys.executable, "-I", "-S")
 
 LIFE = 60.0  # seconds; nothing lives longer, should it be left over
-Moment = Literal["before the spawn", "after the spawn", "at work", "ended", "stopping", "left", "one by one", "copied"]
-"""When a parent is killed: before it starts its child; when it has, but has not written down which process that is;
-when the children are at their worst; when they have ended; when one was asked to end and has not; when all is over.
+Moment = Literal[
+    "before the spawn", "in the spawn", "after the spawn",
+    "at work", "ended", "stopping", "left", "one by one", "copied",
+]  # fmt: skip
+"""When a parent is killed: before it starts its child; when that is no program yet, until the folder has a `start`;
+when it has, but has not written down which process that is; when the children are at their worst; when they have
+ended; when one was asked to end and has not; when all is over.
 Or at work, but the second child is started only when the parent is told to `go_on`; or when it has made a copy of
 itself, which lives on.
 """

@@ -37,14 +37,28 @@ class DiesAfter(subprocess.Popen[bytes]):
         die()
 
 
+class DiesWithin(subprocess.Popen[bytes]):
+    """When it has made the child's process, which is not the program yet."""
+
+    def __init__(self, *words: Any, **options: Any) -> None:
+        super().__init__(*words, **options, preexec_fn=wait_to_start)
+
+
+def wait_to_start() -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    until = time.monotonic() + LIFE
+    while not (Path(sys.argv[1]) / "start").exists() and time.monotonic() < until:
+        time.sleep(0.001)
+
+
 async def asked_to_end(child: Child, seconds: float) -> None:
     die()
 
 
 async def main() -> None:
     folder, moment, guarded, held, *children = sys.argv[1:]
-    if moment in {"before the spawn", "after the spawn"}:
-        subprocess.Popen = DiesBefore if moment == "before the spawn" else DiesAfter  # type: ignore[misc]
+    dies = {"before the spawn": DiesBefore, "in the spawn": DiesWithin, "after the spawn": DiesAfter}
+    subprocess.Popen = dies.get(moment, subprocess.Popen)  # type: ignore[misc]
     ready = 0
 
     async def run(position: int, name: str) -> None:

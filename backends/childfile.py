@@ -1,0 +1,150 @@
+"""`child.json`: who the child is that has its files in a folder, for processes that did not start it.
+
+    child.json (marker) -> started -> child.json (marker, number, start time) -> over.json (nothing of it is left)
+
+Whoever starts a child may be killed at any moment between. So it holds a lock on the child's `stdout` before it starts
+it: the child has the lock with the descriptor from its first breath, before it is the program that carries the mark.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from .proctable import HAS_PROC, Turn, boot_id, members, start_time
+from .values import value
+
+_NAME, _OVER = "child.json", "over.json"
+_START_LIMIT = 5.0  # seconds; a start takes milliseconds, and on a machine that has far too much to do, some hundred
+
+
+@value
+class Known:
+    """Who a child is. `pid` is 0 while it is being started; `note` is what its starter wanted to know later."""
+
+    marker: str
+    boot: str
+    pid: int
+    started: str
+    note: Mapping[str, str]
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Whether its numbers mean anything on this machine, since it was started."""
+        return self.boot == boot_id()
+
+    @property
+    def turn(self) -> Turn:
+        """What its processes are known by."""
+        return Turn(self.marker, self.pid, self.started)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the child lives. No other process is taken for it."""
+        # "": nobody can tell just now, which is no reason to give it up.
+        return bool(self.pid) and self.is_of_this_boot and start_time(self.pid) in {self.started, ""}
+
+
+def lock_start(stdout: int) -> None:
+    """Say, by its output's descriptor, that a child is being started; over when nobody has that one any more."""
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(stdout, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def tell(folder: Path, known: Known) -> None:
+    """Write `child.json`, all of it or none. Raises OSError."""
+    text = json.dumps(
+        {
+            "version": 1,
+            "marker": known.marker,
+            "boot": known.boot,
+            "pid": known.pid,
+            "started": known.started,
+            "note": dict(known.note),
+        }
+    )
+    new = folder / f"{_NAME}.new"
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    new.replace(folder / _NAME)
+
+
+def mark_over(folder: Path) -> None:
+    """Nobody has to look for the child again."""
+    with suppress(OSError):
+        (folder / _NAME).replace(folder / _OVER)
+
+
+def read_known(folder: Path) -> Known | None:
+    """Who the child is, or was, that has its files in `folder`; None when there is none. One whose start is under way
+    is waited for, in this thread: until then nobody can see whether it will live. Never raises.
+    """
+    known, until = _read(folder), time.monotonic() + _START_LIMIT
+    while known is not None and not known.pid and HAS_PROC and known.is_of_this_boot:
+        is_starting = _is_locked(folder / "stdout")  # before the look: then it has been started, or has ended
+        found = _with_number(known)
+        if found.pid or not is_starting or time.monotonic() > until:
+            return found
+        time.sleep(0.005)
+        known = _read(folder)
+    return known
+
+
+def left_below(folder: Path) -> Iterator[tuple[Path, Known]]:
+    """The children with their files somewhere below `folder` of which nobody knows yet that nothing is left, each with
+    the folder of its files. Those of another boot do not count.
+    """
+    for named in folder.resolve().rglob(_NAME):
+        known = read_known(named.parent)
+        if known is not None and known.is_of_this_boot:
+            yield named.parent, known
+
+
+def _read(folder: Path) -> Known | None:
+    for name in (_NAME, _OVER):
+        try:
+            told = json.loads((folder / name).read_bytes())
+            int(told["marker"], 16)
+            return Known(
+                told["marker"],
+                str(told["boot"]),
+                int(told["pid"]),
+                str(told["started"]),
+                {str(key): str(text) for key, text in told["note"].items()},
+            )
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            continue
+    return None
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _with_number(known: Known) -> Known:
+    """Whoever started it may have been killed before it wrote the number down."""
+    try:
+        leaders = [process for process in members([known.turn]) if process.pid == process.session]
+    except OSError:  # no descriptor is left to look with
+        return known
+    first = min(leaders, key=lambda process: process.started, default=None)
+    return known if first is None else replace(known, pid=first.pid, started=str(first.started))
