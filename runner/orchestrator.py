@@ -65,7 +65,7 @@ class Orchestrator:
     each other, and one reflects on what has come of them; see docs/orchestrator.md.
 
     `backends` has them by the names `planner`, `executor` and `reflector`, or is one for all three; functions count as
-    backends. After `max_iterations` executed tasks no other one is begun, and the answer is made of what is there. With
+    backends. At most `max_iterations` tasks are executed, and then the answer is made of what is there. With
     a `store` every step is written down, under `run_id` if given, and `resume` goes on after a crash. `reflect_every`
     executed tasks a reflection follows; at most `max_tasks` tasks are planned in all. `concurrency` is how many tasks
     run at once. What the executor's tasks ask is put to `on_question`, as in `ParallelRunner`; where that leaves it
