@@ -10,15 +10,16 @@ from runner.config import Config
 from runner.conversation import load_past
 from runner.errors import PlaitError
 from runner.feed import Feed
-from runner.given import given_answers
+from runner.given import GivenAnswers, given_answers
 from runner.inbox import is_to_be_cancelled
 from runner.left import left_turns
 from runner.ownership import wait_until_free
 from runner.status import RunStatus
 from runner.stored import StoredRun, needs_no_work
 from runner.takeover import decided_so_far, heard, later_tries
-from runner.verdict import RUNS, Action, Verdict, judge, judge_cancelled, judge_decided
+from runner.verdict import ANSWERED, RUNS, Action, Verdict, judge, judge_cancelled, judge_decided
 
+DEFAULTED = "nobody has answered its question by the deadline, so its default is taken"
 _CHARACTERS_A_TOKEN = 4
 """What English text comes to with the usual tokenizers; only an estimate can be made without asking the model."""
 
@@ -70,11 +71,22 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
         verdicts = judge(run.state.dag, run.tasks, retry_failed=again, heard=heard(run, given, left))
         if end is not None:
             verdicts = judge_decided(verdicts, fails=end is RunStatus.FAILED)
+        verdicts = [_by_default(verdict, run, given) for verdict in verdicts]
     later = await later_tries(run, verdicts, config.clock.wall())
     for position, until in later.items():
         verdicts[position] = replace(verdicts[position], reason=f"{verdicts[position].reason}; not before {iso(until)}")
     weighed = [await _weighed(run, verdict) if verdict.repeats else verdict for verdict in verdicts]
     return Preview(run.record.run_id, run.status, {verdict.task_id: verdict for verdict in weighed}, ended)
+
+
+def _by_default(verdict: Verdict, run: StoredRun, given: GivenAnswers) -> Verdict:
+    """The same, saying so where nobody has answered and the default is taken."""
+    answer = given.answers.get(verdict.task_id)
+    before = run.state.answers.get(run.state.dag.position(verdict.task_id), ())
+    by = answer.by if answer is not None else before[-1].by if before else None
+    if by != "default":
+        return verdict
+    return replace(verdict, reason=verdict.reason.replace(ANSWERED, DEFAULTED))
 
 
 async def _weighed(run: StoredRun, verdict: Verdict) -> Verdict:
