@@ -53,7 +53,13 @@ def test_runs_and_show_count_what_was_added(folder: Path) -> None:
     assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
     (run, *_) = plait_here(folder, "runs", "--json").value
     assert (run["done"], run["total"]) == (7, 7)
-    assert "7 of 7 tasks done" in plait_here(folder, "show", "last").out
+    shown = plait_here(folder, "show", "last").out
+    assert "7 of 7 tasks completed\n" in shown
+    table = shown.partition("TASK")[2].splitlines()
+    by = {line.split()[0]: line.split()[-1] for line in table[1:] if line}
+    assert table[0].endswith("  ADDED BY")
+    assert (by["a"], by["each.1"]) == ("plan", "each")
+    assert not {"plan", "each"} & {by["list"], by["plan"], by["each"]}
     assert "added by  plan\n" in plait_here(folder, "show", "last", "a").out
     assert "added by" not in plait_here(folder, "show", "last", "plan").out
 
@@ -95,12 +101,14 @@ def test_what_a_policy_added_says_so(tmp_path: Path) -> None:
     words = ("graph", "last", "--store", str(tmp_path / "runs.db"), "--json")
     value = plait_here(tmp_path, *words).value
     assert [task["added_by"] for task in value["tasks"]] == [None, "a", "the policy"]
+    assert "the policy\n" in plait_here(tmp_path, "show", "last", "--store", str(tmp_path / "runs.db")).out
 
 
 async def shown(dag: DAG, backend: Talker) -> tuple[Progress, list[str], list[int]]:
     """A run's progress, its lines, and how many tasks there were at each event."""
     progress = Progress(dag, lambda: 0.0)
-    lines, sizes = [], []
+    lines: list[str] = []
+    sizes: list[int] = []
     async with ParallelRunner(backend, concurrency=1).start(dag) as run:
         async for event in run.events():
             progress.take(event)
