@@ -49,6 +49,14 @@ def test_a_plan_grows_and_its_last_tasks_are_what_it_comes_to(folder: Path) -> N
     assert "7 of 7 tasks completed" in done.err
 
 
+def test_a_plan_that_a_task_made_is_no_result(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    (tmp_path / "work.py").write_text(WORK.replace('["a", "plan"]', '["a"]'))
+    done = plait_here(tmp_path, "run", "plan.yaml", "-q")
+    assert (done.code, done.out) == (0, '== each ==\n["EACH X","EACH Y"]\n== b ==\nB A\n')
+    assert plait_here(tmp_path, "resume", "last", "-q").out == done.out
+
+
 def test_runs_and_show_count_what_was_added(folder: Path) -> None:
     assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
     (run, *_) = plait_here(folder, "runs", "--json").value
