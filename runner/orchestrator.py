@@ -14,6 +14,7 @@ from backends.protocol import Backend, Usage
 from persistence.protocol import Store
 from persistence.records import RunRecord, TaskRecord
 from runner import events
+from runner.dag import nearest
 from runner.deciding import decided_of
 from runner.errors import RunNotFound
 from runner.parallel import ParallelRunner
@@ -231,7 +232,11 @@ def _by_role(backends: Mapping[str, OneBackend] | OneBackend | None) -> dict[str
         return dict.fromkeys(ROLES, backends)
     named: dict[str, OneBackend] = {**backends}
     if missing := [role for role in ROLES if role not in named]:
-        raise ValueError(f"there is no backend for {', '.join(missing)}; give one for each of {', '.join(ROLES)}")
+        # Other names are no mistake in themselves: tasks that an executor's reply brings in may run on them.
+        misspelt = ((name, nearest(name, missing)) for name in named if name not in ROLES)
+        slip = next((f"backends has {name!r}{hint}" for name, hint in misspelt if hint), None)
+        what_to_do = slip or f"give one for each of {', '.join(ROLES)}"
+        raise ValueError(f"there is no backend for {', '.join(missing)}; {what_to_do}")
     return named
 
 

@@ -206,6 +206,11 @@ async def test_a_reflector_that_fails_is_asked_again_when_failed_tasks_are_retri
         ({"run_id": "r"}, "there is no store"),
         ({"backends": None}, "give backends="),
         ({"backends": {"planner": Team().plan}}, "no backend for executor, reflector"),
+        (
+            {"backends": {"planer": Team().plan, "executor": Team().execute, "reflector": Team().reflect}},
+            "^there is no backend for planner; backends has 'planer'; did you mean 'planner'\\?$",
+        ),
+        ({"backends": {"x": Team().plan, "planner": Team().plan}}, "executor, reflector; give one for each of planner"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(options: Mapping[str, Any], message: str) -> None:
