@@ -115,6 +115,8 @@ _AGENTS: Mapping[str, type[ClaudeCodeSpec | CodexSpec | GeminiSpec]] = {
     "codex": CodexSpec,
     "gemini": GeminiSpec,
 }
+KINDS = ("openai", "anthropic", "local", *_AGENTS)
+"""What `default_spec` can be asked for."""
 
 
 def build(spec: AnySpec, *, folder: Path) -> Backend:

@@ -218,12 +218,12 @@ class DAG:
 
         left = set(range(start, len(self.tasks))) - set(order)
         graph: nx.DiGraph[int] = nx.DiGraph()
-        graph.add_edges_from((first, second) for first in left for second in self.dependents[first] if second in left)
+        graph.add_edges_from((one, other) for one in left for other in self.dependents[one] if other in left)
         edges = cast("list[tuple[int, int]]", nx.find_cycle(graph))  # pyright: ignore[reportUnknownMemberType]
-        cycle = [self.tasks[first].id for first, _ in edges]
+        cycle = [self.tasks[one].id for one, _ in edges]
         # Start at the one declared first, so that the same mistake always reads the same.
-        start = min(range(len(cycle)), key=lambda i: self._position[cycle[i]])
-        cycle = cycle[start:] + cycle[:start]
+        first = min(range(len(cycle)), key=lambda i: self._position[cycle[i]])
+        cycle = cycle[first:] + cycle[:first]
         spelt = " -> ".join([*cycle, cycle[0]])
         message = f"these tasks wait for each other: {spelt}; remove one of these dependencies"
         return Problem(message, cycle[0], "depends_on", None, self._position[cycle[0]] - start)

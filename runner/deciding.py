@@ -111,8 +111,9 @@ class Deciding:
 
     def _carried_out(self, decision: Decision) -> list[events.Event]:
         happened: list[events.Event] = []
+        new = {task.id for task in decision.add}
         for task_id in decision.cancel:
-            if task_id not in self._state.dag:
+            if task_id not in self._state.dag and task_id not in new:
                 raise PlaitError(f"it cancels task {task_id!r}, which the run does not have")
         if decision.add:
             try:

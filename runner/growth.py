@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from backends.protocol import JsonValue, Reply
 from backends.text import clean_text, parse_json
@@ -15,6 +16,9 @@ from runner.schedule import Schedule
 from runner.state import RunState
 from runner.status import TaskStatus
 from runner.task import Task
+
+if TYPE_CHECKING:
+    from runner.plan.added import Added
 
 MAX_TASKS = 10_000
 MAX_DEPTH = 10
@@ -85,20 +89,31 @@ class Growth:
         specs: list[object] = list(reply.tasks)
         if task.adds_tasks:
             specs += _specs(reply)
-        return [self.add(_tasks_of(specs), task.id)] if specs else []
-
-    def add(self, tasks: Sequence[Task], added_by: str | None) -> events.TasksAdded:
-        """Add `tasks`, all or none. Raises DAGError saying what is wrong with them."""
-        problems = [*self._limit_problems(tasks, added_by), *self._cancelled_problems(tasks)]
-        if problems:
-            raise DAGError(problems)
-        start = len(self._state.dag)
-        self._state.grow(tasks, added_by)
+        if not specs:
+            return []
+        added = _read_added(specs)
         try:
-            self._names += self._backends_of(tasks)
-        except BaseException:
+            return [self.add(added.tasks, task.id, added.mistakes)]
+        except DAGError as error:
+            raise DAGError(added.told(error.problems)) from None
+
+    def add(self, tasks: Sequence[Task], added_by: str | None, mistakes: Sequence[Problem] = ()) -> events.TasksAdded:
+        """Add `tasks`, all or none. Raises DAGError saying everything that is wrong with them, `mistakes` that are
+        known already first.
+        """
+        too_many = self._limit_problems(tasks, added_by)
+        problems = [*mistakes, *too_many, *self._cancelled_problems(tasks), *self._unknown_backends(tasks)]
+        start, names = len(self._state.dag), list[str]()
+        if not too_many:
+            try:
+                self._state.grow(tasks, added_by)
+                names = self._backends_of(tasks)
+            except DAGError as error:
+                problems += error.problems
+        if problems:
             self._state.shrink(start)
-            raise
+            raise DAGError(problems)
+        self._names += names
         self._schedule.extend(self._names[start:], self._state.statuses)
         return events.TasksAdded(self._stamp(), tuple(tasks), added_by)
 
@@ -139,6 +154,16 @@ class Growth:
                     message = f"depends on {name!r}, which was cancelled; leave it out"
                     yield Problem(message, task.id, "depends_on", None, place)
 
+    def _unknown_backends(self, tasks: Sequence[Task]) -> Iterator[Problem]:
+        for place, task in enumerate(tasks):
+            if task.backend is not None and task.backend not in self._backends:
+                yield self._unknown_backend(task.backend, task, place)
+
+    def _unknown_backend(self, name: str, task: Task, place: int) -> Problem:
+        known = ", ".join(sorted(self._backends))
+        message = f"no backend named {name!r}; there are: {known}{nearest(name, self._backends)}"
+        return Problem(message, task.id, "backend", None, place)
+
     def _backends_of(self, tasks: Sequence[Task]) -> list[str]:
         problems: list[Problem] = []
         names: list[str] = []
@@ -146,10 +171,8 @@ class Growth:
         for place, task in enumerate(tasks):
             name = dag.backend_of(task) or self._default
             names.append(name)
-            if name not in self._backends:
-                known = ", ".join(sorted(self._backends))
-                message = f"no backend named {name!r}; there are: {known}{nearest(name, self._backends)}"
-                problems.append(Problem(message, task.id, "backend", None, place))
+            if task.backend is None and name not in self._backends:
+                problems.append(self._unknown_backend(name, task, place))
             if task.continues is None:
                 continue
             before = dag.position(task.continues)
@@ -164,13 +187,14 @@ class Growth:
 
 def not_added(error: DAGError) -> str:
     """The error of an attempt whose reply brought tasks that are wrong."""
-    return clean_text(f"{NOT_ADDED}: {'; '.join(str(problem) for problem in error.problems[:20])}")[:2000]
+    listed = "".join(f"\n- {problem}" for problem in error.problems[:20])
+    return clean_text(f"{NOT_ADDED}:{listed}")[:2000]
 
 
 def mistakes_prompt(failure: str) -> str:
     """What a planner is told whose attempt failed so: made from the error alone, which is stored, and so made again."""
-    problems = failure.removeprefix(f"{NOT_ADDED}: ")
-    return f"These tasks cannot be added:\n{problems}\nAnswer again with all of the tasks, corrected."
+    listed = failure.removeprefix(f"{NOT_ADDED}:")
+    return f"These tasks cannot be added:{listed}\nAnswer again with all of the tasks, corrected."
 
 
 def _specs(reply: Reply) -> Sequence[object]:
@@ -188,10 +212,10 @@ def _specs(reply: Reply) -> Sequence[object]:
     return data
 
 
-def _tasks_of(specs: Sequence[object]) -> list[Task]:
-    from runner.plan.added import tasks_of  # noqa: PLC0415 - pydantic, which only runs that grow need
+def _read_added(specs: Sequence[object]) -> Added:
+    from runner.plan.added import read_added  # noqa: PLC0415 - pydantic, which only runs that grow need
 
-    return tasks_of(specs)
+    return read_added(specs)
 
 
 def _elements(folded: Task, result: TaskResult | None) -> Sequence[JsonValue]:

@@ -14,6 +14,7 @@ from backends.protocol import Backend, Usage
 from persistence.protocol import Store
 from persistence.records import RunRecord, TaskRecord
 from runner import events
+from runner.dag import nearest
 from runner.deciding import decided_of
 from runner.errors import RunNotFound
 from runner.parallel import ParallelRunner
@@ -65,7 +66,7 @@ class Orchestrator:
     each other, and one reflects on what has come of them; see docs/orchestrator.md.
 
     `backends` has them by the names `planner`, `executor` and `reflector`, or is one for all three; functions count as
-    backends. After `max_iterations` executed tasks no other one is begun, and the answer is made of what is there. With
+    backends. At most `max_iterations` tasks are executed, and then the answer is made of what is there. With
     a `store` every step is written down, under `run_id` if given, and `resume` goes on after a crash. `reflect_every`
     executed tasks a reflection follows; at most `max_tasks` tasks are planned in all. `concurrency` is how many tasks
     run at once. What the executor's tasks ask is put to `on_question`, as in `ParallelRunner`; where that leaves it
@@ -231,7 +232,11 @@ def _by_role(backends: Mapping[str, OneBackend] | OneBackend | None) -> dict[str
         return dict.fromkeys(ROLES, backends)
     named: dict[str, OneBackend] = {**backends}
     if missing := [role for role in ROLES if role not in named]:
-        raise ValueError(f"there is no backend for {', '.join(missing)}; give one for each of {', '.join(ROLES)}")
+        # Other names are no mistake in themselves: tasks that an executor's reply brings in may run on them.
+        misspelt = ((name, nearest(name, missing)) for name in named if name not in ROLES)
+        slip = next((f"backends has {name!r}{hint}" for name, hint in misspelt if hint), None)
+        what_to_do = slip or f"give one for each of {', '.join(ROLES)}"
+        raise ValueError(f"there is no backend for {', '.join(missing)}; {what_to_do}")
     return named
 
 

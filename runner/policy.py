@@ -42,12 +42,12 @@ class RunView:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to follow. `add` are further tasks, checked like those of a DAG; `cancel` are tasks that have not begun,
-    or wait for a person, and that no longer matter: they, what waits for them, and the parts of a `for_each` become
-    cancelled. `state` is what the policy wants to see next time: small, and JSON. `end` ends the run as that, and what
-    is under way with it; nothing can be added then. In a run that is completed so, what is not done becomes cancelled;
-    in one that failed it is left, so that a resume with `retry_failed` goes on. `error` says in one line why. Without
-    `end`, a run ends when nothing is left that could run.
+    """What is to follow. `add` are further tasks, checked like those of a DAG; `cancel` are tasks that have not
+    begun, or wait for a person, and that no longer matter, those of `add` included: they, what waits for them, and
+    the parts of a `for_each` become cancelled. `state` is what the policy wants to see next time: small, and JSON.
+    `end` ends the run as that, and what is under way with it; nothing can be added then. In a run that is completed
+    so, what is not done becomes cancelled; in one that failed it is left, so that a resume with `retry_failed` goes
+    on. `error` says in one line why. Without `end`, a run ends when nothing is left that could run.
     """
 
     add: tuple[Task, ...] = ()

@@ -11,14 +11,15 @@ from runner.config import Config
 from runner.conversation import load_past
 from runner.errors import PlaitError
 from runner.feed import Feed
-from runner.given import given_answers
+from runner.given import GivenAnswers, given_answers
 from runner.inbox import is_to_be_cancelled
 from runner.ownership import wait_until_free
 from runner.status import RunStatus
 from runner.stored import StoredRun, needs_no_work
 from runner.takeover import decided_so_far, heard, later_tries
-from runner.verdict import RUNS, Action, Verdict, judge, judge_cancelled, judge_decided
+from runner.verdict import ANSWERED, RUNS, Action, Verdict, judge, judge_cancelled, judge_decided
 
+DEFAULTED = "nobody has answered its question by the deadline, so its default is taken"
 _CHARACTERS_A_TOKEN = 4
 """What English text comes to with the usual tokenizers; only an estimate can be made without asking the model."""
 
@@ -76,7 +77,19 @@ async def _verdicts(config: Config, run: StoredRun, *, retry_failed: bool) -> li
     if end is None:
         run = await with_left(config, run)
     verdicts = judge(run.state.dag, run.tasks, retry_failed=retry_failed, heard=heard(run, given))
-    return verdicts if end is None else judge_decided(verdicts, fails=end is RunStatus.FAILED)
+    if end is not None:
+        verdicts = judge_decided(verdicts, fails=end is RunStatus.FAILED)
+    return [_by_default(verdict, run, given) for verdict in verdicts]
+
+
+def _by_default(verdict: Verdict, run: StoredRun, given: GivenAnswers) -> Verdict:
+    """The same, saying so where nobody has answered and the default is taken."""
+    answer = given.answers.get(verdict.task_id)
+    before = run.state.answers.get(run.state.dag.position(verdict.task_id), ())
+    by = answer.by if answer is not None else before[-1].by if before else None
+    if by != "default":
+        return verdict
+    return replace(verdict, reason=verdict.reason.replace(ANSWERED, DEFAULTED))
 
 
 async def _weighed(run: StoredRun, verdict: Verdict) -> Verdict:

@@ -44,6 +44,7 @@ class Action(StrEnum):
     """It becomes cancelled with its run, which somebody has cancelled, or its policy has ended as completed."""
 
 
+ANSWERED = "its question is answered"
 RUNS = frozenset({Action.CONTINUE, Action.START_OVER, Action.START})
 """Actions that have the task executed."""
 _PASSES = RUNS | {Action.ADOPT}
@@ -171,8 +172,8 @@ def _waiting(record: TaskRecord, heard: Heard) -> Verdict:
 
 def _answered(task_id: str, way: Way) -> Verdict:
     if way is Way.REPLY:
-        return Verdict(task_id, Action.CONTINUE, "its question is answered")
-    return Verdict(task_id, Action.START_OVER, "its question is answered, and its code runs again from its start")
+        return Verdict(task_id, Action.CONTINUE, ANSWERED)
+    return Verdict(task_id, Action.START_OVER, f"{ANSWERED}, and its code runs again from its start")
 
 
 def _damaged(task: Task, *, retry_failed: bool) -> Verdict:

@@ -49,11 +49,25 @@ def test_a_plan_grows_and_its_last_tasks_are_what_it_comes_to(folder: Path) -> N
     assert "7 of 7 tasks completed" in done.err
 
 
+def test_a_plan_that_a_task_made_is_no_result(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    (tmp_path / "work.py").write_text(WORK.replace('["a", "plan"]', '["a"]'))
+    done = plait_here(tmp_path, "run", "plan.yaml", "-q")
+    assert (done.code, done.out) == (0, '== each ==\n["EACH X","EACH Y"]\n== b ==\nB A\n')
+    assert plait_here(tmp_path, "resume", "last", "-q").out == done.out
+
+
 def test_runs_and_show_count_what_was_added(folder: Path) -> None:
     assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
     (run, *_) = plait_here(folder, "runs", "--json").value
     assert (run["done"], run["total"]) == (7, 7)
-    assert "7 of 7 tasks done" in plait_here(folder, "show", "last").out
+    shown = plait_here(folder, "show", "last").out
+    assert "7 of 7 tasks completed\n" in shown
+    table = shown.partition("TASK")[2].splitlines()
+    by = {line.split()[0]: line.split()[-1] for line in table[1:] if line}
+    assert table[0].endswith("  ADDED BY")
+    assert (by["a"], by["each.1"]) == ("plan", "each")
+    assert not {"plan", "each"} & {by["list"], by["plan"], by["each"]}
     assert "added by  plan\n" in plait_here(folder, "show", "last", "a").out
     assert "added by" not in plait_here(folder, "show", "last", "plan").out
 
@@ -95,12 +109,14 @@ def test_what_a_policy_added_says_so(tmp_path: Path) -> None:
     words = ("graph", "last", "--store", str(tmp_path / "runs.db"), "--json")
     value = plait_here(tmp_path, *words).value
     assert [task["added_by"] for task in value["tasks"]] == [None, "a", "the policy"]
+    assert "the policy\n" in plait_here(tmp_path, "show", "last", "--store", str(tmp_path / "runs.db")).out
 
 
 async def shown(dag: DAG, backend: Talker) -> tuple[Progress, list[str], list[int]]:
     """A run's progress, its lines, and how many tasks there were at each event."""
     progress = Progress(dag, lambda: 0.0)
-    lines, sizes = [], []
+    lines: list[str] = []
+    sizes: list[int] = []
     async with ParallelRunner(backend, concurrency=1).start(dag) as run:
         async for event in run.events():
             progress.take(event)

@@ -94,7 +94,7 @@ def test_runs_are_listed_newest_first(folder: Path) -> None:
     assert [(run["status"], run["name"], run["done"], run["total"]) for run in runs] == [("failed", "trial", 3, 4)] * 2
     lines = plait_here(folder, "runs").out.splitlines()
     assert lines[0].split() == ["RUN", "NAME", "STATUS", "TASKS", "TOKENS", "AGE"]
-    assert [line.split()[:4] for line in lines[1:]] == [[run["run_id"], "trial", "failed", "3/4"] for run in runs]
+    assert [line.split()[:4] for line in lines[1:]] == [[run["run_id"], "trial", "failed", "2/4"] for run in runs]
     assert len(plait_here(folder, "runs", "--limit", "1", "--json").value) == 1
 
 
@@ -118,7 +118,7 @@ def test_what_is_not_there_is_one_clear_line(folder: Path, words: list[str]) -> 
 
 def test_a_run_is_shown_with_its_tasks(folder: Path) -> None:
     out = plait_here(folder, "show", "last").out
-    assert "status    failed, 3 of 4 tasks done" in out
+    assert "status    failed, 2 of 4 tasks completed, 1 failed\n" in out
     rows = {line.split()[0]: line for line in out.splitlines() if line[:2] in {"a ", "x ", "y "}}
     assert "completed" in rows["a"]
     assert rows["x"].endswith("auth: the door is shut")

@@ -125,6 +125,7 @@ async def test_a_planner_that_only_plans_circles_fails_the_run(tmp_path: Path) -
         (("goal", "--max-iterations", "0"), "max-iterations"),
         (("goal",), "no backend is configured"),
         (("goal", "--planner", "oracle", "--backend", "local"), "'oracle' is not a backend"),
+        (("goal", "--planner", "antropic:m"), "plait: there is no backend 'antropic'; did you mean 'anthropic'?\n"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_stored(

@@ -144,6 +144,8 @@ def test_only_the_backends_that_tasks_need_are_built(tmp_path: Path) -> None:
         (["run", "plan.yaml", "--set", "nope=1"], "there is no input 'nope'"),
         (["run", "plan.yaml", "--backend", "local"], "names its backends itself"),
         (["run", "plan.yaml", "-j", "0"], "-j"),
+        (["run", "open.yaml", "--backend", "loca"], "there is no backend 'loca'; did you mean 'local'?\n"),
+        (["run", "open.yaml", "--backend", "tape"], "'tape' is not a backend that can be asked for; what can be had:"),
         (["run", "gone.yaml"], "functions.py has no 'nowhere'"),
         (["frobnicate"], "frobnicate"),
         (["resume", "x"], "there is no store"),
@@ -152,6 +154,7 @@ def test_only_the_backends_that_tasks_need_are_built(tmp_path: Path) -> None:
 def test_bad_input_is_one_clear_message(tmp_path: Path, words: list[str], message: str) -> None:
     plan = make(tmp_path, CHAIN)
     (tmp_path / "gone.yaml").write_text(plan.read_text().replace("functions.py:say", "functions.py:nowhere"))
+    (tmp_path / "open.yaml").write_text("tasks: [{id: a, prompt: hi}]")
     done = plait_here(tmp_path, *words)
     assert (done.code, done.out) == (3 if words[0] == "resume" else 2, "")
     assert message in done.err

@@ -56,6 +56,13 @@ def test_a_cycle_is_spelt_out_from_its_first_task() -> None:
     assert found == ["task 'a': these tasks wait for each other: a -> b -> c -> a; remove one of these dependencies"]
 
 
+def test_the_place_of_a_cycle_counts_from_the_first_of_the_tasks_that_are_added() -> None:
+    dag = DAG([Task("x"), Task("y")])
+    with pytest.raises(DAGError) as caught:
+        dag.extend([Task("z"), Task("a", depends_on=["b"]), Task("b", depends_on=["a"])])
+    assert [(one.task_id, one.position) for one in caught.value.problems] == [("a", 1)]
+
+
 def test_a_task_that_waits_for_itself_is_a_cycle() -> None:
     assert "a -> a" in problems(Task("a", depends_on=["a"]))[0]
 

@@ -20,9 +20,9 @@ DAG_OF = DAG(
 WRONG = {
     "no JSON": ("Here they are!", "not JSON"),
     "no list": ('{"steps": []}', "list of tasks"),
-    "no mapping": (plan("do this"), "task 1"),
-    "no prompt": (plan({"id": "a"}), "task 1, prompt"),
-    "unknown field": (plan(spec("a", colour="red")), "colour"),
+    "no mapping": (plan("do this"), "task 1: must be a mapping, not 'do this'"),
+    "no prompt": (plan({"id": "a"}), "task 'a': 'prompt' is missing; add it"),
+    "unknown field": (plan(spec("a", colour="red")), "unknown key 'colour'; there are id, prompt, "),
     "id with a space": (plan(spec("a b")), "a b"),
     "id taken": (plan(spec("x")), "'x' is used twice; the run has a task of that id"),
     "id given twice": (plan(spec("a"), spec("a")), "'a' is used twice"),
@@ -36,7 +36,10 @@ WRONG = {
     "name that is not upstream": (plan(spec("a", "{{ x }}")), "'x' is not upstream"),
     "broken template": (plan(spec("a", "{{ x", depends_on=["x"])), "'a'"),
     "lone surrogate": ('[{"id": "a", "prompt": "\\ud800"}]', "task"),
-    "lone surrogate in a key": ('[{"id": "a", "prompt": "a", "\\ud800": 1}]', "task 1"),
+    "lone surrogate in a key": (
+        '[{"id": "a", "prompt": "a", "\\ud800": 1}]',
+        "task 'a': must be text without lone surrogates, not '\\ud800'",
+    ),
     "too many": (plan(*(spec(f"a{n}") for n in range(20))), "max_tasks"),
 }
 
@@ -88,6 +91,30 @@ async def test_a_second_wrong_plan_fails_its_task_alone(store: Store, why: str) 
     stored = {task.task_id: task.status for task in await store.list_tasks(result.run_id)}
     assert stored == {task_id: status.value for task_id, status in statuses.items()}
     assert not result.degraded
+
+
+async def test_mistakes_of_all_kinds_are_told_at_once_and_none_twice() -> None:
+    answer = plan(
+        {"prompt": "{{ x }}", "depends_on": "x"},
+        spec("b", promt="twice"),
+        spec("c", depends_on=["cc"], retry={"attempts": "3"}),
+        spec("d", "{{ x }}", depends_on=7),
+        spec("x"),
+        spec("e", backend="gtp"),
+    )
+    backend = talker({"plan": answer, "These": "[]"})
+    assert (await runner_of(backend).run(dag_with_input())).status is RunStatus.COMPLETED
+    (told,) = [prompt for prompt in backend.prompts if prompt.startswith("These")]
+    assert told.splitlines()[1:-1] == [
+        "- task 1: 'id' is missing; add it",
+        "- task 'b': unknown key 'promt'; did you mean 'prompt'?",
+        "- task 'c': retry.attempts must be a whole number, not '3'; "
+        "write it without quotes and without leading or trailing zeros",
+        "- task 'd': depends_on must be a list, not the number 7; write it as [...] or as lines that start with '- '",
+        "- task 'e': no backend named 'gtp'; there are: main, other",
+        "- task 'x': id 'x' is used twice; the run has a task of that id",
+        "- task 'c': unknown task 'cc'; did you mean 'c'?",
+    ]
 
 
 async def test_its_failure_mode_counts() -> None:

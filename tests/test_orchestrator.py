@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import anyio
 import pytest
 
+from backends import Opening, Reply
 from persistence import Store
 from runner import Orchestrator, OrchestratorResult, ParallelRunner, Phase, RunNotFound, RunStatus, Task
 from runner.dag import DAG
 from runner.orchestrator import LoopState, load_loop_state
 from runner.policies.orchestrator import Stop
+from tests.support.fakes import Talker
 from tests.support.team import ANSWER, CALLS, CONTEXT, GOAL, TASKS, Team
 
 
@@ -59,6 +62,29 @@ async def test_one_backend_for_all_is_enough() -> None:
         return await (team.reflect(prompt) if prompt.startswith("You judge") else team.plan(prompt))
 
     check(await Orchestrator(GOAL, backends=all_in_one, reflect_every=2).run())
+
+
+@pytest.mark.parametrize(("planned", "added", "dropped"), [(6, 0, 4), (1, 6, 5)])
+async def test_no_more_tasks_are_begun_than_the_limit_says(
+    store: Store, planned: int, added: int, dropped: int
+) -> None:
+    """With places for all of them, whether the planner brings them in or an executor's reply."""
+
+    async def planner(prompt: str) -> Any:
+        plan = {"tasks": [{"id": f"t{n}", "prompt": f"t{n}"} for n in range(planned)]}
+        return plan if prompt.startswith("You plan") else "the answer"
+
+    def execute(_prompt: str, _opening: Opening) -> Reply:
+        more = range(added if len(executor.prompts) == 1 else 0)
+        return Reply("done", tasks=tuple({"id": f"more{n}", "prompt": "x"} for n in more))
+
+    executor = Talker(execute)
+    backends = {"planner": planner, "executor": executor, "reflector": Talker()}
+    result = await Orchestrator(GOAL, 2, backends, store=store, run_id="r").run()
+    assert (len(executor.prompts), result.iteration, result.stopped) == (2, 2, Stop.MAX_ITERATIONS)
+    assert (result.status, result.answer) == (RunStatus.COMPLETED, "the answer")
+    statuses = Counter(task.status for task in await store.list_tasks("r"))
+    assert statuses == {"completed": 4, "cancelled": dropped}
 
 
 async def test_phase_iteration_and_context_can_be_read_while_it_runs(store: Store) -> None:
@@ -180,6 +206,11 @@ async def test_a_reflector_that_fails_is_asked_again_when_failed_tasks_are_retri
         ({"run_id": "r"}, "there is no store"),
         ({"backends": None}, "give backends="),
         ({"backends": {"planner": Team().plan}}, "no backend for executor, reflector"),
+        (
+            {"backends": {"planer": Team().plan, "executor": Team().execute, "reflector": Team().reflect}},
+            "^there is no backend for planner; backends has 'planer'; did you mean 'planner'\\?$",
+        ),
+        ({"backends": {"x": Team().plan, "planner": Team().plan}}, "executor, reflector; give one for each of planner"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(options: Mapping[str, Any], message: str) -> None:

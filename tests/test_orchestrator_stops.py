@@ -104,18 +104,43 @@ def test_the_reflector_failing_lets_the_rest_end_and_fails_the_run() -> None:
 
 def test_it_stops_at_max_iterations_and_answers_from_what_is_there() -> None:
     run = simulation(Script([plan(*map(task, "abcdef"))], [add()]), concurrency=2, max_iterations=3)
-    run.end("plan.1")
-    for one in "abc":
+    assert run.end("plan.1").cancel == ("do.d", "do.e", "do.f")
+    for one in "ab":
+        assert loop_of(run).stopped is None
         run.end(f"do.{one}")
+    decision = run.end("do.c")
     assert loop_of(run).stopped is Stop.MAX_ITERATIONS
-    assert run.running == ["do.d"]  # what is under way comes to its end
-    decision = run.end("do.d")
     assert [one.id for one in decision.add] == ["answer"]
     run.run()
     assert run.status is RunStatus.COMPLETED
     assert run.status_of("do.e") is TaskStatus.CANCELLED
-    assert loop_of(run).iteration == 4
-    assert "result of do d" in str(run.task("answer").item)
+    assert loop_of(run).iteration == 3
+    assert "result of do c" in str(run.task("answer").item)
+
+
+def test_what_is_given_up_for_the_limit_is_what_could_begin_and_no_more() -> None:
+    """A task that waits for others is kept until they have ended: where one fails, another has its place."""
+    tasks = [task("a"), task("b", "a"), task("c", "a"), task("d")]
+    well = simulation(Script([plan(*tasks)]), concurrency=8, max_iterations=3)
+    assert well.end("plan.1").cancel == ()
+    assert well.end("do.a").cancel == ("do.c",)
+    failed = simulation(Script([plan(*tasks)], [add(task("e"))], fails=["do.a"]), concurrency=8, max_iterations=3)
+    failed.end("plan.1")
+    failed.end("do.a")
+    assert loop_of(failed.run()).iteration == 3
+    assert failed.status_of("do.e") is TaskStatus.COMPLETED
+
+
+def test_of_what_a_reflector_adds_no_more_begins_than_the_limit_has_left() -> None:
+    script = Script([plan(task("a"), task("b"))], [add(task("x"), task("y"), task("z", "y")), DONE])
+    run = simulation(script, concurrency=8, max_iterations=3, reflect_every=1)
+    run.end("plan.1")
+    run.end("do.a")
+    decision = run.end("reflect.1")
+    assert ([one.id for one in decision.add], decision.cancel) == (["do.x", "do.y", "do.z"], ("do.y",))
+    run.run()
+    assert run.status_of("do.z") is TaskStatus.CANCELLED
+    assert (loop_of(run).iteration, loop_of(run).stopped) == (3, Stop.MAX_ITERATIONS)
 
 
 def test_the_last_iteration_is_reflected_on_and_may_still_be_called_done() -> None:

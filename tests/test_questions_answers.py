@@ -63,7 +63,7 @@ async def test_an_answer_left_behind_is_taken_by_the_next_resume(store: Store) -
         await other.answer_question(run_id, "a", "no")
     preview = await other.preview_resume(run_id)
     assert (preview.tasks["a"].action, preview.repeats) == (Action.START_OVER, ())
-    assert "its code runs again" in preview.tasks["a"].reason
+    assert preview.tasks["a"].reason == "its question is answered, and its code runs again from its start"
     result = await ParallelRunner(asks(), store=store).resume(run_id)
     assert (result.text["b"], result.receipt and result.receipt.repeated) == ("so yes", 0)
 
@@ -76,6 +76,8 @@ async def test_a_deadline_passes_while_no_process_is_alive(store: Store, default
     before = await runner.preview_resume(run_id)
     clock.now += 61
     after = await runner.preview_resume(run_id)
+    said = "so its default is taken, and its code runs again from its start" if default else "nobody answered by its"
+    assert said in after.tasks["a"].reason
     for call in (runner.answer_question(run_id, "a", "yes"), runner.resume(run_id, answers={"a": "yes"})):
         with pytest.raises(AnswerConflict, match=r"had to be answered by 2027-.*Z; it"):
             await call
@@ -283,6 +285,7 @@ async def test_the_same_holds_for_a_conversation(store: Store) -> None:
     run_id = (await runner.run(LATE)).run_id
     clock.now += 61
     verdict = (await runner.preview_resume(run_id)).tasks["a"]
-    assert (verdict.action, verdict.repeats, verdict.reason) == (Action.CONTINUE, False, "its question is answered")
+    reason = "nobody has answered its question by the deadline, so its default is taken"
+    assert (verdict.action, verdict.repeats, verdict.reason) == (Action.CONTINUE, False, reason)
     result = await runner.resume(run_id)
     assert (result.text["a"], talker.prompts) == ("re: later", ["late", "later", "so re: later"])

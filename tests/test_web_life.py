@@ -72,7 +72,8 @@ def test_a_run_from_its_plan_to_its_results(tmp_path: Path) -> None:
         assert events(client, run_id, seen[2].id) == seen[3:]
         assert post(client, f"/api/runs/{run_id}/cancel").json() == {"run_id": run_id, "status": "completed"}
         assert server.stop()[0] == 0
-    assert plait(tmp_path, "show", run_id).code == 0
+    shown = plait(tmp_path, "show", run_id)
+    assert (shown.code, "\nbackends  " in shown.out, "\nplan " in shown.out) == (0, True, False)
 
 
 def test_what_follows_by_role_follows_here_too(tmp_path: Path) -> None:

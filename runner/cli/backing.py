@@ -19,10 +19,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from backends.agents.spec import AgentSpec
 from backends.protocol import Backend
-from backends.spec import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec, build, default_spec
+from backends.spec import KINDS, AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec, build, default_spec
 from persistence.records import RunRecord
 from runner import DAG, ParallelRunner, Plan
 from runner.cli.exits import Fault
+from runner.dag import nearest
 from runner.parallel import DEFAULT_BACKEND
 from runner.plan.source import MAX_BYTES, read_source
 from runner.policy import Policy
@@ -127,7 +128,7 @@ def names_needed(
 def backing_of_file(path: Path | None, wish: Wish) -> Backing:
     """The backends that the plan file at `path` names; what `wish` or the environment gives where there is no file."""
     if path is None:
-        return Backing({DEFAULT_BACKEND: _asked_for(wish)})
+        return Backing({DEFAULT_BACKEND: asked_for(wish)})
     if not wish.empty:
         raise Fault(f"{path} names the backends; leave --backend, --model and --base-url out")
     try:
@@ -170,11 +171,14 @@ def backing_of_plan(plan: Plan, wish: Wish) -> Backing:
     if not wish.empty and not is_open:
         raise Fault(f"{plan.path} names its backends itself; leave --backend, --model and --base-url out")
     if is_open:
-        specs[default] = _asked_for(wish)
+        specs[default] = asked_for(wish)
     return Backing(specs, default, plan.folder.resolve(), plan.path.resolve())
 
 
-def _asked_for(wish: Wish) -> BackendSpec:
+def asked_for(wish: Wish) -> BackendSpec:
+    """The backend that `wish` or the environment gives. Raises Fault for a misspelt kind, BackendUnavailable."""
+    if wish.kind and wish.kind not in KINDS and (hint := nearest(wish.kind, KINDS)):
+        raise Fault(f"there is no backend {wish.kind!r}{hint}")
     model = wish.model
     if wish.kind == "local" and model is not None:
         # What is typed is relative to where it is typed, while a spec's paths start from the plan's folder.

@@ -18,7 +18,7 @@ def runs_command(limit: int, at_length: bool, store_path: Path, as_json: bool) -
     """List the runs in the store, newest first. A run that nobody goes on with is shown as interrupted."""
     import anyio  # noqa: PLC0415
 
-    from runner.cli.looking import list_runs, list_runs_at_length  # noqa: PLC0415
+    from runner.cli.listing import list_runs, list_runs_at_length  # noqa: PLC0415
 
     return anyio.run(list_runs_at_length if at_length else list_runs, store_path, limit, as_json)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from backends.spec import BackendSpec, LocalSpec, default_spec
+from backends.spec import BackendSpec, LocalSpec
 from persistence import SQLiteStore
-from runner.cli.backing import Backing, Wish
+from runner.cli.backing import Backing, Wish, asked_for
 from runner.cli.running import DEFAULT_CONCURRENCY, Manner, see_through
 from runner.policies.orchestrator import LoopLimits, OrchestratorPolicy
 from runner.policies.orchestrator_prompts import ANSWER_ID, EXECUTOR, PLANNER, REFLECTOR
@@ -29,20 +27,15 @@ class Team:
     reflector: str | None = None
 
     def backing(self) -> Backing:
-        """The three backends. Raises BackendUnavailable for one that cannot be had."""
+        """The three backends. Raises Fault, BackendUnavailable for one that cannot be had."""
         named = {PLANNER: self.planner, EXECUTOR: self.executor, REFLECTOR: self.reflector}
         return Backing({role: self._spec(word) for role, word in named.items()}, EXECUTOR)
 
     def _spec(self, word: str | None) -> BackendSpec:
         kind, _, model = (word or "").partition(":")
         wish = Wish(kind, model or None, self.wish.base_url) if word else self.wish
-        spec = default_spec(os.environ, kind=wish.kind, model=_path(wish), base_url=wish.base_url)
+        spec = asked_for(wish)
         return spec.model_copy(update={"max_tokens": _LOCAL_ANSWER}) if isinstance(spec, LocalSpec) else spec
-
-
-def _path(wish: Wish) -> str | None:
-    # What is typed is relative to where it is typed.
-    return str(Path(wish.model).expanduser().resolve()) if wish.kind == "local" and wish.model else wish.model
 
 
 async def orchestrate(goal: str, team: Team, limits: Mapping[str, int], manner: Manner) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -13,9 +12,9 @@ from typing import Any
 import anyio
 import click
 
-from persistence.protocol import Store
 from persistence.records import RunRecord, TaskRecord
 from runner import DAG, Plan, PlanError, TaskStatus
+from runner.cli.adders import adders
 from runner.cli.exits import COMPLETED, USAGE, tell
 from runner.cli.files import write_file
 from runner.cli.lookup import find_run, shown_status, store_for_reading
@@ -95,8 +94,8 @@ def draw(what: str, to: Delivery, inputs: Mapping[str, str], store: Path) -> int
         return COMPLETED
     if inputs:
         raise click.UsageError("--set is for plans; a run has its inputs")
-    run, tasks, by_policy = anyio.run(_stored, store, what)
-    looks = {task.task_id: _look(task, by_policy=task.position in by_policy) for task in tasks}
+    run, tasks, added = anyio.run(_stored, store, what)
+    looks = {task.task_id: _look(task, added.get(task.task_id)) for task in tasks}
     caption = f"run {run.run_id}, {shown_status(run).value}"
     _deliver(_Scene(dag_of(run, tasks), looks, run.name or "plait", caption, private=True), to)
     return COMPLETED
@@ -107,32 +106,17 @@ def _is_plan(what: str) -> bool:
     return path.is_file() or path.suffix.lower() in PLAN_SUFFIXES or os.sep in what
 
 
-async def _stored(path: Path, word: str) -> tuple[RunRecord, tuple[TaskRecord, ...], set[int]]:
-    """The run, its tasks, and the positions of those that its policy added."""
+async def _stored(path: Path, word: str) -> tuple[RunRecord, tuple[TaskRecord, ...], dict[str, str]]:
+    """The run, its tasks, and who added which of them."""
     async with store_for_reading(path) as store:
         run = await find_run(store, word)
         tasks = await store.list_tasks(run.run_id)
-        return run, tasks, await _added_by_policy(store, run) if run.policy_state is not None else set()
+        return run, tasks, await adders(store, run, tasks)
 
 
-async def _added_by_policy(store: Store, run: RunRecord) -> set[int]:
-    """Tasks say which task added them; that a policy did, only the run's history says."""
-    positions: set[int] = set()
-    end = after = 0
-    while page := await store.list_events(run.run_id, after):
-        for event in page:
-            if event.kind in {"run_created", "tasks_added"}:
-                start, end = end, end + json.loads(event.detail)["tasks"]
-                if event.kind == "tasks_added" and event.task_id is None:
-                    positions.update(range(start, end))
-        after = page[-1].seq
-    return positions
-
-
-def _look(task: TaskRecord, *, by_policy: bool = False) -> Look:
+def _look(task: TaskRecord, by: str | None) -> Look:
     status = TaskStatus(task.status)
     used = tokens(task.input_tokens, task.output_tokens)
-    by = "the policy" if by_policy else task.added_by
     added = f"added by {by}" if by else ""
     note = " · ".join(filter(None, (status.value.replace("_", " "), seconds(task.duration_s), used, added)))
     attempts = f", {counted(task.attempt, 'attempt')}" if task.attempt else ""

@@ -209,5 +209,6 @@ def _worth_talking_to(dag: DAG, result: RunResult) -> str | None:
 
 
 def _finals(dag: DAG, result: RunResult) -> list[TaskResult]:
-    """The tasks that no other one depends on."""
-    return [result[task.id] for task, after in zip(dag.tasks, dag.dependents, strict=True) if not after]
+    """The tasks that no other one depends on, without those whose answer is a plan: its tasks are what it comes to."""
+    pairs = zip(dag.tasks, dag.dependents, strict=True)
+    return [result[task.id] for task, after in pairs if not after and not task.adds_tasks]

@@ -1,13 +1,15 @@
-"""Parts of what `plait show RUN TASK` prints."""
+"""Parts of what `plait runs` and `plait show` print."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from persistence.records import TaskRecord
+from runner.cli.colour import coloured
 from runner.cli.exits import tell
-from runner.cli.text import visible
+from runner.cli.text import columns, visible
 from runner.cli.waiting import Waiting
 from runner.questions import answers_of
 
@@ -34,3 +36,16 @@ def tell_question(task: TaskRecord, waiting: Sequence[Waiting], path: Path) -> N
         tell(f"{'answer':<9} {one.command(path)}")
     if not waiting:
         tell("its answer is on its way to the run")
+
+
+def tell_table(
+    rows: Sequence[Sequence[str]],
+    status_column: int,
+    statuses: Sequence[str | None],
+    right: frozenset[int] = frozenset(),
+) -> None:
+    """Rows in columns, the first one their heads; one column of statuses is coloured, those in `right` are numbers."""
+    for row, status in zip(columns(rows, right), statuses, strict=True):
+        if status is not None:
+            row[status_column] = coloured(row[status_column], status, sys.stdout)
+        tell("  ".join(row).rstrip())

@@ -49,7 +49,7 @@ async def serve(backing: Backing, where: Listening, concurrency: int | None) -> 
             runner = backing.runner(made, store=store, concurrency=concurrency or DEFAULT_CONCURRENCY)
             async with RunService(runner) as service:
                 token = secrets.token_urlsafe(_TOKEN_BYTES)
-                served = Served(service, tuple(backing.specs), backing.settings())
+                served = Served(service, tuple(backing.specs), {**backing.settings(), "posted": True})
                 with _token_file(where, listening, token):
                     await _answer(Server(served, listening, token))
                 return CANCELLED if service.driven else COMPLETED

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from backends.spec import BackendSpec
     from runner.policies.follow_ups import FollowUps
 
+NAME_IT = "; name it under 'backends', or leave 'backend' out"
+"""What to do about a backend that the plan does not have."""
 _FORMATS = {".json": "json", ".toml": "toml"}
 
 
@@ -120,7 +122,7 @@ def _check_backends(part: PlanPart, source: Source) -> None:
         named += [(("workflows", index, "steps", n, "backend"), step.backend) for n, step in enumerate(workflow.steps)]
     for path, name in named:
         if name is not None and name not in part.backends:
-            hint = nearest(name, part.backends) or "; name it under 'backends', or leave 'backend' out"
+            hint = nearest(name, part.backends) or NAME_IT
             source.problems.append(source.problem(path, f"unknown backend {name!r}{hint}"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -55,14 +55,16 @@ _BOUNDS = {
 
 def explain(error: ValidationError, source: Source) -> list[PlanProblem]:
     """Every finding of `error` with its place in `source`."""
-    problems: list[PlanProblem] = []
+    return [source.problem(path, words, at_key=at_key) for path, words, at_key in findings(error, source.value)]
+
+
+def findings(error: ValidationError, whole: object) -> Iterator[tuple[Path, str, bool]]:
+    """Every finding of `error` about `whole`: where it is, what is wrong, and whether it is about the key there."""
     for finding in error.errors(include_url=False):
         path, kind = real_path(finding["loc"]), finding["type"]
         if kind == "union_tag_invalid":
             path = (*path, "kind")
-        at_key = kind == "extra_forbidden"
-        problems.append(source.problem(path, _words(kind, path, finding, source.value), at_key=at_key))
-    return problems
+        yield path, _words(kind, path, finding, whole), kind == "extra_forbidden"
 
 
 def describe(value: object) -> str:
@@ -92,6 +94,7 @@ def _words(kind: str, path: Path, finding: Any, whole: object) -> str:
         key, words = _BOUNDS[kind]
         return f"must be {words} {context[key]:g}, not {value if isinstance(value, int | float) else describe(value)}"
     words_by_kind: dict[str, Callable[[], str]] = {
+        "string_unicode": lambda: f"must be text without lone surrogates, not {describe(value)}",
         "missing": lambda: f"{path[-1]!r} is missing; add it",
         "extra_forbidden": lambda: _unknown_key(str(path[-1]), model_at(path[:-1], whole)),
         "literal_error": lambda: _literal(str(context["expected"]), value),

@@ -56,11 +56,12 @@ class Stop(StrEnum):
 class LoopLimits:
     """How far the orchestrator goes.
 
-    After `max_iterations` executed tasks no other one is begun; those under way then still come to their end. At most
-    `max_tasks` tasks are planned in all. A reflection follows every `reflect_every` executed tasks, and whenever none
-    is left. Results are cut to about `shown` characters in all where they are told to the reflector and for the answer.
-    `plain` asks for plain sentences in place of tasks with ids and dependencies, and for short answers: for models that
-    are too small for more. Raises ValueError for a number below 1.
+    At most `max_iterations` tasks are begun; what could begin beside them is dropped at once. (The parts of a
+    `for_each` that an executor's reply brings in are not known beforehand, and may go beyond.) At most `max_tasks`
+    tasks are planned in all. A reflection follows every `reflect_every` executed tasks, and whenever none is left.
+    Results are cut to about `shown` characters in all where they are told to the reflector and for the answer.
+    `plain` asks for plain sentences in place of tasks with ids and dependencies, and for short answers: for models
+    that are too small for more. Raises ValueError for a number below 1.
     """
 
     max_iterations: int = 10
@@ -83,6 +84,7 @@ class Loop:
     `iteration` counts executed tasks, `reflected_at` those that the last reflection was about. `asked` is the task of
     the loop's own that is there to be done. `refused`: the last plan could not be used, and was asked for again.
     `evidence` names what was known at the last reflection that added something, `plans` what was added on that ground.
+    `cut`: tasks were dropped because they would have been too many.
     """
 
     phase: Phase = Phase.PLANNING
@@ -93,6 +95,7 @@ class Loop:
     stopped: Stop | None = None
     evidence: str = ""
     plans: tuple[str, ...] = ()
+    cut: bool = False
 
     @classmethod
     def of(cls, state: JsonValue) -> Loop:
@@ -152,7 +155,22 @@ class OrchestratorPolicy:
 
     def decide(self, run: RunView) -> Decision:
         """What follows after the end of `run.ended`."""
-        loop, evidence = Loop.of(run.state), Evidence(run)
+        evidence = Evidence(run)
+        decision = self._following(run, Loop.of(run.state), evidence)
+        # Each task begins once at most: fewer than that cannot be too many.
+        few = len(run.tasks) + len(decision.add) <= self.limits.max_iterations
+        return decision if few or decision.end is not None else self._cut(evidence, decision)
+
+    def _cut(self, evidence: Evidence, decision: Decision) -> Decision:
+        """Without the tasks that could begin now and would be too many. Asked at each end, it sees them in time."""
+        loop = Loop.of(decision.state)
+        left = max(0, self.limits.max_iterations - loop.iteration - evidence.under_way())
+        excess = evidence.ready(decision.add, decision.cancel)[left:]
+        if not excess:
+            return decision
+        return replace(decision, cancel=(*decision.cancel, *excess), state=replace(loop, cut=True).to_json())
+
+    def _following(self, run: RunView, loop: Loop, evidence: Evidence) -> Decision:
         if run.ended is not None and is_work(run.ended):
             return self._executed(loop, evidence, run.result(run.ended).status)
         if run.ended is None and loop.asked is None and loop.phase is not Phase.DONE:
@@ -193,7 +211,7 @@ class OrchestratorPolicy:
     def _executed(self, loop: Loop, evidence: Evidence, status: TaskStatus) -> Decision:
         loop = replace(loop, iteration=loop.iteration + (status in EXECUTED))
         cancel: tuple[str, ...] = ()
-        if loop.iteration >= self.limits.max_iterations and (cancel := evidence.not_begun()):
+        if loop.iteration >= self.limits.max_iterations and ((cancel := evidence.not_begun()) or loop.cut):
             loop = replace(loop, stopped=Stop.MAX_ITERATIONS)
         if loop.asked is not None:
             return _only(loop, cancel=cancel)

@@ -69,6 +69,28 @@ class Evidence:
         """The tasks that can still be cancelled: those never started, and those that wait for a person."""
         return tuple(task.id for task in self.work if _can_be_cancelled(self._run.result(task.id)))
 
+    def under_way(self) -> int:
+        """How many tasks have begun and not ended."""
+        return sum(_is_under_way(self._run.result(task.id)) for task in self.work)
+
+    def ready(self, added: Sequence[Task], dropped: Collection[str]) -> list[str]:
+        """The tasks that nothing keeps from beginning, once `added` are there and `dropped` are gone."""
+        new = {task.id for task in added}
+        unbegun = [task for task in self.work if _is_unbegun(self._run.result(task.id))]
+        return [
+            task.id
+            for task in (*unbegun, *added)
+            if is_work(task.id)
+            and task.id not in dropped
+            and task.for_each is None  # its parts are what begins
+            and not any(name in new or self._holds_up(name) for name in task.upstream)
+        ]
+
+    def _holds_up(self, task_id: str) -> bool:
+        """Whether what waits for the task cannot start yet, or ever."""
+        result = self._run.result(task_id)
+        return result.status not in TASK_DONE or _blocks(self._run.task(task_id), result)
+
     def can_go_on(self, dropped: Collection[str] = ()) -> bool:
         """Whether, with `dropped` and what waits for it gone, a task is under way or may still start."""
         dead: set[str] = set(dropped)
@@ -150,9 +172,16 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]} [... {len(text) - most:,} more characters]"
 
 
+def _is_unbegun(result: TaskResult) -> bool:
+    return result.status is TaskStatus.PENDING and result.attempts == 0
+
+
+def _is_under_way(result: TaskResult) -> bool:
+    return result.status not in TASK_DONE and not _is_unbegun(result)
+
+
 def _can_be_cancelled(result: TaskResult) -> bool:
-    unbegun = result.status is TaskStatus.PENDING and result.attempts == 0
-    return unbegun or result.status is TaskStatus.WAITING_INPUT
+    return _is_unbegun(result) or result.status is TaskStatus.WAITING_INPUT
 
 
 def _blocks(task: Task, result: TaskResult) -> bool:

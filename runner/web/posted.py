@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from runner.dag import nearest
 from runner.plan import Plan, PlanError, PlanProblem, parse_plan
+from runner.plan.build import NAME_IT
 
 _THE_SERVERS = {
     "backends": "the server has its backends from its own start; name one of them, or leave `backend` out",
@@ -43,9 +44,14 @@ def posted_plan(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Co
     try:
         return replace(parse_plan(text, format="json"), backends={})
     except PlanError as error:
-        # Lines and columns are those of a text that only exists here.
-        placeless = [replace(problem, line=None, column=None, file="") for problem in error.problems]
-        raise PlanError(placeless) from None
+        there_are = f"; the server has {', '.join(map(repr, sorted(backends)))}, or leave 'backend' out"
+        raise PlanError([_of_a_post(problem, there_are) for problem in error.problems]) from None
+
+
+def _of_a_post(problem: PlanProblem, there_are: str) -> PlanProblem:
+    """The same, where nobody has a file, and the backends are the server's."""
+    # Lines and columns are those of a text that only exists here.
+    return replace(problem, message=problem.message.replace(NAME_IT, there_are), line=None, column=None, file="")
 
 
 def _input_problems(declared: Mapping[str, Any], given: Mapping[str, Any]) -> list[PlanProblem]:

@@ -28,6 +28,7 @@ class Simulation:
         self.decisions: list[Decision] = []
         self.status = RunStatus.RUNNING
         self.error: str | None = None
+        self.begun: list[str] = []
         self._start()
 
     def run(self) -> Simulation:
@@ -107,3 +108,4 @@ class Simulation:
             ready = all(self.status_of(name) in {TaskStatus.COMPLETED, TaskStatus.SKIPPED} for name in task.upstream)
             if free and ready and self.status_of(task.id) is TaskStatus.PENDING:
                 self.results[task.id] = replace(self.results[task.id], status=TaskStatus.RUNNING, attempts=1)
+                self.begun.append(task.id)

@@ -1,0 +1,101 @@
+"""What `plait runs` prints."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from persistence.records import RunRecord
+from runner.cli.exits import COMPLETED, tell
+from runner.cli.lookup import shown_status, store_for_reading
+from runner.cli.report import tell_value
+from runner.cli.sections import tell_table
+from runner.cli.text import age, dollars, one_line, size, tokens
+from runner.owner import Liveness, liveness
+from runner.status import TASK_DONE, TaskStatus
+
+
+async def list_runs(path: Path, limit: int, as_json: bool) -> int:
+    """The runs in the store, newest first."""
+    async with store_for_reading(path) as store:
+        runs = await store.list_runs(limit)
+    if as_json:
+        tell_value([run_value(run) for run in runs])
+        return COMPLETED
+    if not runs:
+        return _tell_no_runs()
+    rows = [("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "AGE"), *map(_run_row, runs)]
+    tell_table(rows, 2, [None, *(shown_status(run) for run in runs)], frozenset({3, 4, 5}))
+    return COMPLETED
+
+
+async def list_runs_at_length(path: Path, limit: int, as_json: bool) -> int:
+    """The same with what they cost, the bytes that they take in the store, and the process that runs or ran them."""
+    async with store_for_reading(path) as store:
+        runs = await store.list_runs(limit)
+        sizes = await store.run_sizes()
+    if as_json:
+        tell_value([{**run_value(run), **_long_value(run, sizes.get(run.run_id, 0))} for run in runs])
+        return COMPLETED
+    if not runs:
+        return _tell_no_runs()
+    head = ("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "COST", "SIZE", "AGE", "OWNER")
+    rows = [head, *(_long_row(run, sizes.get(run.run_id, 0)) for run in runs)]
+    tell_table(rows, 2, [None, *(shown_status(run) for run in runs)], frozenset({3, 4, 5, 6, 7}))
+    return COMPLETED
+
+
+def _long_row(run: RunRecord, held: int) -> tuple[str, ...]:
+    *row, created = _run_row(run)
+    return (*row, dollars(run.cost_usd), size(held), created, _owner(run))
+
+
+def _long_value(run: RunRecord, held: int) -> dict[str, Any]:
+    owner = None if run.owner is None else {**asdict(run.owner), "liveness": liveness(run.owner).value}
+    return {"size_bytes": held, "owner": owner}
+
+
+def _owner(run: RunRecord) -> str:
+    if run.owner is None:
+        return ""
+    gone = ", gone" if liveness(run.owner) is Liveness.DEAD else ""
+    return one_line(f"process {run.owner.pid} on {run.owner.host}{gone}")
+
+
+def _tell_no_runs() -> int:
+    tell("no runs yet; `plait run PLAN` makes one")
+    return COMPLETED
+
+
+def _run_row(run: RunRecord) -> tuple[str, ...]:
+    created = datetime.fromisoformat(run.created_at).timestamp()
+    return (
+        one_line(run.run_id),
+        one_line(run.name, 40),
+        shown_status(run).value,
+        f"{run.counts.get(TaskStatus.COMPLETED, 0):,}/{sum(run.counts.values()):,}",
+        tokens(run.input_tokens, run.output_tokens),
+        age(time.time() - created),
+    )
+
+
+def run_value(run: RunRecord) -> dict[str, Any]:
+    """The run as JSON; `done` are the tasks that have come to their end, in whatever way."""
+    return {
+        "run_id": run.run_id,
+        "name": run.name,
+        "status": shown_status(run).value,
+        "created_at": run.created_at,
+        "started_at": run.started_at,
+        "ended_at": run.ended_at,
+        "error": run.error,
+        "done": sum(run.counts.get(status, 0) for status in TASK_DONE),
+        "total": sum(run.counts.values()),
+        "counts": run.counts,
+        "input_tokens": run.input_tokens,
+        "output_tokens": run.output_tokens,
+        "cost_usd": run.cost_usd,
+    }
