@@ -72,6 +72,8 @@ def one_round(world: World, kind: str, how: Round, turns: int, rng: random.Rando
     killed = rng.sample(agents, min(how.agents, len(agents)))
     for pid in killed:
         os.killpg(pid, signal.SIGKILL)
+    # Whose connection is still open is answered, and has cost that.
+    until(lambda: sum(one.gone is True for one in world.asked(tag)) == len(killed), "the model has seen them go")
     if how.before:
         go.touch()
         until(lambda: not set(agents) & set(_marked(world)), "all agents have ended", 120)
@@ -110,7 +112,7 @@ def _judge(world: World, tag: str, turns: int, how: Round, result: dict[str, Any
         disordered,
         len(_marked(world)),
         seconds,
-        not how.agents and _differs(asked, tasks.values()),
+        _differs(asked, tasks.values()),
         problems,
     )
 

@@ -40,8 +40,8 @@ class Request:
 
     `said` is the conversation as [role, text] with roles user, assistant and tool, without what the agents add by
     themselves; calls of tools and their results are `<tool NAME {...}>` and `<result TEXT>`. `usage` has input, output
-    and cached tokens, None where the answer was not sent whole. `gone`: the client left before the answer's end.
-    `aside`: a request for something of the agent's own, such as a title.
+    and cached tokens as far as the client was told: by some protocols nothing of an answer that was cut. `gone`: the
+    client left before the answer's end. `aside`: a request for something of the agent's own, such as a title.
     """
 
     n: int
@@ -71,7 +71,8 @@ class Request:
 
 def requests(log: Path) -> list[Request]:
     """All requests so far, in the order in which they came; the counting of tokens left out."""
-    lines = [json.loads(line) for line in log.read_text().splitlines() if line] if log.exists() else []
+    whole = log.read_text().rpartition("\n")[0] if log.exists() else ""
+    lines = [json.loads(line) for line in whole.splitlines()]
     ends = {line.pop("ended"): line for line in lines if "ended" in line}
     came = [line for line in lines if "n" in line and not line["path"].endswith("count_tokens")]
     for line in came:
@@ -144,7 +145,8 @@ class Handler(BaseHTTPRequestHandler):
         except (CutError, OSError) as cut:
             self.close_connection = True
             gone = not isinstance(cut, CutError) or cut.gone
-            self.server.note(ended=number, status=answer.status, usage=None, gone=gone)
+            usage = wire.usage_first(asked) if asked.streams else None
+            self.server.note(ended=number, status=answer.status, usage=usage, gone=gone)
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
@@ -218,11 +220,15 @@ class Handler(BaseHTTPRequestHandler):
         """Waits as the answer says. CutError if the client leaves meanwhile, or if the connection is to break here."""
         end = time.monotonic() + (_LONGEST_WAIT if answer.until else answer.seconds)
         while (left := end - time.monotonic()) > 0 and not (answer.until and Path(answer.until).exists()):
-            readable, _, _ = select.select([self.connection], [], [], min(left, 0.02 if answer.until else 0.5))
-            if readable and not self.connection.recv(1, socket.MSG_PEEK):
-                raise CutError(gone=True)
+            self._stay(min(left, 0.02 if answer.until else 0.5))
+        self._stay(0)
         if answer.breaks:
             raise CutError(gone=False)
+
+    def _stay(self, seconds: float) -> None:
+        readable, _, _ = select.select([self.connection], [], [], seconds)
+        if readable and not self.connection.recv(1, socket.MSG_PEEK):
+            raise CutError(gone=True)
 
 
 def _chunk(text: str) -> bytes:

@@ -33,12 +33,15 @@ def identity(kind: str) -> str:
 
 
 class Wire(Protocol):
-    """One protocol. `events` yields PAUSE where a slow answer is slow."""
+    """One protocol. `events` yields PAUSE where a slow answer is slow. `usage_first`: what it says of an answer's usage
+    before the answer, None where it says that at the end alone.
+    """
 
     def read(self, path: str, body: Json) -> Asked: ...
     def whole(self, asked: Asked, answer: Answer) -> Json: ...
     def events(self, asked: Asked, answer: Answer) -> Events: ...
     def error(self, answer: Answer) -> Json: ...
+    def usage_first(self, asked: Asked) -> dict[str, int] | None: ...
 
 
 def _texts(content: Any) -> Iterator[str]:
@@ -110,12 +113,16 @@ class Anthropic:
 
     def events(self, asked: Asked, answer: Answer) -> Events:
         usage = self._usage(asked)
-        yield {"type": "message_start", "message": {**self._message(asked), "usage": {**usage, "output_tokens": 1}}}
+        first = {**usage, "output_tokens": 1}
+        yield {"type": "message_start", "message": {**self._message(asked), "usage": first}}
         for at, block in enumerate(self.whole(asked, answer)["content"]):
             yield from self._streamed(at, block)
         reason = "tool_use" if answer.calls else "end_turn"
         yield {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": None}, "usage": usage}
         yield {"type": "message_stop"}
+
+    def usage_first(self, asked: Asked) -> dict[str, int] | None:
+        return counted(asked.messages) | {"output": 1}
 
     def _streamed(self, index: int, block: Json) -> Events:
         if block["type"] == "text":
@@ -196,6 +203,9 @@ class Responses:
 
     def whole(self, asked: Asked, answer: Answer) -> Json:
         return self._response(asked, self._output(answer))
+
+    def usage_first(self, asked: Asked) -> dict[str, int] | None:
+        return None
 
     def events(self, asked: Asked, answer: Answer) -> Events:
         output = self._output(answer)

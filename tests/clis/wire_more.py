@@ -65,6 +65,9 @@ class Chat:
         return {"id": identity("chatcmpl"), "object": "chat.completion", "created": 0, "model": asked.model,
                 "choices": [choice], "usage": self._usage(asked)}  # fmt: skip
 
+    def usage_first(self, asked: Asked) -> dict[str, int] | None:
+        return None
+
     def events(self, asked: Asked, answer: Answer) -> Events:
         frame = {"id": identity("chatcmpl"), "object": "chat.completion.chunk", "created": 0, "model": asked.model}
         deltas: list[Json] = [{"content": piece} for piece in pieces(answer.text)]
@@ -131,6 +134,9 @@ class Gemini:
                 "totalTokenCount": count["input"] + count["output"],
             }
         return piece
+
+    def usage_first(self, asked: Asked) -> dict[str, int] | None:
+        return None
 
     def events(self, asked: Asked, answer: Answer) -> Events:
         if answer.calls:
