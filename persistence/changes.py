@@ -121,6 +121,15 @@ class TaskStarted:
 
 
 @value
+class TaskAdopted:
+    """An attempt that outlived the process which began it goes on with the run's new owner. An event, and no more."""
+
+    at: str
+    task_id: str
+    attempt: int
+
+
+@value
 class SessionOpened:
     """The conversation's id became known, or became another one; from now on it is confirmed: its backend has the
     session, with the task's prompt in it, and can go on with it by that id.
@@ -271,6 +280,7 @@ Change: TypeAlias = (
     | TasksAdded
     | PolicyDecided
     | TaskStarted
+    | TaskAdopted
     | SessionOpened
     | TurnAppended
     | TaskCompleted

@@ -11,6 +11,7 @@ from persistence.changes import (
     RunCreated,
     RunStatusChanged,
     SessionOpened,
+    TaskAdopted,
     TaskAnswered,
     TaskCancelled,
     TaskCompleted,
@@ -64,6 +65,10 @@ def _tasks(tasks: tuple[NewTask, ...]) -> str:
 
 def _task_started(change: TaskStarted) -> EventParts:
     return change.at, "task_started", change.task_id, change.attempt, start_detail(change.backend)
+
+
+def _task_adopted(change: TaskAdopted) -> EventParts:
+    return change.at, "task_adopted", change.task_id, change.attempt, "{}"
 
 
 def _session_opened(change: SessionOpened) -> EventParts:
@@ -123,6 +128,7 @@ _EVENTS: dict[type, Callable[..., EventParts]] = {
     TasksAdded: _tasks_added,
     PolicyDecided: _policy_decided,
     TaskStarted: _task_started,
+    TaskAdopted: _task_adopted,
     SessionOpened: _session_opened,
     TaskCompleted: _task_completed,
     TaskFailed: _task_failed,

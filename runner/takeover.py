@@ -62,6 +62,7 @@ async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared
         begins = events.RunStarted(at, record.run_id)
     happened.insert(0, begins)
     adopted = await _load_conversations(run, verdicts)
+    happened += [_adopted(run, position, names[position], at) for position in adopted]
     await _load_failures(run)
     unasked = [] if policy is None else await _unasked(run, happened)
     later = await later_tries(run, verdicts, config.clock.wall())
@@ -69,7 +70,6 @@ async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared
     happened += [_retrying(run, position, until, at) for position, until in later.items()]
     if decided.failed_on is not None and decided.end is None:
         unasked.insert(0, decided.failed_on)
-    happened += [_adopted(run, position, names[position], at) for position in adopted]
     inherited = Inherited(unasked, later, adopted)
     return Prepared(record.run_id, state, names, owner, happened, (), goes_on, policy, decided, inherited)
 

@@ -62,6 +62,8 @@ def _run_ended(event: events.RunEnded) -> tuple[stored.Change, ...]:
 
 
 def _task_started(event: events.TaskStarted) -> tuple[stored.Change, ...]:
+    if event.adopted:
+        return (stored.TaskAdopted(event.at, event.task_id, event.attempt),)
     started = stored.TaskStarted(
         event.at, event.task_id, event.attempt, event.backend, event.session_id, event.confirmed
     )

@@ -81,7 +81,7 @@ async def test_a_turn_that_outlived_its_runner_is_not_said_again(world: World, e
     assert is_adopted(told[1])
     assert (told[1].task_id, told[1].attempt) == ("a", 1)
     kinds = await history(world)
-    assert (kinds.count("task_started"), kinds.count("task_interrupted")) == (2, 0)
+    assert [kinds.count(f"task_{what}") for what in ("started", "adopted", "interrupted")] == [2, 1, 0]
     assert await said_in(world, "a") == [(1, "user", "work [[until go]]"), (1, "assistant", "re: work")]
     async with world.store() as store:
         task = (await store.list_tasks(RUN))[0]

@@ -11,6 +11,7 @@ import pytest
 from persistence import (
     Change,
     SessionOpened,
+    TaskAdopted,
     TaskAnswered,
     TaskCancelled,
     TaskCompleted,
@@ -47,6 +48,16 @@ class InterruptedContract(OpenedStore):
         assert [task.crashes for task in await store.list_tasks(RUN)] == [2, 0, 0]
         await writer.write(replace(START_A, attempt=4), replace(DONE_A, attempt=4))
         assert (await task_a(store)).crashes == 2
+
+    async def test_of_an_attempt_that_goes_on_elsewhere_the_history_alone_tells(
+        self, store: Store, writer: Writer
+    ) -> None:
+        await writer.write(START_A)
+        before = await store.list_tasks(RUN), await store.list_attempts(RUN, "a")
+        await writer.write(TaskAdopted(at(4), "a", 1))
+        assert (await store.list_tasks(RUN), await store.list_attempts(RUN, "a")) == before
+        told = (await store.list_events(RUN))[-1]
+        assert (told.at, told.kind, told.task_id, told.attempt, told.detail) == (at(4), "task_adopted", "a", 1, "{}")
 
     async def test_a_session_is_confirmed_for_one_attempt(self, store: Store, writer: Writer) -> None:
         async def confirmed(*changes: Change) -> bool:

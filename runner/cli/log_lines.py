@@ -93,6 +93,7 @@ def _count(detail: Detail, name: str) -> int:
 _WORDS: Mapping[str, Callable[[Detail], str]] = {
     "tasks_added": lambda detail: f"{counted(_count(detail, 'tasks'), 'task')} added",
     "task_started": lambda detail: f"started ({one_line(_text(detail, 'backend'))})",
+    "task_adopted": lambda _: "is taken over: it has outlived the process that began it",
     "session_opened": lambda detail: f"session {one_line(_text(detail, 'session_id'))}",
     "task_completed": partial(_ended, TaskStatus.COMPLETED),
     "task_failed": partial(_ended, TaskStatus.FAILED),
