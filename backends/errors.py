@@ -32,6 +32,8 @@ class ErrorKind(StrEnum):
     """The process behind the backend died."""
     INVALID_OUTPUT = "invalid_output"
     """The answer does not fit the asked-for schema, also after the repair turn."""
+    UNAVAILABLE = "unavailable"
+    """The backend cannot be had here, see `BackendUnavailable`: until a person changes that, no other try can help."""
     UNEXPECTED = "unexpected"
     """An exception that the backend did not classify, such as a bug in a function of the user's."""
 

@@ -223,7 +223,9 @@ def classified(error: Exception) -> BackendError:
     if isinstance(cause, BackendError):
         return _tidied(cause)
     text = _text_of(cause)
-    if isinstance(cause, PromptError | BackendUnavailable):
+    if isinstance(cause, BackendUnavailable):
+        return BackendError(ErrorKind.UNAVAILABLE, text)
+    if isinstance(cause, PromptError):
         return BackendError(ErrorKind.INVALID_REQUEST, text)
     name = type(cause).__name__
     unexpected = BackendError(ErrorKind.UNEXPECTED, f"{name}: {text}"[:2000] if text else name)

@@ -50,10 +50,25 @@ class Config:
             raise ValueError(f"cancel_grace must be 0 seconds or more, not {self.cancel_grace}")
 
 
+def task_backends(dag: DAG, default: str) -> list[str]:
+    """Each task's backend, by position."""
+    return [dag.backend_of(task) or default for task in dag]
+
+
+def needed_backends(names: Sequence[str], statuses: Sequence[TaskStatus] = ()) -> dict[str, int]:
+    """Those of `task_backends` that a task needs which is not done, each with the last of these tasks' positions."""
+    return {name: i for i, name in enumerate(names) if not statuses or statuses[i] not in TASK_DONE}
+
+
+def policy_backends(policy: Policy, default: str) -> set[str]:
+    """The backends that tasks of `policy` may run on."""
+    return {default if name is None else name for name in policy.backends()}
+
+
 def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ()) -> list[str]:
     """Each task's backend. Raises BackendMissing unless there is one for every task that is not done."""
-    names = [dag.backend_of(task) or config.default for task in dag]
-    needed = {name: i for i, name in enumerate(names) if not statuses or statuses[i] not in TASK_DONE}
+    names = task_backends(dag, config.default)
+    needed = needed_backends(names, statuses)
     for name, position in needed.items():
         if name not in config.backends:
             require_backends(config, set(needed), f"task {dag.tasks[position].id!r}")
@@ -68,8 +83,7 @@ def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ())
 
 def require_policy_backends(config: Config, policy: Policy) -> None:
     """Raise BackendMissing unless the runner has every backend that tasks of `policy` may run on."""
-    names = {config.default if name is None else name for name in policy.backends()}
-    require_backends(config, names, f"policy {policy.kind!r}")
+    require_backends(config, policy_backends(policy, config.default), f"policy {policy.kind!r}")
 
 
 def require_backends(config: Config, names: set[str], needed_by: str) -> None:

@@ -118,9 +118,10 @@ class ParallelRunner:
         has no key that plait keeps there itself, such as `policy` or `inputs`: that raises ValueError.
         `policy` decides, whenever a task has ended, what is added to the run or that it is over. When nothing can go on
         before somebody has answered a task's question, the run is waiting_input and this returns.
-        A failing task never raises: see `RunResult.status`. Raises BackendMissing before anything starts, RunExists
-        when the store has a run of that id, OwnershipLost when another process took the run over, and with `strict`
-        StoreError. Cancellation ends all attempts, writes down where the run stands, and leaves it to `resume`.
+        A failing task never raises: see `RunResult.status`. Before anything starts it raises BackendMissing, and
+        DAGError where what `policy` would add is wrong; RunExists when the store has a run of that id, OwnershipLost
+        when another process took the run over, and with `strict` StoreError. Cancellation ends all attempts, writes
+        down where the run stands, and leaves it to `resume`.
         """
         return await self._new(dag, run_id, settings, policy)[1](Feed(), Control())
 
@@ -148,9 +149,9 @@ class ParallelRunner:
 
         There is one run for a `key` (1 to 200 characters, no `run_id`): who comes again with it, also in a race or
         after a crash, gets that run's id; KeyConflict if with another DAG, settings or policy. Raises StoreRequired,
-        BackendMissing, RunExists for a taken `run_id`, and StoreError: then it is not known whether it was stored.
+        BackendMissing, DAGError, RunExists for a taken `run_id`, and StoreError: then nobody knows if it was stored.
         """
-        return await create(self._config, dag, run_id, key, with_policy(self._config, settings, policy))
+        return await create(self._config, dag, run_id, key, with_policy(self._config, dag, settings, policy))
 
     @property
     def config(self) -> Config:
@@ -261,7 +262,7 @@ class ParallelRunner:
         config = self._config
         names = backend_names(dag, config)
         run_id = checked_run_id(run_id) or new_run_id(config.clock, config.rng)
-        kept = {**with_policy(config, settings, policy), "concurrency": config.concurrency}
+        kept = {**with_policy(config, dag, settings, policy), "concurrency": config.concurrency}
 
         async def drive_new(feed: Feed, control: Control) -> RunResult:
             at = iso(config.clock.wall())

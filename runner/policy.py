@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from runner.result import TaskResult
 from runner.status import RunStatus
 from runner.task import JsonValue, Task
+
+if TYPE_CHECKING:
+    from runner.dag import DAG
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,4 +82,13 @@ class Policy(Protocol):
 
     def decide(self, run: RunView) -> Decision:
         """What follows after the end of `run.ended`."""
+        ...
+
+
+@runtime_checkable
+class CheckingPolicy(Policy, Protocol):
+    """A policy that can tell beforehand what would be wrong with the tasks that it adds."""
+
+    def check(self, dag: DAG) -> None:
+        """Raises DAGError with every mistake in what it would add to a run of `dag`: then no run is begun."""
         ...

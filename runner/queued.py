@@ -23,7 +23,7 @@ from runner.clock import iso, new_run_id
 from runner.config import Config, backend_names, require_policy_backends
 from runner.dag import DAG
 from runner.errors import KeyConflict, RunExists, StoreRequired
-from runner.policy import Policy
+from runner.policy import CheckingPolicy, Policy
 from runner.task import JsonValue
 from runner.translate import changes
 
@@ -46,16 +46,18 @@ def checked_run_id(run_id: str | None) -> str | None:
 
 
 def with_policy(
-    config: Config, settings: Mapping[str, JsonValue] | None, policy: Policy | None
+    config: Config, dag: DAG, settings: Mapping[str, JsonValue] | None, policy: Policy | None
 ) -> dict[str, JsonValue]:
     """`settings` with what `resume` needs to go on with `policy`. Raises ValueError for a key of ours, BackendMissing
-    if the policy's backends are not all there.
+    if the policy's backends are not all there, DAGError for what it would add to `dag` with mistakes.
     """
     kept = dict(settings or {})
     if taken := [key for key in RESERVED_SETTINGS if key in kept]:
         raise ValueError(f"settings cannot have {', '.join(map(repr, taken))}, which plait keeps itself; rename it")
     if policy is not None:
         require_policy_backends(config, policy)
+        if isinstance(policy, CheckingPolicy):
+            policy.check(dag)
         kept["policy"] = {"kind": policy.kind, "settings": dict(policy.settings())}
     return kept
 

@@ -19,7 +19,7 @@ from persistence.records import TaskRecord
 from runner.clock import Clock
 from runner.questions import unix
 from runner.status import TaskStatus
-from runner.task import Retry
+from runner.task import NEVER_RETRIED, Retry
 
 LONGEST_HINT_S = 86_400.0
 """A server that asks for more than a day is not waited for: the task fails, and a person decides."""
@@ -28,7 +28,7 @@ LONGEST_HINT_S = 86_400.0
 def deserves_retry(retry: Retry, failures: int, error: BackendError) -> bool:
     """Whether another attempt follows the `failures`-th failure."""
     waits = error.retry_after is None or error.retry_after <= LONGEST_HINT_S
-    return error.kind in retry.on and failures < retry.attempts and waits
+    return error.kind in retry.on - NEVER_RETRIED and failures < retry.attempts and waits
 
 
 def retry_delay(retry: Retry, failures: int, hint: float | None, rng: random.Random) -> float:

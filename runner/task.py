@@ -25,6 +25,8 @@ DEFAULT_RETRY_ON: frozenset[str] = frozenset(
     {"transient", "rate_limited", "overloaded", "timeout", "crashed", "invalid_output"}
 )
 """Error kinds (`backends.ErrorKind` values) that a second try may not meet. The rest fail the task at once."""
+NEVER_RETRIED: frozenset[str] = frozenset({"unavailable"})
+"""Error kinds that every try meets until a person has done something about it, whatever a policy says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Retry:
     `attempts` counts all tries, the first included. Before try n+1 the runner waits a random time between 0 and
     min(`max_delay`, `base_delay` * 2**(n-1)) seconds (exponential backoff, full jitter), or, where the server said how
     long to wait, that long plus up to `base_delay`: a hint is never shortened, also by a resume, and one of more than a
-    day fails the task. `on` holds `ErrorKind` values.
+    day fails the task. `on` holds `ErrorKind` values; a backend that cannot be had here is never tried again.
     A task that was running when its process died is run again by `resume`, until that has happened `max_crashes` times:
     then it fails as crashed. Its last try is made with nothing else running, so that no other task's crash convicts it;
     with `max_crashes` 1 the first try is the last one, and no such care is taken.

@@ -8,7 +8,20 @@ from dataclasses import replace
 
 import pytest
 
-from runner import DAG, FailureMode, FollowUp, FollowUps, PromptError, Retry, RunStatus, Task, TaskStatus
+from persistence import MemoryStore
+from runner import (
+    DAG,
+    DAGError,
+    FailureMode,
+    FollowUp,
+    FollowUps,
+    ParallelRunner,
+    PromptError,
+    Retry,
+    RunStatus,
+    Task,
+    TaskStatus,
+)
 from runner.policies import policy_of
 from tests.support.growing import Grown, grow
 
@@ -129,3 +142,51 @@ def test_what_cannot_be_followed_is_refused(make: Callable[[], object], message:
 def test_a_prompt_that_is_no_template_is_refused() -> None:
     with pytest.raises(PromptError):
         FollowUp("tester", "{{ work")
+
+
+WRONG = FollowUps(
+    {
+        "coder": [FollowUp("reviewer", "{{ wrok }} {{ spec }} {{ topic }}"), FollowUp("tester", "{{ reviwer }}")],
+        "reviewer": [FollowUp("judge", "{{ item }}")],
+        "painter": [FollowUp("critic", "{{ spec }}{{ work }}{{ pallette }}")],
+    }
+)
+SPEC = DAG([Task("spec", "Say what."), coder("build", depends_on=["spec"]), coder("more")], inputs={"topic": "tea"})
+MISTAKES = [
+    ("build.reviewer", "{{ wrok }}, which is neither a task nor an input; did you mean 'work'?"),
+    ("build.tester", "{{ reviwer }}, which is neither a task nor an input; did you mean 'reviewer'?"),
+    ("build.reviewer.judge", "{{ item }}"),
+    ("more.reviewer", "{{ spec }}, but 'spec' is not upstream; let 'more' depend on it"),
+    ("painter.critic", "{{ pallette }}, which is neither a task nor an input"),
+]
+
+
+@pytest.mark.parametrize("begin", ["run", "start", "create_run"])
+async def test_wrong_names_in_prompts_are_mistakes_before_anything_runs(begin: str) -> None:
+    ran: list[str] = []
+    store = MemoryStore()
+    runner = ParallelRunner(ran.append, store=store)
+    with pytest.raises(DAGError) as caught:
+        await getattr(runner, begin)(SPEC, policy=WRONG)
+    found = sorted((problem.task_id or "", problem.message) for problem in caught.value.problems)
+    assert [task_id for task_id, _ in found] == sorted(task_id for task_id, _ in MISTAKES)
+    for task_id, message in MISTAKES:
+        assert message in dict(found)[task_id]
+    assert (ran, await store.list_runs()) == ([], ())
+
+
+async def test_the_right_names_in_prompts_are_none() -> None:
+    prompt = "{{ work }} {{ spec }} {{ topic }} {{ inputs.topic }} {{ results.spec }}"
+    chains = {role: [FollowUp("reviewer", prompt)] for role in ("coder", "painter")}
+    runner = ParallelRunner(lambda prompt: prompt)
+    dag = DAG([SPEC["spec"], SPEC["build"]], inputs=SPEC.inputs)
+    result = await runner.run(dag, policy=FollowUps(chains))
+    assert result.text["build.reviewer"] == "Write it. Say what. tea tea Say what."
+
+
+def test_roles_that_no_task_has_may_be_called_like_anything_that_is_there() -> None:
+    roles = ("painter", "a b", "a-b", "", "." * 99)
+    policy = FollowUps({role: [FollowUp("critic", "{{ work }} {{ painter }} {{ a_b }}")] for role in roles})
+    policy.check(DAG([Task("painter"), Task("a-b-")], inputs={"a_b": "x", "a-b": "y"}))
+    with pytest.raises(DAGError, match="a_b }}, which is neither a task nor an input"):
+        policy.check(DAG([Task("painter"), Task("a-b-")], inputs={"a-b": "y"}))

@@ -135,6 +135,12 @@ MISTAKES = {
         "workflows[0].steps[0].prompt",
         "{{ tester }}, which is neither a task nor an input",
     ),
+    "unknown name after a role that no task has": (
+        steps("{role: critic, prompt: '{{ a }} {{ wrok }}'}", after="painter"),
+        5,
+        "workflows[0].steps[0].prompt",
+        "{{ wrok }}, which is neither a task nor an input; did you mean 'work'?",
+    ),
     "task not upstream": (
         steps("{role: tester, prompt: '{{ a }}'}"),
         5,

@@ -7,7 +7,7 @@ import random
 import anyio
 import pytest
 
-from backends import BackendError, ErrorKind, Opening
+from backends import BackendError, BackendUnavailable, ErrorKind, Opening
 from persistence import MemoryStore
 from runner import (
     DAG,
@@ -204,6 +204,14 @@ async def test_a_timeout_ends_the_attempt_and_is_retried() -> None:
     started = 0
     result = await ParallelRunner(hang_once).run(dag)
     assert (result["a"].error_kind, result["a"].error) == ("timeout", "no answer within the task's timeout of 0.05 s")
+
+
+async def test_a_task_fails_at_once_whose_backend_cannot_be_had() -> None:
+    missing = Talker(lambda *_: BackendUnavailable("it is not installed"))
+    dag = DAG([Task("a", retry=Retry(attempts=5, on=frozenset(ErrorKind)))])
+    done = (await ParallelRunner(missing).run(dag))["a"]
+    assert (done.status, done.attempts) == (TaskStatus.FAILED, 1)
+    assert (done.error_kind, done.error) == ("unavailable", "it is not installed")
 
 
 async def test_a_prompt_that_cannot_be_rendered_fails_its_task() -> None:

@@ -13,13 +13,14 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from backends import BackendError, ErrorKind, Opening
+from backends import BackendError, ErrorKind, OpenAIBackend, Opening
 from persistence import MemoryStore, SQLiteStore, Store
 from runner import (
     DAG,
     FollowUps,
     Interaction,
     ParallelRunner,
+    Retry,
     RunNotFound,
     RunStatus,
     SessionEnded,
@@ -97,6 +98,34 @@ async def test_a_failed_session_can_have_another_try(store: Store) -> None:
     result = await ParallelRunner(second, store=store).resume("r", retry_failed=True)
     assert result.status is RunStatus.COMPLETED
     assert second.prompts == ["Look at it.", "Think of <look.2>", "Say <look.2>, <think.1>"]
+
+
+def without_its_extra(monkeypatch: pytest.MonkeyPatch) -> OpenAIBackend:
+    monkeypatch.setattr("backends.sdk.find_spec", lambda name: None)
+    return OpenAIBackend("m", base_url="http://127.0.0.1:9")
+
+
+async def test_no_try_is_spent_on_a_backend_whose_extra_is_missing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing, retry = without_its_extra(monkeypatch), Retry(attempts=5, on=frozenset(ErrorKind))
+    flow = Workflow([Step("look", on_error="retry", max_tries=3, retry=retry), Step("say", "Say {{ look }}")])
+    result = await ParallelRunner(missing, store=store).run(flow.dag(), "r", policy=flow)
+    [look] = result.tasks.values()
+    assert (look.id, look.attempts, look.error_kind) == ("look.1", 1, "unavailable")
+    assert result.status is RunStatus.FAILED
+    assert result.error is not None
+    assert "step 'look' failed: the openai package is not installed; run: pip install 'plait[openai]'" in result.error
+    again = await ParallelRunner(failing(), store=store).resume("r", retry_failed=True)
+    assert again.status is RunStatus.COMPLETED
+    assert list(again.text.values()) == ["<look.2>", "<say.1>"]
+
+
+async def test_it_goes_on_without_a_step_that_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = {"missing": without_its_extra(monkeypatch), "here": failing()}
+    flow = Workflow([Step("look", backend="missing", on_error="go_on"), Step("say", "Say {{ look }}", backend="here")])
+    result = await ParallelRunner(backends=backends).run(flow.dag(), policy=flow)
+    assert (result.status, result.text) == (RunStatus.COMPLETED, {"say.1": "<say.1>"})
 
 
 async def test_follow_ups_are_run_and_stored(store: Store) -> None:

@@ -23,6 +23,7 @@ from backends.spec import KINDS, AnthropicSpec, BackendSpec, FunctionSpec, OpenA
 from persistence.records import RunRecord
 from runner import DAG, ParallelRunner, Plan
 from runner.cli.exits import Fault
+from runner.config import needed_backends, policy_backends, task_backends
 from runner.dag import nearest
 from runner.parallel import DEFAULT_BACKEND
 from runner.plan.source import MAX_BYTES, read_source
@@ -117,10 +118,10 @@ def names_needed(
     """The backends of all tasks that are not done, in the order of the tasks, and of those that may follow them: a task
     that adds tasks may name any of the `known` ones.
     """
-    done = [status in TASK_DONE for status in statuses] or [False] * len(dag)
-    names = [dag.backend_of(task) or default for task, over in zip(dag, done, strict=True) if not over]
-    further = [] if policy is None else sorted(name or default for name in policy.backends())
-    if any(task.adds_tasks and not over for task, over in zip(dag, done, strict=True)):
+    statuses = list(statuses) or [TaskStatus.PENDING] * len(dag)
+    names = needed_backends(task_backends(dag, default), statuses)
+    further = [] if policy is None else sorted(policy_backends(policy, default))
+    if any(task.adds_tasks and status not in TASK_DONE for task, status in zip(dag, statuses, strict=True)):
         further += known
     return list(dict.fromkeys([*names, *further]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import socket
 from collections.abc import Generator
@@ -74,8 +75,11 @@ def _socket(where: Listening) -> Generator[socket.socket]:
     try:
         listening = socket.create_server((where.host, where.port), family=family)
     except OSError as error:
+        # Python's own text (`strerror`) says the address once more.
+        why = os.strerror(error.errno) if error.errno else error
         raise Fault(
-            f"cannot listen on {where.host}, port {where.port}: {error.strerror}; choose another one with --port"
+            f"cannot listen on {where.host}, port {where.port}: {why}; "
+            "choose another one with --port, or 0 for any that is free"
         ) from None
     with listening:
         yield listening

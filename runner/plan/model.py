@@ -11,13 +11,13 @@ from backends.errors import ErrorKind
 from backends.spec import BackendSpec
 from runner.dag import nearest
 from runner.policies.follow_ups import DEFAULT_CHAINS
-from runner.task import DEFAULT_RETRY, DEFAULT_RETRY_ON
+from runner.task import DEFAULT_RETRY, DEFAULT_RETRY_ON, NEVER_RETRIED
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = r"[0-9]{1,9}(\.[0-9]{1,3})?(ms|s|m|h)"
 _ID_SCHEMA = {"type": "string", "pattern": "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"}
 _ROLE = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,31}$"
-_KINDS = [kind.value for kind in ErrorKind]
+_KINDS = [kind.value for kind in ErrorKind if kind.value not in NEVER_RETRIED]
 
 
 def _seconds(value: Any) -> Any:

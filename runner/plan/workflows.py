@@ -1,21 +1,19 @@
 """`workflows`: what follows tasks of a role, as the policy that the plan's run has.
 
 Where a chain's prompts are wrong cannot be seen in them alone: what they may use depends on the task that they follow.
-So the graph is built once more, as it would be if every task had been completed and followed.
+So the policy is asked what would follow if every task had been completed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 from runner.dag import DAG, nearest
-from runner.errors import DAGError, PromptError
+from runner.errors import PromptError
 from runner.plan.errors import Path
 from runner.plan.graph import check_schema, line_in, retry_of
 from runner.plan.model import FollowUpPart, PlanPart
 from runner.plan.source import Source
-from runner.policies.follow_ups import FollowUp, FollowUps, circle_of, role_of
-from runner.task import FailureMode, Task
+from runner.policies.follow_ups import FollowUp, FollowUps, circle_of
+from runner.task import FailureMode
 
 
 def follow_ups_of(part: PlanPart, source: Source) -> FollowUps | None:
@@ -37,34 +35,16 @@ def follow_ups_of(part: PlanPart, source: Source) -> FollowUps | None:
 
 def check_follow_ups(follow_ups: FollowUps, dag: DAG, source: Source) -> None:
     """Report what would be wrong with the graph once all of its tasks have been followed."""
-    origins = dict(_followed(follow_ups, dag.tasks, {task.id for task in dag}))
-    try:
-        DAG([*dag.tasks, *(task for task, _ in origins.values())], inputs=dag.inputs)
-    except DAGError as error:
-        seen: set[tuple[Path, str]] = set()
-        for problem in error.problems:
-            if problem.task_id not in origins:  # an input is called like a follow-up
-                source.problems.append(source.problem(("inputs",), problem.message))
-                continue
-            task, step = origins[problem.task_id]
-            path = (*_step_path(follow_ups, *step), *((problem.field,) if problem.field else ()))
-            hint = f"; let {task.metadata['follows']!r} depend on it"
-            if (path, problem.message) not in seen:
-                seen.add((path, problem.message))
-                message = problem.message.replace("; add it to depends_on", hint)
-                line = problem.line or line_in(task.prompt, problem.message)
-                source.problems.append(source.problem(path, message, line=line))
-
-
-def _followed(
-    follow_ups: FollowUps, tasks: Iterable[Task], taken: set[str]
-) -> Iterator[tuple[str, tuple[Task, tuple[str, int]]]]:
-    """Every follow-up of `tasks`, and theirs, by id, with the role that it is after and its place in the chain."""
-    for task in tasks:
-        added = list(follow_ups.after(task, taken))
-        taken |= {one.id for one in added}
-        yield from ((one.id, (one, (role_of(task) or "", place))) for place, one in enumerate(added))
-        yield from _followed(follow_ups, added, taken)
+    for mistake in follow_ups.mistakes(dag):
+        problem, task = mistake.problem, mistake.task
+        if task.id in dag.inputs:
+            message = f"input {task.id!r} is also the id of a follow-up; call it something else"
+            source.problems.append(source.problem(("inputs",), message))
+            continue
+        step = _step_path(follow_ups, mistake.after, mistake.place)
+        path = (*step, *((problem.field,) if problem.field else ()))
+        line = problem.line or line_in(task.prompt, problem.message)
+        source.problems.append(source.problem(path, problem.message, line=line))
 
 
 def _step_path(follow_ups: FollowUps, after: str, place: int) -> Path:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import cast
 
+from runner.dag import DAG
+from runner.errors import DAGError, Problem
 from runner.policies.settings import made_of, settings_of
 from runner.policy import Decision, RunView
 from runner.prompt import RESERVED_NAMES, names_used
@@ -65,6 +67,16 @@ class FollowUp:
         object.__setattr__(self, "failure_mode", FailureMode(self.failure_mode))
 
 
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """What would be wrong with `task`, the follow-up at `place` in the chain after the role `after`."""
+
+    task: Task
+    after: str
+    place: int
+    problem: Problem
+
+
 DEFAULT_CHAINS: Mapping[str, Sequence[FollowUp]] = {"coder": (FollowUp("reviewer"), FollowUp("tester"))}
 
 
@@ -73,7 +85,8 @@ class FollowUps:
 
     A task's role is `role` in its metadata. Nothing follows a task that failed, was skipped or was cancelled. Tasks
     that depend on a task do not wait for its follow-ups. Of a task with `for_each` each part is followed. Raises
-    ValueError for chains that cannot be, and PromptError.
+    ValueError for chains that cannot be, and PromptError. What their prompts may use depends on the task that is
+    followed, so `run` and its like raise DAGError for names that are none: see `check`.
     """
 
     kind = "follow_ups"
@@ -115,12 +128,58 @@ class FollowUps:
 
     def after(self, task: Task, taken: Iterable[str] = ()) -> Iterator[Task]:
         """What follows `task` in a run where the ids in `taken` are in use."""
-        earlier = {WORK: task.id}
-        taken = set(taken)
-        for step in self._chains.get(role_of(task) or "", ()):
+        yield from self._after(task, set(taken))
+
+    def check(self, dag: DAG) -> None:
+        """Raises DAGError with every mistake in what would follow if all tasks of `dag` were completed."""
+        if found := [mistake.problem for mistake in self.mistakes(dag)]:
+            raise DAGError(found)
+
+    def mistakes(self, dag: DAG) -> Iterator[Mistake]:
+        """The same one by one, each once, however many tasks of `dag` it would follow."""
+        stand_ins = self._stand_ins(dag)
+        there = (*dag, *stand_ins)
+        origins = {one[0].id: one for one in self._foreseen(there, {task.id for task in there})}
+        try:
+            dag.copy().extend([*stand_ins, *(task for task, _, _ in origins.values())])
+        except DAGError as error:
+            seen: set[tuple[str, int, str]] = set()
+            for problem in error.problems:
+                task, after, place = origins[problem.task_id or ""]
+                if (after, place, problem.message) not in seen:
+                    seen.add((after, place, problem.message))
+                    hint = f"; let {_followed(task)!r} depend on it"
+                    message = problem.message.replace("; add it to depends_on", hint)
+                    yield Mistake(task, after, place, replace(problem, message=message, position=None))
+
+    def _after(self, task: Task, taken: set[str]) -> Iterator[Task]:
+        """As `after`; the ids are added to those in `taken`."""
+        earlier, role = {WORK: task.id}, role_of(task)
+        for step in () if role is None else self._chains.get(role, ()):
             follow_up = _follow_up(step, task, earlier, taken)
             earlier[step.role] = follow_up.id
             yield follow_up
+
+    def _foreseen(self, tasks: Iterable[Task], taken: set[str]) -> Iterator[tuple[Task, str, int]]:
+        """Every follow-up of `tasks`, and theirs, with the role that it is after and its place in the chain."""
+        for task in tasks:
+            added = list(self._after(task, taken))
+            yield from ((one, role_of(task) or "", place) for place, one in enumerate(added))
+            yield from self._foreseen(added, taken)
+
+    def _stand_ins(self, dag: DAG) -> list[Task]:
+        """A task for each role that none has yet and that follows none: whoever has it is added later, behind whatever
+        is there.
+        """
+        known = {step.role for chain in self._chains.values() for step in chain}
+        known |= {role for task in dag if (role := role_of(task)) is not None}
+        made: dict[str, Task] = {}
+        for role in sorted(self._chains.keys() - known):
+            name = re.sub(r"[^A-Za-z0-9_-]", "-", role)[: _MOST_ID // 2]
+            while not name or name in dag or name in dag.inputs or name in made:
+                name += "-"
+            made[name] = Task(name, depends_on=[task.id for task in dag], metadata={"role": role})
+        return list(made.values())
 
 
 def role_of(task: Task) -> str | None:
@@ -165,6 +224,11 @@ def _follow_up(step: FollowUp, task: Task, earlier: Mapping[str, str], taken: se
     )
     taken.add(follow_up.id)
     return follow_up
+
+
+def _followed(follow_up: Task) -> JsonValue:
+    """The id of the task that `follow_up` follows."""
+    return follow_up.metadata["follows"]
 
 
 def _is_followed(task: Task, tasks: Sequence[Task]) -> bool:

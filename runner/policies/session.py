@@ -14,7 +14,7 @@ from runner.errors import PlaitError
 from runner.policy import RunView
 from runner.result import TaskResult
 from runner.status import RunStatus, TaskStatus
-from runner.task import JsonValue, Task
+from runner.task import NEVER_RETRIED, JsonValue, Task
 
 
 class UnknownStep(PlaitError):  # noqa: N818
@@ -32,7 +32,8 @@ class SessionEnded(PlaitError):  # noqa: N818
 @dataclass(frozen=True, slots=True)
 class Interaction:
     """One try of one step. `status` is `ok` or `error` once it has come to its end, and None before. `number` counts
-    the tries of the step, from 1. `text` and `data` are its result, `error` says in one line why there is none.
+    the tries of the step, from 1. `text` and `data` are its result, `error` says in one line why there is none, and
+    `unavailable` that its backend could not be had, so that the next try would come to the same.
     """
 
     step: str
@@ -41,6 +42,7 @@ class Interaction:
     data: JsonValue = None
     number: int = 1
     error: str | None = None
+    unavailable: bool = False
 
     @property
     def task_id(self) -> str:
@@ -96,4 +98,5 @@ def is_interaction(task: Task) -> bool:
 def _interaction(task: Task, result: TaskResult) -> Interaction:
     step, number = task.id.rsplit(".", 1)
     status = _STATUSES.get(result.status)
-    return Interaction(step, status, result.text, result.data, int(number), result.error)
+    unavailable = result.error_kind in NEVER_RETRIED
+    return Interaction(step, status, result.text, result.data, int(number), result.error, unavailable)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast, get_args
 
 from runner.dag import DAG, nearest
@@ -39,7 +39,8 @@ _PASSED = {TaskStatus.COMPLETED, TaskStatus.SKIPPED}
 
 OnError: TypeAlias = Literal["retry", "go_on", "end"]
 """What follows when a step has failed: the same step again, until it has failed `max_tries` times; the next step,
-without its result; or nothing, for the session ends. It also ends where no try or no further step is left.
+without its result; or nothing, for the session ends. It also ends where no try or no further step is left, or where a
+try is left, but the step's backend cannot be had.
 """
 
 
@@ -163,6 +164,10 @@ class Workflow:
         session = session_of(run)
         if any(one.status is None for one in session.interactions):
             return Decision()
+        if run.ended is None:
+            # Once a session is over, only a resume asks again: what could not be had may be there by now.
+            had = tuple(replace(one, unavailable=False) for one in session.interactions)
+            session = replace(session, interactions=had)
         follows = self.next_step(session)
         if isinstance(follows, Step):
             return Decision(add=(self._next_task(follows, session),))
@@ -188,11 +193,12 @@ class Workflow:
 
     def _after_error(self, index: int, last: Interaction) -> Step | SessionComplete:
         step = self._steps[index]
-        if step.on_error == "retry" and last.number < step.max_tries:
+        is_left = step.on_error == "retry" and last.number < step.max_tries
+        if is_left and not last.unavailable:
             return step
         if step.on_error == "go_on" and not self._is_last(index):
             return self._steps[index + 1]
-        times = f" {last.number} times, its max_tries" if step.on_error == "retry" else ""
+        times = f" {last.number} times, its max_tries" if step.on_error == "retry" and not is_left else ""
         why = (last.error or "it does not say why").partition("\n")[0]
         return SessionComplete(ok=False, error=f"step {step.name!r} failed{times}: {why}")
 
