@@ -108,6 +108,8 @@ async def load_going_on(store: Store, run_id: str, state: RunState, task: TaskRe
     """
     answer = state.answer_to_say(state.dag.position(task.task_id))
     said = () if answer is None else await load_said(store, run_id, state, task.task_id)
+    if answer is not None and answer.attempt == task.attempt:  # it was asked after whatever had been corrected before
+        return GoingOn(task.session_id, said, answer, None, interrupted)
     corrects, wrong = await _corrected(store, run_id, task)
     answer = answer if wrong is None else None  # it has been taken
     return GoingOn(task.session_id, (*said, *corrects), answer, wrong, interrupted)

@@ -23,9 +23,11 @@ def rows(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
+GONE = "its backend cannot be had here, such as an extra that is not installed"
 CASES = {  # the step's place among two, the number of its failed try
     "it has tries left": [(0, 2), (1, 1)],
     "that was its last try (`max_tries`, 3)": [(0, 3), (1, 3)],
+    GONE: [(0, 1), (1, 1)],
     "it is not the last step": [(0, 1)],
     "it is the last step": [(1, 1)],
     "": [(0, 1), (1, 1)],
@@ -38,7 +40,7 @@ def test_the_rules_on_error_are_those_of_the_code(row: list[str]) -> None:
     on_error = rule.split("`")[1]
     flow = Workflow([Step("a", on_error=on_error), Step("b", on_error=on_error)])
     for place, number in CASES[when]:
-        failed = Interaction("ab"[place], "error", number=number)
+        failed = Interaction("ab"[place], "error", number=number, unavailable=when == GONE)
         after = flow.next_step(Session((failed,)))
         expected = {"the same step": flow.steps()[place], "the next step": flow.steps()[-1]}.get(follows)
         assert after == expected if expected else isinstance(after, SessionComplete) and not after.ok
