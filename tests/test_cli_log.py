@@ -1,83 +1,32 @@
-"""`plait log`: what a run did, from its store and its agents' files; followed while they work, whoever runs them."""
+"""`plait log`: what a run did, from its store and its agents' files. For following it see test_cli_log_follow.py."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support.agents import Home, make_home
+from tests.support.agents import Home
 from tests.support.command import PLAIT, Terminal, environment, plait_here
+from tests.support.logs import make_log_home, outputs, plan, untimed
 from tests.test_terminal import CORPUS, MARKUP, assert_harmless
 
-HEAD = """
-name: agents
-backends:
-  coder: {kind: claude-code, command: ./claude, concurrency: 4}
-  echo: {kind: function, call: "functions.py:echo"}
-defaults: {backend: coder}
-tasks:
-"""
-FUNCTIONS = """
-async def echo(prompt):
-    return "re: " + prompt
-"""
 TASKS = """
   - {id: fix, prompt: "Mend it. [[tool]] [[say I found it.]]"}
   - {id: limited, prompt: "Go. [[error 429]]", retry: {attempts: 2, base_delay: 0}, depends_on: fix}
   - {id: bad, prompt: "Go. [[error 400]]", failure_mode: skip, depends_on: limited}
   - {id: echo, backend: echo, prompt: "two\\nlines", depends_on: bad}
 """
-_LIMIT = 30.0
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    home = make_home(tmp_path, monkeypatch)
-    (tmp_path / "functions.py").write_text(FUNCTIONS)
-    return home
-
-
-def plan(home: Home, tasks: str) -> Path:
-    (home.path / "plan.yaml").write_text(HEAD + tasks)
-    return home.path
-
-
-def untimed(log: str) -> list[str]:
-    """The lines without their times, and without the days."""
-    return [line[10:] for line in log.splitlines() if not line.startswith("-- ")]
-
-
-def outputs(folder: Path) -> list[Path]:
-    """The files of all calls, in the order in which they began."""
-    return sorted((folder / ".plait" / "plait.db.files").rglob("stdout"), key=lambda path: path.stat().st_ctime_ns)
-
-
-@contextmanager
-def running(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`plait run` of the plan, as another process."""
-    with subprocess.Popen([*PLAIT, "run", "plan.yaml", "-q"], cwd=folder, env=environment()) as process:
-        try:
-            wait_for((folder / "calls.jsonl").exists)
-            yield process
-        finally:
-            process.kill()
-
-
-def wait_for(true) -> None:
-    ends = time.monotonic() + _LIMIT
-    while not true():
-        assert time.monotonic() < ends
-        time.sleep(0.01)
+    return make_log_home(tmp_path, monkeypatch)
 
 
 def test_a_run_reads_as_a_story_with_what_its_agents_did_between_its_events(home: Home) -> None:
@@ -251,77 +200,3 @@ def test_large_files_take_little_memory(home: Home) -> None:
     done = subprocess.run(words, cwd=folder, env=environment(), capture_output=True, text=True, check=True)
     assert "> Bash: the end" in done.stdout and "1 lines of its output are too long to be read" in done.stdout
     assert int(done.stderr) < 150_000  # KiB; the file has 160 MB
-
-
-def test_a_run_of_another_process_is_followed_to_its_end(home: Home) -> None:
-    folder = plan(home, '  - {id: a, prompt: "A. [[tool]] [[until go]] [[say done now]]"}\n')
-    with running(folder) as process, Terminal(folder, "log", "last", "-f") as log:
-        log.until("> Bash: make test")
-        assert b"done now" not in log.seen
-        (folder / "go").touch()
-        log.until("| done now")
-        assert log.wait() == 0
-        assert process.wait(_LIMIT) == 0
-    assert re.search(rb"run \S+ \x1b\[32mcompleted", log.seen)
-
-
-def test_an_agent_whose_runner_was_killed_is_followed_too(home: Home) -> None:
-    folder = plan(home, '  - {id: a, prompt: "A. [[tool]] [[until go]] [[say done now]]"}\n')
-    with running(folder) as process, Terminal(folder, "log", "last", "-f") as log:
-        log.until("> Bash: make test")
-        process.kill()
-        process.wait()
-        [run] = plait_here(folder, "runs", "--json").value
-        assert run["status"] == "interrupted"
-        (folder / "go").touch()
-        log.until("| done now")
-        assert log.wait() == 6
-    said = log.seen.decode()
-    assert f"run {run['run_id']} is interrupted, and nobody works on it" in said
-    assert f"plait resume {run['run_id']}" in said
-
-
-@pytest.mark.parametrize(
-    ("tasks", "code"),
-    [
-        ('  - {id: a, prompt: "A. [[error 400]]"}\n', 1),
-        ('  - {id: a, prompt: "A.", backend: echo}\n', 0),
-        ('  - {id: a, prompt: "A. [[ask]]"}\n', 4),
-    ],
-)
-def test_the_exit_code_of_a_followed_run_is_the_runs(home: Home, tasks: str, code: int) -> None:
-    folder = plan(home, tasks)
-    path = folder / "plan.yaml"
-    path.write_text(path.read_text().replace("concurrency: 4", "concurrency: 4, ask_for: [Bash]"))
-    assert plait_here(folder, "run", "plan.yaml", "-q").code == code
-    followed = plait_here(folder, "log", "last", "-f")
-    assert followed.code == code, followed.out
-    assert ("plait questions" in followed.err) == (code == 4)
-    assert plait_here(folder, "log", "last").code == 0
-
-
-def test_one_task_is_followed_to_its_own_end(home: Home) -> None:
-    tasks = '  - {id: a, prompt: "A. [[until go]]"}\n  - {id: b, prompt: "B. [[until never]]"}\n'
-    folder = plan(home, tasks)
-    with running(folder) as process:
-        with Terminal(folder, "log", "last", "a", "-f") as log:
-            log.until("started")
-            (folder / "go").touch()
-            assert log.wait() == 0
-        assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        assert process.wait(_LIMIT) == 6
-
-
-def test_following_ends_when_nobody_reads_it_any_more(home: Home) -> None:
-    folder = plan(home, '  - {id: a, prompt: "A. [[tool]] [[until never]]"}\n')
-    with running(folder) as process:
-        words = [*PLAIT, "log", "last", "-f"]
-        with subprocess.Popen(words, cwd=folder, env=environment(), stdout=subprocess.PIPE) as log:
-            assert log.stdout is not None
-            log.stdout.readline()
-            log.stdout.close()
-            assert log.wait(_LIMIT) == 6
-        assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        process.wait(_LIMIT)

@@ -21,6 +21,7 @@ from .acp_talk import Aims, Talk
 from .acp_turn import AcpConversation
 from .cli import CliBackend
 from .faults import NETWORK
+from .known import ACP
 from .program import Call
 
 
@@ -43,7 +44,7 @@ class AcpBackend(CliBackend):
     reported when the prompt has been said in it. `now` tells the Unix time.
     """
 
-    kind: ClassVar[str] = "acp"
+    kind: ClassVar[str] = ACP
     program: ClassVar[str] = ""
     install: ClassVar[str] = "install it"
     chooses_session: ClassVar[bool] = False

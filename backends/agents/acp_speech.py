@@ -28,11 +28,19 @@ def spoken_command(folder: Path, seconds: float, command: Sequence[str]) -> list
 
 def said_in(folder: Path) -> list[Message]:
     """What was said so far, to the last whole line."""
+    return said_from(folder, 0)[0]
+
+
+def said_from(folder: Path, start: int) -> tuple[list[Message], int]:
+    """What was said from that byte on, to the last whole line, and where the next one will begin."""
     try:
-        lines = (folder / _SAID).read_bytes().split(b"\n")[:-1]
+        with (folder / _SAID).open("rb", buffering=0) as file:
+            file.seek(start)
+            whole, end, _ = file.read().rpartition(b"\n")
     except OSError:
-        return []
-    return [message for line in lines if (message := decoded(line)) is not None]
+        return [], start
+    messages = [message for line in whole.split(b"\n") if (message := decoded(line)) is not None]
+    return messages, start + len(whole) + len(end)
 
 
 class Speech:

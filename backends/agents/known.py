@@ -8,6 +8,9 @@ from dataclasses import field
 
 from backends.values import value
 
+ACP = "acp"
+"""The kind of the backend for all agents that have none of their own."""
+
 
 @value
 class Login:

@@ -20,7 +20,8 @@ from backends.protocol import JsonValue, Output
 from backends.text import clean_text
 from backends.values import value
 
-from .known import agent
+from .acp_overheard import Overheard
+from .known import ACP, agent
 from .past import exchanges, feed, parsed
 from .program import Call, Reader
 
@@ -162,7 +163,10 @@ def _time_of(event: Mapping[str, JsonValue]) -> str | None:
 def _reader_for(folder: Path) -> Reader | None:
     """Who understands the output of the call in `folder`; None where nobody does."""
     known = read_known(folder)
-    found = None if known is None else agent(known.note.get("kind", ""))
+    kind = "" if known is None else known.note.get("kind", "")
+    if kind == ACP:
+        return Overheard(folder)
+    found = agent(kind)
     if found is None or not found.backend:
         return None
     module, _, name = found.backend.partition(":")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clis.acp_agents import acp_environment as environment_of
 from tests.clis.install import known
 from tests.clis.stub import Stub, running
 from tests.clis.world import World, make_world
@@ -41,6 +42,13 @@ def stub(tmp_path: Path) -> Generator[Stub]:
 def world(tmp_path: Path, stub: Stub) -> World:
     assert _CACHE is not None
     return make_world(tmp_path / "world", Path(_CACHE), stub)
+
+
+@pytest.fixture
+def acp_environment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has the environment that agents which speak ACP are to have."""
+    for name, value in environment_of(world).items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -71,6 +71,7 @@ class Request:
 
 def requests(log: Path) -> list[Request]:
     """All requests so far, in the order in which they came; the counting of tokens left out."""
+    # A long line is seen while it is written, its first part alone.
     whole = log.read_text().rpartition("\n")[0] if log.exists() else ""
     lines = [json.loads(line) for line in whole.splitlines()]
     ends = {line.pop("ended"): line for line in lines if "ended" in line}

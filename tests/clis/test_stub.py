@@ -123,3 +123,11 @@ def test_a_client_that_leaves_is_noticed(stub: Stub):
 def test_a_connection_that_breaks(stub: Stub):
     with pytest.raises(httpx.RemoteProtocolError):
         post(stub, *anthropic("bye [[break]]", streams=True))
+
+
+def test_a_request_that_is_being_written_down_is_not_there_yet(stub: Stub):
+    post(stub, *chat("One."))
+    line = stub.log.read_bytes().splitlines()[0]
+    with stub.log.open("ab") as log:
+        log.write(line[: len(line) // 2])
+    assert [one.prompts for one in stub.requests()] == [["One."]]
