@@ -72,8 +72,11 @@ class CliBackend(ABC):
 
     @asynccontextmanager
     async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
-        """Open a conversation; the agent is started with its first turn. BackendUnavailable when it is missing here."""
-        self.check()
+        """Open a conversation; the agent is started with its first turn. BackendUnavailable when it is missing here,
+        unless the turn is adopted: that needs nothing but its files.
+        """
+        if not opening.adopts:
+            self.check()
         if opening.files is not None:
             yield self.conversation(opening, opening.files)
             return
