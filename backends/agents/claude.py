@@ -21,6 +21,7 @@ from backends.agents.claude_reader import ClaudeReader
 from backends.agents.cli import CliBackend
 from backends.agents.faults import NETWORK
 from backends.agents.program import Call
+from backends.process import private_file
 from backends.protocol import JsonValue
 
 _ENVIRONMENT: Mapping[str, str] = {
@@ -136,7 +137,7 @@ class ClaudeCodeBackend(CliBackend):
         for option, words in (("system-prompt", self.system), ("append-system-prompt", self.append_system)):
             if words is not None:
                 path = call.folder / f"{option}.txt"
-                path.write_text(words, encoding="utf-8")
+                private_file(path, words)
                 yield f"{option}-file", path
 
     def _asking(self, call: Call) -> Iterator[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 import anyio
 
 from backends.errors import BackendError, ErrorKind
-from backends.process import private_folder
+from backends.process import private_file, private_folder
 from backends.protocol import Usage
 
 _LOOK = 0.2  # seconds between two tries for a lock
@@ -87,8 +87,7 @@ def _write(path: Path, usage: Usage) -> None:
     )
     with suppress(OSError):
         new = path.with_suffix(f".{os.getpid()}.new")
-        new.touch(mode=0o600)
-        new.write_text(text)
+        private_file(new, text)
         new.replace(path)
 
 

@@ -194,6 +194,7 @@ class CliConversation:
         private_folder(call.folder)
         backend = self._backend
         said = backend.says(call, sent)
+        guarded = self._opening.files is None or backend.on_runner_death == "kill"
         start = Start(
             self._words(call),
             {**child_environment((*backend.passes, *backend.pass_env)), **backend.environment(call)},
@@ -204,9 +205,10 @@ class CliConversation:
                 "kind": backend.kind,
                 "goes_on": "yes" if self._opening.goes_on else "no",
                 "said": digest(said),
+                "dies": "yes" if guarded else "no",
                 **self._notes(),
             },
-            guarded=self._opening.files is None or backend.on_runner_death == "kill",
+            guarded=guarded,
         )
         return await held.enter_async_context(running(start, call.folder))
 
