@@ -101,10 +101,13 @@ def left_below(folder: Path) -> Iterator[tuple[Path, Known]]:
     """The children with their files somewhere below `folder` of which nobody knows yet that nothing is left, each with
     the folder of its files. Those of another boot do not count.
     """
-    for named in folder.resolve().rglob(_NAME):
-        known = read_known(named.parent)
+    # Never into a child's own folder: what its tools leave there comes and goes, and is nobody's word on who is whose.
+    for path, below, names in os.walk(folder.resolve()):
+        if _NAME in names or _OVER in names:
+            below.clear()
+        known = read_known(Path(path)) if _NAME in names else None
         if known is not None and known.is_of_this_boot:
-            yield named.parent, known
+            yield Path(path), known
 
 
 def _read(folder: Path) -> Known | None:

@@ -63,6 +63,13 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
+def private_file(path: Path, text: str) -> None:
+    """Write a file for this user alone, in place of what was there."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
 def child_environment(passes: Collection[str] = ()) -> dict[str, str]:
     """What a child may have of our environment: what programs need to run at all, the names in `passes`, and the
     markers of turns that we are part of ourselves.

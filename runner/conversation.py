@@ -10,8 +10,8 @@ from backends.protocol import Message, Role, Usage
 from persistence.protocol import Store
 from persistence.records import MessageRecord, TaskRecord
 from runner.errors import PlaitError
-from runner.growth import NOT_ADDED, mistakes_prompt
-from runner.past import GoingOn, Past
+from runner.growth import mistakes_prompt
+from runner.past import NOT_ADDED, GoingOn, Past
 from runner.state import RunState
 
 
@@ -116,17 +116,13 @@ async def load_going_on(store: Store, run_id: str, state: RunState, task: TaskRe
 
 
 async def _corrected(store: Store, run_id: str, task: TaskRecord) -> tuple[tuple[Message, ...], str | None]:
-    """What the task's session holds of an earlier attempt whose reply brought tasks that were wrong, and what was said
-    about that in it.
+    """What the task's session holds of an attempt whose reply brought tasks that were wrong, and what was, or is to be,
+    said about that in it.
     """
-    if task.attempt < 2 or task.session_id is None:
-        return (), None
     for attempt in reversed(await store.list_attempts(run_id, task.task_id)):
-        if attempt.attempt >= task.attempt:
-            continue
         if attempt.session_id != task.session_id:
             break
-        if attempt.error is not None and attempt.error.startswith(NOT_ADDED):
+        if attempt.status == "retried" and (attempt.error or "").startswith(NOT_ADDED):
             said = [one for one in await store.list_messages(run_id, task.task_id) if one.attempt == attempt.attempt]
             return tuple(_message(run_id, record) for record in said), mistakes_prompt(attempt.error)
     return (), None

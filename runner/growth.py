@@ -11,6 +11,7 @@ from backends.text import clean_text, parse_json
 from runner import events
 from runner.dag import nearest
 from runner.errors import DAGError, Problem
+from runner.past import NOT_ADDED
 from runner.result import TaskResult
 from runner.schedule import Schedule
 from runner.state import RunState
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 MAX_TASKS = 10_000
 MAX_DEPTH = 10
-NOT_ADDED = "the tasks of its answer cannot be added"
-"""How the error begins of an attempt whose reply brought tasks that are wrong."""
-
 TASKS_SCHEMA: Mapping[str, JsonValue] = {
     "type": "object",
     "properties": {

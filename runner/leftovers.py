@@ -44,6 +44,11 @@ def under_way(tasks: Iterable[TaskRecord], but: str | None = None) -> list[tuple
     return [(task.task_id, task.attempt) for task in running if task.task_id != but]
 
 
+async def end_turn(folder: Path) -> None:
+    """End what is left of the children of the attempt with its files there. Never raises."""
+    await _end_below(folder, ())
+
+
 async def make_room(folder: Path) -> None:
     """See to it that an attempt about to begin finds its `folder` empty: one of the same number has been there where
     the store was away when its process died, or where the store is another one by now.

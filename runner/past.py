@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from backends.protocol import Message
 from runner.questions import Answered
 
+NOT_ADDED = "the tasks of its answer cannot be added"
+"""How the error begins of an attempt whose reply brought tasks that are wrong."""
+
 
 @dataclass(frozen=True, slots=True)
 class Past:

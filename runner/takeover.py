@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from backends.errors import ErrorKind
+from persistence.records import TaskRecord
 from runner import events
 from runner.adoption import learned, take_up, with_left
 from runner.clock import iso
@@ -15,10 +16,9 @@ from runner.deciding import Decided, decided_of
 from runner.drive import Prepared
 from runner.errors import PlaitError, PolicyMissing
 from runner.given import Given, GivenAnswers, given_answers
-from runner.growth import NOT_ADDED
 from runner.inherited import Adopted, Inherited
 from runner.ownership import claim
-from runner.past import GoingOn, Past
+from runner.past import NOT_ADDED, GoingOn, Past
 from runner.policies import policy_of
 from runner.policy import Policy
 from runner.questions import Way, unix
@@ -28,9 +28,9 @@ from runner.settling import failed_status
 from runner.state import RunState
 from runner.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
 from runner.stored import StoredPolicy, StoredRun
-from runner.task import JsonValue
+from runner.task import JsonValue, Task
 from runner.translate import changes
-from runner.verdict import RUNS, Action, Heard, Verdict, judge
+from runner.verdict import RUNS, Action, Heard, Verdict, is_to_be_corrected, judge
 
 
 async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared:
@@ -183,12 +183,24 @@ async def _load_own(run: StoredRun, position: int, verdict: Verdict) -> None:
     """The conversation that the task's earlier attempts began, where its next one goes on with it."""
     state, record = run.state, run.tasks[position]
     answer = state.answer_to_say(position)
-    interrupted = verdict.action is Action.CONTINUE and (answer is None or answer.attempt != record.attempt)
-    if record.session_id is None and answer is None:
+    says_answer = answer is not None and answer.attempt == record.attempt
+    interrupted = verdict.action is Action.CONTINUE and not says_answer and not is_to_be_corrected(record)
+    may_correct = _may_correct(state.dag.tasks[position], record, verdict)
+    if record.session_id is None and answer is None and not may_correct:
         return
-    if interrupted or answer is not None:
+    if interrupted or answer is not None or may_correct:
         going_on = await load_going_on(run.store, run.record.run_id, state, record, interrupted=interrupted)
-        state.going_on[position] = going_on
+        if interrupted or going_on.answer is not None or going_on.wrong is not None:
+            state.going_on[position] = going_on
+
+
+def _may_correct(task: Task, record: TaskRecord, verdict: Verdict) -> bool:
+    """Whether a planner may have to be told what was wrong with its tasks: it never was, or that was cut early."""
+    if not task.adds_tasks or TaskStatus(record.status) not in {TaskStatus.PENDING, TaskStatus.RUNNING}:
+        return False
+    if verdict.action is Action.CONTINUE:
+        return is_to_be_corrected(record)
+    return record.error_kind is None and not record.session_confirmed
 
 
 def _adopted(run: StoredRun, position: int, backend: str, at: str) -> events.TaskStarted:

@@ -29,7 +29,7 @@ from runner.clock import Clock
 from runner.feed import Feed
 from runner.folders import turn_files
 from runner.inherited import NOTHING, Adopted, Inherited
-from runner.leftovers import make_room
+from runner.leftovers import end_turn, make_room
 from runner.log import logger
 from runner.past import GoingOn, Past
 from runner.questions import OpenQuestion
@@ -155,18 +155,12 @@ class Turns:
         self._state.adopted.add(position)
         going_on = self._taken_up(position)
         before = None if going_on is not None else self._state.session_to_go_on_with(task)
-        resume = going_on is not None or (before is not None and before == adopted.session_id)
+        session_id = adopted.session_id
+        # It may have gone on in a session of its own, where that one was lost.
+        same = before is not None and (before == session_id or not self._forks(task))
+        resume, forks = going_on is not None or same, None if same else before
         return Turn(
-            position,
-            task,
-            number,
-            adopted.session_id,
-            going_on,
-            adopted.confirmed,
-            resume,
-            forks=None if resume else before,
-            called=True,
-            adopted=adopted,
+            position, task, number, session_id, going_on, adopted.confirmed, resume, forks, called=True, adopted=adopted
         )
 
     def _taken_up(self, position: int) -> GoingOn | None:
@@ -188,6 +182,12 @@ class Turns:
 
     async def have(self, turn: Turn) -> Outcome:
         """Render the prompt and call the backend. Raises nothing but cancellation."""
+        outcome = await self._have(turn)
+        if turn.adopted is not None and (files := self._files(turn)) is not None:
+            await end_turn(files.turn)  # its backend may never have taken hold of it
+        return outcome
+
+    async def _have(self, turn: Turn) -> Outcome:
         if turn.task.at_most_once and self._around.sink.away and turn.adopted is None:
             return Outcome(None, None, BackendError(ErrorKind.TRANSIENT, _NOT_WRITTEN_DOWN))
         try:

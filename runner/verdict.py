@@ -12,6 +12,7 @@ from enum import StrEnum
 from backends.protocol import LeftTurn
 from persistence.records import TaskRecord
 from runner.dag import DAG
+from runner.past import NOT_ADDED
 from runner.questions import Way, answers_of
 from runner.status import TASK_DONE, TaskStatus
 from runner.task import FailureMode, Task
@@ -89,7 +90,9 @@ def judge(
     passes = [False] * len(verdicts)
     for position in dag.order:
         verdict, task = verdicts[position], dag.tasks[position]
-        if verdict.action in _PASSES:
+        # What must not happen twice is left at work: it has begun, whatever has become of what it began with.
+        stays = verdict.action is Action.ADOPT and task.at_most_once
+        if verdict.action in _PASSES and not stays:
             in_the_way = [dag.tasks[n].id for n in dag.dependencies[position] if not passes[n]]
             if in_the_way:
                 verdict = Verdict(task.id, Action.BLOCKED, f"it waits for {', '.join(in_the_way[:3])}")
@@ -133,6 +136,11 @@ def last_chance(task: Task, crashes: int) -> bool:
     against it.
     """
     return 0 < crashes == task.retry.max_crashes - 1
+
+
+def is_to_be_corrected(record: TaskRecord) -> bool:
+    """Whether the task's last attempt brought tasks that were wrong, and it is still to be told so."""
+    return TaskStatus(record.status) is TaskStatus.PENDING and (record.error or "").startswith(NOT_ADDED)
 
 
 def at_most_once_question(attempt: int) -> str:
@@ -220,10 +228,7 @@ def _pending(task: Task, record: TaskRecord) -> Verdict:
     if not record.attempt:
         return Verdict(task.id, Action.START, "it never began")
     if record.error_kind is not None:
-        failed = f"attempt {record.attempt} failed ({record.error_kind})"
-        if record.session_confirmed:
-            return Verdict(task.id, Action.CONTINUE, f"{failed}; session {record.session_id} has kept what was said")
-        return Verdict(task.id, Action.START_OVER, failed)
+        return _failed_before(task, record)
     answers = answers_of(record.answers)
     if answers and answers[-1].attempt == record.attempt:
         return _answered(task.id, answers[-1].way)
@@ -232,6 +237,15 @@ def _pending(task: Task, record: TaskRecord) -> Verdict:
         reason = f"{interrupted}; session {record.session_id} is known"
         return Verdict(task.id, Action.CONTINUE, reason, repeats=True)
     return Verdict(task.id, Action.START_OVER, interrupted + _from_where(record), repeats=True)
+
+
+def _failed_before(task: Task, record: TaskRecord) -> Verdict:
+    failed = f"attempt {record.attempt} failed ({record.error_kind})"
+    if is_to_be_corrected(record):
+        return Verdict(task.id, Action.CONTINUE, f"{failed}; it is told what was wrong")
+    if record.session_confirmed:
+        return Verdict(task.id, Action.CONTINUE, f"{failed}; session {record.session_id} has kept what was said")
+    return Verdict(task.id, Action.START_OVER, failed)
 
 
 def _lets_pass(task: Task, record: TaskRecord, verdict: Verdict) -> bool:

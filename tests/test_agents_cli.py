@@ -94,7 +94,9 @@ async def test_neither_prompt_nor_foreign_secrets_reach_argv_or_environment(
 
 async def test_files_of_a_turn_are_for_this_user_alone(home: Home) -> None:
     files = home.files()
-    await _send(home.claude(), "One.", session_id=home.claude().new_session_id(), files=files)
+    backend = home.claude(system="Be brief.", append_system="Please.")
+    await _send(backend, "One.", session_id=backend.new_session_id(), files=files)
+    assert (files.turn / "1" / "system-prompt.txt").exists()
     found = [files.turn, *files.turn.rglob("*"), *files.sessions.rglob("*")]
     assert {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_dir()} == {0o700}
     assert {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_file()} == {0o600}
@@ -301,7 +303,8 @@ async def test_a_turn_that_ended_meanwhile_is_collected(home: Home) -> None:
 async def test_turns_that_are_to_die_with_their_runner_do(home: Home) -> None:
     backend = home.claude()
     await _die_with_turns_at_work(home, "kill", {"task": str(backend.new_session_id())})
-    await until(lambda: _state(home) == "dead", 5)
+    assert _state(home) == "dead"  # at once: nobody is to take it over in its last moments
+    await until(lambda: not home.processes, 5)
 
 
 def _state(home: Home) -> str:

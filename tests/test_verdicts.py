@@ -53,10 +53,13 @@ def test_what_lives_by_a_result_that_is_damaged_is_not_taken_over(
     retry_failed: bool, action: Action, reason: str
 ) -> None:
     a, b = records("completed", "running")
-    verdicts = judge(
-        DAG_OF_TWO, [replace(a, damaged=True), b], retry_failed=retry_failed, heard=Heard(left={"b": ALIVE})
-    )
+    dag = DAG([Task("a", "a"), Task("b", "b", ["a"])])
+    heard = Heard(left={"b": ALIVE})
+    verdicts = judge(dag, [replace(a, damaged=True), b], retry_failed=retry_failed, heard=heard)
     assert (verdicts[1].action, verdicts[1].reason) == (action, reason)
+    # What must not happen twice is not ended, which would only have it happen again.
+    verdicts = judge(DAG_OF_TWO, [replace(a, damaged=True), b], retry_failed=retry_failed, heard=heard)
+    assert verdicts[1].action is Action.ADOPT
 
 
 def test_what_waits_for_it_is_foretold_to_start() -> None:

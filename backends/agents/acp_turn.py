@@ -14,16 +14,16 @@ import anyio
 from backends.child import Child
 from backends.childfile import read_known
 from backends.errors import BackendError
-from backends.protocol import NO_USAGE, Files, Message, Opening, Reply, Usage
+from backends.protocol import NO_USAGE, Files, Opening, Reply, Usage
 
 from .acp_permits import Grant, marked, unmarked
 from .acp_speech import Speech, said_in, spoken_command
 from .acp_talk import Talk
 from .acp_wire import Step, decoded, prompt_of
 from .fields import at
-from .past import earlier, exchanges, feed, parsed
-from .program import Answered, Call, Reader
-from .sessions import Sessions, since
+from .past import Unheard, earlier, exchanges, feed, parsed
+from .program import Call, Reader
+from .sessions import Sessions, first_before, since
 from .turn import LAST_WORD, CliConversation
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class AcpConversation(CliConversation):
             return reply
         return replace(reply, session_id=marked(reply.session_id, wish))
 
-    async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[Reader]) -> Child:
+    async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[Unheard]) -> Child:
         assert isinstance(reader, Talk)
         talk = self._talk = reader
         until = anyio.current_time() + self._backend.turn_timeout
@@ -111,22 +111,12 @@ class AcpConversation(CliConversation):
     def _notes(self) -> Mapping[str, str]:
         return {} if self._grant is None else {_GRANTED: json.dumps([self._grant.deed, self._grant.choice])}
 
-    async def _exchange(self, turn: list[Message], prompt: str, sent: str, note: str | None = None) -> Answered:
-        try:
-            return await super()._exchange(turn, prompt, sent, note)
-        except BackendError as error:
-            error.usage = self._own(error.usage)
-            raise
-
-    def _usage(self, call: Call, answered: Answered) -> Usage:  # noqa: ARG002 - others need it
-        return self._own(answered.usage)
-
-    def _own(self, usage: Usage) -> Usage:
-        """The turn's own part of it: tokens are told by turn, cost by session."""
-        if usage.cost_usd is None or self._session_id is None:
+    def _own(self, folder: Path, session_id: str | None, usage: Usage) -> Usage:
+        """Tokens are told by turn, cost by session."""
+        if usage.cost_usd is None or session_id is None:
             return usage
-        before = self._sessions.spent(self._session_id) or NO_USAGE
-        self._sessions.note_spent(self._session_id, usage)
+        before = first_before(folder, self._sessions.spent(session_id) or NO_USAGE)
+        self._sessions.note_spent(session_id, usage)
         # An agent that was killed may have forgotten what it had counted.
         cost = usage.cost_usd if usage.cost_usd < (before.cost_usd or 0.0) else since(usage, before).cost_usd
         return replace(usage, cost_usd=cost)

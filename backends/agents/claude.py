@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from backends.agents.claude_asking import hook_command, write_answer
+from backends.agents.claude_asking import ANSWER, hook_command, write_answer
 from backends.agents.claude_reader import ClaudeReader
 from backends.agents.cli import CliBackend
 from backends.agents.faults import NETWORK
+from backends.agents.past import reread
 from backends.agents.program import Call
+from backends.process import private_file
 from backends.protocol import JsonValue
 
 _ENVIRONMENT: Mapping[str, str] = {
@@ -107,6 +109,14 @@ class ClaudeCodeBackend(CliBackend):
         """Its keys, its settings, and how the network is reached."""
         return _PASSES
 
+    def session_of(self, folder: Path) -> str | None:
+        """As for all agents; but an answer that the hook has not taken is not in the session, whatever else is."""
+        reader = self.reader(Call(folder))
+        reread(reader, folder)
+        if reader.session_id is None and (folder / ANSWER).exists():
+            return None
+        return super().session_of(folder)
+
     def session_files(self, session_id: str) -> Sequence[Path]:
         """One, in a folder for each folder that it has worked in."""
         home = Path(os.environ.get("CLAUDE_CONFIG_DIR") or "~/.claude").expanduser()
@@ -136,7 +146,7 @@ class ClaudeCodeBackend(CliBackend):
         for option, words in (("system-prompt", self.system), ("append-system-prompt", self.append_system)):
             if words is not None:
                 path = call.folder / f"{option}.txt"
-                path.write_text(words, encoding="utf-8")
+                private_file(path, words)
                 yield f"{option}-file", path
 
     def _asking(self, call: Call) -> Iterator[str]:

@@ -8,13 +8,13 @@ again, before anything else, and by then has the answer. Whatever comes next is 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from backends.agents.fields import at, shown, tables, text
+from backends.process import private_file
 from backends.protocol import JsonValue, Question
 
 _HOOK = Path(__file__).with_name("_claude_hook.py")
@@ -30,9 +30,7 @@ def hook_command(folder: Path) -> str:
 
 def write_answer(folder: Path, answer: JsonValue) -> None:
     """Have the hook find it."""
-    descriptor = os.open(folder / ANSWER, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(answer, file)
+    private_file(folder / ANSWER, json.dumps(answer))
 
 
 def question_of(deferred: JsonValue) -> Question:

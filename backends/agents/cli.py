@@ -72,8 +72,11 @@ class CliBackend(ABC):
 
     @asynccontextmanager
     async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
-        """Open a conversation; the agent is started with its first turn. BackendUnavailable when it is missing here."""
-        self.check()
+        """Open a conversation; the agent is started with its first turn. BackendUnavailable when it is missing here,
+        unless the turn is adopted: that needs nothing but its files.
+        """
+        if not opening.adopts:
+            self.check()
         if opening.files is not None:
             yield self.conversation(opening, opening.files)
             return
@@ -96,7 +99,9 @@ class CliBackend(ABC):
         goes_on = known.note.get("goes_on") == "yes"
         if reader.is_final:
             return LeftTurn("ended", reader.session_id, goes_on, about)
-        return LeftTurn("alive" if known.is_alive else "dead", self.session_of(calls[-1]), goes_on, about)
+        # One that is to die with its runner does so any moment now, or is ended by who resumes.
+        is_alive = known.is_alive and known.note.get("dies") != "yes"
+        return LeftTurn("alive" if is_alive else "dead", self.session_of(calls[-1]), goes_on, about)
 
     def session_of(self, folder: Path) -> str | None:
         """The session that holds the prompt of the call with its files in `folder`, by what the agent has printed, or

@@ -20,6 +20,7 @@ from backends.agents.codex_reader import CodexReader
 from backends.agents.faults import NETWORK
 from backends.agents.fields import at
 from backends.agents.program import Call
+from backends.process import private_file
 from backends.protocol import JsonValue
 
 _STRICT = frozenset({"type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf",
@@ -80,7 +81,7 @@ class CodexBackend(CliBackend):
         begins = [] if earlier is None else ["resume" if call.resume else "fork"]
         schema = call.folder / "schema.json"
         if call.output_schema is not None:
-            schema.write_text(json.dumps(call.output_schema), encoding="utf-8")
+            private_file(schema, json.dumps(call.output_schema))
         return [
             *("exec", *begins, *_ALWAYS),
             *([] if self.model is None else [f"--model={self.model}"]),
@@ -95,7 +96,7 @@ class CodexBackend(CliBackend):
         yield "analytics.enabled", False
         if self.system is not None:
             path = call.folder / "system-prompt.txt"
-            path.write_text(self.system, encoding="utf-8")
+            private_file(path, self.system)
             yield "model_instructions_file", str(path)
         if self.append_system is not None:
             yield "developer_instructions", self.append_system

@@ -16,6 +16,7 @@ from backends.agents.cli import CliBackend
 from backends.agents.faults import NETWORK
 from backends.agents.gemini_reader import GeminiReader
 from backends.agents.program import Call
+from backends.process import private_file
 
 _PASSES = (
     "GEMINI_API_KEY",
@@ -73,7 +74,7 @@ class GeminiBackend(CliBackend):
     def arguments(self, call: Call) -> Sequence[str]:
         """The arguments; writes the system prompt into `call.folder`, where there is one."""
         if self.system is not None:
-            (call.folder / "system-prompt.md").write_text(self.system, encoding="utf-8")
+            private_file(call.folder / "system-prompt.md", self.system)
         return ["--output-format=stream-json", "--skip-trust", *self._options(call)]
 
     def _options(self, call: Call) -> Iterator[str]:

@@ -9,6 +9,7 @@ from backends.childfile import read_known
 from backends.lines import Lines
 from backends.protocol import JsonValue, Output
 from backends.text import parse_json
+from backends.values import value
 
 from .program import Reader
 
@@ -57,21 +58,29 @@ def reread(reader: Reader, folder: Path) -> None:
         return
 
 
-def cut_before(turn: Path, make: Callable[[], Reader]) -> list[Reader]:
-    """The attempts just before that of the folder `turn` that were cut, so that nobody was told what they cost; the
-    last one first.
-    """
-    cut: list[Reader] = []
+@value
+class Unheard:
+    """A call of an attempt that was cut, so that nobody was told what it cost. `is_cut`: that one itself."""
+
+    folder: Path
+    reader: Reader
+    is_cut: bool
+
+
+def cut_before(turn: Path, make: Callable[[Path], Reader]) -> list[Unheard]:
+    """The calls of the attempts just before that of the folder `turn` that were cut, the last one first."""
+    unheard: list[Unheard] = []
     for attempt in earlier(turn):
         calls = exchanges(attempt)
         if not calls or (calls[-1] / TOLD).exists():
             break
-        reader = make()
-        reread(reader, calls[-1])
-        if reader.is_final:
+        found = [Unheard(folder, make(folder), folder == calls[-1]) for folder in reversed(calls)]
+        for one in found:
+            reread(one.reader, one.folder)
+        if found[0].reader.is_final:
             break
-        cut.append(reader)
-    return cut
+        unheard += found
+    return unheard
 
 
 def earlier(turn: Path) -> Iterator[Path]:

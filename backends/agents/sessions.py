@@ -18,7 +18,7 @@ from pathlib import Path
 import anyio
 
 from backends.errors import BackendError, ErrorKind
-from backends.process import private_folder
+from backends.process import private_file, private_folder
 from backends.protocol import Usage
 
 _LOOK = 0.2  # seconds between two tries for a lock
@@ -48,29 +48,47 @@ class Sessions:
 
     def spent(self, session_id: str) -> Usage | None:
         """What the session has cost so far, as its program counts; None where that is not known."""
-        try:
-            told = json.loads(self._path(session_id, "json").read_bytes())
-            cost = told["cost_usd"]
-            return Usage(int(told["input_tokens"]), int(told["output_tokens"]), None if cost is None else float(cost))
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
+        return _read(self._path(session_id, "json"))
 
     def note_spent(self, session_id: str, total: Usage) -> None:
         """The same, from now on. A folder that cannot be written to only makes the next turn's usage wrong."""
-        path = self._path(session_id, "json")
-        text = json.dumps(
-            {"input_tokens": total.input_tokens, "output_tokens": total.output_tokens, "cost_usd": total.cost_usd}
-        )
         with suppress(OSError):
             private_folder(self._folder)
-            new = path.with_suffix(f".{os.getpid()}.new")
-            new.touch(mode=0o600)
-            new.write_text(text)
-            new.replace(path)
+        _write(self._path(session_id, "json"), total)
 
     def _path(self, session_id: str, what: str) -> Path:
         name = hashlib.sha256(session_id.encode("utf-8", "replace")).hexdigest()[:32]
         return self._folder / f"{self._kind}-{name}.{what}"
+
+
+def first_before(folder: Path, before: Usage) -> Usage:
+    """What the session of the call with its files in `folder` had cost before: `before`, or what that was when the call
+    was counted first, by a process that was killed before its word was stored.
+    """
+    path = folder / "before.json"
+    known = _read(path)
+    if known is None:
+        _write(path, before)
+    return before if known is None else known
+
+
+def _read(path: Path) -> Usage | None:
+    try:
+        told = json.loads(path.read_bytes())
+        cost = told["cost_usd"]
+        return Usage(int(told["input_tokens"]), int(told["output_tokens"]), None if cost is None else float(cost))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _write(path: Path, usage: Usage) -> None:
+    text = json.dumps(
+        {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cost_usd": usage.cost_usd}
+    )
+    with suppress(OSError):
+        new = path.with_suffix(f".{os.getpid()}.new")
+        private_file(new, text)
+        new.replace(path)
 
 
 async def _lock(descriptor: int, session_id: str, patience: float, on_wait: Callable[[str], None]) -> None:

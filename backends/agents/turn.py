@@ -25,10 +25,10 @@ from backends.structured import Mismatch, Schema, invalid_output, repair_prompt
 from backends.text import clean_text, one_line
 
 from .kept import digest
-from .past import TOLD, cut_before, feed, parsed
+from .past import TOLD, Unheard, cut_before, feed, parsed
 from .program import Answered, Call, Ending, Reader
 from .replaying import replayed
-from .sessions import Sessions, since
+from .sessions import Sessions, first_before, since
 
 if TYPE_CHECKING:
     from .cli import CliBackend
@@ -136,14 +136,17 @@ class CliConversation:
                 raise
             answered = reader.end(Ending(child.status, child.tail("stderr")))
         except BackendError as error:
-            error.usage += reader.usage if error.usage == NO_USAGE else NO_USAGE
+            used = reader.usage if error.usage == NO_USAGE else error.usage
+            error.usage = self._cost_unheard(cut) + self._own(call.folder, self._session_id, used)
             error.goes_on = error.goes_on and reader.session_id is not None
             _told(call.folder)
             raise
         self._said, self._exists = True, True
-        usage = self._usage(call, answered)
-        if not answered.is_total:
-            usage = sum((reader.usage for reader in cut), usage)
+        usage = self._cost_unheard(cut)
+        if answered.is_total:
+            usage += self._total(call, answered.usage)
+        else:
+            usage += self._own(call.folder, self._session_id, answered.usage)
         answered = replace(answered, text=clean_text(answered.text))
         turn.append(Message("assistant", answered.text, usage))
         return answered
@@ -154,10 +157,10 @@ class CliConversation:
         answer = None if self._said else opening.answer
         return Call(folder, self._session_id, resume=self._exists, forks=forks, output_schema=asked, answer=answer)
 
-    def _cut_before(self, call: Call) -> list[Reader]:
-        return cut_before(self._files.turn, partial(self._backend.reader, call))
+    def _cut_before(self, call: Call) -> list[Unheard]:
+        return cut_before(self._files.turn, lambda folder: self._backend.reader(replace(call, folder=folder)))
 
-    async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[Reader]) -> Child:
+    async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[Unheard]) -> Child:
         """The child of this call, when it has ended and `reader` has read it all."""
         on_line = partial(self._on_line, reader)
         until = anyio.current_time() + self._backend.turn_timeout
@@ -178,18 +181,20 @@ class CliConversation:
         if child.skipped:
             self._opening.on_output(Output("notice", f"{child.skipped} lines of its output were too long to be read"))
 
-    async def _start(self, held: AsyncExitStack, call: Call, sent: str, cut: list[Reader]) -> Child:
+    async def _start(self, held: AsyncExitStack, call: Call, sent: str, cut: list[Unheard]) -> Child:
         keeps: list[int] = []
         if call.session_id is not None:
             on_wait = partial(self._show, "waiting")
             keeps.append(await held.enter_async_context(self._sessions.writing(call.session_id, _PATIENCE, on_wait)))
         if self._rewinds:
-            whole = [one.last_whole for one in cut if one.last_whole and one.session_id == call.session_id]
+            readers = [one.reader for one in cut if one.is_cut and one.reader.session_id == call.session_id]
+            whole = [reader.last_whole for reader in readers if reader.last_whole]
             self._rewinds = bool(whole)
             call = replace(call, rewind_to=whole[0] if whole else None)
         private_folder(call.folder)
         backend = self._backend
         said = backend.says(call, sent)
+        guarded = self._opening.files is None or backend.on_runner_death == "kill"
         start = Start(
             self._words(call),
             {**child_environment((*backend.passes, *backend.pass_env)), **backend.environment(call)},
@@ -200,9 +205,10 @@ class CliConversation:
                 "kind": backend.kind,
                 "goes_on": "yes" if self._opening.goes_on else "no",
                 "said": digest(said),
+                "dies": "yes" if guarded else "no",
                 **self._notes(),
             },
-            guarded=self._opening.files is None or backend.on_runner_death == "kill",
+            guarded=guarded,
         )
         return await held.enter_async_context(running(start, call.folder))
 
@@ -232,17 +238,26 @@ class CliConversation:
     def _show(self, kind: str, text: str) -> None:
         self._opening.on_output(Output("waiting" if kind == "waiting" else "notice", one_line(text)))
 
-    def _usage(self, call: Call, answered: Answered) -> Usage:
-        """What the call cost; a program may only know what its session has cost so far."""
-        if not answered.is_total or self._session_id is None:
-            return answered.usage
+    def _cost_unheard(self, cut: list[Unheard]) -> Usage:
+        read = ((one.folder, one.reader) for one in reversed(cut))
+        return sum((self._own(folder, reader.session_id, reader.usage) for folder, reader in read), NO_USAGE)
+
+    def _own(self, folder: Path, session_id: str | None, usage: Usage) -> Usage:  # noqa: ARG002 - for those that need it
+        """What the call with its files in `folder` cost, in that session, by what it says itself."""
+        return usage
+
+    def _total(self, call: Call, total: Usage) -> Usage:
+        """What the call cost, by what its session has cost so far."""
+        if self._session_id is None:
+            return total
         before = self._sessions.spent(self._session_id) if call.resume else None
         if before is None and call.forks is not None:
             before = self._sessions.spent(call.forks)
         if before is None:
             before = _cost(self._opening.history) if call.resume or call.forks else NO_USAGE
-        self._sessions.note_spent(self._session_id, answered.usage)
-        return since(answered.usage, before)
+        before = first_before(call.folder, before)
+        self._sessions.note_spent(self._session_id, total)
+        return since(total, before)
 
 
 def _read(answered: Answered, schema: Schema) -> JsonValue:
