@@ -180,10 +180,13 @@ class Turns:
         backend = self._around.backends[self._around.names[before]]
         return self._state.continued[before] > 1 or (isinstance(backend, ForkingBackend) and backend.can_fork)
 
-    async def have(self, turn: Turn) -> Outcome:
+    def have(self, turn: Turn) -> Awaitable[Outcome]:
         """Render the prompt and call the backend. Raises nothing but cancellation."""
+        return self._have(turn) if turn.adopted is None else self._have_adopted(turn)
+
+    async def _have_adopted(self, turn: Turn) -> Outcome:
         outcome = await self._have(turn)
-        if turn.adopted is not None and (files := self._files(turn)) is not None:
+        if (files := self._files(turn)) is not None:
             await end_turn(files.turn)  # its backend may never have taken hold of it
         return outcome
 
