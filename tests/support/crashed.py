@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 import anyio
+import anyio.lowlevel
 
 from backends.protocol import Conversation, Opening, Reply
 from persistence import Store
@@ -84,4 +85,8 @@ async def _until_at_rest(run: Run, store: FaultyStore, backend: Dying) -> bool:
         with anyio.move_on_after(0.0005):
             await run.result()
             return True
+        for _ in range(
+            20
+        ):  # a machine with too much to do may have slept in the meantime, and the loop not yet gone on
+            await anyio.lowlevel.checkpoint()
     return False
