@@ -122,9 +122,10 @@ async def _corrected(store: Store, run_id: str, task: TaskRecord) -> tuple[tuple
     for attempt in reversed(await store.list_attempts(run_id, task.task_id)):
         if attempt.session_id != task.session_id:
             break
-        if attempt.status == "retried" and (attempt.error or "").startswith(NOT_ADDED):
+        error = attempt.error or ""
+        if attempt.status == "retried" and error.startswith(NOT_ADDED):
             said = [one for one in await store.list_messages(run_id, task.task_id) if one.attempt == attempt.attempt]
-            return tuple(_message(run_id, record) for record in said), mistakes_prompt(attempt.error)
+            return tuple(_message(run_id, record) for record in said), mistakes_prompt(error)
     return (), None
 
 
