@@ -131,7 +131,9 @@ async def test_a_sweep_is_not_put_off_by_what_agents_at_work_leave_and_take(worl
     finally:
         over.set()
         busy.join()
-    assert [turn["prompt"].split()[0] for turn in world.turns if turn["pid"] in world.alive()] == ["work"]
+    alive = [turn["prompt"].split()[0] for turn in world.turns if turn["pid"] in world.alive()]
+    await sweep(root, [])
+    assert (alive, world.alive()) == (["work"], [])
 
 
 async def test_what_a_child_leaves_in_its_folder_names_nobody(world: World) -> None:
