@@ -273,6 +273,7 @@ async def test_turns_outlive_their_runner_and_are_adopted(home: Home) -> None:
         left = backend.left(home.files(1, task))
         assert left is not None
         assert (left.state, left.session_id) == ("alive", session)
+        assert home.acp().left(home.files(1, task)) is None, "it is not the turn of an agent of this kind"
     replies: dict[str, Reply] = {}
 
     async def adopt(task: str, session: str) -> None:

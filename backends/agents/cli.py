@@ -91,7 +91,7 @@ class CliBackend(ABC):
         """See `OutlivingBackend.left`."""
         calls = exchanges(files.turn)
         known = read_known(calls[-1]) if calls else None
-        if known is None:
+        if known is None or known.note.get("kind") != self.kind:  # the task had another backend then
             return None
         reader = self.reader(Call(calls[-1]))
         reread(reader, calls[-1])
