@@ -199,28 +199,6 @@ async def test_a_cut_turn_whose_session_is_gone_is_said_to_be_lost(home: Home) -
     assert len(home.calls) == 2
 
 
-async def test_two_writers_of_one_session_go_one_after_the_other(home: Home) -> None:
-    backend = home.claude()
-    session = backend.new_session_id()
-    await _send(backend, "First.", session_id=session, files=home.files(1))
-    waits: list[Output] = []
-
-    def note(output: Output) -> None:
-        waits.append(output)
-        (home.path / "go").touch()
-
-    async with anyio.create_task_group() as group:
-        prompt = f"Long. [[until {home.path / 'go'}]]"
-        slow = Opening(session_id=session, resume=True, files=home.files(2, "a"))
-        group.start_soon(_send_opened, backend, slow, prompt)
-        await until(lambda: len(home.calls) == 2)
-        await _send(backend, "Short.", session_id=session, resume=True, files=home.files(3, "b"), on_output=note)
-    assert waits[0].kind == "waiting"
-    assert session in waits[0].text
-    users = [text for role, text in home.calls[-1]["said"] if role == "user"]
-    assert users == ["First.", prompt, "Short."]
-
-
 async def test_a_person_is_asked_and_the_answer_reaches_that_use(home: Home) -> None:
     backend = home.claude(ask_for=("Bash",))
     session = backend.new_session_id()

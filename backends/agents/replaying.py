@@ -13,7 +13,7 @@ def replayed(history: Sequence[Message], prompt: str) -> str:
         f"<{message.role}>\n{message.content}\n</{message.role}>" for message in history if message.role != "system"
     )
     return (
-        "You are going on with a conversation whose session is gone. This is what was said in it, oldest first:\n\n"
+        "You are going on with a conversation from another session. This is what was said in it, oldest first:\n\n"
         f"{said}\n\nWhat you did in it is done; look at the files if you need to know more. The next message is:\n\n"
         f"{prompt}"
     )

@@ -24,6 +24,14 @@ from backends.protocol import Usage
 _LOOK = 0.2  # seconds between two tries for a lock
 
 
+class SessionInUse(BackendError):  # noqa: N818
+    """Another process writes to the session."""
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(ErrorKind.TRANSIENT, f"{holder}; wait until its turn is over, or end that process")
+        self.holder = holder
+
+
 class Sessions:
     """The sessions of one kind of agent, with their files in `folder`, which is made for this user alone."""
 
@@ -34,7 +42,7 @@ class Sessions:
     @asynccontextmanager
     async def writing(self, session_id: str, patience: float, on_wait: Callable[[str], None]) -> AsyncGenerator[int]:
         """Be the only one who writes to the session; the descriptor that a child has to keep. Where another process
-        does, `on_wait` is told so, and after `patience` seconds that is a BackendError (transient).
+        does, `on_wait` is told so, and after `patience` seconds SessionInUse is raised.
         """
         private_folder(self._folder)
         descriptor = os.open(self._path(session_id, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -104,7 +112,7 @@ async def _lock(descriptor: int, session_id: str, patience: float, on_wait: Call
         who = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
         holder = f"session {session_id} is in use by process {who} or its agent" if who else f"{session_id} is in use"
         if anyio.current_time() >= until:
-            raise BackendError(ErrorKind.TRANSIENT, f"{holder}; wait until its turn is over, or end that process")
+            raise SessionInUse(holder)
         if not waits:
             on_wait(holder)
             waits = True

@@ -28,7 +28,7 @@ from .kept import digest
 from .past import TOLD, Unheard, cut_before, feed, parsed
 from .program import Answered, Call, Ending, Reader
 from .replaying import replayed
-from .sessions import Sessions, first_before, since
+from .sessions import SessionInUse, Sessions, first_before, since
 
 if TYPE_CHECKING:
     from .cli import CliBackend
@@ -78,7 +78,9 @@ class CliConversation:
         return Reply(answered.text, data, self._session_id, _cost(turn), tuple(turn), answered.question)
 
     async def _first(self, turn: list[Message], prompt: str) -> Answered:
-        """The call that says the prompt itself; if the session is gone, in a fresh one that is told what was said."""
+        """The call that says the prompt itself; if the session is gone, or somebody else's for too long, in a fresh one
+        that is told what was said.
+        """
         sent = prompt
         if self._schema is not None and self._asked is None:
             sent += f"\n\nAnswer with nothing but JSON that fits this JSON Schema: {self._schema.text}"
@@ -92,10 +94,11 @@ class CliConversation:
                 self._rewinds = False
                 turn.clear()
                 return await self._first(turn, prompt)
-            lost = error.kind is ErrorKind.SESSION_LOST and not self._opening.goes_on and not self._said
-            if not lost or not self._opening.history or self._backend.on_lost_session == "fail":
+            lost = error.kind is ErrorKind.SESSION_LOST or isinstance(error, SessionInUse)
+            begun = self._opening.goes_on or self._said
+            if not lost or begun or not self._opening.history or self._backend.on_lost_session == "fail":
                 raise
-            what = error.message
+            what = error.holder if isinstance(error, SessionInUse) else error.message
         old = self._session_id if self._exists else self._opening.forks
         turn.clear()
         if self._exists:
