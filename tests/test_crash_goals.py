@@ -9,6 +9,7 @@ from persistence.boundaries import BOUNDARIES
 from runner.crash.planted import PLANTED
 from tests.crash import (
     adoption_bugs,
+    adoptions,
     cancel_bugs,
     files,
     kills,
@@ -80,6 +81,7 @@ def test_the_stated_numbers_are_asked_for() -> None:
     assert schedules.CASES["nightly"] >= 10_000
     assert two.ROUNDS["nightly"]["race"] >= 50
     assert two.ROUNDS["nightly"]["pause"] >= 20
+    assert adoptions.CASES["nightly"] >= 300
     assert slow.DELAY_MS == 300
 
 
