@@ -7,7 +7,20 @@ from typing import get_args
 
 from persistence.boundaries import BOUNDARIES
 from runner.crash.planted import PLANTED
-from tests.crash import cancel_bugs, files, kills, machine, power, schedule_bugs, schedules, slow, two, upgrades
+from tests.crash import (
+    adoption_bugs,
+    adoptions,
+    cancel_bugs,
+    files,
+    kills,
+    machine,
+    power,
+    schedule_bugs,
+    schedules,
+    slow,
+    two,
+    upgrades,
+)
 from tests.crash.__main__ import METHODS
 from tests.crash.bugs import TO_BE_SEEN
 from tests.crash.goals import GOALS, reached
@@ -68,6 +81,7 @@ def test_the_stated_numbers_are_asked_for() -> None:
     assert schedules.CASES["nightly"] >= 10_000
     assert two.ROUNDS["nightly"]["race"] >= 50
     assert two.ROUNDS["nightly"]["pause"] >= 20
+    assert adoptions.CASES["nightly"] >= 300
     assert slow.DELAY_MS == 300
 
 
@@ -79,6 +93,7 @@ def test_every_mistake_has_a_method_that_plants_it() -> None:
         "files": set(get_args(files.Sabotage)),
         "two": two.PLANTED.keys(),
         "children": set(get_args(engine.Sabotage)),
+        "adoptions": adoption_bugs.BUGS.keys(),
         "schedules": schedule_bugs.BUGS.keys(),
         "cancels": cancel_bugs.BUGS.keys(),
         "slow": slow.PLANTED.keys(),

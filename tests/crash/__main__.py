@@ -21,6 +21,7 @@ METHODS = (
     "files",
     "two",
     "children",
+    "adoptions",
     "schedules",
     "cancels",
     "slow",

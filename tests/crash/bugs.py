@@ -38,6 +38,8 @@ TO_BE_SEEN: Mapping[str, tuple[str, str]] = {
     "missing fsync of the folder": ("files", "a name that is not synced"),
     "children that outlive a SIGKILL": ("children", "children that do not watch their parent"),
     "children not in a session": ("children", "children not in a session"),
+    "an agent at work given up": ("adoptions", "started over what it should adopt"),
+    "what is left at work of a cut turn": ("adoptions", "leftovers not ended"),
     "INSERT OR REPLACE for results": ("machine", "a stored result replaced"),
 }
 

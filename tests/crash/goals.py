@@ -60,6 +60,8 @@ GOALS = (
     Goal("processes in each of them", "two", "processes that resume at once", 20),
     Goal("rounds of SIGSTOP past the lease", "two", "rounds of pause", 20),
     Goal("double owners and double records", "two", "", most=0),
+    Goal("runs that lose their runners and agents", "adoptions", None, 300),
+    Goal("promises broken to them", "adoptions", "", most=0),
     Goal("event-loop lag with syncs of 0.3 s, p99 in ms", "slow", "event-loop lag p99 ms", most=10),
 )
 

@@ -27,7 +27,7 @@ from persistence import SQLiteStore
 from runner import DAG, FailureMode, ParallelRunner, Retry, Task
 
 RUN = "r"
-_CHILD = Path(__file__).with_name("outliving_child.py")
+AGENT = Path(__file__).with_name("outliving_child.py")
 _SECONDS = 30.0
 
 
@@ -77,7 +77,7 @@ class _Talk:
             child = await held.enter_async_context(adopted(turn)) if opening.adopts else None
             if child is None:
                 goes_on = "yes" if opening.goes_on else "no"
-                argv = (sys.executable, "-S", str(_CHILD), str(folder), str(opening.session_id), goes_on)
+                argv = (sys.executable, "-S", str(AGENT), str(folder), str(opening.session_id), goes_on)
                 start = Start(argv, child_environment(), folder, prompt.encode(), note={"goes_on": goes_on})
                 child = await held.enter_async_context(running(start, turn))
             await child.follow(on_line, idle=_SECONDS, until=anyio.current_time() + _SECONDS)
