@@ -12,12 +12,13 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
-from .proctable import HAS_PROC, Turn, boot_id, members, start_time
+from .proctable import HAS_PROC, Process, Turn, boot_id, members, start_time
 from .values import value
 
 _NAME, _OVER = "child.json", "over.json"
@@ -26,13 +27,16 @@ _START_LIMIT = 5.0  # seconds; a start takes milliseconds, and on a machine that
 
 @value
 class Known:
-    """Who a child is. `pid` is 0 while it is being started; `note` is what its starter wanted to know later."""
+    """Who a child is. `pid` is 0 while it is being started; `note` is what its starter wanted to know later; `words` is
+    about its arguments, as `words_of` says.
+    """
 
     marker: str
     boot: str
     pid: int
     started: str
     note: Mapping[str, str]
+    words: str = ""
 
     @property
     def is_of_this_boot(self) -> bool:
@@ -66,6 +70,7 @@ def tell(folder: Path, known: Known) -> None:
             "boot": known.boot,
             "pid": known.pid,
             "started": known.started,
+            "words": known.words,
             "note": dict(known.note),
         }
     )
@@ -89,9 +94,9 @@ def read_known(folder: Path) -> Known | None:
     known, until = _read(folder), time.monotonic() + _START_LIMIT
     while known is not None and not known.pid and HAS_PROC and known.is_of_this_boot:
         is_starting = _is_locked(folder / "stdout")  # before the look: then it has been started, or has ended
-        found = _with_number(known)
-        if found.pid or not is_starting or time.monotonic() > until:
-            return found
+        found = _members(known)
+        if found or not is_starting or time.monotonic() > until:
+            return _with_number(known, found)
         time.sleep(0.005)
         known = _read(folder)
     return known
@@ -121,6 +126,7 @@ def _read(folder: Path) -> Known | None:
                 int(told["pid"]),
                 str(told["started"]),
                 {str(key): str(text) for key, text in told["note"].items()},
+                str(told.get("words", "")),
             )
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             continue
@@ -143,11 +149,36 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _with_number(known: Known) -> Known:
-    """Whoever started it may have been killed before it wrote the number down."""
+def words_of(arguments: Sequence[str | bytes]) -> str:
+    """The number of a program's arguments, its own name left out, and a digest of them."""
     try:
-        leaders = [process for process in members([known.turn]) if process.pid == process.session]
+        told = b"\0".join(map(os.fsencode, arguments))
+    except UnicodeEncodeError:  # nothing can be started with such ones
+        return ""
+    return f"{len(arguments)}:{sha256(told).hexdigest()}"
+
+
+def _members(known: Known) -> Sequence[Process]:
+    try:
+        return members([known.turn])
     except OSError:  # no descriptor is left to look with
-        return known
+        return ()
+
+
+def _with_number(known: Known, found: Sequence[Process]) -> Known:
+    """Whoever started it may have been killed before it wrote the number down. The child is known by its arguments: it
+    may be over, and what it has left at work be the leader of a session, too.
+    """
+    leaders = [process for process in found if process.pid == process.session and _is_called(process.pid, known)]
     first = min(leaders, key=lambda process: process.started, default=None)
     return known if first is None else replace(known, pid=first.pid, started=str(first.started))
+
+
+def _is_called(pid: int, known: Known) -> bool:
+    """A script's interpreter stands before the script in its arguments, so they are compared from the end."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+    except OSError:
+        return False
+    count = known.words.partition(":")[0]
+    return count.isdecimal() and words_of(words[max(0, len(words) - int(count)) :]) == known.words

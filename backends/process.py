@@ -26,7 +26,7 @@ from pathlib import Path
 from anyio.to_thread import run_sync
 
 from .child import KILL_LIMIT, Child
-from .childfile import Known, left_below, lock_start, mark_over, read_known, tell
+from .childfile import Known, left_below, lock_start, mark_over, read_known, tell, words_of
 from .errors import BackendError, BackendUnavailable, ErrorKind
 from .guard import GUARD
 from .proctable import PREFIX, boot_id, end, first_start_time, tag
@@ -142,7 +142,7 @@ def _sweep(run_folder: Path, keep: Sequence[Path]) -> int:
 def _spawn(start: Start, folder: Path) -> Child:
     if read_known(folder) is not None:
         raise FileExistsError(f"{folder} has the files of another child")
-    known = Known(secrets.token_hex(8), boot_id(), 0, "", start.note)
+    known = Known(secrets.token_hex(8), boot_id(), 0, "", start.note, words_of(start.argv[1:]))
     try:
         private_folder(folder)
         tell(folder, known)

@@ -29,6 +29,8 @@ class Facts:
     stock: Stock
     killed: set[int] = field(default_factory=set[int])
     """The agents that were killed."""
+    told: set[int] = field(default_factory=set[int])
+    """The agents that have said which session they have."""
     settled: set[str] = field(default_factory=set[str])
     """The tasks of which a person had to say what became of them."""
     talks: int = 0
@@ -72,7 +74,9 @@ def _texts(task_id: str, asked: Any) -> set[str]:
 
 
 def _said_twice_in_a_session(script: Script, facts: Facts) -> Iterable[str]:
-    times = Counter((turn["session"], turn["prompt"]) for turn in _new(facts))
+    # Of who was killed before it said that it has the session nobody knows that it heard the prompt.
+    unheard = facts.killed - facts.told
+    times = Counter((turn["session"], turn["prompt"]) for turn in _new(facts) if turn["pid"] not in unheard)
     for (session, prompt), count in times.items():
         # Whether the agent that was killed had taken the answer nobody knows, so it is said again.
         again = prompt == SAYS or (prompt.startswith("ans ") and facts.killed)

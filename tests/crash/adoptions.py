@@ -101,7 +101,7 @@ class Case:
             for one in self._script.rounds:
                 self._play(one)
             self._finish()
-            self._facts.turns = self._world.turns
+            self._facts.turns, self._facts.told = self._world.turns, self._world.told
             self._wrong += judged(self._script, self._facts)
             self._wrong += [f"process {pid} was left alive" for pid in left_alive(self._world)]
             self._wrong += ["a process that is not plait's was ended"] if bystander.poll() is not None else []

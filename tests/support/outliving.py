@@ -134,6 +134,12 @@ class World:
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     @property
+    def told(self) -> set[int]:
+        """The processes that have said which session they have."""
+        log = self.folder / "told"
+        return {int(line) for line in log.read_text().splitlines()} if log.exists() else set()
+
+    @property
     def said(self) -> list[str]:
         return [turn["prompt"] for turn in self.turns]
 
