@@ -17,8 +17,8 @@ import pytest
 
 from backends import childfile
 from backends.childfile import read_known
-from backends.process import adopted, sweep
-from backends.proctable import PREFIX, start_time
+from backends.process import Start, adopted, child_environment, running, sweep
+from backends.proctable import PREFIX, members, start_time
 from tests.support.room import (
     ROOT,
     Kin,
@@ -286,3 +286,22 @@ def test_a_temporary_folder_goes_with_the_process_that_made_it(tmp_path: Path, h
     assert [one.name for one in tmp_path.glob("plait-*/*")] == ["file"]
     parent.kill()
     assert within(soon(), lambda: not list(tmp_path.glob("plait-*")))
+
+
+@pytest.mark.parametrize("lives", [True, False])
+async def test_what_a_child_has_left_is_not_taken_for_it(lives: bool, tmp_path: Path) -> None:
+    """Its starter was killed before it wrote down which process it is."""
+    code = (
+        f"import subprocess, time; subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep({60 * lives})"
+    )
+    start = Start([sys.executable, "-S", "-c", code], child_environment(), tmp_path, b"")
+    async with running(start, tmp_path / "0") as child:
+        while not any(one.pid != child.known.pid for one in members([child.known.turn])):  # noqa: ASYNC110
+            await anyio.sleep(0.005)
+        if not lives:
+            await child.wait(30)
+        written = tmp_path / "0" / "child.json"
+        written.write_text(json.dumps({**json.loads(written.read_text()), "pid": 0, "started": ""}))
+        known = read_known(tmp_path / "0")
+        assert known is not None
+        assert (known.pid, known.is_alive) == ((child.known.pid, True) if lives else (0, False))

@@ -10,8 +10,8 @@ Arguments: its world's folder, the session, and whether it goes on. Words in the
     [[ask TEXT]]     asks, once
 
 A turn that goes on does what the prompt said that its session holds; one that is told of its mistakes waits for the
-file `mend`, also where it was cut and goes on. Each turn is a line of the file `turns`: the witness of what was said. Who has
-said which session it has is a line of `told`.
+file `mend`, also where it was cut and goes on. Each turn is a line of the file `turns`: the witness of what was said.
+Who has said which session it has is a line of `told`.
 """
 
 from __future__ import annotations
