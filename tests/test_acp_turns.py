@@ -77,10 +77,15 @@ async def test_an_agent_that_cannot_go_on_is_told_what_was_said(home: Home) -> N
     assert error.kind is ErrorKind.SESSION_LOST
 
 
-async def test_the_session_is_known_before_the_model_is_asked(home: Home) -> None:
-    seen: list[tuple[str, int]] = []
-    await send(home.acp("--slow=0.05"), "One.", on_session=lambda session: seen.append((session, len(home.calls))))
-    assert seen == [(home.calls[0]["session"], 0)]
+async def test_the_session_is_known_before_the_model_has_answered(home: Home) -> None:
+    seen: list[str] = []
+
+    def on_session(session: str) -> None:
+        seen.append(session)
+        (home.path / "go").touch()
+
+    await send(home.acp(), f"One. [[until {home.path / 'go'}]]", on_session=on_session)
+    assert seen == [home.calls[0]["session"]]
 
 
 async def test_model_and_mode_are_set(home: Home) -> None:

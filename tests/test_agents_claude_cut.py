@@ -22,7 +22,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 def test_an_answer_is_in_the_session_once_its_hook_has_taken_it(home: Home, taken: bool) -> None:
     folder = home.files(2).turn / "1"
     folder.mkdir(parents=True)
-    tell(folder, Known("0123456789abcdef", "another boot", 1, "1", {"goes_on": "no", "said": digest("")}))
+    tell(
+        folder,
+        Known("0123456789abcdef", "another boot", 1, "1", {"kind": "claude-code", "goes_on": "no", "said": digest("")}),
+    )
     (folder / "stdout").write_text(json.dumps({"type": "system", "subtype": "init", "session_id": "s"}) + "\n")
     write_answer(folder, "allow")
     if taken:
