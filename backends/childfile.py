@@ -18,6 +18,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
+from .private import private_file
 from .proctable import HAS_PROC, Process, Turn, boot_id, members, start_time
 from .values import value
 
@@ -75,9 +76,7 @@ def tell(folder: Path, known: Known) -> None:
         }
     )
     new = folder / f"{_NAME}.new"
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
+    private_file(new, text)
     new.replace(folder / _NAME)
 
 

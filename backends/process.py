@@ -29,6 +29,7 @@ from .child import KILL_LIMIT, Child
 from .childfile import Known, left_below, lock_start, mark_over, read_known, tell, words_of
 from .errors import BackendError, BackendUnavailable, ErrorKind
 from .guard import GUARD
+from .private import private_folder
 from .proctable import PREFIX, boot_id, end, first_start_time, tag
 from .text import one_line
 from .values import value
@@ -54,20 +55,6 @@ class Start:
     keeps: Sequence[int] = ()
     note: Mapping[str, str] = field(default_factory=dict[str, str])
     guarded: bool = False
-
-
-def private_folder(folder: Path) -> Path:
-    """`folder`, made where it is missing, with those above it that are, for this user alone."""
-    for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
-        missing.mkdir(mode=0o700, exist_ok=True)
-    return folder
-
-
-def private_file(path: Path, text: str) -> None:
-    """Write a file for this user alone, in place of what was there."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 def child_environment(passes: Collection[str] = ()) -> dict[str, str]:

@@ -22,7 +22,7 @@ from backends.agents.cli import CliBackend
 from backends.agents.faults import NETWORK
 from backends.agents.past import reread
 from backends.agents.program import Call
-from backends.process import private_file
+from backends.private import private_file
 from backends.protocol import JsonValue
 
 _ENVIRONMENT: Mapping[str, str] = {

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from backends.agents.fields import at, shown, tables, text
-from backends.process import private_file
+from backends.private import private_file
 from backends.protocol import JsonValue, Question
 
 _HOOK = Path(__file__).with_name("_claude_hook.py")

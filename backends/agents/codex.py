@@ -20,7 +20,7 @@ from backends.agents.codex_reader import CodexReader
 from backends.agents.faults import NETWORK
 from backends.agents.fields import at
 from backends.agents.program import Call
-from backends.process import private_file
+from backends.private import private_file
 from backends.protocol import JsonValue
 
 _STRICT = frozenset({"type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf",

@@ -16,7 +16,7 @@ from backends.agents.cli import CliBackend
 from backends.agents.faults import NETWORK
 from backends.agents.gemini_reader import GeminiReader
 from backends.agents.program import Call
-from backends.process import private_file
+from backends.private import private_file
 
 _PASSES = (
     "GEMINI_API_KEY",

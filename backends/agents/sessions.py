@@ -18,7 +18,7 @@ from pathlib import Path
 import anyio
 
 from backends.errors import BackendError, ErrorKind
-from backends.process import private_file, private_folder
+from backends.private import private_file, private_folder
 from backends.protocol import Usage
 
 _LOOK = 0.2  # seconds between two tries for a lock

@@ -19,7 +19,8 @@ import anyio
 from backends.child import Child
 from backends.childfile import read_known
 from backends.errors import BackendError, ErrorKind
-from backends.process import Start, adopted, child_environment, private_folder, running
+from backends.private import private_folder
+from backends.process import Start, adopted, child_environment, running
 from backends.protocol import NO_USAGE, Files, JsonValue, Message, Opening, Output, Reply, Usage
 from backends.structured import Mismatch, Schema, invalid_output, repair_prompt
 from backends.text import clean_text, one_line
