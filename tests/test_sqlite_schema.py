@@ -57,11 +57,11 @@ async def test_documented_queries_find_something(path: Path, sql: str) -> None:
 async def test_guarded_updates_find_their_rows_by_key(path: Path) -> None:
     """A scan of the tasks for each of them would make cost grow with the run."""
     await make(path)
-    updates = [bulk for bulk in statements.IN_ORDER if bulk.head.startswith("UPDATE")]
+    updates = [bulk for bulk in statements.IN_ORDER if bulk.statement.startswith("UPDATE")]
     with closing(sqlite3.connect(path)) as connection:
         for bulk in updates:
             sql = "EXPLAIN QUERY PLAN " + statements.bulk_sql(bulk, 4)
-            plan = [row[3] for row in connection.execute(sql, (None,) * (4 * bulk.width))]
+            plan = [row[3] for row in connection.execute(sql, (None,) * (4 * bulk.width + 1))]
             assert not any(line.startswith(("SCAN tasks", "SCAN attempts")) for line in plan), plan
             assert any(line.startswith("SEARCH") for line in plan), plan
 

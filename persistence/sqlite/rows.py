@@ -1,9 +1,9 @@
 """The rows of a batch, gathered by the statement that writes them.
 
 What a value costs depends on its type. The sqlite3 module looks for an adapter for every None, bool and bytes, which
-takes ten times as long (0.3 microseconds) as handing an int, a str or a bytearray on: so rows hold few of those. And
-rows are kept as one list of values for each statement: a tuple for each row would be a thousand objects more for the
-collector of garbage to look at.
+takes five times as long (0.3 microseconds) as handing an int on. So where a value is mostly missing, its row has one of
+another type in its place, `NO_TEXT` or `NO_NUMBER`, of which the statement makes NULL. And rows are kept as one list of
+values for each statement: a tuple for each row would be a thousand objects more for the collector of garbage.
 """
 
 from __future__ import annotations
@@ -30,14 +30,18 @@ class Refused(Exception):  # noqa: N818
     """A guarded statement changed fewer rows than it was given."""
 
 
-def _execute(connection: sqlite3.Connection, bulk: sql.Bulk, values: list[Any]) -> None:
-    for count, cursor in _executed(connection, bulk, values):
+NO_TEXT: Final = 0
+NO_NUMBER: Final = ""
+
+
+def _execute(connection: sqlite3.Connection, run_id: str, bulk: sql.Bulk, values: list[Any]) -> None:
+    for count, cursor in _executed(connection, run_id, bulk, values):
         if cursor.rowcount != count:
             raise Refused
 
 
 def _executed(
-    connection: sqlite3.Connection, bulk: sql.Bulk, values: list[Any]
+    connection: sqlite3.Connection, run_id: str, bulk: sql.Bulk, values: list[Any]
 ) -> Iterator[tuple[int, sqlite3.Cursor]]:
     """`values`: those of all rows, one row after the other. Gives the number of rows of each statement."""
     filling = (None, *repeat(0, bulk.width - 1))
@@ -46,6 +50,7 @@ def _executed(
         count = len(part) // bulk.width
         size = sql.SIZES[bisect_left(sql.SIZES, count)]
         part += filling * (size - count)
+        part.append(run_id)
         yield count, connection.execute(sql.bulk_sql(bulk, size), part)
 
 
@@ -83,9 +88,11 @@ class Rows:
         first: int | None = self._tasks
         if first is None:
             first = int(self._connection.execute(sql.NEXT_POSITION, (self.run_id,)).fetchone()[0])
+        by = NO_TEXT if added_by is None else added_by
         for position, task in enumerate(tasks, first):
             edges = _encode(task.depends_on) if task.depends_on else "[]"
-            row = (self.run_id, task.task_id, position, task.backend, added_by, edges, task.prompt, task.spec)
+            backend = NO_TEXT if task.backend is None else task.backend
+            row = (task.task_id, position, backend, by, edges, task.prompt, task.spec)
             self._waiting[sql.ADD_TASKS].extend(row)
             self._added.add(task.task_id)
         self._tasks = first + len(tasks)
@@ -93,26 +100,24 @@ class Rows:
     def known(self, task_ids: Sequence[str]) -> set[str]:
         """Those of the tasks that the run has, those of the batch so far included."""
         known = self._added.intersection(task_ids)
-        wanted = [value for task_id in task_ids if task_id not in known for value in (self.run_id, task_id)]
-        found = _executed(self._connection, sql.KNOWN_TASKS, wanted)
+        wanted = [task_id for task_id in task_ids if task_id not in known]
+        found = _executed(self._connection, self.run_id, sql.KNOWN_TASKS, wanted)
         return known.union(task_id for _, cursor in found for (task_id,) in cursor.fetchall())
 
-    def inline_or_blob(self, text: str | None) -> tuple[str | None, bytes | None]:
-        """The text, if it is to stand in its row; if it is large, the key of the blob that it becomes."""
-        if text is None or len(text) <= SHORT:
-            return text, None
+    def blob(self, text: str) -> bytes | None:
+        """If the text is large, the key of the blob that it becomes; None where it is to stand in its row."""
         encoded = text.encode()
         if len(encoded) <= _INLINE_BYTES:
-            return text, None
+            return None
         key = sha256(encoded).digest()
         if key not in self._blobs:
             self._connection.execute(sql.ADD_BLOB, (key, len(encoded), text))
             self._blobs.add(key)
-        return None, key
+        return key
 
     def flush(self) -> None:
         self._reached.clear()
         for bulk, values in self._waiting.items():
             if values:
-                _execute(self._connection, bulk, values)
+                _execute(self._connection, self.run_id, bulk, values)
                 values.clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """How many rows one statement may carry; few sizes, so that the prepared ones are used again and again. The largest
 keeps the widest rows below the 32,766 parameters that SQLite takes.
 """
@@ -17,105 +17,110 @@ keeps the widest rows below the 32,766 parameters that SQLite takes.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bulk:
-    """A statement over many rows: `head`, the rows, `tail`. Each row has to change exactly one stored row, unless its
-    first value is NULL: it only fills the statement up.
+    """A statement over many rows of one run, which come in the place of `{rows}`. Its last parameter is the run's id.
+    Each row has to change exactly one stored row, unless its first value is NULL: it only fills the statement up.
+
+    What is mostly missing comes as something that it cannot be, 0 for a text or '' for a number: see rows.py.
 
     Compared by identity: hashing the texts at every look-up would cost more than the look-up.
     """
 
-    head: str
     width: int
-    tail: str = "WHERE column1 IS NOT NULL"
+    statement: str
 
 
 @lru_cache(maxsize=256)
 def bulk_sql(bulk: Bulk, rows: int) -> str:
     """The statement for `rows` rows."""
     row = f"({', '.join('?' * bulk.width)})"
-    return f"{bulk.head} (VALUES {', '.join([row] * rows)}) {bulk.tail}"
+    return bulk.statement.replace("{rows}", f"(VALUES {', '.join([row] * rows)})")
 
 
 ADD_TASKS = Bulk(
-    "INSERT INTO tasks (run_id, task_id, position, backend, added_by, depends_on, prompt, spec) SELECT * FROM", 8
+    7,
+    """INSERT INTO tasks (task_id, position, backend, added_by, depends_on, prompt, spec, run_id)
+    WITH new AS {rows} SELECT column1, column2, nullif(column3, 0), nullif(column4, 0), column5, column6, column7, ?
+    FROM new WHERE column1 IS NOT NULL""",
 )
 START_TASKS = Bulk(
-    """UPDATE tasks SET status = 'running', attempt = column3, attempt_status = 'running', attempt_backend = column4,
-    session_id = column5, session_confirmed = column6, started_at = column7, started_seq = column8, ended_at = NULL,
-    ended_seq = NULL, error_kind = NULL, error = NULL, input_tokens = 0, output_tokens = 0, cost_usd = NULL,
-    duration_s = NULL FROM""",
-    8,
-    "AS new WHERE run_id = column1 AND task_id = column2 AND status = 'pending' AND attempt = column3 - 1",
+    7,
+    """UPDATE tasks SET status = 'running', attempt = column2, attempt_status = 'running', attempt_backend = column3,
+    session_id = nullif(column4, 0), session_confirmed = column5, started_at = column6, started_seq = column7,
+    ended_at = NULL, ended_seq = NULL, error_kind = NULL, error = NULL, input_tokens = 0, output_tokens = 0,
+    cost_usd = NULL, duration_s = NULL
+    FROM {rows} AS new WHERE run_id = ? AND task_id = column1 AND status = 'pending' AND attempt = column2 - 1""",
 )
 SET_SESSIONS = Bulk(
-    "UPDATE tasks SET session_id = column4, session_confirmed = iif(column3 > 0, 1, session_confirmed) FROM",
-    4,
-    """AS new WHERE run_id = column1 AND task_id = column2
-    AND attempt > 0 AND attempt = iif(column3 > 0, column3, attempt)""",
+    3,
+    """UPDATE tasks SET session_id = column3, session_confirmed = iif(column2 > 0, 1, session_confirmed)
+    FROM {rows} AS new
+    WHERE run_id = ? AND task_id = column1 AND attempt > 0 AND attempt = iif(column2 > 0, column2, attempt)""",
 )
 COMPLETE_TASKS = Bulk(
-    """UPDATE tasks SET status = 'completed', attempt_status = 'completed', ended_at = column4, ended_seq = column5,
-    question = NULL, asked = NULL, input_tokens = input_tokens + column6, output_tokens = output_tokens + column7,
-    cost_usd = coalesce(cost_usd + column8, column8, cost_usd),
-    duration_s = coalesce(duration_s + column9, column9, duration_s),
-    text = column10, data = column11, checksum = column12 FROM""",
-    12,
-    """AS new WHERE run_id = column1 AND task_id = column2 AND attempt = column3
+    11,
+    """UPDATE tasks SET status = 'completed', attempt_status = 'completed', ended_at = column3, ended_seq = column4,
+    question = NULL, asked = NULL, input_tokens = input_tokens + column5, output_tokens = output_tokens + column6,
+    cost_usd = iif(column7 = '', cost_usd, ifnull(cost_usd, 0) + column7),
+    duration_s = ifnull(duration_s, 0) + column8, text = column9, data = nullif(column10, 0), checksum = column11
+    FROM {rows} AS new WHERE run_id = ? AND task_id = column1 AND attempt = column2
     AND (status = 'running' OR status = 'waiting_input')""",
 )
 LINK_RESULTS = Bulk(
-    "UPDATE tasks SET text_sha256 = column3, data_sha256 = column4 FROM",
-    4,
-    "AS new WHERE run_id = column1 AND task_id = column2 AND status = 'completed'",
+    3,
+    """UPDATE tasks SET text_sha256 = column2, data_sha256 = column3
+    FROM {rows} AS new WHERE run_id = ? AND task_id = column1 AND status = 'completed'""",
 )
 """For results with a large part. A statement of its own, like ADD_LARGE_MESSAGES: in COMPLETE_TASKS its two columns
 would be NULL in almost every row, and cost a seventh of it.
 """
 END_TASKS = Bulk(
-    """UPDATE tasks SET status = column6, attempt_status = column7, ended_at = column4, ended_seq = column5,
-    error_kind = column8, error = column9, duration_s = coalesce(duration_s + column10, column10, duration_s),
-    input_tokens = input_tokens + column11, output_tokens = output_tokens + column12,
-    cost_usd = coalesce(cost_usd + column13, column13, cost_usd), question = column14, asked = column15,
-    crashes = crashes + column16, session_confirmed = coalesce(column17, session_confirmed) FROM""",
-    17,
-    """AS new WHERE run_id = column1 AND task_id = column2 AND attempt = column3
-    AND (status = 'running' OR status = 'waiting_input' AND (column6 = 'failed' OR column6 = 'skipped'))""",
+    16,
+    """UPDATE tasks SET status = column5, attempt_status = column6, ended_at = column3, ended_seq = column4,
+    error_kind = column7, error = column8, duration_s = coalesce(duration_s + column9, column9, duration_s),
+    input_tokens = input_tokens + column10, output_tokens = output_tokens + column11,
+    cost_usd = coalesce(cost_usd + column12, column12, cost_usd), question = column13, asked = column14,
+    crashes = crashes + column15, session_confirmed = coalesce(column16, session_confirmed)
+    FROM {rows} AS new WHERE run_id = ? AND task_id = column1 AND attempt = column2
+    AND (status = 'running' OR status = 'waiting_input' AND (column5 = 'failed' OR column5 = 'skipped'))""",
 )
 CANCEL_TASKS = Bulk(
+    3,
     """UPDATE tasks SET status = 'cancelled', attempt_status = iif(status = 'running', 'cancelled', attempt_status),
-    ended_at = iif(status = 'running', column3, ended_at), ended_seq = iif(status = 'running', column4, ended_seq),
-    question = NULL, asked = NULL FROM""",
-    4,
-    "AS new WHERE run_id = column1 AND task_id = column2 AND status IN ('pending', 'running', 'waiting_input')",
+    ended_at = iif(status = 'running', column2, ended_at), ended_seq = iif(status = 'running', column3, ended_seq),
+    question = NULL, asked = NULL
+    FROM {rows} AS new WHERE run_id = ? AND task_id = column1 AND status IN ('pending', 'running', 'waiting_input')""",
 )
 REQUEUE_TASKS = Bulk(
+    3,
     """UPDATE tasks SET status = 'pending', question = NULL, asked = NULL, text = NULL, data = NULL, checksum = NULL,
     text_sha256 = NULL, data_sha256 = NULL,
-    session_confirmed = iif(column3 = 'waiting_input', session_confirmed, 0),
-    answers = iif(column3 = 'waiting_input', coalesce(column4, answers), NULL) FROM""",
-    4,
-    "AS new WHERE run_id = column1 AND task_id = column2 AND status = column3",
+    session_confirmed = iif(column2 = 'waiting_input', session_confirmed, 0),
+    answers = iif(column2 = 'waiting_input', coalesce(column3, answers), NULL)
+    FROM {rows} AS new WHERE run_id = ? AND task_id = column1 AND status = column2""",
 )
 ADD_MESSAGES = Bulk(
-    """INSERT INTO messages (run_id, task_id, seq, attempt, role, at, input_tokens, output_tokens, checksum, content)
-    SELECT * FROM""",
-    10,
+    9,
+    """INSERT INTO messages (task_id, seq, attempt, role, at, input_tokens, output_tokens, checksum, content, run_id)
+    WITH new AS {rows} SELECT *, ? FROM new WHERE column1 IS NOT NULL""",
 )
 ADD_LARGE_MESSAGES = Bulk(
-    """INSERT INTO messages (run_id, task_id, seq, attempt, role, at, input_tokens, output_tokens, checksum,
-    content_sha256) SELECT * FROM""",
-    10,
+    9,
+    """INSERT INTO messages (task_id, seq, attempt, role, at, input_tokens, output_tokens, checksum, content_sha256,
+    run_id) WITH new AS {rows} SELECT *, ? FROM new WHERE column1 IS NOT NULL""",
 )
 ADD_SESSIONS = Bulk(
-    "INSERT INTO sessions (run_id, task_id, session_id, attempt, opened_at) SELECT * FROM",
-    5,
-    """WHERE column1 IS NOT NULL
+    4,
+    """INSERT INTO sessions (task_id, session_id, attempt, opened_at, run_id)
+    WITH new AS {rows} SELECT *, ? FROM new WHERE column1 IS NOT NULL
     ON CONFLICT (run_id, task_id, session_id) DO UPDATE SET attempt = excluded.attempt""",
 )
-ADD_EVENTS = Bulk("INSERT INTO other_events (run_id, seq, at, kind, task_id, attempt, detail) SELECT * FROM", 7)
-
-KNOWN_TASKS = Bulk(
-    "SELECT task_id FROM", 2, "AS wanted CROSS JOIN tasks ON run_id = wanted.column1 AND task_id = wanted.column2"
+ADD_EVENTS = Bulk(
+    6,
+    """INSERT INTO other_events (seq, at, kind, task_id, attempt, detail, run_id)
+    WITH new AS {rows} SELECT *, ? FROM new WHERE column1 IS NOT NULL""",
 )
+
+KNOWN_TASKS = Bulk(1, "SELECT task_id FROM {rows} AS new CROSS JOIN tasks ON run_id = ? AND task_id = column1")
 """Which of some tasks are there. CROSS JOIN: the tasks are looked up one by one, never all of them."""
 NEXT_POSITION = "SELECT ifnull(max(position) + 1, 0) FROM tasks WHERE run_id = ?"
 

@@ -34,7 +34,7 @@ from persistence.errors import Conflict
 from persistence.sqlite import statements as sql
 from persistence.sqlite.checksum import message_checksum, result_checksum
 from persistence.sqlite.reading import read_head
-from persistence.sqlite.rows import Refused, Row, Rows
+from persistence.sqlite.rows import NO_NUMBER, NO_TEXT, SHORT, Refused, Row, Rows
 from persistence.sqlite.transaction import transaction
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _write_groups(connection: sqlite3.Connection, run_id: str, first_seq: int, c
         if kind not in _WITHOUT_EVENT:
             event = history.event_of(change)
             if event is not None:
-                rows.add(sql.ADD_EVENTS, (run_id, seq, *event))
+                rows.add(sql.ADD_EVENTS, (seq, *event))
     rows.flush()
 
 
@@ -158,50 +158,54 @@ def _tasks_added(rows: Rows, _seq: int, change: TasksAdded) -> None:
 
 def _reopened(rows: Rows, _seq: int, change: TaskReopened) -> None:
     was = "completed" if change.damaged else "failed"
-    rows.change(sql.REQUEUE_TASKS, change.task_id, (rows.run_id, change.task_id, was, None))
+    rows.change(sql.REQUEUE_TASKS, change.task_id, (change.task_id, was, None))
 
 
 def _answered(rows: Rows, _seq: int, change: TaskAnswered) -> None:
-    rows.change(sql.REQUEUE_TASKS, change.task_id, (rows.run_id, change.task_id, "waiting_input", change.answers))
+    rows.change(sql.REQUEUE_TASKS, change.task_id, (change.task_id, "waiting_input", change.answers))
 
 
 def _cancelled(rows: Rows, seq: int, change: TaskCancelled) -> None:
-    rows.change(sql.CANCEL_TASKS, change.task_id, (rows.run_id, change.task_id, change.at, seq))
+    rows.change(sql.CANCEL_TASKS, change.task_id, (change.task_id, change.at, seq))
 
 
 def _started(rows: Rows, seq: int, change: TaskStarted) -> None:
-    run_id, task_id, attempt, session_id = rows.run_id, change.task_id, change.attempt, change.session_id
-    row = (run_id, task_id, attempt, change.backend, session_id, int(change.confirmed), change.at, seq)
+    task_id, attempt, session_id = change.task_id, change.attempt, change.session_id
+    session = NO_TEXT if session_id is None else session_id
+    row = (task_id, attempt, change.backend, session, int(change.confirmed), change.at, seq)
     rows.change(sql.START_TASKS, task_id, row)
     if session_id is not None:
-        rows.add(sql.ADD_SESSIONS, (run_id, task_id, session_id, attempt, change.at))
+        rows.add(sql.ADD_SESSIONS, (task_id, session_id, attempt, change.at))
 
 
 def _session(rows: Rows, _seq: int, change: SessionOpened) -> None:
-    run_id, task_id, attempt, session_id = rows.run_id, change.task_id, change.attempt, change.session_id
-    rows.change(sql.SET_SESSIONS, task_id, (run_id, task_id, attempt, session_id))
-    rows.add(sql.ADD_SESSIONS, (run_id, task_id, session_id, attempt, change.at))
+    task_id, attempt, session_id = change.task_id, change.attempt, change.session_id
+    rows.change(sql.SET_SESSIONS, task_id, (task_id, attempt, session_id))
+    rows.add(sql.ADD_SESSIONS, (task_id, session_id, attempt, change.at))
 
 
 def _turn(rows: Rows, seq: int, change: TurnAppended) -> None:
-    run_id, task_id, role, content = rows.run_id, change.task_id, change.role, change.content
-    checksum = bytearray(message_checksum(run_id, task_id, role, content))
-    inline, blob = rows.inline_or_blob(content)
-    bulk, kept = (sql.ADD_MESSAGES, inline) if blob is None else (sql.ADD_LARGE_MESSAGES, blob)
+    task_id, role, content = change.task_id, change.role, change.content
+    checksum = bytearray(message_checksum(rows.run_id, task_id, role, content))
+    blob = None if len(content) <= SHORT else rows.blob(content)
+    bulk, kept = (sql.ADD_MESSAGES, content) if blob is None else (sql.ADD_LARGE_MESSAGES, blob)
     input_tokens, output_tokens = change.input_tokens, change.output_tokens
-    said = (run_id, task_id, seq, change.attempt, role, change.at, input_tokens, output_tokens, checksum, kept)
+    said = (task_id, seq, change.attempt, role, change.at, input_tokens, output_tokens, checksum, kept)
     rows.add(bulk, said)
 
 
 def _completed(rows: Rows, seq: int, change: TaskCompleted) -> None:
-    run_id, task_id, text, data = rows.run_id, change.task_id, change.text, change.data
-    usage = change.input_tokens, change.output_tokens, change.cost_usd, change.duration_s
-    checksum = bytearray(result_checksum(run_id, task_id, text, data))
-    (own_text, text_sha256), (own_data, data_sha256) = rows.inline_or_blob(text), rows.inline_or_blob(data)
-    row = (run_id, task_id, change.attempt, change.at, seq, *usage, own_text, own_data, checksum)
+    task_id, text, data, cost = change.task_id, change.text, change.data, change.cost_usd
+    usage = change.input_tokens, change.output_tokens, NO_NUMBER if cost is None else cost, change.duration_s
+    checksum = bytearray(result_checksum(rows.run_id, task_id, text, data))
+    text_sha256 = None if len(text) <= SHORT else rows.blob(text)
+    data_sha256 = None if data is None or len(data) <= SHORT else rows.blob(data)
+    own_data = NO_TEXT if data is None or data_sha256 is not None else data
+    own_text = text if text_sha256 is None else None
+    row = (task_id, change.attempt, change.at, seq, *usage, own_text, own_data, checksum)
     rows.change(sql.COMPLETE_TASKS, task_id, row)
-    if text_sha256 or data_sha256:
-        rows.change(sql.LINK_RESULTS, task_id, (run_id, task_id, text_sha256, data_sha256))
+    if text_sha256 is not None or data_sha256 is not None:
+        rows.change(sql.LINK_RESULTS, task_id, (task_id, text_sha256, data_sha256))
 
 
 def _failed(rows: Rows, seq: int, change: TaskFailed) -> None:
@@ -241,7 +245,7 @@ def _end(
     the usage. `left`: the question that a person is asked, more about it, whether the owner died, and whether the
     attempt's session is confirmed, where this says so.
     """
-    row = (rows.run_id, change.task_id, change.attempt, change.at, seq, *ended, *left)
+    row = (change.task_id, change.attempt, change.at, seq, *ended, *left)
     rows.change(sql.END_TASKS, change.task_id, row)
 
 
