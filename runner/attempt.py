@@ -108,7 +108,8 @@ async def _turn(backend: Backend, opening: Opening, prompt: str, replies: list[R
 
 def _checked(reply: Reply) -> Outcome:
     """Refuse what is no reply, and make what is one storable: nothing that was paid for may be lost at the store."""
-    wrong = None if _is_plain(reply) else _what_is_wrong(reply)
+    plain = _is_plain(reply)
+    wrong = None if plain else _what_is_wrong(reply)
     if wrong:
         raise BackendError(ErrorKind.UNEXPECTED, f"the backend's reply cannot be kept: {wrong}")
     data_json = None
@@ -119,7 +120,7 @@ def _checked(reply: Reply) -> Outcome:
             data_json = to_json(reply.data)
         except (TypeError, ValueError, RecursionError) as error:
             raise BackendError(ErrorKind.INVALID_OUTPUT, f"the reply's data is not JSON: {error}") from error
-    if reply.text.isascii() and all(message.content.isascii() for message in reply.messages):
+    if reply.text.isascii() and (plain or all(message.content.isascii() for message in reply.messages)):
         return Outcome(reply, data_json, None)
     clean = replace(reply, text=clean_text(reply.text), messages=_clean(reply.messages))
     return Outcome(clean, data_json, None)

@@ -69,7 +69,7 @@ class Awaiting:
         """Ask whoever answers in this process, once the question is stored."""
         try:
             with scope:
-                await self._around.sink.commit([])
+                await self._around.sink.submit([]).wait()
                 value = await on_question(question)
                 if value is not None:
                     self._answer(question.task_id, question.attempt, value, "callback")

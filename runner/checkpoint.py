@@ -28,6 +28,7 @@ from persistence.protocol import Store
 from runner import events
 from runner.clock import Clock, iso
 from runner.feed import Feed
+from runner.latch import Latch
 from runner.log import logger
 from runner.result import Degradation
 from runner.translate import changes
@@ -54,7 +55,7 @@ class _Group:
 
     changes: list[Change]
     events: list[events.Event]
-    settled: anyio.Event
+    settled: Latch
 
     @property
     def ending(self) -> bool:
@@ -102,24 +103,17 @@ class Checkpointer:
         """Continue a stored run: call before the first submission."""
         self._position = position
 
-    def submit(self, happened: Sequence[events.Event], *plain: Change) -> None:
+    def submit(self, happened: Sequence[events.Event], *plain: Change) -> Latch:
         """See Sink. `plain` are changes that nobody is told about, such as claims; they come last."""
-        self._gathered(happened, plain)
-
-    async def commit(self, happened: Sequence[events.Event], *plain: Change) -> None:
-        """See Sink."""
-        await self._gathered(happened, plain).settled.wait()
-
-    def _gathered(self, happened: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
         group = self._group_with(happened, plain)
         self._left = self._left or group.ending
-        return group
+        return group.settled
 
     def _group_with(self, happened: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
         if not self._groups:
             if self.away:
                 return self._kept(happened, plain)
-            self._groups.append(_Group([], [], anyio.Event()))
+            self._groups.append(_Group([], [], Latch()))
             self._wake.set()
         group = self._groups[-1]
         for event in happened:
@@ -130,7 +124,7 @@ class Checkpointer:
 
     def _kept(self, happened: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
         """Nobody waits for a store that is away, not even while it is just being tried again; only the end does."""
-        group = _Group([change for event in happened for change in changes(event)], list(happened), anyio.Event())
+        group = _Group([change for event in happened for change in changes(event)], list(happened), Latch())
         group.changes.extend(plain)
         if group.ending:
             self._groups.append(group)
@@ -184,7 +178,7 @@ class Checkpointer:
             await self._wake.wait()
 
     async def _write_group(self) -> None:
-        group = self._groups.popleft() if self._groups else _Group([], [], anyio.Event())
+        group = self._groups.popleft() if self._groups else _Group([], [], Latch())
         self._unstored += group.changes
         if self._unstored and self.fatal is None and (group.ending or self._worth_trying()):
             await self._write_unstored()
@@ -246,7 +240,7 @@ class Checkpointer:
         return (*head, *islice(self._unstored, limit, limit + following))
 
     def _stored(self, head: tuple[Change, ...]) -> None:
-        claims = sum(type(change) is RunClaimed for change in head)
+        claims = sum(1 for change in head if type(change) is RunClaimed)
         self._position = Position(self._position.epoch + claims, self._position.next_seq + len(head))
         if len(head) == len(self._unstored):
             self._unstored.clear()

@@ -94,7 +94,7 @@ async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Fee
         outside.start_soon(checkpointer.write_until_closed)
         try:
             if run.claim:
-                await checkpointer.commit(run.first, *run.claim)
+                await checkpointer.submit(run.first, *run.claim).wait()
             else:
                 for event in run.first:
                     feed.publish(event)

@@ -9,6 +9,7 @@ so cancellation finds them in agreement at every await.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import anyio
@@ -155,7 +156,7 @@ class Execution:
 
     def _go_on(self, happened: list[events.Event], ended: str | None = None) -> list[Turn]:
         """What follows once the task `ended`: ask the policy, then give out every free place. Adds to `happened`."""
-        if ended is not None:
+        if ended is not None and self._deciding is not None:
             happened += self._asked_about(ended)
         turns = self._take(happened)
         while not turns and self._is_over and (decided := self._asked_about(None)):
@@ -219,7 +220,7 @@ class Execution:
     async def _start(self, turns: list[Turn], happened: list[events.Event]) -> None:
         """Make starts durable, then hand each to a worker."""
         if turns or happened:
-            await self._around.sink.commit(happened)
+            await self._around.sink.submit(happened).wait()
             self._hand_out(turns)
         self._end_if_decided()
         self._rest_if_over()
@@ -263,10 +264,13 @@ class Execution:
             if ended is None:
                 self._follow_up(turn.position, happened[0])
             turns = self._go_on(happened, ended)
-            await self._around.sink.commit(happened)
-            self._settling.committed(turn)
-            self._end_when_quiet()
-            self._end_if_decided()
+            stored = self._around.sink.submit(happened)
+            stored.then(partial(self._settling.stored, turn))
+            # Where nothing is to follow that, nobody has to be woken for it.
+            if turns or self.ended_by is not None or self._schedule.exhausted:
+                await stored.wait()
+                self._end_when_quiet()
+                self._end_if_decided()
             if turns:
                 turn = turns.pop()
                 self._hand_out(turns)

@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from backends.protocol import Message
+from backends.values import value
 from runner.questions import Answered
 
 NOT_ADDED = "the tasks of its answer cannot be added"
 """How the error begins of an attempt whose reply brought tasks that are wrong."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Past:
     """A conversation so far, everything that it continues included."""
 
     session_id: str | None = None
     messages: tuple[Message, ...] = ()
+
+
+NO_PAST = Past()
 
 
 @dataclass(frozen=True, slots=True)

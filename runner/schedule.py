@@ -124,13 +124,13 @@ class Schedule:
             if lane.heap and lane.taken < lane.limit and (best is None or lane.heap[0] < best.heap[0]):
                 best = lane
         if best is None:
-            return self._take_alone()
+            return self._take_alone() if self._alone_heap else None
         best.taken += 1
         self.taken += 1
         return self._pop(best.heap)
 
     def _take_alone(self) -> int | None:
-        if self.taken or not self._alone_heap:
+        if self.taken:
             return None
         position = self._pop(self._alone_heap)
         self._hold(position)
@@ -193,8 +193,9 @@ class Schedule:
     @property
     def exhausted(self) -> bool:
         """Nothing holds a place, nothing is set aside, nothing is eligible: the run has come to its end."""
-        waiting = self._alone_heap or self._gathering or any(lane.heap for lane in self._lanes.values())
-        return not self.taken and not self.aside and not waiting
+        if self.taken or self.aside or self._alone_heap or self._gathering:
+            return False
+        return not any(lane.heap for lane in self._lanes.values())
 
     def _load(self, statuses: Sequence[TaskStatus], later: Collection[int]) -> None:
         for position, status in enumerate(statuses):
@@ -231,7 +232,8 @@ class Schedule:
 
     def _pop(self, heap: list[tuple[float, int]]) -> int:
         position = heapq.heappop(heap)[1]
-        self._uncover(heap)
+        if self._dropped:
+            self._uncover(heap)
         return position
 
     def _uncover(self, heap: list[tuple[float, int]]) -> None:

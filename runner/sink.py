@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import anyio.lowlevel
-
 from runner import events
 from runner.feed import Feed
+from runner.latch import SET, Latch
 
 
 class Sink(Protocol):
@@ -19,13 +18,9 @@ class Sink(Protocol):
         """Whether what is handed on does not get written down right now, though it should."""
         ...
 
-    def submit(self, happened: Sequence[events.Event]) -> None:
-        """Have `happened` stored in one transaction, then told. Never waits."""
-        ...
-
-    async def commit(self, happened: Sequence[events.Event]) -> None:
-        """Submit, and return when it is durable, or when the store is known to be away. Cancellation ends the waiting
-        alone: what was submitted is stored all the same.
+    def submit(self, happened: Sequence[events.Event]) -> Latch:
+        """Have `happened` stored in one transaction, then told. Never waits. What it gives is set when all that is
+        durable, or the store is known to be away.
         """
         ...
 
@@ -38,12 +33,8 @@ class NoStore:
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
 
-    def submit(self, happened: Sequence[events.Event]) -> None:
+    def submit(self, happened: Sequence[events.Event]) -> Latch:
         """Tell it at once."""
         for event in happened:
             self._feed.publish(event)
-
-    async def commit(self, happened: Sequence[events.Event]) -> None:
-        """Tell it at once, and let other tasks run: backends that answer at once must not starve them."""
-        self.submit(happened)
-        await anyio.lowlevel.checkpoint()
+        return SET

@@ -31,7 +31,7 @@ from runner.folders import turn_files
 from runner.inherited import NOTHING, Adopted, Inherited
 from runner.leftovers import end_turn, make_room
 from runner.log import logger
-from runner.past import GoingOn, Past
+from runner.past import NO_PAST, GoingOn, Past
 from runner.questions import OpenQuestion
 from runner.sink import Sink
 from runner.state import RunState
@@ -48,7 +48,7 @@ OnQuestion: TypeAlias = Callable[[OpenQuestion], Awaitable[JsonValue]]
 
 
 async def _nothing_to_recall(_task_id: str) -> Past:
-    return Past()
+    return NO_PAST
 
 
 async def _no_inbox(_task_id: str, _attempt: int, _deadline_at: str) -> None:
@@ -122,7 +122,7 @@ class Turn:
             said = self.going_on.said
         if self.takes_up:
             return (*said, Message("user", self.prompt), *reply.turn(INTERRUPTED))
-        return (*said, *reply.turn(self.prompt))
+        return (*said, *reply.turn(self.prompt)) if said else reply.turn(self.prompt)
 
 
 class Turns:
@@ -140,11 +140,10 @@ class Turns:
         """The turn that is to be recorded as running."""
         task = self._state.dag.tasks[position]
         number = self._state.attempts[position]
-        going_on = self._taken_up(position)
-        if going_on is not None:
+        if (going_on := self._taken_up(position)) is not None:
             session_id, confirmed = going_on.session_id, going_on.interrupted
             return Turn(position, task, number, session_id, going_on, confirmed=confirmed, resume=True)
-        before = self._state.session_to_go_on_with(task)
+        before = None if task.continues is None else self._state.session_to_go_on_with(task)
         if before is not None and not self._forks(task):
             return Turn(position, task, number, before, resume=True)
         return Turn(position, task, number, self._new_session_id(self._around.names[position]), forks=before)
@@ -195,7 +194,7 @@ class Turns:
             return Outcome(None, None, BackendError(ErrorKind.TRANSIENT, _NOT_WRITTEN_DOWN))
         try:
             turn.prompt = clean_text(self._prompt(turn))
-            past = await self._past(turn.task)
+            past = NO_PAST if turn.task.continues is None else await self._past(turn.task, turn.task.continues)
         except Exception as error:
             return Outcome(None, None, classified(error))
         opening = self._opening(turn, past)
@@ -235,14 +234,14 @@ class Turns:
             return going_on.wrong
         return self._state.prompt(turn.task)
 
-    async def _past(self, task: Task) -> Past:
+    async def _past(self, task: Task, continues: str) -> Past:
         """What the task's conversation goes on from, read back where it was not kept."""
-        if task.continues is None or not self._state.is_completed(task.continues):
-            return Past()
+        if not self._state.is_completed(continues):
+            return NO_PAST
         past = self._state.past(task)
         if past is None:
-            past = await self._around.recall(task.continues)
-            self._state.conversations[self._state.dag.position(task.continues)] = past
+            past = await self._around.recall(continues)
+            self._state.conversations[self._state.dag.position(continues)] = past
         return past
 
     def _opening(self, turn: Turn, past: Past) -> Opening:
@@ -252,20 +251,22 @@ class Turns:
             history += going_on.said
             if going_on.answer is not None and not going_on.interrupted:
                 answer = Answer(going_on.answer.value)
-        return Opening(
-            session_id=turn.session_id,
-            resume=turn.resume,
-            history=history,
-            output_schema=turn.task.output_schema,
-            idempotency_key=f"{self._around.run_id}:{turn.task.id}",
-            metadata=turn.task.metadata,
-            answer=answer,
-            goes_on=turn.takes_up,
-            forks=turn.forks,
-            adopts=turn.adopted is not None,
-            files=self._files(turn) if self._outlive[self._around.names[turn.position]] else None,
-            on_output=partial(self._output, turn),
-            on_session=partial(self._session, turn),
+        task = turn.task
+        files = self._files(turn) if self._outlive[self._around.names[turn.position]] else None
+        return Opening(  # by position: thirteen keywords take as long as all else that is done here
+            turn.session_id,
+            turn.resume,
+            history,
+            task.output_schema,
+            f"{self._around.run_id}:{task.id}",
+            task.metadata,
+            answer,
+            turn.takes_up,
+            turn.forks,
+            files,
+            turn.adopted is not None,
+            partial(self._output, turn),
+            partial(self._session, turn),
         )
 
     def _files(self, turn: Turn) -> Files | None:

@@ -19,6 +19,7 @@ from runner import events, parallel, takeover, verdict
 from runner.checkpoint import Checkpointer, Position
 from runner.crash.case import Case
 from runner.crash.trial import Kind
+from runner.latch import SET
 from runner.state import RunState
 from runner.status import TASK_DONE, TaskStatus
 
@@ -82,12 +83,9 @@ async def _turns_of_the_loop() -> None:
         await anyio.lowlevel.checkpoint()
 
 
-async def _start_unwritten(commit: Original, self: Any, happened: Sequence[events.Event], *plain: Any) -> None:
-    if happened and all(isinstance(event, events.TaskStarted) for event in happened):
-        self.submit(happened, *plain)
-        await anyio.lowlevel.checkpoint()
-    else:
-        await commit(self, happened, *plain)
+def _start_unwritten(submit: Original, self: Any, happened: Sequence[events.Event], *plain: Any) -> Any:
+    stored = submit(self, happened, *plain)
+    return SET if happened and all(isinstance(event, events.TaskStarted) for event in happened) else stored
 
 
 async def _write_in_pieces(try_write: Original, self: Any, head: Sequence[Any]) -> Any:
@@ -175,7 +173,7 @@ _LOSE = ("txn.after_commit",)
 PLANTED = (
     Planted("told before the commit", Checkpointer, "_write_group", _tell_first, _COMMIT),
     Planted("dependents woken before the commit", Checkpointer, "_write_group", _wake_first, _COMMIT),
-    Planted("called before its start is stored", Checkpointer, "commit", _start_unwritten, _TXN, range(2, 4)),
+    Planted("called before its start is stored", Checkpointer, "submit", _start_unwritten, _TXN, range(2, 4)),
     Planted("a batch committed in pieces", Checkpointer, "_try_write", _write_in_pieces, _TXN, range(3, 11)),
     Planted(
         "a lost answer taken for no commit", Checkpointer, "_try_write", _number_anew, _LOSE, range(2, 11), Kind.UNSURE

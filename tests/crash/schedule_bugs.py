@@ -13,7 +13,6 @@ from typing import Any
 from unittest import mock
 
 import anyio
-import anyio.lowlevel
 
 from persistence.batch import Batch
 from persistence.changes import Change
@@ -22,16 +21,19 @@ from persistence.records import TaskRecord
 from runner import checkpoint, events, execution, ownership, parallel, schedule, state, stored
 from runner.config import Config
 from runner.feed import Feed
+from runner.latch import SET, Latch
 from runner.run import Control
 from runner.status import TaskStatus
 
 
 def _dependents_before_commit() -> AbstractContextManager[object]:
-    async def commit(self: Any, happened: Sequence[events.Event], *plain: Change) -> None:
-        self.submit(happened, *plain)
-        await anyio.lowlevel.checkpoint()
+    submit = checkpoint.Checkpointer.submit
 
-    return mock.patch.object(checkpoint.Checkpointer, "commit", commit)
+    def stored_at_once(self: Any, happened: Sequence[events.Event], *plain: Change) -> Latch:
+        submit(self, happened, *plain)
+        return SET
+
+    return mock.patch.object(checkpoint.Checkpointer, "submit", stored_at_once)
 
 
 @contextmanager
@@ -44,27 +46,39 @@ def _written_within_the_callers_scope() -> Generator[None]:
         async with locks[id(self)]:
             await write_group(self)
 
-    async def commit(self: Any, happened: Sequence[events.Event], *plain: Change) -> None:
-        group = self._gathered(happened, plain)
-        await self._write_group()
-        await group.settled.wait()
+    submit = checkpoint.Checkpointer.submit
+
+    class Written(Latch):
+        def __init__(self, checkpointer: Any, settled: Latch) -> None:
+            super().__init__()
+            self.checkpointer, self.settled = checkpointer, settled
+
+        async def wait(self) -> None:
+            await self.checkpointer._write_group()
+            await self.settled.wait()
+
+        def then(self, call: Callable[[], None]) -> None:
+            self.settled.then(call)
+
+    def submit_to_be_written(self: Any, happened: Sequence[events.Event], *plain: Change) -> Latch:
+        return Written(self, submit(self, happened, *plain))
 
     with (
         mock.patch.object(checkpoint.Checkpointer, "_write_group", write_alone),
-        mock.patch.object(checkpoint.Checkpointer, "commit", commit),
+        mock.patch.object(checkpoint.Checkpointer, "submit", submit_to_be_written),
     ):
         yield
 
 
 def _told_before_commit() -> AbstractContextManager[object]:
-    gathered = checkpoint.Checkpointer._gathered
+    submit = checkpoint.Checkpointer.submit
 
-    def telling(self: Any, happened: Sequence[events.Event], plain: Sequence[Change]) -> object:
+    def telling(self: Any, happened: Sequence[events.Event], *plain: Change) -> Latch:
         for event in happened:
             self._feed.publish(event)
-        return gathered(self, happened, plain)
+        return submit(self, happened, *plain)
 
-    return mock.patch.object(checkpoint.Checkpointer, "_gathered", telling)
+    return mock.patch.object(checkpoint.Checkpointer, "submit", telling)
 
 
 def _limit_off_by_one() -> AbstractContextManager[object]:
