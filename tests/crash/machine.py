@@ -94,7 +94,7 @@ def _results_replaced() -> Generator[None]:
     """A result that comes a second time takes the place of the one that is stored, as with INSERT OR REPLACE."""
     bulk_sql = statements.bulk_sql
     guard = "AND (status = 'running' OR status = 'waiting_input')"
-    assert guard in statements.COMPLETE_TASKS.tail
+    assert guard in statements.COMPLETE_TASKS.statement
 
     def unguarded(bulk: Any, size: int) -> str:
         text = bulk_sql(bulk, size)
