@@ -23,7 +23,7 @@ from runner.inherited import Adopted
 from runner.log import logger
 from runner.owner import Liveness, liveness
 from runner.questions import unix
-from runner.status import TaskStatus
+from runner.status import TASK_STATUSES, TaskStatus
 from runner.stored import StoredRun
 from runner.verdict import outlives
 
@@ -33,7 +33,7 @@ async def with_left(config: Config, run: StoredRun) -> StoredRun:
     asked: dict[str, tuple[OutlivingBackend, Files]] = {}
     root = files_root(run.store)
     for task, record in zip(run.state.dag, run.tasks, strict=True):
-        if root is not None and TaskStatus(record.status) is TaskStatus.RUNNING and task.for_each is None:
+        if root is not None and TASK_STATUSES[record.status] is TaskStatus.RUNNING and task.for_each is None:
             backend = config.backends.get(run.state.dag.backend_of(task) or config.default)
             if isinstance(backend, OutlivingBackend):
                 asked[task.id] = backend, turn_files(root, run.record.run_id, task.id, record.attempt)

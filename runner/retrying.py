@@ -18,7 +18,7 @@ from persistence.protocol import Store
 from persistence.records import TaskRecord
 from runner.clock import Clock
 from runner.questions import unix
-from runner.status import TaskStatus
+from runner.status import TASK_STATUSES, TaskStatus
 from runner.task import NEVER_RETRIED, Retry
 
 LONGEST_HINT_S = 86_400.0
@@ -81,4 +81,4 @@ async def next_tries(store: Store, run_id: str, tasks: Collection[TaskRecord]) -
 
 
 def _waits_to_be_tried_again(task: TaskRecord) -> bool:
-    return TaskStatus(task.status) is TaskStatus.PENDING and task.error_kind is not None
+    return TASK_STATUSES[task.status] is TaskStatus.PENDING and task.error_kind is not None

@@ -18,7 +18,7 @@ from runner.past import GoingOn, Past
 from runner.prompt import names_used, render
 from runner.questions import Answered, Asking, Way, answers_of, asking_of
 from runner.result import Receipt, TaskResult
-from runner.status import TASK_DONE, TASK_TRANSITIONS, TaskStatus, may_follow
+from runner.status import TASK_DONE, TASK_STATUSES, TASK_TRANSITIONS, TaskStatus, may_follow
 from runner.task import JsonValue, Task
 from runner.verdict import last_chance
 
@@ -75,7 +75,7 @@ class RunState:
             self._load(position, record)
 
     def _load(self, position: int, record: TaskRecord) -> None:
-        status = TaskStatus(record.status)
+        status = TASK_STATUSES[record.status]
         self.attempts[position] = record.attempt
         if record.crashes:
             self.crashes[position] = record.crashes

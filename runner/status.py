@@ -80,6 +80,9 @@ RUN_TRANSITIONS: Mapping[RunStatus, frozenset[RunStatus]] = MappingProxyType(
 RUN_REOPENINGS: frozenset[RunStatus] = frozenset({_R.FAILED})
 """States from which `resume(retry_failed=True)` makes a run running again."""
 
+TASK_STATUSES: Mapping[str, TaskStatus] = MappingProxyType({status.value: status for status in TaskStatus})
+"""By the words that are stored. To call the class takes ten times as long, and a resume asks for that of every task."""
+
 TASK_DONE: frozenset[TaskStatus] = frozenset(s for s in TaskStatus if not TASK_TRANSITIONS[s])
 RUN_DONE: frozenset[RunStatus] = frozenset(s for s in RUN_TRANSITIONS if not RUN_TRANSITIONS[s])
 

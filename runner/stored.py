@@ -67,23 +67,22 @@ async def stored_run(config: Config, run_id: str) -> StoredRun:
         raise RunNotFound(f"run {run_id!r} was deleted from the store just now")
     dag = dag_of(record, tasks)
     state = RunState(dag, tasks)
-    tasks = await _with_damaged_talk(store, run_id, state, tasks)
+    if damaged := await _with_damaged_talk(store, run_id, state):
+        tasks = tuple(replace(task, damaged=True) if task.task_id in damaged else task for task in tasks)
+        state = RunState(dag, tasks)
     reached("resume.read")
-    return StoredRun(store, record, tasks, RunState(dag, tasks))
+    return StoredRun(store, record, tasks, state)
 
 
-async def _with_damaged_talk(
-    store: Store, run_id: str, state: RunState, tasks: tuple[TaskRecord, ...]
-) -> tuple[TaskRecord, ...]:
-    """A task whose conversation others are to go on with, and which does not fit its checksums, counts as damaged."""
+async def _with_damaged_talk(store: Store, run_id: str, state: RunState) -> set[str]:
+    """The tasks whose conversation others are to go on with, and does not fit its checksums: they count as damaged."""
     links: set[str] = set()
     for task, status in zip(state.dag, state.statuses, strict=True):
         before = None if status in {TaskStatus.COMPLETED, TaskStatus.SKIPPED} else task.continues
         while before is not None and before not in links and state.is_completed(before):
             links.add(before)
             before = state.dag[before].continues
-    damaged = {name for name in links if _is_damaged(await store.list_messages(run_id, name))}
-    return tuple(replace(task, damaged=True) if task.task_id in damaged else task for task in tasks)
+    return {name for name in links if _is_damaged(await store.list_messages(run_id, name))}
 
 
 def _is_damaged(said: Sequence[MessageRecord]) -> bool:

@@ -14,7 +14,7 @@ from persistence.records import TaskRecord
 from runner.dag import DAG
 from runner.past import NOT_ADDED
 from runner.questions import Way, answers_of
-from runner.status import TASK_DONE, TaskStatus
+from runner.status import TASK_DONE, TASK_STATUSES, TaskStatus
 from runner.task import FailureMode, Task
 
 
@@ -115,7 +115,7 @@ def judge_cancelled(records: Sequence[TaskRecord]) -> list[Verdict]:
     """The same for a run that somebody has cancelled: nothing of it runs any more."""
     return [
         Verdict(record.task_id, Action.KEEP, record.status)
-        if TaskStatus(record.status) in TASK_DONE
+        if TASK_STATUSES[record.status] in TASK_DONE
         else Verdict(record.task_id, Action.CANCEL, "the run is to be cancelled")
         for record in records
     ]
@@ -140,7 +140,7 @@ def last_chance(task: Task, crashes: int) -> bool:
 
 def is_to_be_corrected(record: TaskRecord) -> bool:
     """Whether the task's last attempt brought tasks that were wrong, and it is still to be told so."""
-    return TaskStatus(record.status) is TaskStatus.PENDING and (record.error or "").startswith(NOT_ADDED)
+    return TASK_STATUSES[record.status] is TaskStatus.PENDING and (record.error or "").startswith(NOT_ADDED)
 
 
 def at_most_once_question(attempt: int) -> str:
@@ -153,7 +153,7 @@ def at_most_once_question(attempt: int) -> str:
 
 def _alone(task: Task, record: TaskRecord, heard: Heard, *, retry_failed: bool) -> Verdict:
     """The verdict on a task as if nothing that it depends on stood in its way."""
-    status = TaskStatus(record.status)
+    status = TASK_STATUSES[record.status]
     if status is TaskStatus.RUNNING:
         left = heard.left.get(task.id)
         return _under_way(task, record) if left is None or not outlives(left) else _adopted(left, task.id)
@@ -251,7 +251,7 @@ def _failed_before(task: Task, record: TaskRecord) -> Verdict:
 def _lets_pass(task: Task, record: TaskRecord, verdict: Verdict) -> bool:
     if verdict.action not in {Action.KEEP, Action.FAIL}:
         return False
-    status = TaskStatus(record.status)
+    status = TASK_STATUSES[record.status]
     if status is TaskStatus.FAILED or record.damaged or verdict.action is Action.FAIL:
         return task.failure_mode is not FailureMode.HARD
     return status in {TaskStatus.COMPLETED, TaskStatus.SKIPPED}
