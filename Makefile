@@ -37,7 +37,7 @@ demo: .venv/.local .venv/.model
 	$(BIN)/plait run examples/digest.yaml --backend local $(if $(DOCS),--set "docs=$$DOCS")
 
 test: .venv/.dev .venv/.model
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 # A command that cannot be installed is said in one line, and its tests are skipped; with none at all this fails.
 test-clis: export PLAIT_CLIS ?= $(HOME)/.cache/plait-clis

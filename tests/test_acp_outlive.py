@@ -19,6 +19,7 @@ from backends import Answer, BackendError, ErrorKind, LeftTurn, Opening, Outlivi
 from backends.agents.acp_speech import Speech, said_in, spoken_command
 from backends.childfile import read_known
 from backends.process import Start, child_environment, running
+from runner.leftovers import end_turn
 from tests.support.agents import Home, make_home, until
 
 TASKS = ("a", "b", "c", "d")
@@ -163,6 +164,10 @@ async def _finish(home: Home, task: str, prompt: str, replies: dict[str, Reply])
     known = [turn.session_id] if turn is not None and turn.session_id is not None else []
     goes_on = turn is not None and turn.state == "dead" and bool(known)
     opening = Opening(files=home.files(1, task), adopts=turn is not None and turn.state != "dead")
+    if not opening.adopts:
+        await end_turn(
+            home.files(1, task).turn
+        )  # killed before its number was written, it may just begin
     for attempt in range(2, 6):
         if goes_on:
             opening = replace(opening, session_id=known[-1], resume=True, goes_on=True)
