@@ -165,9 +165,7 @@ async def _finish(home: Home, task: str, prompt: str, replies: dict[str, Reply])
     goes_on = turn is not None and turn.state == "dead" and bool(known)
     opening = Opening(files=home.files(1, task), adopts=turn is not None and turn.state != "dead")
     if not opening.adopts:
-        await end_turn(
-            home.files(1, task).turn
-        )  # killed before its number was written, it may just begin
+        await end_turn(home.files(1, task).turn)  # killed before its number was written, it may just begin
     for attempt in range(2, 6):
         if goes_on:
             opening = replace(opening, session_id=known[-1], resume=True, goes_on=True)
