@@ -19,20 +19,19 @@ from backends import childfile
 from backends.childfile import read_known
 from backends.process import Start, adopted, child_environment, running, sweep
 from backends.proctable import PREFIX, members, start_time
-from tests.support.room import (
+from tests.support.room import (  # fmt: skip
     ROOT,
     Kin,
     Moment,
     Parent,
     Witnesses,
-    descriptors,
     guards_of,
     kin,
+    nothing_left,
     soon,
     within,
     witnesses,
-    zombies,
-)  # fmt: skip
+)
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")
 
@@ -48,11 +47,8 @@ def holds() -> Iterator[Kin]:
 @pytest.fixture(autouse=True)
 def seen() -> Iterator[Witnesses]:
     """Processes beside that live on, whatever a test does; it leaves none of its own."""
-    before = descriptors()
-    with witnesses() as made:
+    with nothing_left(), witnesses() as made:
         yield made
-    assert zombies() == []
-    assert descriptors() == before
 
 
 async def lines_of(folder: Path) -> list[str]:

@@ -23,15 +23,7 @@ from backends import process as process_room
 from backends.child import Child
 from backends.childfile import read_known
 from backends.process import adopted, running, sweep
-from tests.support.room import (
-    ROOT,
-    Kin,
-    descriptors,
-    kin,
-    nasty,
-    witnesses,
-    zombies,
-)
+from tests.support.room import ROOT, Kin, kin, nasty, nothing_left, witnesses
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")
 
@@ -45,10 +37,8 @@ def holds() -> Iterator[Kin]:
 @pytest.fixture(autouse=True)
 def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(child_room, "GRACE", 0.3)
-    before = descriptors()
-    yield
-    assert zombies() == []
-    assert descriptors() == before
+    with nothing_left():
+        yield
 
 
 async def whole_turn(name: str, folder: Path, holds: Kin) -> Child:

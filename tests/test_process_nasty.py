@@ -17,7 +17,7 @@ from backends.child import Child
 from backends.errors import BackendError, ErrorKind
 from backends.process import Start, running
 from tests.support.cancelling import HOWS, Cancelled, How
-from tests.support.room import Witnesses, descriptors, kin, nasty, soon, told_of, witnesses, zombies
+from tests.support.room import Witnesses, kin, nasty, nothing_left, soon, told_of, witnesses
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")
 
@@ -110,10 +110,8 @@ class Turn:
 @pytest.fixture(autouse=True)
 def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(child_room, "GRACE", GRACE)
-    before = descriptors()
-    yield
-    assert zombies() == []
-    assert descriptors() == before
+    with nothing_left():
+        yield
 
 
 @pytest.mark.parametrize("name", CHILDREN)

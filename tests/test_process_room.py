@@ -19,15 +19,7 @@ from backends.child import Child
 from backends.childfile import read_known
 from backends.errors import BackendError, BackendUnavailable, ErrorKind
 from backends.process import Start, adopted, child_environment, running, sweep
-from tests.support.room import (
-    PYTHON,
-    ROOT,
-    Kin,
-    descriptors,
-    kin,
-    nasty,
-    zombies,
-)
+from tests.support.room import PYTHON, ROOT, Kin, kin, nasty, nothing_left
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")
 
@@ -41,10 +33,8 @@ def holds() -> Iterator[Kin]:
 @pytest.fixture(autouse=True)
 def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(child_room, "GRACE", 0.3)
-    before = descriptors()
-    yield
-    assert zombies() == []
-    assert descriptors() == before
+    with nothing_left():
+        yield
 
 
 def saying(text: str, cwd: Path) -> Start:

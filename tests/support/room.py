@@ -146,8 +146,18 @@ def told_of(pid: int) -> bytes:
     return told
 
 
-def descriptors() -> int:
-    """How many of ours are open."""
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """No child that ended and no open file is left that was not there before. There may be fewer: what earlier tests
+    have left to the collector of garbage is closed at some time.
+    """
+    before = _descriptors()
+    yield
+    assert zombies() == []
+    assert _descriptors() <= before
+
+
+def _descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
