@@ -1,0 +1,116 @@
+"""The least that writes a DAG's starts, messages and completions down, for comparison: one task that writes, group
+commit through aiosqlite, three waits for a commit for each task. No resume, no owner, no history, no errors.
+
+`python -m benchmarks.prototype SHAPE TASKS` prints one JSON object, as `benchmarks.measure` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import aiosqlite
+
+from benchmarks import graphs
+from benchmarks.measure import AT_ONCE, body, figures, spent
+
+RUN = "20261121-230116-123-k3f9ab"
+AT = "2026-11-21T23:01:16.123Z"
+SCHEMA = """
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = FULL;
+CREATE TABLE tasks (run_id TEXT, task_id TEXT, status TEXT, prompt TEXT, depends_on TEXT, started_at TEXT,
+    ended_at TEXT, text TEXT, PRIMARY KEY (run_id, task_id));
+CREATE TABLE messages (run_id TEXT, task_id TEXT, seq INTEGER, role TEXT, content TEXT,
+    PRIMARY KEY (run_id, task_id, seq));
+"""
+ADD = "INSERT INTO tasks (run_id, task_id, status, prompt, depends_on) VALUES (?, ?, 'pending', 'work', ?)"
+START = "UPDATE tasks SET status = 'running', started_at = ? WHERE run_id = ? AND task_id = ?"
+SAY = "INSERT INTO messages (run_id, task_id, seq, role, content) VALUES (?, ?, ?, ?, ?)"
+COMPLETE = "UPDATE tasks SET status = 'completed', ended_at = ?, text = ? WHERE run_id = ? AND task_id = ?"
+
+Row = tuple[str, Sequence[object]]
+
+
+class Writer:
+    """Writes what has gathered in one transaction, while the next gathers."""
+
+    def __init__(self, database: aiosqlite.Connection) -> None:
+        self._database = database
+        self._waiting: list[tuple[Sequence[Row], asyncio.Future[None]]] = []
+        self._wake = asyncio.Event()
+
+    async def write(self) -> None:
+        """Until cancelled."""
+        while True:
+            while not self._waiting:
+                self._wake.clear()
+                await self._wake.wait()
+            batch, self._waiting = self._waiting, []
+            for statement in (START, SAY, COMPLETE):
+                rows = [values for work, _ in batch for kind, values in work if kind is statement]
+                if rows:
+                    await self._database.executemany(statement, rows)
+            await self._database.commit()
+            for _, written in batch:
+                written.set_result(None)
+
+    def put(self, *rows: Row) -> asyncio.Future[None]:
+        """What ends when the rows are durable."""
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((rows, written))
+        self._wake.set()
+        return written
+
+
+async def run(edges: graphs.Edges, database: aiosqlite.Connection) -> None:
+    """The whole DAG, durable."""
+    tasks = [(RUN, f"t{i}", json.dumps([f"t{d}" for d in needed])) for i, needed in enumerate(edges)]
+    await database.executemany(ADD, tasks)
+    await database.commit()
+    writer = Writer(database)
+    places = asyncio.Semaphore(AT_ONCE)
+    missing = [len(needed) for needed in edges]
+    dependents: list[list[int]] = [[] for _ in edges]
+    for position, needed in enumerate(edges):
+        for before in needed:
+            dependents[before].append(position)
+
+    async def node(position: int) -> None:
+        name = f"t{position}"
+        async with places:
+            await writer.put((START, (AT, RUN, name)))
+            text = await body("work")
+            await writer.put((SAY, (RUN, name, 0, "user", "work")), (SAY, (RUN, name, 1, "assistant", text)))
+            await writer.put((COMPLETE, (AT, text, RUN, name)))
+        for dependent in dependents[position]:
+            missing[dependent] -= 1
+            if not missing[dependent]:
+                nodes.create_task(node(dependent))
+
+    async with asyncio.TaskGroup() as around:
+        writing = around.create_task(writer.write())
+        async with asyncio.TaskGroup() as nodes:
+            for position, count in enumerate(list(missing)):
+                if not count:
+                    nodes.create_task(node(position))
+        writing.cancel()
+
+
+async def main(shape: str, tasks: str = "10000") -> None:
+    """Measure and print."""
+    edges = graphs.SHAPES[shape](int(tasks))
+    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:
+        async with aiosqlite.connect(Path(folder) / "prototype.db") as database:
+            await database.executescript(SCHEMA)
+            before = spent()
+            await run(edges, database)
+            print(json.dumps(figures(before, len(edges))))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
