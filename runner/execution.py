@@ -81,7 +81,7 @@ class Execution:
                 self._awaiting.begin(workers, position, asking)
             for position in self._schedule.later:
                 until = self._around.inherited.next_tries[position]
-                self._delays.begin(workers, position, until - self._around.clock.wall())
+                self._delays.begin(workers, position, max(0.0, until - self._around.clock.wall()))
             turns = self._adopted()
             turns += self._go_on(happened)
             await self._start(turns, happened)
