@@ -50,7 +50,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 @pytest.mark.parametrize("ended", [False, True])
 async def test_a_turn_needs_no_command_any_more_to_be_taken_over(home: Home, ended: bool) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(home.path)])  # noqa: ASYNC220
-    await until(lambda: len(home.calls) == 2)
+    await until(lambda: home.begun == 2)
     parent.kill()
     parent.wait()
     (home.path / "claude").unlink()

@@ -150,7 +150,7 @@ async def test_a_cut_turn_is_taken_up_behind_its_last_whole_message_and_is_paid_
     working = Opening(session_id=session, files=home.files(1))
     async with anyio.create_task_group() as group:
         group.start_soon(_send_opened, backend, working, "Work. [[tool]] [[until /nowhere]]")
-        await until(lambda: len(home.calls) == 2)  # the tool's result is there, and the model is asked again
+        await until(lambda: home.begun == 2)  # the tool's result is there, and the model is asked again
         group.cancel_scope.cancel()
     left = backend.left(home.files(1))
     assert left is not None
@@ -168,7 +168,7 @@ async def test_a_turn_that_was_cut_before_its_last_message_was_kept_goes_on_from
     working = Opening(session_id=session, files=home.files(1))
     async with anyio.create_task_group() as group:
         group.start_soon(_send_opened, backend, working, "Work. [[tool]] [[until /nowhere]]")
-        await until(lambda: len(home.calls) == 2)
+        await until(lambda: home.begun == 2)
         group.cancel_scope.cancel()
     # The real one writes its file a moment after it has told what stands in it.
     kept = home.path / "sessions" / f"{session}.jsonl"
@@ -190,7 +190,7 @@ async def test_a_cut_turn_whose_session_is_gone_is_said_to_be_lost(home: Home) -
     working = Opening(session_id=session, files=home.files(1))
     async with anyio.create_task_group() as group:
         group.start_soon(_send_opened, backend, working, "Work. [[tool]] [[until /nowhere]]")
-        await until(lambda: len(home.calls) == 2)
+        await until(lambda: home.begun == 2)
         group.cancel_scope.cancel()
     (home.path / "sessions" / f"{session}.jsonl").unlink()
     with pytest.raises(BackendError, match="No conversation found") as caught:
@@ -238,7 +238,7 @@ async def _die_with_turns_at_work(home: Home, on_death: str, turns: dict[str, st
     parent = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, "-c", PARENT, str(home.path), on_death, *words]
     )
-    await until(lambda: len(home.calls) == len(turns))
+    await until(lambda: home.begun == len(turns))
     parent.kill()
     parent.wait()
 

@@ -44,7 +44,7 @@ def _start(home: Home, *words: str) -> subprocess.Popen[str]:
 def _kill_at_work(home: Home) -> None:
     """`plait run`, killed when the model has been asked for the second time in every turn."""
     run = _start(home, "run", "plan.yaml")
-    _until(lambda: len(home.calls) == 2 * TURNS)
+    _until(lambda: home.begun == 2 * TURNS)
     run.kill()
     run.communicate()
 
@@ -110,7 +110,7 @@ def test_agents_that_were_killed_too_go_on_in_their_sessions(home: Home) -> None
 
 def test_ctrl_c_leaves_no_agent_and_the_resume_goes_on(home: Home) -> None:
     run = _start(home, "run", "plan.yaml")
-    _until(lambda: len(home.calls) == 2 * TURNS)
+    _until(lambda: home.begun == 2 * TURNS)
     run.send_signal(signal.SIGINT)
     run.communicate(timeout=30)
     assert run.returncode == 6

@@ -37,6 +37,11 @@ class Home:
         return [next(text for role, text in reversed(call["said"]) if role == "user") for call in self.calls]
 
     @property
+    def begun(self) -> int:
+        """How many answers the fake Claude Code has begun, and printed what they cost."""
+        return len(self.noted("begun"))
+
+    @property
     def processes(self) -> list[int]:
         """All that belong to some turn of agents at home here."""
         found: list[int] = []

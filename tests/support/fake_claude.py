@@ -5,7 +5,7 @@ Its sessions are files in $HOME/sessions. Words in the prompt say what it does: 
 when that file exists), [[error STATUS]], [[tool]] (uses a tool first), [[json VALUE]], [[plain]] (a schema is not
 heeded), [[die]], [[ask]] (defers a tool until it is answered); the models "hangs" and "fails" do so with any prompt.
 What the model would see goes to $HOME/calls.jsonl, one line a request: the witness of what was sent, how often, in
-which order.
+which order. As soon as it has printed that the answer begins, begun.jsonl has a line too.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ IN, OUT, PRICE = 10, 7, 0.001
 
 def tell(**event: object) -> None:
     print(json.dumps(event), flush=True)
+
+
+def note(name: str, line: object) -> None:
+    with (HOME / f"{name}.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def path_of(session: str) -> Path:
@@ -78,11 +83,11 @@ class Talk:
             "said": [[one["role"], one["content"]] for one in self.said],
             "pid": os.getpid(),
         }
-        with (HOME / "calls.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        note("calls", line)
         usage = {"input_tokens": IN, "output_tokens": 1}
         message = {"type": "message_start", "message": {"id": f"msg_{self.calls}", "usage": usage}}
         tell(type="stream_event", session_id=self.session, event=message, parent_tool_use_id=None)
+        note("begun", message)
 
     def say(self, *blocks: dict[str, object]) -> None:
         shown = "".join(str(block.get("text", f"<tool {block.get('name')}>")) for block in blocks)
