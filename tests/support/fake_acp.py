@@ -242,7 +242,9 @@ class Work:
             "sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": "not ours"}}})  # fmt: skip
         for params in (None, [], {"sessionId": self.session.identity, "update": 5}):
             tell(method="session/update", params=params)
+        self.agent.asked["fs-1"] = refused = Queue()
         tell(id="fs-1", method="fs/read_text_file", params={"path": "/etc/passwd"})
+        refused.get()
 
     def tool(self, title: str) -> None:
         call = f"call_{uuid.uuid4().hex[:6]}"
