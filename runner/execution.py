@@ -81,7 +81,7 @@ class Execution:
                 self._awaiting.begin(workers, position, asking)
             for position in self._schedule.later:
                 until = self._around.inherited.next_tries[position]
-                self._delays.begin(workers, position, max(0.0, until - self._around.clock.wall()))
+                self._delays.begin(workers, position, until - self._around.clock.wall())
             turns = self._adopted()
             turns += self._go_on(happened)
             await self._start(turns, happened)
@@ -156,7 +156,7 @@ class Execution:
 
     def _go_on(self, happened: list[events.Event], ended: str | None = None) -> list[Turn]:
         """What follows once the task `ended`: ask the policy, then give out every free place. Adds to `happened`."""
-        if ended is not None and self._deciding is not None:
+        if ended is not None:
             happened += self._asked_about(ended)
         turns = self._take(happened)
         while not turns and self._is_over and (decided := self._asked_about(None)):

@@ -49,7 +49,7 @@ class Delays:
         self._scopes: dict[int, anyio.CancelScope] = {}
 
     def begin(self, workers: anyio.abc.TaskGroup, position: int, delay: float) -> None:
-        """The task at `position` waits for `delay` seconds."""
+        """The task at `position` waits for `delay` seconds; not at all where its time has passed."""
         self._scopes[position] = scope = anyio.CancelScope()
         workers.start_soon(self._wait, position, delay, scope)
 
@@ -60,7 +60,7 @@ class Delays:
 
     async def _wait(self, position: int, delay: float, scope: anyio.CancelScope) -> None:
         with scope:
-            await self._clock.sleep(delay)
+            await self._clock.sleep(max(0.0, delay))
         del self._scopes[position]
         await self._try_again(position)
 

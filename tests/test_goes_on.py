@@ -181,6 +181,19 @@ async def test_the_time_of_the_next_attempt_may_have_come_by_then(store: Store) 
     assert clock.slept == []
 
 
+async def test_the_time_of_the_next_attempt_may_come_while_the_resume_takes_the_run(store: Store) -> None:
+    """`plait crashtest --case kills-1-txn.before_commit:6-told:3-told:1-txn.before_commit:3-txn.after_commit:3`"""
+    clock = QuickClock()
+    await died_while_it_waited(store, LIMIT, clock)
+
+    def passes(_number: int) -> None:
+        clock.now += HOURS + 60
+
+    slow = FaultyStore(store, on_write(passes))
+    assert (await ParallelRunner(Talker(), store=slow, clock=clock).resume("r")).status is RunStatus.COMPLETED
+    assert clock.slept == [0.0]
+
+
 async def test_hours_are_waited_for_and_more_than_a_day_is_not(store: Store) -> None:
     clock = QuickClock()
     runner = ParallelRunner(failing(LIMIT), store=store, clock=clock)

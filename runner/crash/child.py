@@ -112,11 +112,18 @@ def be_child(start: Start) -> NoReturn:
         code = 0
     except BaseException as error:
         traceback.print_exc()
-        Ledger(start.ledger).write(words.RAISED, os.getpid(), type(error).__name__, str(error))
+        innermost = _innermost(error)
+        Ledger(start.ledger).write(words.RAISED, os.getpid(), type(innermost).__name__, str(innermost))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The first error of a group, which says more than that there was one."""
+    inner: tuple[BaseException, ...] = getattr(error, "exceptions", ())
+    return _innermost(inner[0]) if inner else error
 
 
 def _redirect(path: Path) -> None:

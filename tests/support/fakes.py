@@ -89,6 +89,8 @@ class QuickClock(Clock):
         # Renewing the lease and looking into the inbox: never, in a test of moments. Others may sleep a second, too.
         if seconds == 10.0 or seconds is LOOK_EVERY_S:
             await anyio.sleep_forever()
+        if seconds < 0:
+            raise ValueError(f"sleeps for {seconds} seconds")  # as the real one does
         self.slept.append(seconds)
         self.now += seconds
         await anyio.lowlevel.checkpoint()
