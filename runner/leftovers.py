@@ -14,7 +14,7 @@ from persistence.protocol import Store
 from persistence.records import TaskRecord
 from runner.folders import SESSIONS, run_folder, turn_files
 from runner.log import logger
-from runner.status import TaskStatus
+from runner.status import TASK_STATUSES, TaskStatus
 
 _FORGOTTEN_S = 3600.0
 """How long nothing has happened in the folder of a run that is not stored, and never will be any more: a run that began
@@ -40,7 +40,7 @@ async def end_leftovers(store: Store | None, run_id: str, keep: Iterable[tuple[s
 
 def under_way(tasks: Iterable[TaskRecord], but: str | None = None) -> list[tuple[str, int]]:
     """The attempts that are recorded as running, but for that of one task: a resume may adopt them."""
-    running = [task for task in tasks if TaskStatus(task.status) is TaskStatus.RUNNING]
+    running = [task for task in tasks if TASK_STATUSES[task.status] is TaskStatus.RUNNING]
     return [(task.task_id, task.attempt) for task in running if task.task_id != but]
 
 

@@ -122,7 +122,7 @@ class Turn:
             said = self.going_on.said
         if self.takes_up:
             return (*said, Message("user", self.prompt), *reply.turn(INTERRUPTED))
-        return (*said, *reply.turn(self.prompt)) if said else reply.turn(self.prompt)
+        return (*said, *reply.turn(self.prompt))
 
 
 class Turns:
@@ -143,7 +143,7 @@ class Turns:
         if (going_on := self._taken_up(position)) is not None:
             session_id, confirmed = going_on.session_id, going_on.interrupted
             return Turn(position, task, number, session_id, going_on, confirmed=confirmed, resume=True)
-        before = None if task.continues is None else self._state.session_to_go_on_with(task)
+        before = self._state.session_to_go_on_with(task)
         if before is not None and not self._forks(task):
             return Turn(position, task, number, before, resume=True)
         return Turn(position, task, number, self._new_session_id(self._around.names[position]), forks=before)

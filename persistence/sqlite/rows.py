@@ -55,8 +55,7 @@ def _executed(
 
 
 _INLINE_BYTES: Final = 64 * 1024
-SHORT: Final = _INLINE_BYTES // 4
-"""A text of at most so many characters stands in its row, whatever they are: UTF-8 takes four bytes for one at most."""
+_SHORT: Final = _INLINE_BYTES // 4  # characters: UTF-8 takes four bytes for one at most
 _RANKS: Final = {bulk: rank for rank, bulk in enumerate(sql.IN_ORDER)}
 
 
@@ -104,8 +103,10 @@ class Rows:
         found = _executed(self._connection, self.run_id, sql.KNOWN_TASKS, wanted)
         return known.union(task_id for _, cursor in found for (task_id,) in cursor.fetchall())
 
-    def blob(self, text: str) -> bytes | None:
+    def blob(self, text: str | None) -> bytes | None:
         """If the text is large, the key of the blob that it becomes; None where it is to stand in its row."""
+        if text is None or len(text) <= _SHORT:
+            return None
         encoded = text.encode()
         if len(encoded) <= _INLINE_BYTES:
             return None

@@ -34,7 +34,7 @@ from persistence.errors import Conflict
 from persistence.sqlite import statements as sql
 from persistence.sqlite.checksum import message_checksum, result_checksum
 from persistence.sqlite.reading import read_head
-from persistence.sqlite.rows import NO_NUMBER, NO_TEXT, SHORT, Refused, Row, Rows
+from persistence.sqlite.rows import NO_NUMBER, NO_TEXT, Refused, Row, Rows
 from persistence.sqlite.transaction import transaction
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _session(rows: Rows, _seq: int, change: SessionOpened) -> None:
 def _turn(rows: Rows, seq: int, change: TurnAppended) -> None:
     task_id, role, content = change.task_id, change.role, change.content
     checksum = bytearray(message_checksum(rows.run_id, task_id, role, content))
-    blob = None if len(content) <= SHORT else rows.blob(content)
+    blob = rows.blob(content)
     bulk, kept = (sql.ADD_MESSAGES, content) if blob is None else (sql.ADD_LARGE_MESSAGES, blob)
     input_tokens, output_tokens = change.input_tokens, change.output_tokens
     said = (task_id, seq, change.attempt, role, change.at, input_tokens, output_tokens, checksum, kept)
@@ -198,8 +198,7 @@ def _completed(rows: Rows, seq: int, change: TaskCompleted) -> None:
     task_id, text, data, cost = change.task_id, change.text, change.data, change.cost_usd
     usage = change.input_tokens, change.output_tokens, NO_NUMBER if cost is None else cost, change.duration_s
     checksum = bytearray(result_checksum(rows.run_id, task_id, text, data))
-    text_sha256 = None if len(text) <= SHORT else rows.blob(text)
-    data_sha256 = None if data is None or len(data) <= SHORT else rows.blob(data)
+    text_sha256, data_sha256 = rows.blob(text), rows.blob(data)
     own_data = NO_TEXT if data is None or data_sha256 is not None else data
     own_text = text if text_sha256 is None else None
     row = (task_id, change.attempt, change.at, seq, *usage, own_text, own_data, checksum)
