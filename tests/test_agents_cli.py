@@ -23,7 +23,7 @@ from backends import (
 )
 from backends.contract import BackendContract, Subject
 from backends.protocol import Usage
-from tests.support.agents import Home, make_home, until
+from tests.support.agents import Home, make_home, send, send_opened, until
 
 
 @pytest.fixture
@@ -37,21 +37,12 @@ class TestContract(BackendContract):
         return Subject(home.claude(), home.claude(model="hangs"), home.claude(model="fails"))
 
 
-async def _send_opened(backend, opening: Opening, prompt: str) -> Reply:
-    async with backend.open(opening) as conversation:
-        return await conversation.send(prompt)
-
-
-async def _send(backend, prompt: str, **opening) -> Reply:
-    return await _send_opened(backend, Opening(**opening), prompt)
-
-
 async def test_the_agent_keeps_the_history(home: Home) -> None:
     backend = home.claude()
     session = backend.new_session_id()
     known: list[str] = []
-    await _send(backend, "One.", session_id=session, on_session=known.append)
-    reply = await _send(backend, "Two.", session_id=session, resume=True)
+    await send(backend, "One.", session_id=session, on_session=known.append)
+    reply = await send(backend, "Two.", session_id=session, resume=True)
     assert known == [session]
     assert home.calls[-1]["said"][0] == ["user", "One."]
     assert home.prompts == ["One.", "Two."]
@@ -62,9 +53,9 @@ async def test_the_agent_keeps_the_history(home: Home) -> None:
 async def test_a_fork_leaves_its_parent_as_it_was(home: Home) -> None:
     backend = home.claude()
     parent, one, two = (backend.new_session_id() for _ in range(3))
-    await _send(backend, "Parent.", session_id=parent)
-    await _send(backend, "One.", session_id=one, forks=parent)
-    await _send(backend, "Two.", session_id=two, forks=parent)
+    await send(backend, "Parent.", session_id=parent)
+    await send(backend, "One.", session_id=one, forks=parent)
+    await send(backend, "Two.", session_id=two, forks=parent)
     users = [[text for role, text in call["said"] if role == "user"] for call in home.calls]
     assert users == [["Parent."], ["Parent.", "One."], ["Parent.", "Two."]]
 
@@ -85,7 +76,7 @@ async def test_neither_prompt_nor_foreign_secrets_reach_argv_or_environment(
         (home.path / "go").touch()
 
     prompt = f"SECRET-PROMPT [[tool]] [[until {home.path / 'go'}]]"
-    await _send(home.claude(pass_env=("WANTED",)), prompt, on_output=look)
+    await send(home.claude(pass_env=("WANTED",)), prompt, on_output=look)
     assert b"SECRET-PROMPT" not in seen["cmdline"] + seen["environ"]
     assert b"hunter2" not in seen["environ"]
     assert b"its own" in seen["environ"]
@@ -95,7 +86,7 @@ async def test_neither_prompt_nor_foreign_secrets_reach_argv_or_environment(
 async def test_files_of_a_turn_are_for_this_user_alone(home: Home) -> None:
     files = home.files()
     backend = home.claude(system="Be brief.", append_system="Please.")
-    await _send(backend, "One.", session_id=backend.new_session_id(), files=files)
+    await send(backend, "One.", session_id=backend.new_session_id(), files=files)
     assert (files.turn / "1" / "system-prompt.txt").exists()
     found = [files.turn, *files.turn.rglob("*"), *files.sessions.rglob("*")]
     assert {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_dir()} == {0o700}
@@ -105,7 +96,7 @@ async def test_files_of_a_turn_are_for_this_user_alone(home: Home) -> None:
 
 async def test_an_answer_that_does_not_fit_is_asked_for_once_more(home: Home) -> None:
     schema = {"type": "object", "properties": {"mood": {"enum": ["good"]}}, "required": ["mood"]}
-    reply = await _send(home.claude(), "Say it. [[plain]]", output_schema=schema)
+    reply = await send(home.claude(), "Say it. [[plain]]", output_schema=schema)
     assert reply.data == {"mood": "good"}
     assert len(reply.messages) == 4
     assert [call["session"] for call in home.calls] == [reply.session_id] * 2
@@ -117,7 +108,7 @@ async def test_a_session_that_is_gone_is_told_again_as_text_and_the_record_says_
     notices: list[Output] = []
     backend = home.claude()
     gone = backend.new_session_id()
-    reply = await _send(backend, "Who?", session_id=gone, resume=True, history=history, on_output=notices.append)
+    reply = await send(backend, "Who?", session_id=gone, resume=True, history=history, on_output=notices.append)
     assert reply.session_id not in {None, gone}
     assert [message.role for message in reply.messages] == ["user", "system", "assistant"]
     assert gone in reply.messages[1].content
@@ -129,17 +120,17 @@ async def test_a_session_that_is_gone_is_told_again_as_text_and_the_record_says_
 async def test_a_session_that_is_gone_fails_where_that_is_wished(home: Home) -> None:
     backend = home.claude(on_lost_session="fail")
     with pytest.raises(BackendError) as caught:
-        await _send(backend, "Who?", session_id="x", resume=True, history=(Message("user", "Ada"),))
+        await send(backend, "Who?", session_id="x", resume=True, history=(Message("user", "Ada"),))
     assert caught.value.kind is ErrorKind.SESSION_LOST
     assert home.calls == []
 
 
 async def test_a_turn_that_fails_says_so_whatever_the_exit_status(home: Home) -> None:
     with pytest.raises(BackendError) as caught:
-        await _send(home.claude(), "One. [[error 429]]")
+        await send(home.claude(), "One. [[error 429]]")
     assert caught.value.kind is ErrorKind.RATE_LIMITED
     with pytest.raises(BackendError) as caught:
-        await _send(home.claude(), "One. [[die]]")
+        await send(home.claude(), "One. [[die]]")
     assert caught.value.kind is ErrorKind.CRASHED
     assert "SIGKILL" in caught.value.message
 
@@ -149,13 +140,13 @@ async def test_a_cut_turn_is_taken_up_behind_its_last_whole_message_and_is_paid_
     session = backend.new_session_id()
     working = Opening(session_id=session, files=home.files(1))
     async with anyio.create_task_group() as group:
-        group.start_soon(_send_opened, backend, working, "Work. [[tool]] [[until /nowhere]]")
+        group.start_soon(send_opened, backend, working, "Work. [[tool]] [[until /nowhere]]")
         await until(lambda: home.begun == 2)  # the tool's result is there, and the model is asked again
         group.cancel_scope.cancel()
     left = backend.left(home.files(1))
     assert left is not None
     assert (left.state, left.session_id) == ("dead", session)
-    reply = await _send(backend, "Go on.", session_id=session, resume=True, goes_on=True, files=home.files(2))
+    reply = await send(backend, "Go on.", session_id=session, resume=True, goes_on=True, files=home.files(2))
     assert home.prompts[-1] == "Go on."
     said = [text for _, text in home.calls[-1]["said"]]
     assert said == ["Work. [[tool]] [[until /nowhere]]", "<tool Bash>", "<result done>", "Go on."]
@@ -167,13 +158,13 @@ async def test_a_turn_that_was_cut_before_its_last_message_was_kept_goes_on_from
     session = backend.new_session_id()
     working = Opening(session_id=session, files=home.files(1))
     async with anyio.create_task_group() as group:
-        group.start_soon(_send_opened, backend, working, "Work. [[tool]] [[until /nowhere]]")
+        group.start_soon(send_opened, backend, working, "Work. [[tool]] [[until /nowhere]]")
         await until(lambda: home.begun == 2)
         group.cancel_scope.cancel()
     # The real one writes its file a moment after it has told what stands in it.
     kept = home.path / "sessions" / f"{session}.jsonl"
     kept.write_text("".join(kept.read_text().splitlines(keepends=True)[:-1]))
-    reply = await _send(backend, "Go on.", session_id=session, resume=True, goes_on=True, files=home.files(2))
+    reply = await send(backend, "Go on.", session_id=session, resume=True, goes_on=True, files=home.files(2))
     assert [text for _, text in home.calls[-1]["said"]] == [
         "Work. [[tool]] [[until /nowhere]]",
         "<tool Bash>",
@@ -189,12 +180,12 @@ async def test_a_cut_turn_whose_session_is_gone_is_said_to_be_lost(home: Home) -
     session = backend.new_session_id()
     working = Opening(session_id=session, files=home.files(1))
     async with anyio.create_task_group() as group:
-        group.start_soon(_send_opened, backend, working, "Work. [[tool]] [[until /nowhere]]")
+        group.start_soon(send_opened, backend, working, "Work. [[tool]] [[until /nowhere]]")
         await until(lambda: home.begun == 2)
         group.cancel_scope.cancel()
     (home.path / "sessions" / f"{session}.jsonl").unlink()
     with pytest.raises(BackendError, match="No conversation found") as caught:
-        await _send(backend, "Go on.", session_id=session, resume=True, goes_on=True, files=home.files(2))
+        await send(backend, "Go on.", session_id=session, resume=True, goes_on=True, files=home.files(2))
     assert caught.value.kind is ErrorKind.SESSION_LOST
     assert len(home.calls) == 2
 
@@ -202,11 +193,11 @@ async def test_a_cut_turn_whose_session_is_gone_is_said_to_be_lost(home: Home) -
 async def test_a_person_is_asked_and_the_answer_reaches_that_use(home: Home) -> None:
     backend = home.claude(ask_for=("Bash",))
     session = backend.new_session_id()
-    asked = await _send(backend, "Clean up. [[ask]]", session_id=session)
+    asked = await send(backend, "Clean up. [[ask]]", session_id=session)
     assert asked.question is not None
     assert "rm -r build" in asked.question.text
     answer = Answer("deny: not that one")
-    reply = await _send(backend, "deny: not that one", session_id=session, resume=True, answer=answer)
+    reply = await send(backend, "deny: not that one", session_id=session, resume=True, answer=answer)
     assert reply.question is None
     assert reply.text == "went on"
     assert home.prompts[-1] == "<result deny not that one>"
@@ -256,7 +247,7 @@ async def test_turns_outlive_their_runner_and_are_adopted(home: Home) -> None:
 
     async def adopt(task: str, session: str) -> None:
         opening = Opening(session_id=session, files=home.files(1, task), adopts=True)
-        replies[task] = await _send_opened(backend, opening, f"{task} [[until {home.path}/go]]")
+        replies[task] = await send_opened(backend, opening, f"{task} [[until {home.path}/go]]")
 
     async with anyio.create_task_group() as group:
         for task, session in turns.items():
@@ -274,7 +265,7 @@ async def test_a_turn_that_ended_meanwhile_is_collected(home: Home) -> None:
     (home.path / "go").touch()
     await until(lambda: _state(home) == "ended")
     opening = Opening(session_id=session, files=home.files(1), adopts=True)
-    reply = await _send_opened(backend, opening, "the same prompt")
+    reply = await send_opened(backend, opening, "the same prompt")
     assert reply.text.startswith("answer 1 to: task")
     assert len(home.calls) == 1
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from backends import BackendError, CodexBackend, Opening, Reply
+from backends import BackendError, CodexBackend
 from backends.agents.sessions import Sessions
 from backends.protocol import Files, Usage
-from tests.support.agents import Home, make_home
+from tests.support.agents import Home, make_home, send
 
 SCHEMA = {"type": "object", "properties": {"mood": {"type": "string"}}, "required": ["mood"]}
 
@@ -18,11 +18,6 @@ SCHEMA = {"type": "object", "properties": {"mood": {"type": "string"}}, "require
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return make_home(tmp_path / "home", monkeypatch)
-
-
-async def send(backend, prompt: str, files: Files, **opening) -> Reply:
-    async with backend.open(Opening(files=files, **opening)) as conversation:
-        return await conversation.send(prompt)
 
 
 def cut_off(files: Files, call: int, *lines: object) -> None:
@@ -36,21 +31,22 @@ def cut_off(files: Files, call: int, *lines: object) -> None:
 @pytest.mark.parametrize("words", ["Work.", "Work. [[plain]]"])
 async def test_cost_that_an_agent_counts_by_session_is_not_lost_to_who_counts_it_again(home: Home, words: str) -> None:
     """Its process was killed when it had counted, but stored nothing."""
-    first = await send(home.acp(), "Before.", home.files(1, "before"))
-    known = {"session_id": first.session_id, "resume": True, "output_schema": None if words == "Work." else SCHEMA}
-    replies = [await send(home.acp(), words, home.files(), **known, adopts=again) for again in (False, True, True)]
+    first = await send(home.acp(), "Before.", files=home.files(1, "before"))
+    known = {"session_id": first.session_id, "resume": True, "files": home.files()}
+    known["output_schema"] = None if words == "Work." else SCHEMA
+    replies = [await send(home.acp(), words, **known, adopts=again) for again in (False, True, True)]
     assert [reply.usage.cost_usd for reply in replies] == pytest.approx([0.001 * len(home.calls[1:])] * 3)
 
 
 async def test_cost_of_a_cut_turn_is_not_counted_with_all_of_its_session(home: Home) -> None:
-    first = await send(home.acp(), "Before.", home.files(1, "before"))
+    first = await send(home.acp(), "Before.", files=home.files(1, "before"))
     session = first.session_id
     known = {"session_id": session, "resume": True}
-    await send(home.acp(), "Work.", home.files(1), **known)
+    await send(home.acp(), "Work.", files=home.files(1), **known)
     Sessions(home.files().sessions, "acp-acp").note_spent(str(session), Usage(cost_usd=0.001))
     (home.files(1).turn / "1" / "before.json").unlink(missing_ok=True)
     cut_off(home.files(1), 1)
-    reply = await send(home.acp(), "Go on.", home.files(2), **known, goes_on=True)
+    reply = await send(home.acp(), "Go on.", files=home.files(2), **known, goes_on=True)
     assert reply.usage.cost_usd == pytest.approx(0.002)
 
 
@@ -58,21 +54,21 @@ async def test_what_a_cut_turn_had_paid_for_before_its_last_call_is_counted(home
     backend = home.claude()
     session = str(backend.new_session_id())
     with pytest.raises(BackendError):
-        await send(backend, "Work. [[plain]]", home.files(1), session_id=session, output_schema={"type": "null"})
+        await send(backend, "Work. [[plain]]", files=home.files(1), session_id=session, output_schema={"type": "null"})
     for path in home.files(1).turn.rglob("told"):
         path.unlink()
     cut_off(home.files(1), 2)
-    reply = await send(backend, "Go on.", home.files(2), session_id=session, resume=True, goes_on=True)
+    reply = await send(backend, "Go on.", files=home.files(2), session_id=session, resume=True, goes_on=True)
     assert reply.usage.input_tokens == 30
 
 
 async def test_what_was_cut_is_paid_for_by_who_takes_it_up_and_fails(home: Home) -> None:
     backend = home.claude()
     session = str(backend.new_session_id())
-    await send(backend, "Work.", home.files(1), session_id=session)
+    await send(backend, "Work.", files=home.files(1), session_id=session)
     cut_off(home.files(1), 1)
     with pytest.raises(BackendError) as failed:
-        await send(backend, "[[error 500]]", home.files(2), session_id=session, resume=True, goes_on=True)
+        await send(backend, "[[error 500]]", files=home.files(2), session_id=session, resume=True, goes_on=True)
     assert failed.value.usage.input_tokens == 10
 
 
@@ -88,5 +84,5 @@ async def test_tokens_that_an_agent_counts_by_session_are_not_lost_either(home: 
     Sessions(home.files().sessions, "codex").note_spent("t-1", Usage(100, 20))
     backend = CodexBackend(command=str(codex), cwd=home.path)
     known = {"session_id": "t-1", "resume": True}
-    replies = [await send(backend, "Work.", home.files(), **known, adopts=again) for again in (False, True, True)]
+    replies = [await send(backend, "Work.", files=home.files(), **known, adopts=again) for again in (False, True, True)]
     assert [reply.usage for reply in replies] == [Usage(30, 7)] * 3

@@ -11,9 +11,9 @@ from typing import Any
 import anyio
 import pytest
 
-from backends import BackendError, ErrorKind, Opening, Output, Reply
+from backends import BackendError, ErrorKind, Opening, Output
 from backends.agents import turn
-from tests.support.agents import Home, make_home, until
+from tests.support.agents import Home, make_home, send, send_opened, until
 
 
 @pytest.fixture
@@ -21,19 +21,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return make_home(tmp_path / "home", monkeypatch)
 
 
-async def _send_opened(backend, opening: Opening, prompt: str) -> Reply:
-    async with backend.open(opening) as conversation:
-        return await conversation.send(prompt)
-
-
-async def _send(backend, prompt: str, **opening) -> Reply:
-    return await _send_opened(backend, Opening(**opening), prompt)
-
-
 async def test_two_writers_of_one_session_go_one_after_the_other(home: Home) -> None:
     backend = home.claude()
     session = backend.new_session_id()
-    await _send(backend, "First.", session_id=session, files=home.files(1))
+    await send(backend, "First.", session_id=session, files=home.files(1))
     waits: list[Output] = []
 
     def note(output: Output) -> None:
@@ -43,9 +34,9 @@ async def test_two_writers_of_one_session_go_one_after_the_other(home: Home) -> 
     async with anyio.create_task_group() as group:
         prompt = f"Long. [[until {home.path / 'go'}]]"
         slow = Opening(session_id=session, resume=True, files=home.files(2, "a"))
-        group.start_soon(_send_opened, backend, slow, prompt)
+        group.start_soon(send_opened, backend, slow, prompt)
         await until(lambda: len(home.calls) == 2)
-        await _send(backend, "Short.", session_id=session, resume=True, files=home.files(3, "b"), on_output=note)
+        await send(backend, "Short.", session_id=session, resume=True, files=home.files(3, "b"), on_output=note)
     assert waits[0].kind == "waiting"
     assert session in waits[0].text
     users = [text for role, text in home.calls[-1]["said"] if role == "user"]
@@ -59,10 +50,10 @@ async def test_a_session_that_somebody_else_keeps_is_told_as_text_elsewhere(
     monkeypatch.setattr(turn, "_PATIENCE", 0.1)
     backend = home.claude(on_lost_session=on_lost)
     session = backend.new_session_id()
-    said = (await _send(backend, "First.", session_id=session, files=home.files(1))).messages
+    said = (await send(backend, "First.", session_id=session, files=home.files(1))).messages
     with subprocess.Popen([sys.executable, "-c", KEEPER, *_locks(home)], stdout=-1, stdin=-1) as keeper:  # noqa: ASYNC220
         assert keeper.stdout is not None and keeper.stdout.readline()
-        later = partial(_send, backend, "And?", session_id=session, resume=True, history=said, files=home.files(2))
+        later = partial(send, backend, "And?", session_id=session, resume=True, history=said, files=home.files(2))
         if on_lost == "fail":
             with pytest.raises(BackendError, match=rf"session {session} is in use by process .*; wait until") as caught:
                 await later()

@@ -12,9 +12,9 @@ from typing import Any
 import anyio
 import pytest
 
-from backends import AcpBackend, ClaudeCodeBackend
+from backends import AcpBackend, BackendError, ClaudeCodeBackend, Opening, Reply
 from backends.proctable import PREFIX, start_time
-from backends.protocol import Files
+from backends.protocol import Backend, Files
 
 FAKE = Path(__file__).with_name("fake_claude.py")
 FAKE_ACP = Path(__file__).with_name("fake_acp.py")
@@ -82,6 +82,24 @@ def make_home(path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
         command.chmod(0o755)
     monkeypatch.setenv("HOME", str(path))
     return Home(path)
+
+
+async def send_opened(backend: Backend, opening: Opening, prompt: str) -> Reply:
+    """One turn in a conversation that is opened so."""
+    async with backend.open(opening) as conversation:
+        return await conversation.send(prompt)
+
+
+async def send(backend: Backend, prompt: str, **opening: Any) -> Reply:
+    """The same, by the words of the opening."""
+    return await send_opened(backend, Opening(**opening), prompt)
+
+
+async def fails(backend: Backend, prompt: str, **opening: Any) -> BackendError:
+    """With what the turn fails."""
+    with pytest.raises(BackendError) as caught:
+        await send(backend, prompt, **opening)
+    return caught.value
 
 
 async def until(true: Callable[[], object], seconds: float = 30) -> None:

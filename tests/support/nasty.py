@@ -1,8 +1,7 @@
 """Children that are hard to be rid of, or to read from: `python -I -S nasty.py NAME DESCRIPTOR`.
 
-They and all that they start hold the descriptor open, whatever else they do: it is the end of a pipe, so whoever reads
-from the other one sees the end of the file when the last of them is gone. Most say "ready" when they are at their
-worst, and each ends by itself after a while, should it be left over.
+They and all that they start hold the descriptor open: it is the end of a pipe, which ends when the last of them is
+gone. Most say "ready" when they are at their worst. Each ends by itself after a while.
 """
 
 from __future__ import annotations
@@ -288,9 +287,7 @@ def _ignore() -> None:
 
 
 def _live() -> None:
-    until = time.monotonic() + LIFE
-    while time.monotonic() < until:
-        time.sleep(until - time.monotonic())
+    time.sleep(LIFE)
 
 
 def _say(text: str) -> None:

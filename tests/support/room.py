@@ -32,6 +32,15 @@ ended; when one was asked to end and has not; when all is over.
 Or at work, but the second child is started only when the parent is told to `go_on`; or when it has made a copy of
 itself, which lives on.
 """
+WORST: dict[Moment, str] = {
+    "before the spawn": "escapes",
+    "after the spawn": "escapes",  # it has no mark yet that outlasts its environment
+    "at work": "vanishes",
+    "ended": "leaves_a_vanished",
+    "stopping": "vanishes",
+    "left": "leaves_a_vanished",
+}
+"""The hardest child to be rid of at each moment."""
 
 
 class Kin:
