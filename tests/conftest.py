@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from persistence import MemoryStore, SQLiteStore, Store
+from tests.support.agents import Home, make_home
+from tests.support.room import Kin, kin
 
 # A developer's own keys, servers and proxies must not reach a test, nor a test them.
 PRIVATE = ("OPENAI_", "ANTHROPIC_", "PLAIT_")
@@ -62,3 +64,16 @@ def kept(request: pytest.FixtureRequest) -> Store | None:
         found: Store = request.getfixturevalue("sqlite_store")
         return found
     return MemoryStore() if request.param == "memory" else None
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """Where fake agents live."""
+    return make_home(tmp_path / "home", monkeypatch)
+
+
+@pytest.fixture
+def holds() -> Iterator[Kin]:
+    """What children hold as long as one of them is left."""
+    with kin() as made:
+        yield made

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import anyio
 import pytest
 
 from backends import AcpBackend, BackendUnavailable, ErrorKind, Output
-from tests.support.agents import Home, fails, make_home, send, until
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    return make_home(tmp_path / "home", monkeypatch)
+from tests.support.agents import Home, fails, send, until
 
 
 async def test_a_cut_turn_is_gone_on_with_and_its_prompt_not_sent_twice(home: Home) -> None:

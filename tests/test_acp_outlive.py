@@ -20,7 +20,7 @@ from backends.agents.acp_speech import Speech, said_in, spoken_command
 from backends.childfile import read_known
 from backends.process import Start, child_environment, running
 from runner.leftovers import end_turn
-from tests.support.agents import Home, make_home, until
+from tests.support.agents import Home, until
 
 TASKS = ("a", "b", "c", "d")
 PARENT = """
@@ -40,11 +40,6 @@ async def main(home, words, options, prompts):
 
 anyio.run(main, Home(Path(sys.argv[1])), *json.loads(sys.argv[2]))
 """
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    return make_home(tmp_path / "home", monkeypatch)
 
 
 def begin(home: Home, prompts: dict[str, str], *words: str, **options: Any) -> subprocess.Popen[bytes]:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
 from backends import AcpBackend, Answer, Output, Reply
-from tests.support.agents import Home, make_home, send, until
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    return make_home(tmp_path / "home", monkeypatch)
+from tests.support.agents import Home, send, until
 
 
 @pytest.mark.parametrize(("permissions", "outcome"), [("deny", "r1"), ("allow", "a1")])

@@ -16,12 +16,7 @@ from backends import (
     Usage,
 )
 from backends.contract import BackendContract, Subject
-from tests.support.agents import Home, fails, make_home, send
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    return make_home(tmp_path / "home", monkeypatch)
+from tests.support.agents import Home, fails, send
 
 
 class TestContract(BackendContract):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import anyio
 import pytest
 
 from persistence import SQLiteStore
 from runner import Action, ParallelRunner, events
-from tests.support.agents import Home, make_home, until
+from tests.support.agents import Home, until
 
 PARENT = """
 import anyio, sys
@@ -31,11 +30,6 @@ async def main(home):
 
 anyio.run(main, Home(Path(sys.argv[1])))
 """
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    return make_home(tmp_path / "home", monkeypatch)
 
 
 def _of(home: Home, word: str) -> list[str]:

@@ -18,7 +18,7 @@ from backends.proctable import start_time
 from backends.protocol import Opening
 from persistence import SQLiteStore
 from runner import Action, ParallelRunner, TaskStatus, events
-from tests.support.agents import Home, make_home, until
+from tests.support.agents import Home, until
 from tests.support.outliving import RUN, Outliver, World
 
 PARENT = """
@@ -40,11 +40,6 @@ anyio.run(main, Home(Path(sys.argv[1])))
 @pytest.fixture
 async def world(tmp_path: Path) -> World:
     return World(tmp_path)
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    return make_home(tmp_path / "home", monkeypatch)
 
 
 @pytest.mark.parametrize("ended", [False, True])

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from backends.agents.claude_asking import ANSWER, write_answer
 from backends.agents.kept import digest
 from backends.childfile import Known, tell
-from tests.support.agents import Home, make_home
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    return make_home(tmp_path / "home", monkeypatch)
+from tests.support.agents import Home
 
 
 @pytest.mark.parametrize("taken", [False, True])

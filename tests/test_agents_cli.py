@@ -23,12 +23,7 @@ from backends import (
 )
 from backends.contract import BackendContract, Subject
 from backends.protocol import Usage
-from tests.support.agents import Home, make_home, send, send_opened, until
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    return make_home(tmp_path / "home", monkeypatch)
+from tests.support.agents import Home, send, send_opened, until
 
 
 class TestContract(BackendContract):

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from backends import BackendError, CodexBackend
 from backends.agents.sessions import Sessions
 from backends.protocol import Files, Usage
-from tests.support.agents import Home, make_home, send
+from tests.support.agents import Home, send
 
 SCHEMA = {"type": "object", "properties": {"mood": {"type": "string"}}, "required": ["mood"]}
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    return make_home(tmp_path / "home", monkeypatch)
 
 
 def cut_off(files: Files, call: int, *lines: object) -> None:

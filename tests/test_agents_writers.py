@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,12 +12,7 @@ import pytest
 
 from backends import BackendError, ErrorKind, Opening, Output
 from backends.agents import turn
-from tests.support.agents import Home, make_home, send, send_opened, until
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    return make_home(tmp_path / "home", monkeypatch)
+from tests.support.agents import Home, send, send_opened, until
 
 
 async def test_two_writers_of_one_session_go_one_after_the_other(home: Home) -> None:

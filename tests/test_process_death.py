@@ -35,12 +35,6 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="ne
 WHOLE = [*map(str, range(1000)), "ready", *map(str, range(1000, 2000))]
 
 
-@pytest.fixture
-def holds() -> Iterator[Kin]:
-    with kin() as made:
-        yield made
-
-
 @pytest.fixture(autouse=True)
 def seen() -> Iterator[Witnesses]:
     """Processes beside that live on, whatever a test does; it leaves none of its own."""

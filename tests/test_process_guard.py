@@ -22,7 +22,6 @@ from tests.support.room import (  # fmt: skip
     Parent,
     Witnesses,
     guards_of,
-    kin,
     nothing_left,
     soon,
     within,
@@ -30,12 +29,6 @@ from tests.support.room import (  # fmt: skip
 )
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")
-
-
-@pytest.fixture
-def holds() -> Iterator[Kin]:
-    with kin() as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)

@@ -23,15 +23,9 @@ from backends import process as process_room
 from backends.child import Child
 from backends.childfile import read_known
 from backends.process import adopted, running, sweep
-from tests.support.room import ROOT, Kin, kin, nasty, nothing_left, witnesses
+from tests.support.room import ROOT, Kin, nasty, nothing_left, witnesses
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")
-
-
-@pytest.fixture
-def holds() -> Iterator[Kin]:
-    with kin() as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)

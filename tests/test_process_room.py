@@ -19,15 +19,9 @@ from backends.child import Child
 from backends.childfile import read_known
 from backends.errors import BackendError, BackendUnavailable, ErrorKind
 from backends.process import Start, adopted, child_environment, running, sweep
-from tests.support.room import PYTHON, ROOT, Kin, kin, nasty, nothing_left
+from tests.support.room import PYTHON, ROOT, Kin, nasty, nothing_left
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")
-
-
-@pytest.fixture
-def holds() -> Iterator[Kin]:
-    with kin() as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)
