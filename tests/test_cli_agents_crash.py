@@ -93,6 +93,21 @@ def test_a_resume_collects_what_was_finished_meanwhile(home: Home) -> None:
     assert len(home.calls) == 2 * TURNS
 
 
+def test_a_resume_that_would_be_refused_is_foretold_as_such(home: Home) -> None:
+    _kill_at_work(home)
+    plan = home.path / "plan.yaml"
+    as_it_was = plan.read_text()
+    plan.write_text(as_it_was.replace("./claude", "./another"))
+    foretold, refused = (plait_here(home.path, "resume", *words) for words in (["--dry-run"], []))
+    assert foretold.out.count("adopt ") == TURNS
+    assert (foretold.code, refused.code) == (2, 2)
+    assert foretold.err == refused.err.replace("plait: ", "plait: a resume would be refused: ")
+    assert "the plan file says otherwise" in refused.err
+    plan.write_text(as_it_was)
+    (home.path / "go").touch()
+    assert plait(home.path, "resume", "--json").code == 0
+
+
 def test_agents_that_were_killed_too_go_on_in_their_sessions(home: Home) -> None:
     _kill_at_work(home)
     for pid in home.processes:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from runner import PlaitError, Plan
 from runner.cli import report
 from runner.cli.backing import Backing, Kept, names_needed
 from runner.cli.driving import Ending, follow
-from runner.cli.exits import COMPLETED, say, tell
+from runner.cli.exits import COMPLETED, Fault, say, tell
 from runner.cli.knowing import knowing_runner
 from runner.cli.lookup import (
     find_run,
@@ -106,22 +106,35 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
             say_if_watched(record)
             async with knowing_runner(store, record, tasks, wanted.plan) as knowing:
                 preview = await knowing.preview_resume(record.run_id, retry_failed=wanted.retry_failed)
-            return tell_preview(preview, manner.as_json)
+            code = tell_preview(preview, manner.as_json)
+            if not preview.ended and not await is_to_be_cancelled(store, record):
+                try:
+                    _needed(record, dag, tasks, wanted)
+                except Fault as fault:
+                    raise Fault(fault.message, fault.code, "plait: a resume would be refused: ") from None
+            return code
         if has_ended(record, tasks, wanted.retry_failed):
             return _say_over(await looking.resume(record.run_id), dag, manner)
         if await is_to_be_cancelled(store, record):  # which needs no backend
             return await see_through(looking.start_resume(record.run_id), dag, manner, store)
-        verdicts = judge(dag, tasks, retry_failed=wanted.retry_failed)
-        statuses = {task.task_id: _status(verdict.action, task) for task, verdict in zip(tasks, verdicts, strict=True)}
-        kept = Kept.of(record)
-        policy = None if led_by is None else policy_of(led_by.kind, led_by.settings)
-        names = names_needed(dag, kept.default, statuses.values(), policy=policy, known=kept.specs)
-        backing = kept.backing(names, wanted.plan)
+        backing, names, statuses = _needed(record, dag, tasks, wanted)
         async with backing.running(names) as made:
             concurrency = manner.concurrency or _stored_concurrency(record)
             runner = backing.runner(made, store=store, concurrency=concurrency)
             run = runner.start_resume(record.run_id, retry_failed=wanted.retry_failed)
             return await see_through(run, dag, manner, store, statuses)
+
+
+def _needed(
+    record: RunRecord, dag: DAG, tasks: Sequence[TaskRecord], wanted: Resumption
+) -> tuple[Backing, list[str], dict[str, TaskStatus]]:
+    """The backends that the run needs to go on, their names, and where its tasks stand then. Raises Fault."""
+    verdicts = judge(dag, tasks, retry_failed=wanted.retry_failed)
+    statuses = {task.task_id: _status(verdict.action, task) for task, verdict in zip(tasks, verdicts, strict=True)}
+    kept, led_by = Kept.of(record), StoredPolicy.of(record)
+    policy = None if led_by is None else policy_of(led_by.kind, led_by.settings)
+    names = names_needed(dag, kept.default, statuses.values(), policy=policy, known=kept.specs)
+    return kept.backing(names, wanted.plan), names, statuses
 
 
 def _status(action: Action, task: TaskRecord) -> TaskStatus:
