@@ -154,7 +154,8 @@ def test_every_answer_is_kept_to_itself(server: Served, client: httpx.Client) ->
 def test_no_page_is_served(client: httpx.Client) -> None:
     for path in ("/docs", "/redoc", "/docs/oauth2-redirect", "/"):
         refused(client.get(path), 404, "not_found")
-    refused(client.put("/api/runs"), 405, "method_not_allowed")
+    said = refused(client.put("/api/runs"), 405, "method_not_allowed")
+    assert said == "there is no PUT /api/runs here; GET /openapi.json says what there is"
 
 
 def test_what_is_published(client: httpx.Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any, TypeAlias
 
 from fastapi import FastAPI, Request
@@ -81,12 +82,14 @@ def _of(code: int, kind: str) -> _Handler:
     return answer
 
 
-async def _of_http(_request: Request, error: Exception) -> JSONResponse:
+async def _of_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    code, kind = error.status_code, _HTTP_KINDS.get(error.status_code, "refused")
+    code, kind, said = error.status_code, _HTTP_KINDS.get(error.status_code, "refused"), str(error.detail)
     if code == 400:  # a body that cannot be read at all, like one that is not what it should be
         code, kind = _INVALID
-    return JSONResponse(problem(kind, str(error.detail)), code, headers=error.headers)
+    if code in _HTTP_KINDS and said == HTTPStatus(code).phrase:  # the framework says no more than the code
+        said = f"there is no {request.method} {request.url.path} here; GET /openapi.json says what there is"
+    return JSONResponse(problem(kind, said), code, headers=error.headers)
 
 
 async def _of_request(_request: Request, error: Exception) -> JSONResponse:
