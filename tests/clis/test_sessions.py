@@ -80,17 +80,19 @@ async def test_what_claude_does_in_the_background_is_waited_for(world: World):
 
 
 def die_after_a_tool(world: World, prompt: str, session: str, late: bool) -> None:
-    """Runner and agent are killed once the agent has told of a tool's result, or, late, has written that down."""
+    """Runner and agent are killed once the agent has told of a tool's result and its session has a file, or, late, once
+    that has the result, too.
+    """
     output = files_of(world.folder, 1).turn / "1" / "stdout"
+    awaited = '"tool_result"' if late else ""
     argv = [sys.executable, "-m", "tests.clis.one_turn", "claude-code", world.stub.url, str(world.folder), session]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, cwd=Path(__file__).parents[2]) as runner:
         assert runner.stdin
         runner.stdin.write(prompt.encode())
         runner.stdin.close()
         until(lambda: output.exists() and '"tool_result"' in output.read_text(), "the tool's result")
-        if late:
-            (kept,) = (world.home / ".claude").glob(f"projects/*/{session}.jsonl")
-            until(lambda: '"tool_result"' in kept.read_text(), "the same in the session's file")
+        kept = partial((world.home / ".claude").glob, f"projects/*/{session}.jsonl")
+        until(lambda: any(awaited in file.read_text() for file in kept()), f"{awaited} in the session's file")
         for pid in (runner.pid, *world.children):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
