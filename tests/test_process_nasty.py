@@ -120,6 +120,7 @@ async def test_nothing_of_a_child_is_left_and_nobody_else_is_hit(name: str, tmp_
         async with anyio.create_task_group() as group:
             for end in ENDS:
                 (tmp_path / end).mkdir()
+                (tmp_path / end / "go").touch()
                 group.start_soon(Turn(name, end, tmp_path / end, seen).run)
 
 

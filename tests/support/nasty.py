@@ -154,13 +154,13 @@ def counts() -> None:
     for number in range(1000):
         _say(str(number))
     _say("ready")
-    _wait_for_go(LIFE)
+    _wait_for_go()
     for number in range(1000, 2000):
         _say(str(number))
 
 
-def _wait_for_go(seconds: float) -> None:
-    until = time.monotonic() + seconds
+def _wait_for_go() -> None:
+    until = time.monotonic() + LIFE
     while not os.access("go", os.F_OK) and time.monotonic() < until:
         time.sleep(0.01)
 
@@ -187,9 +187,9 @@ def cleans() -> None:
 
 
 def empties() -> None:
-    """Its own output, as a tool does that writes to /dev/stdout."""
+    """Its own output, as a tool does that writes to /dev/stdout, when there is a file `go` in its folder."""
     _say("x" * 1000)
-    _wait_for_go(0.2)
+    _wait_for_go()
     os.close(os.open("/dev/stdout", os.O_WRONLY | os.O_TRUNC))
     _say("ready")
     _live()
