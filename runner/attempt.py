@@ -220,7 +220,7 @@ def _deeper_than(value: JsonValue, levels: int) -> bool:
 
 def classified(error: Exception) -> BackendError:
     """`error` in our words; a group with one error inside is that error."""
-    cause = _only(error)
+    cause = only_error(error)
     if isinstance(cause, BackendError):
         return _tidied(cause)
     text = _text_of(cause)
@@ -257,8 +257,9 @@ def _text_of(error: BaseException) -> str:
         return ""
 
 
-def _only(error: BaseException) -> BaseException:
+def only_error(error: BaseException) -> BaseException:
+    """What ended a task group, however deep, where it is one error alone; else the group."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     group = cast("BaseExceptionGroup[BaseException]", error)
-    return _only(group.exceptions[0]) if len(group.exceptions) == 1 else group
+    return only_error(group.exceptions[0]) if len(group.exceptions) == 1 else group

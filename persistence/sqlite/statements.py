@@ -1,7 +1,7 @@
 """Every SQL statement that reads or writes, by name. The tables are in `schema_*.sql`.
 
 A batch's rows go in as few statements as possible. The sqlite3 module gives the interpreter lock away at every step and
-must win it back, which takes up to 5 ms while the event loop is busy: so one step for a hundred rows, not a hundred.
+must win it back, which takes up to 5 ms while the event loop is busy: so one step for a thousand rows, not a thousand.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-"""How many rows one statement may carry; few sizes, so that the prepared ones are used again and again. To prepare one
-takes longer than to run it once, and larger ones save next to nothing.
+SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""How many rows one statement may carry; few sizes, so that the prepared ones are used again and again. The largest
+keeps the widest rows below the 32,766 parameters that SQLite takes.
 """
 
 

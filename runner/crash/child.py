@@ -17,6 +17,7 @@ import anyio
 
 from persistence import SQLiteStore, StoreError, boundaries
 from runner import events
+from runner.attempt import only_error
 from runner.clock import Clock
 from runner.crash import ledger as words
 from runner.crash.case import Case, digest
@@ -112,18 +113,12 @@ def be_child(start: Start) -> NoReturn:
         code = 0
     except BaseException as error:
         traceback.print_exc()
-        innermost = _innermost(error)
-        Ledger(start.ledger).write(words.RAISED, os.getpid(), type(innermost).__name__, str(innermost))
+        what = only_error(error)
+        Ledger(start.ledger).write(words.RAISED, os.getpid(), type(what).__name__, str(what))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _innermost(error: BaseException) -> BaseException:
-    """The first error of a group, which says more than that there was one."""
-    inner: tuple[BaseException, ...] = getattr(error, "exceptions", ())
-    return _innermost(inner[0]) if inner else error
 
 
 def _redirect(path: Path) -> None:
