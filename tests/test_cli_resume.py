@@ -165,6 +165,7 @@ def test_retry_failed_runs_what_failed_and_what_it_blocked(tmp_path: Path) -> No
     kept = plait_here(tmp_path, "resume", "last")
     assert kept.code == 1
     assert "--retry-failed runs what failed again" in kept.err
+    assert "--retry-failed runs what failed again" in plait_here(tmp_path, "resume", "last", "--dry-run").out
     resumed = plait_here(tmp_path, "resume", "--retry-failed", "--json")
     assert (resumed.code, resumed.value["reused"], resumed.value["ran"]) == (0, 1, 2)
     assert sorted(calls(tmp_path)) == ["in: knock", "knock", "knock", "one"]

@@ -141,7 +141,7 @@ def test_only_the_backends_that_tasks_need_are_built(tmp_path: Path) -> None:
     [
         (["run", "absent.yaml"], "absent.yaml: cannot read the plan"),
         (["run", "plan.yaml", "--set", "word"], "'word' is not name=value"),
-        (["run", "plan.yaml", "--set", "nope=1"], "there is no input 'nope'"),
+        (["run", "plan.yaml", "--set", "nope=1"], "there is no input 'nope'; the plan has no inputs"),
         (["run", "plan.yaml", "--backend", "local"], "names its backends itself"),
         (["run", "plan.yaml", "-j", "0"], "-j"),
         (["run", "open.yaml", "--backend", "loca"], "there is no backend 'loca'; did you mean 'local'?\n"),

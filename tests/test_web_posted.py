@@ -44,6 +44,7 @@ def test_a_posted_plan_is_a_plan() -> None:
         ({}, {"who": {"files": "/etc/passwd", "more": 1}}, "inputs.who: a posted plan reads no files"),
         ({"inputs": {"who": {"required": True}}}, {}, "inputs.who: this input has no default"),
         ({}, {"whom": "Bob"}, "inputs.whom: there is no input 'whom'; did you mean 'who'?"),
+        ({}, {"city": "Oslo"}, "inputs.city: there is no input 'city'; the plan has 'who'"),
         ({"tasks": [{"id": "a", "prompt": "a", "backend": "v"}]}, {}, "unknown backend 'v'; the server has 'w', or"),
         ({"defaults": {"backend": "v"}}, {}, "defaults.backend: unknown backend 'v'; the server has 'w', or leave"),
         ({"tasks": [{"id": "a", "prompt": "a", "backend": "ww"}]}, {}, "unknown backend 'ww'; did you mean 'w'?"),

@@ -8,6 +8,7 @@ from runner.cli import report
 from runner.cli.exits import COMPLETED, tell
 from runner.cli.text import counted, one_line
 from runner.preview import Preview
+from runner.status import RunStatus
 from runner.verdict import Action, Verdict
 
 _WIDEST = max(len(action.value) for action in Action)
@@ -26,7 +27,8 @@ def tell_preview(preview: Preview, as_json: bool) -> int:
 
 def _summary(preview: Preview) -> str:
     if preview.ended:
-        return f"run {preview.run_id} is {preview.status.value}; nothing is left to do"
+        hint = "; --retry-failed runs what failed again" if preview.status is RunStatus.FAILED else ""
+        return f"run {preview.run_id} is {preview.status.value}; nothing is left to do{hint}"
     counts = Counter(verdict.action for verdict in preview.tasks.values())
     parts = [f"{counts[action]:,} {action.value}" for action in Action if counts[action]]
     again = len(preview.repeats)

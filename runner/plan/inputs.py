@@ -36,9 +36,14 @@ def input_values(declared: Mapping[str, Any], given: Given, source: Source) -> d
             values[name] = None
             source.problems.append(_problem(name, str(error), given, source))
     for name in given.overrides.keys() - declared.keys():
-        hint = nearest(name, declared) or ("" if declared else "; the plan has no inputs")
-        source.problems.append(PlanProblem(f"there is no input {name!r}{hint}", f"--set {name}", file=source.file))
+        source.problems.append(PlanProblem(no_input(name, declared), f"--set {name}", file=source.file))
     return values
+
+
+def no_input(name: str, declared: Mapping[str, Any]) -> str:
+    """What is said of a value for an input that the plan does not declare."""
+    there_are = f"; the plan has {', '.join(map(repr, declared))}" if declared else "; the plan has no inputs"
+    return f"there is no input {name!r}{nearest(name, declared) or there_are}"
 
 
 def _problem(name: str, message: str, given: Given, source: Source) -> PlanProblem:

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from runner.dag import nearest
 from runner.plan import Plan, PlanError, PlanProblem, parse_plan
 from runner.plan.build import NAME_IT
+from runner.plan.inputs import no_input
 
 _THE_SERVERS = {
     "backends": "the server has its backends from its own start; name one of them, or leave `backend` out",
@@ -55,10 +55,8 @@ def _of_a_post(problem: PlanProblem, there_are: str) -> PlanProblem:
 
 
 def _input_problems(declared: Mapping[str, Any], given: Mapping[str, Any]) -> list[PlanProblem]:
-    problems: list[PlanProblem] = []
-    for name in given.keys() - declared.keys():
-        hint = nearest(name, declared) or ("" if declared else "; the plan has no inputs")
-        problems.append(PlanProblem(f"there is no input {name!r}{hint}", f"inputs.{name}", file=""))
+    unknown = given.keys() - declared.keys()
+    problems = [PlanProblem(no_input(name, declared), f"inputs.{name}", file="") for name in unknown]
     for name, value in {**declared, **given}.items():
         if _is_special(value, "files"):
             why = "a posted plan reads no files; give the texts themselves, as values of the input"
