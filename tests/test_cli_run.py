@@ -220,6 +220,18 @@ def test_log_lines_go_to_standard_error_when_asked_for(tmp_path: Path) -> None:
     assert all(line["run"] for line in logged)
 
 
+def test_log_lines_name_run_and_task_and_hold_neither_prompts_nor_answers(tmp_path: Path) -> None:
+    tasks = "  - {id: a, prompt: Private words}\n  - {id: x, prompt: Private knock, backend: fail}\n"
+    make(tmp_path, tasks, fail="fail")
+    done = plait(tmp_path, "run", "plan.yaml", "--log", "json", "-q")
+    lines = [line for line in done.err.splitlines() if line.startswith("{")]
+    logged = [json.loads(line) for line in lines]
+    assert {(line["event"], line["task"]) for line in logged} == {("task_failed", "x")}
+    assert all(line["run"] for line in logged)
+    assert "Private" in done.out
+    assert not [line for line in lines if "Private" in line]
+
+
 def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path) -> None:
     make(tmp_path, CHAIN)
     with Terminal(tmp_path, "run", "plan.yaml", TERM="dumb") as terminal:
