@@ -17,10 +17,10 @@ from unittest import mock
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
-from hypothesis.stateful import rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
-from persistence import TaskCompleted
-from persistence.contract.samples import at
+from persistence import TaskCompleted, TaskStarted
+from persistence.contract.samples import TASKS, at
 from persistence.sqlite import statements, writing
 from tests.crash.report import Report, Scale
 from tests.test_store_machine import RUNS, SAID, TEXTS, StoreMachine
@@ -40,6 +40,13 @@ class Machine(StoreMachine):
     def __init__(self) -> None:
         type(self).told += 1
         super().__init__()
+
+    @initialize(run_id=st.sampled_from(RUNS), done=st.integers(0, len(TASKS)))
+    def begin(self, run_id: str, done: int) -> None:
+        """Some stories begin in the middle of a run."""
+        for task in TASKS[:done]:
+            self.add(run_id, TaskStarted(at(2), task.task_id, 1, "default"))
+            self.add(run_id, TaskCompleted(at(3), task.task_id, 1, "short"))
 
     @rule(run_id=st.sampled_from(RUNS), data=st.data(), said=SAID)
     def complete_again(self, run_id: str, data: st.DataObject, said: str) -> None:
