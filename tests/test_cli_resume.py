@@ -108,6 +108,17 @@ def test_sigterm_is_like_ctrl_c_and_a_live_run_is_not_taken_over(tmp_path: Path)
     assert calls(tmp_path) == ["one", "two"]
 
 
+def test_in_the_background_of_a_script_ctrl_c_is_meant_for_the_script(tmp_path: Path) -> None:
+    make(tmp_path, HELD, hold="hold")
+    words = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *PLAIT, "run", "plan.yaml"]
+    with subprocess.Popen(words, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        wait_for_call(tmp_path, "two")
+        process.send_signal(signal.SIGINT)
+        (tmp_path / "go").touch()
+        _, err = process.communicate(timeout=20)
+    assert (process.returncode, "3 of 3 tasks completed" in err) == (0, True)
+
+
 def test_a_killed_run_is_shown_as_interrupted_and_is_the_one_to_resume(tmp_path: Path) -> None:
     interrupted_run(tmp_path)
     (run,) = plait_here(tmp_path, "runs", "--json").value

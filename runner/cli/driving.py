@@ -73,12 +73,15 @@ async def _tick(display: Display) -> None:
 async def stop_when_told(
     stop: Callable[[], None], note: Callable[[str], None], *, task_status: anyio.abc.TaskStatus[None]
 ) -> None:
-    """The first signal calls `stop`, the second one ends the process."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    """The first signal calls `stop`, the second one ends the process. One that is ignored from the start stays so: a
+    script that starts plait in the background keeps the Ctrl-C for itself from it.
+    """
+    heeded = [one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) != signal.SIG_IGN]
+    with anyio.open_signal_receiver(*heeded) as signals:
         task_status.started()
         async for _ in signals:
             # From here on not through the event loop: a function of the user's may be what blocks it.
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in heeded:
                 signal.signal(number, _leave_at_once)
             note("stopping, and writing down where the run stands; once more to leave at once")
             stop()
