@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -111,7 +112,7 @@ async def answer_question(config: Config, run_id: str, task_id: str, value: Json
                 continue  # somebody runs it after all
         if mine is None:
             at = iso(config.clock.wall())
-            nonce = f"{config.rng.getrandbits(64):016x}"
+            nonce = secrets.token_hex(8)
             mine = AnswerNote(task_id, record.attempt, asking.checked(value), at, nonce)
             await run.store.send(run_id, answer_note(mine))
         elif config.clock.monotonic() >= ends:

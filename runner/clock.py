@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from random import SystemRandom
 
 import anyio
+
+_UNIQUE = SystemRandom()  # a generator of our own would be copied with the process by a fork, and give both the same id
 
 
 class Clock:
@@ -48,9 +50,9 @@ def iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def new_run_id(clock: Clock, rng: random.Random) -> str:
+def new_run_id(clock: Clock) -> str:
     """A run id that sorts by creation time and is readable and typeable: `20261121-230116-123-k3f9ab`."""
     now = clock.wall()
     moment = datetime.fromtimestamp(now, UTC)
-    tail = "".join(rng.choices("abcdefghijkmnpqrstuvwxyz23456789", k=6))
+    tail = "".join(_UNIQUE.choices("abcdefghijkmnpqrstuvwxyz23456789", k=6))
     return f"{moment:%Y%m%d-%H%M%S}-{int(now * 1000) % 1000:03d}-{tail}"

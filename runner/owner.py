@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
-import random
+import secrets
 from enum import Enum
 
 from backends.proctable import boot_id, start_time
@@ -30,10 +30,12 @@ class Liveness(Enum):
     UNKNOWN = "unknown"
 
 
-def claim_for_this_process(rng: random.Random, at: str) -> Owner:
-    """A fresh owner for this process; call `forget` when the run is left."""
+def claim_for_this_process(at: str) -> Owner:
+    """A fresh owner for this process; call `forget` when the run is left. By the owner's id alone a store tells two
+    claims apart: it comes from the system, so that no seed and no fork gives two processes the same.
+    """
     owner = Owner(
-        owner_id=f"{rng.getrandbits(128):032x}",
+        owner_id=secrets.token_hex(16),
         host=platform.node(),
         boot_id=boot_id(),
         pid=os.getpid(),

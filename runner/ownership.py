@@ -99,7 +99,7 @@ async def step_in(config: Config, run: StoredRun, then: Sequence[Change], keep: 
 async def claim(config: Config, store: Store, record: RunRecord, then: Sequence[Change]) -> tuple[Owner, Position]:
     """Make this process the owner, with `then` in the same transaction; where the run's changes go on."""
     at = iso(config.clock.wall())
-    owner = claim_for_this_process(config.rng, at)
+    owner = claim_for_this_process(at)
     claimed = RunClaimed(at, owner, config.clock.wall() + config.lease)
     batch = Batch(record.run_id, record.epoch, record.last_seq + 1, (claimed, *then))
     try:

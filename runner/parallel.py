@@ -58,8 +58,8 @@ class ParallelRunner:
     is under way may go on to its end once another process has cancelled the run; 0 ends it at once. `growth` bounds
     what tasks and policies may add to a run. `on_question` is asked, beside all else, what the run's tasks ask: what it
     returns is the answer, None leaves the question to others.
-    `clock` and `rng` are where time and chance come from. One runner may run several DAGs at the same time, each with
-    its own limits.
+    `clock` is where time comes from, and `rng` the chance that spreads retries. One runner may run several DAGs at the
+    same time, each with its own limits.
     """
 
     def __init__(  # noqa: PLR0913 - every one is a keyword with a sound default
@@ -101,7 +101,7 @@ class ParallelRunner:
             growth,
             on_question,
             clock or Clock(),
-            rng or random.Random(),  # noqa: S311 - jitter and readable ids, no secrets
+            rng or random.SystemRandom(),  # two processes that come from one by a fork have to retry apart
         )
 
     async def run(
@@ -261,13 +261,13 @@ class ParallelRunner:
     def _new(self, dag: DAG, run_id: str | None, settings: _Settings, policy: Policy | None) -> tuple[str, _Drive]:
         config = self._config
         names = backend_names(dag, config)
-        run_id = checked_run_id(run_id) or new_run_id(config.clock, config.rng)
+        run_id = checked_run_id(run_id) or new_run_id(config.clock)
         kept = {**with_policy(config, dag, settings, policy), "concurrency": config.concurrency}
 
         async def drive_new(feed: Feed, control: Control) -> RunResult:
             at = iso(config.clock.wall())
             created = events.RunCreated(at, run_id, dag, kept)
-            owner = claim_for_this_process(config.rng, at)
+            owner = claim_for_this_process(at)
             claim = RunClaimed(at, owner, config.clock.wall() + config.lease)
             first = (created, events.RunStarted(at, run_id))
             state = RunState(dag.copy(), keeps_all=config.store is None)

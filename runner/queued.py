@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -78,8 +79,8 @@ async def create(
         kept |= {"key": key, "digest": _digest(_change(events.RunCreated(at, run_id, dag, settings)))}
     elif run_id is not None:
         # A store takes a run that differs in nothing for the same one written again, but the id may be another's.
-        kept["ticket"] = f"{config.rng.getrandbits(64):016x}"
-    run_id = run_id or new_run_id(config.clock, config.rng)
+        kept["ticket"] = secrets.token_hex(8)
+    run_id = run_id or new_run_id(config.clock)
     created = _change(events.RunCreated(at, run_id, dag, kept))
     try:
         await store.write(Batch(run_id, 0, 1, (created,)))

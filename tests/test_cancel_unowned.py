@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
@@ -128,7 +127,7 @@ async def owned_by_another(store: Store, **changes: object) -> None:
     await interrupted(store)
     record = await store.get_run("r")
     assert record is not None
-    owner = claim_for_this_process(random.Random(), AT)
+    owner = claim_for_this_process(AT)
     forget(owner)
     claim = RunClaimed(AT, replace(owner, **changes), 3_000_000_000.0)  # type: ignore[arg-type]
     await store.write(Batch("r", record.epoch, record.last_seq + 1, (claim,)))
@@ -171,7 +170,7 @@ async def test_a_run_that_is_taken_over_at_that_very_moment_is_cancelled_there()
             if not self.writes:
                 record = await inner.get_run("r")
                 assert record is not None
-                owner = claim_for_this_process(random.Random(), AT)
+                owner = claim_for_this_process(AT)
                 claim = RunClaimed(AT, owner, 3_000_000_000.0)
                 await inner.write(Batch("r", record.epoch, record.last_seq + 1, (claim,)))
             await super().write(batch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sqlite3
 import subprocess
 from contextlib import closing
@@ -221,7 +220,7 @@ async def test_a_stop_while_an_owner_is_watched_leaves_the_run_as_it_is(store: S
 
 
 def test_without_descriptors_nobody_is_declared_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = claim_for_this_process(random.Random(), AT)
+    owner = claim_for_this_process(AT)
     forget(owner)
     with subprocess.Popen(["sleep", "60"]) as process:
         try:

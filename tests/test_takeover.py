@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import replace
 
 import anyio
@@ -60,7 +59,7 @@ async def claimed_by(store: Store, **changes: object) -> None:
     record = await store.get_run("r")
     assert record is not None
 
-    owner = claim_for_this_process(random.Random(), "2026-01-01T00:00:00.000Z")
+    owner = claim_for_this_process("2026-01-01T00:00:00.000Z")
     forget(owner)
     expires = changes.pop("expires", 3_000_000_000.0)
     claim = RunClaimed("2026-01-01T00:00:00.000Z", replace(owner, **changes), expires)  # type: ignore[arg-type]
@@ -90,7 +89,7 @@ async def test_who_may_take_over_at_once(changes: dict, free: bool) -> None:
         await runner.resume("r")
 
 
-HERE = claim_for_this_process(random.Random(1), "2026-01-01T00:00:00.000Z")
+HERE = claim_for_this_process("2026-01-01T00:00:00.000Z")
 forget(HERE)
 
 UNSEEN = [

@@ -81,9 +81,8 @@ def owned_by_child() -> Generator[tuple[Owner, subprocess.Popen[bytes]]]:
     """A claim of a live child of ours."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     stat = Path(f"/proc/{child.pid}/stat").read_text()
-    import random
 
-    ours = claim_for_this_process(random.Random(), "2026-01-01T00:00:00.000Z")
+    ours = claim_for_this_process("2026-01-01T00:00:00.000Z")
     forget(ours)
     with child:
         yield replace(ours, pid=child.pid, process_started=stat.rpartition(")")[2].split()[19]), child
