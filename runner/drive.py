@@ -36,6 +36,7 @@ from runner.owner import forget
 from runner.past import Past
 from runner.policy import Policy
 from runner.result import RunResult
+from runner.retrying import THROTTLING
 from runner.run import Control
 from runner.schedule import Outset, Schedule
 from runner.sink import NoStore, Sink
@@ -166,6 +167,7 @@ async def _execute(
             run.state.statuses,
             alone=run.state.on_their_last_chance(),
             later=run.inherited.next_tries.keys(),
+            throttled=[i for i in run.inherited.next_tries if run.state.records[i].error_kind in THROTTLING],
             held=run.inherited.adopted.keys(),
         ),
     )

@@ -4,7 +4,8 @@ Every task is in exactly one place: missing dependencies, eligible in its backen
 set aside (a retry that waits its turn, a question that somebody is answering), parked (it waits for a person), or done.
 Only `take` gives out places and only `finish`, `set_aside` and `park` free them, so the limits hold by construction.
 All steps are O(log n), but `finish` is linear in the task's dependents. What is dropped stays in its heap until it is
-on top: from there it goes at once, so a heap that is not empty has a task to give out.
+on top: from there it goes at once, so a heap that is not empty has a task to give out. A backend that throttles has its
+heap closed while a task that it sent away is set aside, and finds its limit again by what it then lets through.
 
 A task with `for_each` calls no backend, so it needs no place: it waits in a line of its own (`take_gathering`), first
 to be unfolded into its parts, and then, when they are done, to gather their results.
@@ -21,27 +22,41 @@ from runner.dag import DAG
 from runner.status import TASK_DONE, TaskStatus
 from runner.task import FailureMode
 
+_MORE = 0.25
+"""How many more tasks run at once on a backend that throttles, with each that completes: enough to come back soon
+after a passing word, little enough to be throttled seldom where the limit stays.
+"""
+
 
 @dataclass(slots=True)
 class _Lane:
-    """One backend's eligible tasks and places."""
+    """One backend's eligible tasks and places: at most `ceiling`, and `limit` of them for now."""
 
+    ceiling: float
     limit: float
     taken: int = 0
     heap: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    throttled: set[int] = field(default_factory=set[int])
+    """Tasks that the backend has asked to come back later: until all of them are back, nothing starts on it."""
+    at_once: int = 0
+    """How many tasks were under way on it when the first of them was."""
+    closings: int = 0
+    """How often that came to be since a task was last completed on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outset:
     """How the tasks of a run stand at the start: their `statuses` (all pending if there are none); the positions of
     those that run with nothing beside them, and after everything else that can run (`alone`); of those that are set
-    aside though they could start (`later`); and of those that hold a place already (`held`), which may be more than
-    there are: then nothing starts before enough of them have ended.
+    aside though they could start (`later`), and of those among them whose backend asked for it (`throttled`); and of
+    those that hold a place already (`held`), which may be more than there are: then nothing starts before enough of
+    them have ended.
     """
 
     statuses: Sequence[TaskStatus] = ()
     alone: Collection[int] = ()
     later: Collection[int] = ()
+    throttled: Collection[int] = ()
     held: Collection[int] = ()
 
 
@@ -80,14 +95,15 @@ class Schedule:
         """How many tasks wait for `requeue` or `let_go`."""
         self.later: list[int] = []
         """Tasks that were set aside at the start."""
-        self._load(outset.statuses or [TaskStatus.PENDING] * len(dag), outset.later)
+        self._load(outset.statuses or [TaskStatus.PENDING] * len(dag), outset)
         for position in outset.held:
             self._hold(position)
 
     def _lane(self, name: str) -> _Lane:
         lane = self._lanes.get(name)
         if lane is None:
-            lane = self._lanes[name] = _Lane(self._limits.get(name, float("inf")))
+            limit = self._limits.get(name, float("inf"))
+            lane = self._lanes[name] = _Lane(limit, limit)
         return lane
 
     def extend(self, backends: Sequence[str], statuses: Sequence[TaskStatus]) -> None:
@@ -121,7 +137,8 @@ class Schedule:
             return None
         best: _Lane | None = None
         for lane in self._lanes.values():
-            if lane.heap and lane.taken < lane.limit and (best is None or lane.heap[0] < best.heap[0]):
+            may_start = lane.heap and lane.taken + 1 <= lane.limit and not lane.throttled
+            if may_start and (best is None or lane.heap[0] < best.heap[0]):
                 best = lane
         if best is None:
             return self._take_alone() if self._alone_heap else None
@@ -130,7 +147,7 @@ class Schedule:
         return self._pop(best.heap)
 
     def _take_alone(self) -> int | None:
-        if self.taken:
+        if self.taken or self._lane_of[self._alone_heap[0][1]].throttled:
             return None
         position = self._pop(self._alone_heap)
         self._hold(position)
@@ -145,6 +162,9 @@ class Schedule:
     def finish(self, position: int, status: TaskStatus) -> None:
         """The started task `position` ended as `status`: its place is free, and what only waited for it is eligible."""
         self._free(position)
+        lane = self._lane_of[position]
+        if status is TaskStatus.COMPLETED and (lane.closings or lane.limit < lane.ceiling):
+            lane.closings, lane.limit = 0, min(lane.ceiling, lane.limit + _MORE)
         self.settle(position, status)
 
     def settle(self, position: int, status: TaskStatus) -> None:
@@ -184,9 +204,27 @@ class Schedule:
         self._free(position)
         self.aside += 1
 
+    def throttle(self, position: int) -> None:
+        """The started task's backend asks to be left alone for a while: the task is set aside, and nothing starts on
+        that backend until it and all others like it are back. From then on half as many run there at once as did, or
+        fewer if it let fewer through, and one more with every four that complete.
+        """
+        lane = self._lane_of[position]
+        if not lane.throttled:
+            lane.at_once = lane.taken
+            lane.closings += 1
+        lane.throttled.add(position)
+        lane.limit = max(1.0, min(lane.at_once // 2, lane.at_once - len(lane.throttled)))
+        self.set_aside(position)
+
+    def closings(self, position: int) -> int:
+        """How often the task's backend has asked to be left alone since a task was last completed on it."""
+        return self._lane_of[position].closings
+
     def requeue(self, position: int) -> None:
         """The task that was set aside is eligible again, unless it has been dropped meanwhile."""
         self.aside -= 1
+        self._lane_of[position].throttled.discard(position)
         if position not in self._dropped:
             self._push(position)
 
@@ -197,7 +235,7 @@ class Schedule:
             return False
         return not any(lane.heap for lane in self._lanes.values())
 
-    def _load(self, statuses: Sequence[TaskStatus], later: Collection[int]) -> None:
+    def _load(self, statuses: Sequence[TaskStatus], outset: Outset) -> None:
         for position, status in enumerate(statuses):
             if self._has_passed(position, status):
                 for dependent in self._dag.dependents[position]:
@@ -206,8 +244,10 @@ class Schedule:
             if status is not TaskStatus.PENDING:
                 # What it depends on may be run again; it is not, so its count must never come down to zero.
                 self._missing[position] = -1
-            elif not self._missing[position] and position in later:
+            elif not self._missing[position] and position in outset.later:
                 self.later.append(position)
+                if position in outset.throttled:
+                    self._lane_of[position].throttled.add(position)
             elif not self._missing[position]:
                 self._push(position)
         self.aside += len(self.later)

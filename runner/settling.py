@@ -74,11 +74,12 @@ class Settling:
             return self._retrying(turn, error, duration, 0.0)  # not the task's fault: it starts over
         if turn.task.at_most_once and not turn.called and self._around.sink.away and turn.waits < len(STORE_WAITS_S):
             return self._retrying(turn, error, duration, STORE_WAITS_S[turn.waits])
-        self._state.failures[turn.position] += 1
-        failures = self._state.failures[turn.position]
+        throttled = self._state.failures.note(turn.position, error.kind, self._schedule.closings(turn.position))
+        failures = self._state.failures.of(turn.position)
         if not turn.task.at_most_once and deserves_retry(turn.task.retry, failures, error):
-            delay = retry_delay(turn.task.retry, failures, error.retry_after, self._around.rng)
-            return self._retrying(turn, error, duration, delay, goes_on=self._goes_on(turn, error))
+            delay = retry_delay(turn.task.retry, max(failures, throttled), error.retry_after, self._around.rng)
+            goes_on = self._goes_on(turn, error)
+            return self._retrying(turn, error, duration, delay, goes_on=goes_on, throttled=throttled > 0)
         return self._failed(turn, error, duration)
 
     def _goes_on(self, turn: Turn, error: BackendError) -> bool:
@@ -162,7 +163,7 @@ class Settling:
         """The reply's tasks cannot be added: it is told so once, and then fails."""
         text = not_added(error)
         failure = BackendError(ErrorKind.INVALID_OUTPUT, text, usage=reply.usage, messages=turn.messages(reply))
-        self._state.failures[turn.position] += 1
+        self._state.failures.note(turn.position, failure.kind)
         if turn.position in self._state.corrected or turn.task.at_most_once:
             return self._failed(turn, failure, duration)
         self._state.corrected.add(turn.position)
@@ -172,11 +173,18 @@ class Settling:
         return self._retrying(turn, failure, duration, 0.0)
 
     def _retrying(
-        self, turn: Turn, error: BackendError, duration: float, delay: float, *, goes_on: bool = False
+        self,
+        turn: Turn,
+        error: BackendError,
+        duration: float,
+        delay: float,
+        *,
+        goes_on: bool = False,
+        throttled: bool = False,
     ) -> events.TaskRetrying:
         position, task, number = turn.position, turn.task, turn.number
         self._state.statuses[position] = TaskStatus.PENDING
-        self._schedule.set_aside(position)
+        (self._schedule.throttle if throttled else self._schedule.set_aside)(position)
         self._log.info("task_retrying", task=task.id, error_kind=error.kind.value, delay_s=round(delay, 3))
         return events.TaskRetrying(
             self._stamp(),

@@ -18,6 +18,7 @@ from runner.past import GoingOn, Past
 from runner.prompt import names_used, render
 from runner.questions import Answered, Asking, Way, answers_of, asking_of
 from runner.result import Receipt, TaskResult
+from runner.retrying import Failures
 from runner.status import TASK_DONE, TASK_STATUSES, TASK_TRANSITIONS, TaskStatus, may_follow
 from runner.task import JsonValue, Task
 from runner.verdict import last_chance
@@ -33,8 +34,7 @@ class RunState:
         """Whether every conversation is kept in memory, because there is no store to read it from."""
         self.statuses = [TaskStatus.PENDING] * len(dag)
         self.attempts = [0] * len(dag)
-        self.failures = [0] * len(dag)
-        """Failed attempts of each task, which the retry policy counts; interrupted ones are not held against it."""
+        self.failures = Failures()
         self.results: dict[int, TaskResult] = {}
         """Results of the tasks that are done."""
         self.continued = Counter(dag.position(task.continues) for task in dag if task.continues is not None)
@@ -156,7 +156,6 @@ class RunState:
         self.dag.extend(tasks)
         self.statuses += [TaskStatus.PENDING] * len(tasks)
         self.attempts += [0] * len(tasks)
-        self.failures += [0] * len(tasks)
         for position, task in enumerate(tasks, start):
             self.note_added(position, added_by)
             if task.continues is not None:
@@ -173,7 +172,7 @@ class RunState:
             if (before := self.dag.tasks[position].continues) is not None:
                 self.continued[self.dag.position(before)] -= 1
         self.dag.cut(start)
-        del self.statuses[start:], self.attempts[start:], self.failures[start:]
+        del self.statuses[start:], self.attempts[start:]
 
     def note_added(self, position: int, added_by: str | None) -> None:
         """Keep in mind who added the task."""

@@ -236,9 +236,9 @@ async def _load_failures(run: StoredRun) -> None:
             continue
         for attempt in await run.store.list_attempts(run.record.run_id, record.task_id):
             if attempt.status == "retried" and attempt.error_kind != ErrorKind.SESSION_LOST.value:
-                state.failures[position] += 1
+                state.failures.note(position, attempt.error_kind)
                 if (attempt.error or "").startswith(NOT_ADDED):
                     state.corrected.add(position)
             elif attempt.status in {TaskStatus.FAILED.value, TaskStatus.COMPLETED.value}:  # reopened since, by a person
-                state.failures[position] = 0
+                state.failures.forget(position)
                 state.corrected.discard(position)

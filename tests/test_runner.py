@@ -162,20 +162,20 @@ async def test_deserving_errors_are_retried_with_backoff_and_others_are_not() ->
 
 async def test_a_retry_gives_its_place_to_others_and_honours_retry_after() -> None:
     clock = QuickClock()
-    limited = Talker(failing(BackendError(ErrorKind.RATE_LIMITED, "slow down", retry_after=30.0), 1))
+    down = Talker(failing(BackendError(ErrorKind.TRANSIENT, "maintenance", retry_after=30.0), 1))
     dag = DAG([Task("a", prompt="a"), Task("b", prompt="b")])
-    result = await ParallelRunner(limited, clock=clock, concurrency=1).run(dag)
+    result = await ParallelRunner(down, clock=clock, concurrency=1).run(dag)
     assert result.status is RunStatus.COMPLETED
     assert all(30.0 <= slept <= 31.0 for slept in clock.slept)
-    assert limited.prompts[:2] == ["a", "b"], "the place was free while a waited"
+    assert down.prompts[:2] == ["a", "b"], "the place was free while a waited"
 
 
 async def test_retries_end_and_the_last_error_stays() -> None:
     clock = QuickClock()
-    flaky = Talker(failing(BackendError(ErrorKind.OVERLOADED, "529"), 99))
+    flaky = Talker(failing(BackendError(ErrorKind.TRANSIENT, "500"), 99))
     retry = Retry(attempts=4, base_delay=2.0, max_delay=3.0)
     result = await ParallelRunner(flaky, clock=clock).run(DAG([Task("a", prompt="x", retry=retry)]))
-    assert (result["a"].attempts, result["a"].error_kind, len(clock.slept)) == (4, "overloaded", 3)
+    assert (result["a"].attempts, result["a"].error_kind, len(clock.slept)) == (4, "transient", 3)
 
 
 def test_backoff_is_exponential_with_full_jitter_and_never_shortens_a_hint() -> None:
