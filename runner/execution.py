@@ -74,14 +74,14 @@ class Execution:
                 self.ended_by = self.ended_by or "policy"
             if self.ended_by is not None:
                 return
+            for position in self._schedule.later:  # first, so that the policy can end them
+                until = self._around.inherited.next_tries[position]
+                self._delays.begin(workers, position, until - self._around.clock.wall())
             happened: list[events.Event] = []
             for ended in self._around.inherited.unasked:
                 happened += self._asked_about(ended)
             for position, asking in self._state.asking.items():
                 self._awaiting.begin(workers, position, asking)
-            for position in self._schedule.later:
-                until = self._around.inherited.next_tries[position]
-                self._delays.begin(workers, position, until - self._around.clock.wall())
             turns = self._adopted()
             turns += self._go_on(happened)
             await self._start(turns, happened)

@@ -21,6 +21,7 @@ from runner import (
     RunStatus,
     Task,
     TaskStatus,
+    events,
 )
 from tests.support.growth import Scripted, by_end, plan, spec, talker, tasks
 from tests.support.seeded_loop import VirtualClock, run_seeded
@@ -127,6 +128,28 @@ def test_cancelling_a_task_that_waits_for_its_next_attempt_lets_the_run_end() ->
         dag = DAG([Task("a", "a", retry=Retry(base_delay=3600, max_delay=3600)), Task("b", "b", ["c"]), Task("c", "c")])
         began = clock.monotonic()
         result = await ParallelRunner(talker({"a": flaky}), clock=clock).run(dag, policy=policy)
+        assert (result.status, result["a"].status) == (RunStatus.COMPLETED, TaskStatus.CANCELLED)
+        assert clock.monotonic() - began < 60
+
+    run_seeded(main, 0)
+
+
+def test_nor_does_a_resumed_run_wait_for_such_a_task_that_its_policy_cancels_at_once() -> None:
+    async def main() -> None:
+        clock, store = VirtualClock(), MemoryStore()
+        limited = BackendError(ErrorKind.RATE_LIMITED, "later", retry_after=3600)
+        policy = Scripted(by_end({"b": Decision(cancel=("a",))}))
+        backend = talker({"a": limited, "b": Reply("?", question=Question("how?"))})
+        runner = ParallelRunner(backend, store=store, clock=clock)
+        async with runner.start(DAG(tasks("a", "b")), "x", policy=policy) as run:
+            waits = {events.TaskRetrying, events.TaskWaiting}
+            async for event in run.events():
+                waits.discard(type(event))
+                if not waits:
+                    run.stop()
+        await runner.answer("x", "b", "done", "so")
+        began = clock.monotonic()
+        result = await runner.resume("x", policy=policy)
         assert (result.status, result["a"].status) == (RunStatus.COMPLETED, TaskStatus.CANCELLED)
         assert clock.monotonic() - began < 60
 
