@@ -82,7 +82,7 @@ async def take_up(run: StoredRun, position: int) -> Adopted:
     run_id, state, stored = run.record.run_id, run.state, run.state.records[position]
     left = run.left[stored.task_id]
     going_on = await load_going_on(run.store, run_id, state, stored, interrupted=left.goes_on)
-    if left.goes_on or going_on.answer is not None or going_on.wrong is not None:
+    if left.goes_on or going_on.says:
         state.going_on[position] = going_on
     since = None if stored.started_at is None else unix(stored.started_at)
     return Adopted(stored.session_id, stored.session_confirmed, since, left)

@@ -13,6 +13,7 @@ from runner.errors import PlaitError
 from runner.growth import mistakes_prompt
 from runner.past import NOT_ADDED, GoingOn, Past
 from runner.state import RunState
+from runner.status import TaskStatus
 
 
 async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *, persons: bool = False) -> Past:
@@ -110,17 +111,18 @@ async def load_going_on(store: Store, run_id: str, state: RunState, task: TaskRe
     said = () if answer is None else await load_said(store, run_id, state, task.task_id)
     if answer is not None and answer.attempt == task.attempt:  # it was asked after whatever had been corrected before
         return GoingOn(task.session_id, said, answer, None, interrupted)
-    corrects, wrong = await _corrected(store, run_id, task)
+    refused, wrong = await _refused(store, run_id, task, 0 if answer is None else answer.attempt)
     answer = answer if wrong is None else None  # it has been taken
-    return GoingOn(task.session_id, (*said, *corrects), answer, wrong, interrupted)
+    return GoingOn(task.session_id, said, answer, wrong, interrupted, refused)
 
 
-async def _corrected(store: Store, run_id: str, task: TaskRecord) -> tuple[tuple[Message, ...], str | None]:
-    """What the task's session holds of an attempt whose reply brought tasks that were wrong, and what was, or is to be,
-    said about that in it.
+async def _refused(store: Store, run_id: str, task: TaskRecord, asked: int) -> tuple[tuple[Message, ...], str | None]:
+    """What the task's session holds of an attempt after number `asked` whose reply brought tasks that were wrong, and
+    what was, or is to be, said about that in it.
     """
     for attempt in reversed(await store.list_attempts(run_id, task.task_id)):
-        if attempt.session_id != task.session_id:
+        reopened = attempt.status == TaskStatus.FAILED.value
+        if attempt.session_id != task.session_id or attempt.attempt <= asked or reopened:
             break
         error = attempt.error or ""
         if attempt.status == "retried" and error.startswith(NOT_ADDED):

@@ -27,7 +27,8 @@ NO_PAST = Past()
 class GoingOn:
     """How the next attempt of a task takes up a conversation that has begun: `said` is what earlier attempts of the
     task said in it, and are stored with. It says the `answer` to the question that stopped it, or what was `wrong` with
-    the last reply. `interrupted`: the turn had begun already, and was cut.
+    the last reply; `refused` is the turn that this ended, whose attempt failed: what comes of the task is stored with
+    it. `interrupted`: the turn had begun already, and was cut.
     """
 
     session_id: str | None
@@ -35,3 +36,9 @@ class GoingOn:
     answer: Answered | None = None
     wrong: str | None = None
     interrupted: bool = False
+    refused: tuple[Message, ...] = ()
+
+    @property
+    def says(self) -> bool:
+        """Whether the next attempt has something else to say than the task's prompt, until that is taken."""
+        return self.answer is not None or self.wrong is not None

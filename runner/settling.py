@@ -167,8 +167,8 @@ class Settling:
         if turn.position in self._state.corrected or turn.task.at_most_once:
             return self._failed(turn, failure, duration)
         self._state.corrected.add(turn.position)
-        said = () if turn.going_on is None else turn.going_on.said
-        going_on = GoingOn(turn.session_id, (*said, *failure.messages), wrong=mistakes_prompt(text))
+        said = _said_before(turn)
+        going_on = GoingOn(turn.session_id, said, wrong=mistakes_prompt(text), refused=failure.messages)
         self._state.going_on[turn.position] = going_on
         return self._retrying(turn, failure, duration, 0.0)
 
@@ -258,7 +258,7 @@ class Settling:
 
 def _said_before(turn: Turn) -> tuple[Message, ...]:
     """What earlier attempts of the task said in its conversation, beside the messages of this turn."""
-    return () if turn.going_on is None or turn.going_on.wrong is not None else turn.going_on.said
+    return () if turn.going_on is None else turn.going_on.said
 
 
 def failed_status(mode: FailureMode) -> TaskStatus:

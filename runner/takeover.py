@@ -190,17 +190,19 @@ async def _load_own(run: StoredRun, position: int, verdict: Verdict) -> None:
         return
     if interrupted or answer is not None or may_correct:
         going_on = await load_going_on(run.store, run.record.run_id, state, record, interrupted=interrupted)
-        if interrupted or going_on.answer is not None or going_on.wrong is not None:
+        if interrupted or going_on.says:
             state.going_on[position] = going_on
 
 
 def _may_correct(task: Task, record: TaskRecord, verdict: Verdict) -> bool:
-    """Whether a planner may have to be told what was wrong with its tasks: it never was, or that was cut early."""
+    """Whether a planner may have to be told what was wrong with its tasks: it never was, or that was cut early, or
+    failed.
+    """
     if not task.adds_tasks or TaskStatus(record.status) not in {TaskStatus.PENDING, TaskStatus.RUNNING}:
         return False
-    if verdict.action is Action.CONTINUE:
-        return is_to_be_corrected(record)
-    return record.error_kind is None and not record.session_confirmed
+    if is_to_be_corrected(record):
+        return verdict.action is Action.CONTINUE
+    return verdict.action is not Action.CONTINUE and not record.session_confirmed
 
 
 def _adopted(run: StoredRun, position: int, backend: str, at: str) -> events.TaskStarted:

@@ -116,13 +116,10 @@ class Turn:
 
     def messages(self, reply: Reply) -> tuple[Message, ...]:
         """What was said in the turn that `reply` ended."""
-        said: tuple[Message, ...] = ()
-        if self.going_on is not None and self.going_on.wrong is not None:
-            # The attempt before it failed, so that its messages would not count as part of the conversation.
-            said = self.going_on.said
+        refused = () if self.going_on is None else self.going_on.refused
         if self.takes_up:
-            return (*said, Message("user", self.prompt), *reply.turn(INTERRUPTED))
-        return (*said, *reply.turn(self.prompt))
+            return (*refused, Message("user", self.prompt), *reply.turn(INTERRUPTED))
+        return (*refused, *reply.turn(self.prompt))
 
 
 class Turns:
@@ -165,8 +162,8 @@ class Turns:
     def _taken_up(self, position: int) -> GoingOn | None:
         """The conversation that the task's attempt takes up."""
         going_on = self._state.going_on.pop(position, None)
-        if going_on is not None and going_on.answer is not None:
-            # Until it has taken it, each further attempt says the answer again.
+        if going_on is not None and going_on.says:
+            # Until it has taken it, each further attempt says it again.
             self._state.going_on[position] = replace(going_on, interrupted=False)
         return going_on
 
@@ -248,7 +245,7 @@ class Turns:
         going_on, answer = turn.going_on, None
         history = past.messages
         if going_on is not None:
-            history += going_on.said
+            history += (*going_on.said, *going_on.refused)
             if going_on.answer is not None and not going_on.interrupted:
                 answer = Answer(going_on.answer.value)
         task = turn.task

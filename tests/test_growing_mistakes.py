@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends import BackendError, ErrorKind
-from backends.protocol import Opening, Reply
+from backends.protocol import Opening, Question, Reply
 from persistence import MemoryStore, Store
-from runner import DAG, Limits, ParallelRunner, RunStatus, Task, TaskStatus
+from runner import DAG, Limits, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import plan, spec, talker
 
@@ -134,13 +136,33 @@ async def test_at_most_once_planners_are_not_asked_again() -> None:
     assert (result["plan"].status, backend.prompts) == (TaskStatus.FAILED, ["plan"])
 
 
-async def test_a_failure_that_passed_takes_the_word_away_from_nobody() -> None:
+@pytest.mark.parametrize("stored", [False, True])
+async def test_a_failure_that_passed_takes_the_word_away_from_nobody(stored: bool) -> None:
     failure = BackendError(ErrorKind.OVERLOADED, "later")
     backend = talker({"plan": [failure, "no"], "These": [failure, "[]"]})
-    result = await runner_of(backend).run(DAG([PLANNER]))
-    assert backend.prompts[:2] == ["plan", "plan"]
-    assert backend.prompts[2].startswith("These tasks cannot be added")
-    assert result["plan"].status is TaskStatus.FAILED  # the word was lost with the attempt that failed
+    planner = replace(PLANNER, retry=Retry(attempts=4))
+    result = await runner_of(backend, MemoryStore() if stored else None).run(DAG([planner]))
+    assert [prompt.partition(" ")[0] for prompt in backend.prompts] == ["plan", "plan", "These", "These"]
+    assert [message.content for message in backend.openings[-1].history] == ["plan", "no"]
+    assert (result["plan"].status, result.text["plan"]) == (TaskStatus.COMPLETED, "[]")
+
+
+async def test_of_a_planner_that_asked_and_was_told_of_mistakes_nothing_is_kept_twice(store: Store) -> None:
+    async def tea(_question: OpenQuestion) -> str:
+        return "tea"
+
+    backend = talker(
+        {"plan": Reply("Which?", question=Question("Which?")), "tea": "no", "These": "[]", "next": [ValueError(), ""]}
+    )
+    runner = runner_of(backend, store, on_question=tea)
+    await runner.run(DAG([PLANNER, Task("next", "next", continues="plan")]), "r")
+    told = next(prompt for prompt in backend.prompts if prompt.startswith("These"))
+    await runner.resume("r", retry_failed=True)
+    await runner.continue_task("r", "plan", "And?")
+    for opening, prompt in zip(backend.openings, backend.prompts, strict=True):
+        if prompt in {"next", "And?"}:
+            assert [message.content for message in opening.history] == ["plan", "Which?", "tea", "no", told, "[]"]
+    assert backend.prompts[-3:] == ["next", "next", "And?"]
 
 
 async def test_after_a_resume_nobody_is_told_a_second_time(store: Store) -> None:
