@@ -2,7 +2,8 @@
 
 Everything that waits goes into one transaction (group commit): while the store works on one batch, the next gathers.
 A submission is plain and never waits, so no cancellation can tear it; only the waiting for it can be cancelled.
-The writer task runs in a shielded scope, outside every scope that it serves, and ends after `close` with what is left.
+The writer task runs in a shielded scope, outside every scope that it serves, and ends after `close` with what is left;
+so it does where every task of the loop is cancelled, for a run that is left so has to be written down as left.
 
 When the store fails, what was not stored stays in memory, in order, nobody waits for the store any more, and the writer
 tries again, slower and slower. Batches carry sequence numbers, so writing one again is harmless: a write that raised
@@ -26,6 +27,7 @@ from persistence.changes import Change, LeaseRenewed, RunClaimed, RunReleased
 from persistence.errors import Conflict, Fenced, StoreError
 from persistence.protocol import Store
 from runner import events
+from runner.cancelling import outlasting_cancellation
 from runner.clock import Clock, iso
 from runner.feed import Feed
 from runner.latch import Latch
@@ -138,7 +140,8 @@ class Checkpointer:
         """The writer. Returns after `close`, with everything stored or the loss recorded in `degraded`."""
         with anyio.CancelScope(shield=True):
             while True:
-                await self._wait_for_work()
+                with outlasting_cancellation():
+                    await self._wait_for_work()
                 await self._write_group()
                 if self._closing and not self._groups:
                     break
@@ -196,7 +199,8 @@ class Checkpointer:
         for delay in LAST_TRIES_S:
             if not self.away or self.fatal or self._clock.monotonic() - began >= 1.0:
                 return
-            await self._clock.sleep(delay)
+            with outlasting_cancellation():
+                await self._clock.sleep(delay)
             await self._write_unstored()
 
     def _settle(self, group: _Group) -> None:
@@ -255,13 +259,16 @@ class Checkpointer:
         self._log.error("change_not_stored", error=str(error))
 
     async def _try_write(self, head: tuple[Change, ...]) -> StoreError | None:
-        reached("batch.before_write")
-        try:
-            await self._store.write(Batch(self._run_id, self._position.epoch, self._position.next_seq, head))
-        except StoreError as error:
-            return error
-        reached("batch.after_write")
-        return None
+        batch = Batch(self._run_id, self._position.epoch, self._position.next_seq, head)
+        while True:  # a write that a cancellation cut is unknown like others, and its store is not away
+            reached("batch.before_write")
+            with outlasting_cancellation():
+                try:
+                    await self._store.write(batch)
+                except StoreError as error:
+                    return error
+                reached("batch.after_write")
+                return None
 
     def _failed(self, error: StoreError) -> None:
         if isinstance(error, Fenced) or self._strict or (isinstance(error, Conflict) and not self.began):
