@@ -17,7 +17,7 @@ from backends.structured import Schema
 from backends.text import clean_text
 from backends.values import value
 from persistence.boundaries import reached
-from runner.cancelling import being_cancelled
+from runner.cancelling import cancelled_since, cancels
 from runner.errors import PlaitError, PromptError
 from runner.log import logger
 from runner.questions import Asking, Way
@@ -48,6 +48,7 @@ async def attempt(
     Raises nothing but cancellation, which ends the turn and closes the conversation on its way out.
     """
     replies: list[Reply] = []
+    before = cancels()
     try:
         with answering(answers):
             if timeout is None:
@@ -61,7 +62,7 @@ async def attempt(
     except Asked as asked:
         return _asked(asked.question)
     except asyncio.CancelledError as error:
-        if being_cancelled():
+        if cancelled_since(before):
             raise
         return Outcome(None, None, BackendError(ErrorKind.UNEXPECTED, f"the backend was cancelled from inside {error}"))
     except SystemExit as error:

@@ -7,14 +7,25 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 
-def being_cancelled() -> bool:
-    """Whether the running task itself is being cancelled, by a cancel scope or natively.
-
-    False when a CancelledError merely came out of something that it awaited, such as a task of the backend's own that
-    somebody cancelled: that is a failure like any other, and must not pass for the end of the run.
-    """
+def cancels() -> int:
+    """How often somebody has asked for the running task's end, by a cancel scope or natively."""
     task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
+    return 0 if task is None else task.cancelling()
+
+
+def cancelled_since(before: int) -> bool:
+    """Whether the running task itself is being cancelled, if `cancels` was `before` when what was awaited began.
+
+    False when a CancelledError merely came out of that, such as a task of the backend's own that somebody cancelled: it
+    is a failure like any other, and must not pass for the end of the run.
+    """
+    return cancels() > before
+
+
+def _forget_cancels_since(before: int) -> None:
+    task = asyncio.current_task()
+    while task is not None and task.cancelling() > before:
+        task.uncancel()
 
 
 @contextmanager
@@ -22,13 +33,20 @@ def outlasting_cancellation() -> Generator[None]:
     """For a task that ends when it is told so, and not before: a native cancellation, such as the end of `asyncio.run`
     has for every task, ends what is waited for in the block, and nothing else. Cancel scopes have to be shielded from.
     """
-    task = asyncio.current_task()
-    assert task is not None
-    before = task.cancelling()
+    before = cancels()
     try:
         yield
     except asyncio.CancelledError:
-        if task.cancelling() <= before:
+        if not cancelled_since(before):
             raise
-        while task.cancelling() > before:
-            task.uncancel()
+        _forget_cancels_since(before)
+
+
+@contextmanager
+def unmarked() -> Generator[None]:
+    """For a task of ours that calls a backend in the block: one that has cancelled that task and caught this itself, as
+    home-made time-outs do, must not have it taken for cancelled from then on. A cancelled scope cancels it again.
+    """
+    before = cancels()
+    yield
+    _forget_cancels_since(before)

@@ -15,7 +15,7 @@ from persistence.files import files_root
 from persistence.notes import Note, NoteRecord
 from persistence.protocol import Store
 from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
-from runner.cancelling import being_cancelled
+from runner.cancelling import cancelled_since, cancels
 
 T = TypeVar("T")
 
@@ -69,13 +69,14 @@ class PatientStore:
         return await self._answer(self._store.list_notes(run_id, after))
 
     async def _answer(self, call: Awaitable[T]) -> T:
+        before = cancels()
         with anyio.move_on_after(self._timeout) as limit:
             try:
                 return await call
             except StoreError:
                 raise
             except asyncio.CancelledError as error:
-                if limit.cancel_called or being_cancelled():
+                if limit.cancel_called or cancelled_since(before):
                     raise
                 raise StoreError(f"the store was cancelled from inside {error}") from error
             except Exception as error:

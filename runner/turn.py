@@ -25,6 +25,7 @@ from backends.protocol import (
 from backends.text import clean_text
 from runner import events
 from runner.attempt import Outcome, attempt, classified, countable
+from runner.cancelling import unmarked
 from runner.clock import Clock
 from runner.feed import Feed
 from runner.folders import turn_files
@@ -201,7 +202,8 @@ class Turns:
             await make_room(opening.files.turn)
         turn.called = True
         said = INTERRUPTED if turn.takes_up else turn.prompt
-        outcome = await attempt(backend, opening, said, self._time_left(turn), answers)
+        with unmarked():
+            outcome = await attempt(backend, opening, said, self._time_left(turn), answers)
         turn.over = True
         if outcome.reply is not None and outcome.reply.session_id is not None:
             self._session(turn, outcome.reply.session_id, last=True)

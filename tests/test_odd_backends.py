@@ -131,6 +131,29 @@ async def test_a_broken_backend_fails_its_own_task_and_nothing_else(odd: Reply |
     assert record.counts == {"failed": 1, "completed": 1}
 
 
+@pytest.mark.parametrize("stored", [False, True])
+async def test_one_that_cancelled_its_own_task_and_caught_that_has_no_later_task_taken_for_the_runs_end(
+    stored: bool,
+) -> None:
+    async def backend(prompt: str) -> str:
+        loop, own = asyncio.get_running_loop(), asyncio.current_task()
+        assert own is not None
+        if prompt == "home-made":
+            loop.call_soon(own.cancel)
+            try:
+                await loop.create_future()
+            except asyncio.CancelledError:
+                return "gave up waiting"
+        inner = asyncio.ensure_future(loop.create_future())
+        loop.call_soon(inner.cancel)
+        return await inner
+
+    runner = ParallelRunner(backend, store=MemoryStore() if stored else None)
+    result = await runner.run(DAG([Task("x", "home-made"), Task("y", "inner", ["x"])]))
+    assert (result.status, result.text["x"]) == (RunStatus.FAILED, "gave up waiting")
+    assert "the backend was cancelled from inside" in (result["y"].error or "")
+
+
 async def test_a_backend_without_session_ids_to_give_fails_nothing() -> None:
     class Raising(Talker):
         def new_session_id(self) -> str | None:
