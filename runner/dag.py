@@ -9,6 +9,7 @@ behind the old ones and may wait for them, never the other way round, but for a 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     import networkx as nx
 
 __all__ = ["DAG", "nearest"]
+
+_NEAR = 100
+"""Tasks and dependencies that are looked at upwards, before one task is looked for from another on downwards."""
 
 
 class DAG:
@@ -42,7 +46,6 @@ class DAG:
         self.inputs: Mapping[str, JsonValue] = dict(inputs or {})
         self.tasks: list[Task] = []
         self._position: dict[str, int] = {}
-        self._downstream: dict[int, set[int]] = {}
         self.dependencies: list[tuple[int, ...]] = []
         """For each task, the positions of the tasks that it waits for."""
         self.dependents: list[list[int]] = []
@@ -63,7 +66,6 @@ class DAG:
         same.tasks, same.dependencies = self.tasks.copy(), self.dependencies.copy()
         same.dependents, same._shared = self.dependents.copy(), set(range(len(self.tasks)))
         same._position, same._order = self._position.copy(), self._order
-        same._downstream = {}
         return same
 
     def extend(self, tasks: Sequence[Task]) -> None:
@@ -84,7 +86,7 @@ class DAG:
         self.dependencies[position] += tuple(parts)
         for part in parts:
             self._own_dependents(part).append(position)
-        self._downstream, self._order = {}, []
+        self._order = []
 
     def _own_dependents(self, position: int) -> list[int]:
         if position in self._shared:
@@ -95,7 +97,7 @@ class DAG:
     def _append(self, tasks: Sequence[Task], gathered: Mapping[str, Sequence[str]] | None = None) -> list[Problem]:
         start = len(self.tasks)
         self.tasks += tasks
-        self._downstream, self._order = {}, []
+        self._order = []
         checks = Checks(self, start, self._position)
         problems = checks.ids() + checks.link()
         self.dependents += [[] for _ in tasks]
@@ -123,7 +125,6 @@ class DAG:
         while len(self._position) > start:
             self._position.popitem()
         del self.tasks[start:], self.dependencies[start:], self.dependents[start:]
-        self._downstream = {}
 
     @property
     def order(self) -> list[int]:
@@ -171,24 +172,48 @@ class DAG:
             longest[position - start] = self.tasks[position].weight + after
         return longest
 
-    def is_upstream(self, task_id: str, of: str) -> bool:
-        """Whether `of` waits, directly or through others, for `task_id`."""
-        target, position = self._position[task_id], self._position[of]
-        if target in self.dependencies[position]:
-            return True
-        if target not in self._downstream:
-            self._downstream[target] = self._reachable(target)
-        return position in self._downstream[target]
+    def not_upstream(self, pairs: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Those of `pairs` of positions whose second task does not wait, directly or through others, for the first.
 
-    def _reachable(self, start: int) -> set[int]:
-        seen: set[int] = set()
-        waiting = [start]
+        Most are near each other, so it is looked for upwards, where there is little. Of the others all those with the
+        same first task are looked for at once, from there, and nothing is kept from one to the next.
+        """
+        apart: set[tuple[int, int]] = set()
+        far: dict[int, set[int]] = {}
+        for target, position in pairs:
+            near = self._is_near_above(target, position)
+            if near is None:
+                far.setdefault(target, set()).add(position)
+            elif not near:
+                apart.add((target, position))
+        for target, positions in far.items():
+            apart |= {(target, position) for position in self._not_reached(target, positions)}
+        return apart
+
+    def _is_near_above(self, target: int, position: int) -> bool | None:
+        """Whether `target` is upstream of `position`; None if that is not known after `_NEAR` steps."""
+        steps, seen, waiting = 0, {position}, deque([position])
         while waiting:
-            for dependent in self.dependents[waiting.pop()]:
+            needed = self.dependencies[waiting.popleft()]
+            if target in needed:
+                return True
+            steps += 1 + len(needed)
+            if steps > _NEAR:
+                return None
+            waiting += [earlier for earlier in needed if earlier not in seen]
+            seen.update(needed)
+        return False
+
+    def _not_reached(self, start: int, positions: Iterable[int]) -> set[int]:
+        """Those of `positions` that are not downstream of `start`."""
+        missing, seen, waiting = set(positions), {start}, deque([start])
+        while waiting and missing:
+            for dependent in self.dependents[waiting.popleft()]:
                 if dependent not in seen:
                     seen.add(dependent)
+                    missing.discard(dependent)
                     waiting.append(dependent)
-        return seen
+        return missing
 
     def graph(self) -> nx.DiGraph[str]:
         """A networkx graph for analysis: task ids with their `Task` as `task`, edges from a task to its dependents.

@@ -6,6 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runner.errors import Problem, PromptError
@@ -19,6 +20,14 @@ _MOST_HINTS = 20
 _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _MOST_FOLDED = 58
 """Characters of the id of a task with `for_each`: its parts add a dot and their number to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unless:
+    """A problem, unless the second task of the `pair` of positions waits, through others, for the first."""
+
+    pair: tuple[int, int]
+    problem: Problem
 
 
 class Checks:
@@ -128,8 +137,17 @@ class Checks:
                 owner = "a reserved template name" if name in RESERVED_NAMES else "the id of a task"
                 yield Problem(f"input {name!r} is also {owner}; call it something else", None, "inputs")
 
-    def prompts(self) -> Iterator[Problem]:
+    def prompts(self) -> list[Problem]:
         """What is wrong with the new tasks' prompts. Needs a graph without cycles."""
+        found = list(self._in_prompts())
+        apart = self._dag.not_upstream(one.pair for one in found if isinstance(one, _Unless))
+        return [
+            one.problem if isinstance(one, _Unless) else one
+            for one in found
+            if not isinstance(one, _Unless) or one.pair in apart
+        ]
+
+    def _in_prompts(self) -> Iterator[Problem | _Unless]:
         for place, task in enumerate(self._tasks):
             if not _is_text(task.prompt) or "{" not in task.prompt:
                 continue
@@ -147,7 +165,7 @@ class Checks:
                 message = f"unknown input {name!r}{self._hint(name, self._dag.inputs)}"
                 yield Problem(message, task.id, "prompt", None, place)
 
-    def _name_problem(self, task: Task, place: int, name: str) -> Iterator[Problem]:
+    def _name_problem(self, task: Task, place: int, name: str) -> Iterator[Problem | _Unless]:
         if name in task.aliases or name in self._dag.inputs or name in {"inputs", "results"}:
             return
         if name == "item":
@@ -156,14 +174,14 @@ class Checks:
             return
         yield from self._task_name_problem(task, place, name)
 
-    def _task_name_problem(self, task: Task, place: int, name: str) -> Iterator[Problem]:
+    def _task_name_problem(self, task: Task, place: int, name: str) -> Iterator[Problem | _Unless]:
         if name not in self._positions:
             known = [*task.upstream, *task.aliases, *self._dag.inputs]
             message = f"the prompt uses {{{{ {name} }}}}, which is neither a task nor an input{self._hint(name, known)}"
             yield Problem(message, task.id, "prompt", None, place)
-        elif not self._dag.is_upstream(name, task.id):
+        elif (target := self._positions[name]) not in self._dag.dependencies[self._start + place]:
             message = f"the prompt uses {{{{ {name} }}}}, but {name!r} is not upstream; add it to depends_on"
-            yield Problem(message, task.id, "prompt", None, place)
+            yield _Unless((target, self._start + place), Problem(message, task.id, "prompt", None, place))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

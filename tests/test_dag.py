@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -171,6 +172,38 @@ def test_the_check_is_linear_in_fan_in_and_in_distant_names() -> None:
     wide = [Task(f"t{i}", depends_on=["a"]) for i in range(many)]
     DAG([Task("a"), *wide, Task("z", depends_on=[task.id for task in wide])])
     DAG([Task("t0"), *[Task(f"t{i}", prompt="{{ t0 }}", depends_on=[f"t{i - 1}"]) for i in range(1, 20_000)]])
+
+
+def chain(length: int, back: int, start: int = 0) -> list[Task]:
+    """Tasks in a row, each of which names the one `back` places before it."""
+    return [
+        Task(f"t{i}", prompt=f"{{{{ t{i - back} }}}}" if i >= back else "", depends_on=[f"t{i - 1}"] if i else [])
+        for i in range(start, start + length)
+    ]
+
+
+def test_the_check_keeps_nothing_of_who_waits_for_whom() -> None:
+    """A set for each name took 100 KB a task here."""
+    tasks = chain(2_000, 2)
+    tracemalloc.start()
+    dag = DAG(tasks)
+    grown = dag.copy()
+    grown.extend(chain(2_000, 2, start=2_000))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 10_000_000
+
+
+@pytest.mark.parametrize("back", [1, 2, 40, 60, 300])
+def test_names_are_found_however_far_upstream_and_nowhere_else(back: int) -> None:
+    DAG(chain(400, back))
+    beside = Task("beside", depends_on=["t300"], prompt=f"{{{{ t{300 - back} }}}} {{{{ t{300 + (back % 99)} }}}}")
+    dag = DAG(chain(400, back))
+    for wrong in (lambda: dag.extend([beside]), lambda: DAG([*chain(400, back), beside])):
+        with pytest.raises(DAGError) as caught:
+            wrong()
+        (problem,) = caught.value.problems
+        assert f"'t{300 + (back % 99)}' is not upstream" in str(problem)
 
 
 def test_only_the_first_mistakes_get_a_hint() -> None:
