@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -83,12 +83,30 @@ def test_unconfigured_it_is_a_reviewer_and_a_tester_after_a_coder() -> None:
     assert all(prompt.endswith("\n\n<build>") for prompt in run.prompts[1:])
 
 
-def test_a_task_done_a_second_time_is_not_followed_a_second_time() -> None:
-    run = Grown(DAG([coder("build")]))
+@pytest.mark.parametrize("taken", [(), ("build.reviewer", "build.reviewer.2", "build.tester")])
+def test_a_task_done_a_second_time_is_not_followed_a_second_time(taken: Sequence[str]) -> None:
+    run = Grown(DAG([coder("build"), *map(Task, taken)]))
     for expected in (2, 0):
         run.run_one(run.dag["build"], answers())
         decision = CHAIN.decide(run.view("build"))
         assert len(decision.add) == expected
+        run.apply(decision)
+
+
+class Unseen(list[Task]):
+    """Tasks that can be looked up, and not looked through."""
+
+    def __iter__(self) -> Iterator[Task]:
+        raise AssertionError("looked through all tasks")
+
+
+def test_how_long_it_takes_does_not_depend_on_how_many_tasks_there_are() -> None:
+    run = Grown(DAG([coder("build"), coder("other"), Task("build.tester")]))
+    run.run_one(run.dag["build"], answers())
+    for expected in (["build.reviewer", "build.tester.2"], []):
+        view = replace(run.view("build"), tasks=Unseen(run.dag.tasks), position=run.dag.position)
+        decision = CHAIN.decide(view)
+        assert [task.id for task in decision.add] == expected
         run.apply(decision)
 
 

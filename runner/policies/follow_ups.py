@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
+from itertools import count
 from typing import cast
 
 from runner.dag import DAG
@@ -122,13 +123,10 @@ class FollowUps:
             return Decision()
         task = run.task(run.ended)
         # Of a task that was one for each element of a list, the parts are followed, and not the list of their results.
-        if role_of(task) not in self._chains or task.for_each is not None or _is_followed(task, run.tasks):
+        chain = self._chains.get(role_of(task) or "", ())
+        if not chain or task.for_each is not None or _is_followed(task, chain, run):
             return Decision()
-        return Decision(add=tuple(self.after(task, {one.id for one in run.tasks})))
-
-    def after(self, task: Task, taken: Iterable[str] = ()) -> Iterator[Task]:
-        """What follows `task` in a run where the ids in `taken` are in use."""
-        yield from self._after(task, set(taken))
+        return Decision(add=tuple(self._after(task, lambda name: _find(run, name) is not None)))
 
     def check(self, dag: DAG) -> None:
         """Raises DAGError with every mistake in what would follow if all tasks of `dag` were completed."""
@@ -152,18 +150,20 @@ class FollowUps:
                     message = problem.message.replace("; add it to depends_on", hint)
                     yield Mistake(task, after, place, replace(problem, message=message, position=None))
 
-    def _after(self, task: Task, taken: set[str]) -> Iterator[Task]:
-        """As `after`; the ids are added to those in `taken`."""
+    def _after(self, task: Task, is_taken: Callable[[str], bool]) -> Iterator[Task]:
+        """What follows `task` in a run where ids may be in use."""
         earlier, role = {WORK: task.id}, role_of(task)
         for step in () if role is None else self._chains.get(role, ()):
-            follow_up = _follow_up(step, task, earlier, taken)
+            free = (one for one in _ids(task.id, step.role) if one not in earlier.values() and not is_taken(one))
+            follow_up = _follow_up(step, task, earlier, next(free))
             earlier[step.role] = follow_up.id
             yield follow_up
 
     def _foreseen(self, tasks: Iterable[Task], taken: set[str]) -> Iterator[tuple[Task, str, int]]:
         """Every follow-up of `tasks`, and theirs, with the role that it is after and its place in the chain."""
         for task in tasks:
-            added = list(self._after(task, taken))
+            added = list(self._after(task, taken.__contains__))
+            taken |= {one.id for one in added}
             yield from ((one, role_of(task) or "", place) for place, one in enumerate(added))
             yield from self._foreseen(added, taken)
 
@@ -209,9 +209,9 @@ def _check(after: str, roles: Sequence[str]) -> None:
             )
 
 
-def _follow_up(step: FollowUp, task: Task, earlier: Mapping[str, str], taken: set[str]) -> Task:
-    follow_up = Task(
-        id=_free_id(task.id, step.role, taken),
+def _follow_up(step: FollowUp, task: Task, earlier: Mapping[str, str], task_id: str) -> Task:
+    return Task(
+        id=task_id,
         prompt=step.prompt,
         depends_on=tuple(earlier.values()),
         backend=step.backend,
@@ -222,8 +222,6 @@ def _follow_up(step: FollowUp, task: Task, earlier: Mapping[str, str], taken: se
         aliases=dict(earlier),
         metadata={"role": step.role, "follows": task.id},
     )
-    taken.add(follow_up.id)
-    return follow_up
 
 
 def _followed(follow_up: Task) -> JsonValue:
@@ -231,18 +229,28 @@ def _followed(follow_up: Task) -> JsonValue:
     return follow_up.metadata["follows"]
 
 
-def _is_followed(task: Task, tasks: Sequence[Task]) -> bool:
+def _is_followed(task: Task, chain: Sequence[FollowUp], run: RunView) -> bool:
     """Whether it has its follow-ups already: it was completed before, and done again because its result was damaged."""
-    return any(one.metadata.get("follows") == task.id and task.id in one.depends_on for one in tasks)
+    for step in chain:
+        for task_id in _ids(task.id, step.role):  # the first that was free then is one of those that are taken now
+            if (one := _find(run, task_id)) is None:
+                break
+            if one.metadata.get("follows") == task.id and task.id in one.depends_on:
+                return True
+    return False
 
 
-def _free_id(task_id: str, role: str, taken: set[str]) -> str:
-    """`task_id.role`, or something like it where that is taken or too long; the same for the same run."""
+def _find(run: RunView, task_id: str) -> Task | None:
+    """The run's task of that id."""
+    try:
+        return run.task(task_id)
+    except KeyError:
+        return None
+
+
+def _ids(task_id: str, role: str) -> Iterator[str]:
+    """`task_id.role`, or something like it where that is too long; then numbered, for where that is taken."""
     if len(task_id) > (most := _MOST_ID - len(role) - 5):  # room for a number
         task_id = f"{task_id[: most - 9]}-{hashlib.sha256(task_id.encode()).hexdigest()[:8]}"
-    wanted = found = f"{task_id}.{role}"
-    number = 1
-    while found in taken:
-        number += 1
-        found = f"{wanted}.{number}"
-    return found
+    yield f"{task_id}.{role}"
+    yield from (f"{task_id}.{role}.{number}" for number in count(2))
