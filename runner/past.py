@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 from backends.protocol import Message
 from backends.values import value
@@ -14,10 +15,22 @@ NOT_ADDED = "the tasks of its answer cannot be added"
 
 @value
 class Past:
-    """A conversation so far, everything that it continues included."""
+    """A conversation so far: what was `said` since `before`, where it continues one that is kept as well. In a long
+    chain each holds its own part alone.
+    """
 
     session_id: str | None = None
-    messages: tuple[Message, ...] = ()
+    said: tuple[Message, ...] = ()
+    before: Past | None = None
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """All of it, oldest first."""
+        parts, before = [self.said], self.before
+        while before is not None:
+            parts.append(before.said)
+            before = before.before
+        return tuple(chain.from_iterable(reversed(parts)))
 
 
 NO_PAST = Past()

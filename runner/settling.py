@@ -16,7 +16,7 @@ from runner.clock import iso
 from runner.errors import DAGError
 from runner.growth import Growth, mistakes_prompt, not_added
 from runner.log import logger
-from runner.past import NO_PAST, GoingOn, Past
+from runner.past import GoingOn, Past
 from runner.questions import Asking, Way
 from runner.result import TaskResult
 from runner.retrying import deserves_retry, retry_delay
@@ -109,9 +109,8 @@ class Settling:
         if self._state.keeps_all and turn.going_on is None and task.continues is None and not reply.messages:
             self._state.prompts[position] = turn.prompt
         else:
-            before = self._state.past(task) or NO_PAST
-            said = (*before.messages, *_said_before(turn), *messages)
-            self._state.conversations[position] = Past(turn.session_id, said)
+            said = (*_said_before(turn), *messages)
+            self._state.conversations[position] = Past(turn.session_id, said, self._state.past(task))
         self._state.going_on.pop(position, None)
         self._schedule.finish(position, TaskStatus.COMPLETED)
         return events.TaskCompleted(

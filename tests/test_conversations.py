@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from backends import BackendError, ErrorKind, Message, Opening, Reply, Usage
@@ -128,3 +130,22 @@ async def test_a_task_that_failed_for_good_keeps_its_prompt(store: Store) -> Non
     backend = Talker()
     await ParallelRunner(backend, store=store).continue_task("r", "a", "why not?")
     assert backend.openings[0].history == ()  # a prompt that nobody answered is no turn
+
+
+async def same(prompt: str) -> str:
+    return prompt
+
+
+@pytest.mark.parametrize("stored", [False, True])
+async def test_a_long_chain_of_conversations_is_kept_once_and_not_in_each_of_its_tasks(stored: bool) -> None:
+    async def most(*chain: Task) -> int:
+        runner = ParallelRunner(same, store=MemoryStore() if stored else None)
+        tracemalloc.start()
+        assert (await runner.run(DAG(chain))).status is RunStatus.COMPLETED
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    alone = await most(*(Task(f"t{i}", "x", [f"t{i - 1}"] if i else []) for i in range(1_000)))
+    continued = await most(*(Task(f"t{i}", "x", continues=f"t{i - 1}" if i else None) for i in range(1_000)))
+    assert continued - alone < 2_000_000
