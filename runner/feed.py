@@ -15,6 +15,7 @@ class EventReader:
     """Reads a run's events from the moment it was made, in order, ending after the one that ends the run.
 
     Up to `limit` events wait for a slow reader; past that, task outputs are left out and counted in an EventsDropped.
+    Where several read from the same one, each event goes to one of them.
     """
 
     def __init__(self, limit: int = 10_000) -> None:
@@ -47,7 +48,8 @@ class EventReader:
         while not self._waiting:
             if self._closed:
                 raise StopAsyncIteration
-            self._news = anyio.Event()
+            if self._news.is_set():  # else others who read from here wait for it
+                self._news = anyio.Event()
             await self._news.wait()
         return self._waiting.popleft()
 

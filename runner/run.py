@@ -96,8 +96,9 @@ class Run:
         """The run's events, in order, ending after the one that ends the run: `async for event in run.events()`.
 
         The first call gives all of them from the start, a later one those that come from then on. A reader that is
-        slow loses nothing but task outputs, and is told how many.
+        slow loses nothing but task outputs, and is told how many. Raises RuntimeError before the block is entered.
         """
+        self._require_begun()
         reader, self._first_reader = self._first_reader, None
         return reader or self._feed.reader()
 
@@ -108,13 +109,16 @@ class Run:
 
     async def result(self) -> RunResult:
         """Wait for the end. Raises what `ParallelRunner.run` raises. Cancelling the wait leaves the run going."""
-        if self._group is None:
-            raise RuntimeError("the run has not begun; use it as `async with runner.start(dag) as run:`")
+        self._require_begun()
         await self._ended.wait()
         if self._error is not None:
             raise self._error
         assert self._result is not None
         return self._result
+
+    def _require_begun(self) -> None:
+        if self._group is None:
+            raise RuntimeError("the run has not begun; use it as `async with runner.start(dag) as run:`")
 
     def stop(self) -> None:
         """Leave the run now: start nothing more, end what is under way, write it down. `resume` goes on with it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import anyio
 import pytest
 
@@ -51,6 +53,27 @@ async def test_several_readers_see_the_same() -> None:
     async with ParallelRunner(Talker()).start(TWO) as run:
         first, second = run.events(), run.events()
         assert [e.kind async for e in first] == [e.kind async for e in second]
+
+
+async def test_two_who_share_a_reader_share_its_events_and_its_end() -> None:
+    go, seen = anyio.Event(), list[str]()
+
+    async def held(prompt: str) -> str:
+        await go.wait()
+        return prompt
+
+    async def read(reader: AsyncIterator[ev.Event]) -> None:
+        seen.extend([event.kind async for event in reader])
+
+    with anyio.fail_after(10):
+        async with ParallelRunner(held).start(TWO) as run, anyio.create_task_group() as group:
+            reader = run.events()
+            group.start_soon(read, reader)
+            group.start_soon(read, reader)
+            await anyio.wait_all_tasks_blocked()
+            go.set()
+    twice = ["task_started", "task_completed"] * 2
+    assert sorted(seen) == sorted(["run_created", "run_started", *twice, "run_completed"])
 
 
 async def test_a_slow_reader_loses_only_outputs_and_is_told_how_many() -> None:
@@ -185,8 +208,10 @@ async def test_a_run_that_was_not_entered_says_so() -> None:
     run = ParallelRunner(Talker()).start(TWO)
     with pytest.raises(RuntimeError, match="use it as `async with"):
         await run.result()
+    with pytest.raises(RuntimeError, match="use it as `async with"):
+        run.events()
     async with run:
-        pass
+        assert len([event async for event in run.events()]) == 9, "from the start all the same"
     with pytest.raises(RuntimeError, match="entered only once"):
         async with run:
             pass

@@ -22,14 +22,13 @@ ENDS = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.WAITING_INPUT
 class Outcome:
     """How a round ended: with a result, an error, or neither, when it was cancelled. `how` says what disturbed it.
 
-    `entered`: the run had begun. `rival_ran`: somebody else resumed the run at the same time, and was let.
+    `rival_ran`: somebody else resumed the run at the same time, and was let.
     """
 
     how: str
     resumed: bool
     result: RunResult | None = None
     error: Exception | None = None
-    entered: bool = False
     rival_ran: bool = False
 
 

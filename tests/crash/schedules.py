@@ -21,6 +21,7 @@ from typing import Final
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import TaskGroup
 
 from persistence import MemoryStore, StoreError
 from runner import (
@@ -180,8 +181,7 @@ class _Teller:
         handle = runner.start_resume(RUN) if exists else runner.start(self._story.dag, RUN)
         outcome = Outcome("nothing" if how in OTHERS and self._story.faults else how, exists)
         async with anyio.create_task_group() as group:
-            group.start_soon(self._listen, handle.events())
-            group.start_soon(self._live, handle, outcome, group.cancel_scope)
+            group.start_soon(self._live, handle, outcome, group)
         await anyio.sleep(60 * self._story.pace)  # what comes late comes now
         check_round(self.world, outcome)
         return outcome
@@ -190,7 +190,7 @@ class _Teller:
         async for event in reader:
             self.world.hear(event)
 
-    async def _live(self, handle: Run, outcome: Outcome, everything: anyio.CancelScope) -> None:
+    async def _live(self, handle: Run, outcome: Outcome, group: TaskGroup) -> None:
         task = asyncio.current_task()
         assert task is not None
         scope = anyio.CancelScope()
@@ -200,7 +200,7 @@ class _Teller:
             try:
                 with scope:
                     async with handle:
-                        outcome.entered = True
+                        group.start_soon(self._listen, handle.events())
                         outcome.result = await handle.result()
             except asyncio.CancelledError:
                 while task.cancelling():
@@ -209,8 +209,6 @@ class _Teller:
                 outcome.error = error
             if outcome.how not in OTHERS:
                 beside.cancel_scope.cancel()
-        if not outcome.entered:
-            everything.cancel()
 
     async def _disturb(self, outcome: Outcome, act: Callable[[], object]) -> None:
         if outcome.how == "nothing":
