@@ -51,8 +51,10 @@ async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *,
 
 async def _went_on_with(store: Store, run_id: str, state: RunState, task_id: str) -> str | None:
     """The task whose conversation `task_id` has gone on with, or will; None where it began one."""
-    before = state.dag[task_id].continues
-    if before is None or not state.is_completed(before):
+    task = state.dag[task_id]
+    before = task.continues
+    # Of a task with for_each the parts go on with it, and nobody with theirs.
+    if before is None or task.for_each is not None or not state.is_completed(before):
         return None
     position, other = state.dag.position(task_id), state.dag.position(before)
     if position >= len(state.records) or state.is_ours(position):

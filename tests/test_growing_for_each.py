@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -25,6 +26,17 @@ async def test_one_task_for_each_element(kept: Store | None) -> None:
     assert result["mapped"].data == ["<part a>", '<part {"n": 1}>']
     assert result.text["user"] == "<" + json.dumps(result["mapped"].data) + ">"
     assert len(backend.prompts) == 4  # gathering calls nobody
+
+
+async def test_what_continues_it_begins_a_conversation_also_where_its_parts_go_on_with_one(kept: Store | None) -> None:
+    backend = talker({"source": listed(["a"]), "sum": [ValueError("no"), "done"]})
+    dag = DAG([SOURCE, replace(MAPPED, continues="source"), Task("sum", "sum", continues="mapped")])
+    runner = ParallelRunner(backend, store=kept)
+    first = await runner.run(dag)
+    if kept is not None:
+        await runner.resume(first.run_id, retry_failed=True)
+    assert backend.prompts == ["source", "part a", "sum", *["sum"] * (kept is not None)]
+    assert [len(opening.history) for opening in backend.openings] == [0, 2, 0, 0][: len(backend.openings)]
 
 
 @pytest.mark.parametrize("found", [[], {"items": []}])
