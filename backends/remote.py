@@ -21,7 +21,7 @@ from anyio.to_thread import run_sync
 from .errors import BackendError, BackendUnavailable, ErrorKind
 from .protocol import Conversation, Message, Opening
 from .replay import ReplayConversation
-from .sdk import NO_KEY, Server, find_server, require, translate
+from .sdk import NO_KEY, Server, find_server, forget_environment, is_environments, require, translate
 
 
 @dataclass(eq=False, kw_only=True)
@@ -114,9 +114,12 @@ class RemoteBackend(ABC):
         # No redirects: the key would follow them to another host.
         http = sdk.DefaultAsyncHttpxClient(limits=limits, follow_redirects=False, trust_env=trust_env)
         make = getattr(sdk, self.client_class)
-        return make(
+        client = make(
             api_key=server.key, base_url=server.url, max_retries=0, timeout=self.request_timeout, http_client=http
         )
+        if not is_environments(server.url, self.url_env, self.default_url):
+            forget_environment(client, sdk.Omit())
+        return client
 
     async def _guarded(self, client: Any, opening: Opening, messages: Sequence[Message]) -> Message:
         try:

@@ -52,6 +52,7 @@ _WITHOUT_STATUS: Mapping[str, ErrorKind] = {
     "not_found_error": ErrorKind.INVALID_REQUEST,
 }
 """Codes of errors inside a stream, which come with no status of their own."""
+_HEADERS = ("OPENAI_CUSTOM_HEADERS", "ANTHROPIC_CUSTOM_HEADERS")
 _OVERFLOW_PHRASES = ("prompt is too long", "context length", "context limit", "context size", "context window")
 _QUOTA_PHRASES = ("credit balance is too low",)
 
@@ -64,9 +65,12 @@ class Server:
     key: str = field(repr=False)
 
     def say(self, text: str) -> str:
-        """`text` as one line without the key."""
-        # What is this short is a stand-in for a key, and may be any word.
-        return one_line(text.replace(self.key, "***") if len(self.key) >= 8 else text)
+        """`text` as one line without the key and the values of headers that the environment adds."""
+        for secret in (self.key, *_header_values()):
+            # What is this short is a stand-in for a key, and may be any word.
+            if len(secret) >= 8:
+                text = text.replace(secret, "***")
+        return one_line(text)
 
     @property
     def name(self) -> str:
@@ -107,6 +111,28 @@ def find_server(url: str, variable: str, *, key_needed: bool) -> Server:
     if not is_url:
         raise BackendUnavailable("base_url has to be like http://host:8080/v1: a scheme, a host, perhaps port and path")
     return Server(url, read_key(variable, needed=key_needed))
+
+
+def is_environments(url: str, variable: str, default: str) -> bool:
+    """Whether `url` is where environment variable `variable` points, or `default` where that is not set."""
+    return url.rstrip("/") == (os.environ.get(variable) or default).rstrip("/")
+
+
+def forget_environment(client: Any, omit: object) -> None:
+    """Have an SDK's `client` send no header that it took from the environment; `omit` is the SDK's word for none."""
+    # No argument prevents that they are read. A version that keeps them elsewhere must not send them unseen.
+    if "_custom_headers" not in vars(client):
+        raise RuntimeError("this version of the SDK keeps its headers where plait does not find them")
+    client._custom_headers = dict.fromkeys(("OpenAI-Organization", "OpenAI-Project"), omit)
+
+
+def _header_values() -> list[str]:
+    """The longest first: where one holds another, nothing of it is left."""
+    lines = [line for variable in _HEADERS for line in os.environ.get(variable, "").split("\n")]
+    values = [value.strip() for _, _, value in (line.partition(":") for line in lines)]
+    # A server may name the token alone, without the "Bearer" before it.
+    words = [value.rpartition(" ")[2] for value in values]
+    return sorted({*values, *words}, key=len, reverse=True)
 
 
 def translate(exc: Exception, server: Server) -> BackendError:

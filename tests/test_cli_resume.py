@@ -278,3 +278,8 @@ def test_a_key_is_not_sent_to_a_server_that_only_the_store_names(tmp_path: Path)
     assert "canary" not in refused.err
     assert plait(tmp_path, *again).code == 1, "without a key there is nothing to give away"
     assert plait(tmp_path, *again, OPENAI_API_KEY="canary-key", OPENAI_BASE_URL=url).code == 1
+    plan.write_text(plan.read_text().replace("http://localhost:9", "https://api.openai.com"))
+    usual = {"OPENAI_API_KEY": "canary-key", "HTTPS_PROXY": "http://127.0.0.1:9"}
+    assert plait(tmp_path, "run", "plan.yaml", **usual).code == 1
+    plan.unlink()
+    assert plait(tmp_path, *again, **usual).code == 1, "it goes there by itself"

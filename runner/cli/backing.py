@@ -18,7 +18,10 @@ from typing import Any, cast
 from pydantic import TypeAdapter, ValidationError
 
 from backends.agents.spec import AgentSpec
+from backends.anthropic import AnthropicBackend
+from backends.openai import OpenAIBackend
 from backends.protocol import Backend
+from backends.sdk import is_environments
 from backends.spec import KINDS, AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec, build, default_spec
 from persistence.records import RunRecord
 from runner import DAG, ParallelRunner, Plan
@@ -102,9 +105,10 @@ def _needs_the_plan(spec: BackendSpec) -> bool:
 
 def _gives_a_key_away(spec: OpenAISpec | AnthropicSpec) -> bool:
     """Whether a stored spec would send a key that is set here to where the environment does not send it by itself."""
-    usual = (os.environ.get(f"{spec.kind.upper()}_BASE_URL") or None, f"{spec.kind.upper()}_API_KEY")
-    as_usual = spec.base_url in (None, usual[0]) and spec.api_key_env == usual[1]
-    return not as_usual and bool(os.environ.get(spec.api_key_env))
+    # Headers that the environment adds never go anywhere else: see backends/sdk.py.
+    backend = OpenAIBackend if isinstance(spec, OpenAISpec) else AnthropicBackend
+    as_usual = spec.base_url is None or is_environments(spec.base_url, backend.url_env, backend.default_url)
+    return not (as_usual and spec.api_key_env == backend.api_key_env) and bool(os.environ.get(spec.api_key_env))
 
 
 def names_needed(
