@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from .errors import BackendError, ErrorKind
 from .protocol import JsonValue
-from .text import one_line, parse_json
+from .text import json_at, one_line, parse_json
 
-_FENCE = re.compile(r"```[A-Za-z]*[ \t]*\r?\n(.*?)```", re.DOTALL)
+# No JSON holds a line with nothing but the tag: its strings have no line breaks.
+_THOUGHTS = re.compile(r"\s*<think>.*?</think>|.*?^[ \t]*</think>[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"(?:```|~~~)[^\s`~]*[ \t]*\r?\n\s*")
+_FENCES_END = re.compile(r"\s*(?:```|~~~|\Z)")
+_BRACKET = re.compile(r"[\[{]")
+_LINES_END = re.compile(r"[ \t.`~]*(?:[\r\n]|\Z)")
+_MOST_FENCES = 20
 _MOST_PROBLEMS = 5
 
 
@@ -27,17 +34,35 @@ class Schema:
         self.text = json.dumps(schema, ensure_ascii=False)
 
     def read(self, text: str) -> JsonValue:
-        """The value in an answer's `text`: all of it, or its first fenced block. Mismatch if it does not fit."""
+        """The value in an answer's `text`, which may have thoughts before it: all of it, else that of its first fenced
+        block that fits, else the one at its first bracket, to the end of a line. Mismatch if nothing fits.
+        """
+        text = text.removeprefix("\ufeff")
+        thoughts = _THOUGHTS.match(text)
+        answer = text[thoughts.end() :] if thoughts else text
+        problem: Mismatch | None = None
+        for value in self._candidates(answer):
+            try:
+                return self.check(value)
+            except Mismatch as mismatch:
+                problem = problem or mismatch
+        raise problem or _no_json(answer)
+
+    def _candidates(self, answer: str) -> Iterator[JsonValue]:
         try:
-            return self.check(parse_json(text))
-        except ValueError as exc:
-            fence = _FENCE.search(text)
-            if fence is None:
-                raise Mismatch(f"it is not JSON: {one_line(str(exc), 120)}") from None
+            yield parse_json(answer)
+        except ValueError:
+            yield from _fenced(answer)
+            # Where any words fit, brackets among them are none but words.
+            if not self._fits(answer):
+                yield from _at_bracket(answer)
+
+    def _fits(self, value: JsonValue) -> bool:
         try:
-            return self.check(parse_json(fence[1]))
-        except ValueError as exc:
-            raise Mismatch(f"its fenced block is not JSON: {one_line(str(exc), 120)}") from None
+            self.check(value)
+        except Mismatch:
+            return False
+        return True
 
     def check(self, value: JsonValue) -> JsonValue:
         """`value` itself when it fits, else Mismatch with the first few places where it does not."""
@@ -64,6 +89,38 @@ def repair_prompt(mismatch: Mismatch, schema: Schema) -> str:
 def invalid_output(mismatch: Mismatch) -> BackendError:
     """The error for an answer that still does not fit."""
     return BackendError(ErrorKind.INVALID_OUTPUT, f"the answer does not fit output_schema: {mismatch}")
+
+
+def _fenced(answer: str) -> Iterator[JsonValue]:
+    for fence in islice(_FENCE.finditer(answer), _MOST_FENCES):
+        try:
+            value, end = json_at(answer, fence.end())
+        except ValueError:
+            continue
+        if _FENCES_END.match(answer, end):
+            yield value
+
+
+def _at_bracket(answer: str) -> Iterator[JsonValue]:
+    bracket = _BRACKET.search(answer)
+    if bracket is None:
+        return
+    try:
+        value, end = json_at(answer, bracket.start())
+    except ValueError:
+        return
+    if _LINES_END.match(answer, end):
+        yield value
+
+
+def _no_json(answer: str) -> Mismatch:
+    fence = _FENCE.search(answer)
+    what = "it is not JSON" if fence is None else "its fenced block is not JSON"
+    try:
+        parse_json(answer if fence is None else answer[fence.end() :].partition(fence[0][:3])[0])
+    except ValueError as exc:
+        what += f": {one_line(str(exc), 120)}"
+    return Mismatch(what)
 
 
 def _describe(problem: Any) -> str:

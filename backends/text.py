@@ -37,6 +37,14 @@ def parse_json(text: str) -> JsonValue:
     return value
 
 
+def json_at(text: str, start: int) -> tuple[JsonValue, int]:
+    """The JSON value that begins at `start` of `text`, and where it ends. ValueError as for `parse_json`."""
+    try:
+        return json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite).raw_decode(text, start)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def _refuse_constant(name: str) -> JsonValue:
     raise ValueError(f"{name} is not JSON")
 

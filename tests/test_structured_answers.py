@@ -1,0 +1,65 @@
+"""The forms in which models give JSON, and what is taken for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backends import BackendError, FunctionBackend, Opening
+
+CODE = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
+GOOD = '{"code": "x"}'
+
+
+async def read(answer: str, schema: dict[str, Any]) -> Any:
+    async def function(prompt: str) -> str:
+        return answer
+
+    async with FunctionBackend(function).open(Opening(output_schema=schema)) as conversation:
+        return (await conversation.send("?")).data
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"\ufeff{GOOD}",
+        f'<think>\nlet me see {{"code"}}\n</think>\n{GOOD}',
+        f"I could say {{}}, but\n</think>\n\n{GOOD}",
+        f'<think>\n```json\n{{"code": "y"}}\n```\n</think>\n```json\n{GOOD}\n```',
+        f"First:\n```python\nprint(1)\n```\nthen\n```json\n{GOOD}\n```",
+        f"Like this:\n```json\n{{}}\n```\nand so:\n```json\n{GOOD}\n```",
+        f"Here is the JSON: {GOOD}",
+        f"{GOOD}\n\nI hope that this helps.",
+        f"```json\n{GOOD}",
+        f"```json {GOOD} ```",
+        f"```json5\n{GOOD}\n```",
+        f"~~~json\n{GOOD}\n~~~",
+        f"~~~\r\n  {GOOD}\r\n~~~",
+    ],
+)
+async def test_forms_of_json_that_models_give(answer: str) -> None:
+    assert await read(answer, CODE) == {"code": "x"}
+
+
+@pytest.mark.parametrize("before", ["", "<think>```</think>", "So:\n"])
+async def test_a_fence_within_the_fenced_json(before: str) -> None:
+    answer = before + '```json\n{"code": "```python\\nprint(1)\\n```"}\n```'
+    assert await read(answer, CODE) == {"code": "```python\nprint(1)\n```"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "schema", "words"),
+    [
+        ("It is [1] that I go by.", {"type": "array"}, "it is not JSON"),
+        ("It is so, see [1]", {"type": ["array", "string"]}, "it is not JSON"),
+        ("```\n[1] is what I go by.\n```", {"type": "array"}, "its fenced block is not JSON: Extra data"),
+        ('```json\n{"code": 1}\n```\n```json\n{"code": 2}\n```', CODE, r"at \$\.code: 1 is not"),
+        ('{"code": 1} or\n```json\n{}\n```', CODE, "'code' is a required property"),
+        ("<think>\n" + GOOD + "\n</think>\nNo.", CODE, "it is not JSON"),
+        ("```json\n" * 30_000 + "[" * 30_000, {"type": "array"}, "its fenced block is not JSON"),
+    ],
+)
+async def test_what_only_looks_like_json_is_not_taken(answer: str, schema: dict[str, Any], words: str) -> None:
+    with pytest.raises(BackendError, match=words):
+        await read(answer, schema)
