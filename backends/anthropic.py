@@ -11,7 +11,8 @@ from .errors import BackendError, ErrorKind
 from .openai import length_message
 from .protocol import JsonValue, Message, Opening, Output, Usage
 from .remote import RemoteBackend
-from .text import clean_text
+from .sdk import expect_events
+from .text import clean_text, one_line
 
 DEFAULT_MODEL = "claude-haiku-4-5"
 """Used when no model is named."""
@@ -48,6 +49,7 @@ class AnthropicBackend(RemoteBackend):
     async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message]) -> Message:
         answer = _Answer(opening)
         async with await client.messages.create(**self._request(opening, messages)) as stream:
+            await expect_events(stream.response, self._server)
             async for event in stream:
                 answer.add(event)
         return answer.finish(self.max_tokens)
@@ -84,6 +86,7 @@ class _Answer:
         self._opening = opening
         self._texts: list[str] = []
         self._reason: str | None = None
+        self._why = ""
         self._input = self._output = 0
         self._events = 0
 
@@ -97,6 +100,7 @@ class _Answer:
             self._opening.on_output(Output("text", clean_text(event.delta.text)))
         elif kind == "message_delta":
             self._reason = event.delta.stop_reason or self._reason
+            self._why = getattr(getattr(event.delta, "stop_details", None), "explanation", None) or self._why
             self._count(getattr(event, "usage", None))
 
     def _count(self, usage: Any) -> None:
@@ -115,7 +119,8 @@ class _Answer:
         if self._reason in {"end_turn", "stop_sequence"}:
             return Message("assistant", clean_text("".join(self._texts)), self._usage)
         if self._reason == "refusal":
-            raise BackendError(ErrorKind.REFUSED, "the model declined to answer")
+            why = f": {one_line(self._why, 200)}" if self._why else ""
+            raise BackendError(ErrorKind.REFUSED, f"the model declined to answer{why}")
         if self._reason == "max_tokens":
             raise BackendError(ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._output), usage=self._usage)
         if self._reason == "model_context_window_exceeded":

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from .errors import BackendError, ErrorKind
 from .protocol import NO_USAGE, Message, Opening, Output, Usage
 from .remote import RemoteBackend
+from .sdk import broken_off, expect_events
 from .text import clean_text, one_line
 
 DEFAULT_MODEL = "gpt-5.4-mini"
@@ -53,7 +54,10 @@ class OpenAIBackend(RemoteBackend):
         request = self._request(await self._choose_model(client), opening, messages)
         answer = _Answer(opening)
         async with await client.chat.completions.create(**request) as stream:
+            await expect_events(stream.response, self._server)
             async for chunk in stream:
+                if getattr(chunk, "object", None) == "error":  # vLLM
+                    raise broken_off(chunk.to_dict(), self._server)
                 answer.add(chunk)
         return answer.finish(self.max_tokens)
 

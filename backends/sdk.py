@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from importlib.util import find_spec
@@ -17,44 +18,13 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from .errors import BackendError, BackendUnavailable, ErrorKind
-from .text import one_line
+from .kinds import kind_of
+from .text import one_line, parse_json
 
 NO_KEY = "none"
 """Sent as the key to servers that need none; the SDKs insist on one."""
 
-_BY_STATUS: Mapping[int, ErrorKind] = {
-    401: ErrorKind.AUTH,
-    402: ErrorKind.AUTH,
-    403: ErrorKind.AUTH,
-    408: ErrorKind.TRANSIENT,
-    409: ErrorKind.TRANSIENT,
-    413: ErrorKind.CONTEXT_OVERFLOW,
-    429: ErrorKind.RATE_LIMITED,
-    503: ErrorKind.OVERLOADED,
-    529: ErrorKind.OVERLOADED,
-}
-_BY_CODE: Mapping[str, ErrorKind] = {
-    "context_length_exceeded": ErrorKind.CONTEXT_OVERFLOW,
-    "exceed_context_size_error": ErrorKind.CONTEXT_OVERFLOW,
-    "insufficient_quota": ErrorKind.AUTH,
-    "billing_error": ErrorKind.AUTH,
-    "content_filter": ErrorKind.REFUSED,
-    "content_policy_violation": ErrorKind.REFUSED,
-    "overloaded_error": ErrorKind.OVERLOADED,
-    "rate_limit_error": ErrorKind.RATE_LIMITED,
-    "rate_limit_exceeded": ErrorKind.RATE_LIMITED,
-}
-"""Codes that say more than the status they come with."""
-_WITHOUT_STATUS: Mapping[str, ErrorKind] = {
-    "authentication_error": ErrorKind.AUTH,
-    "permission_error": ErrorKind.AUTH,
-    "invalid_request_error": ErrorKind.INVALID_REQUEST,
-    "not_found_error": ErrorKind.INVALID_REQUEST,
-}
-"""Codes of errors inside a stream, which come with no status of their own."""
 _HEADERS = ("OPENAI_CUSTOM_HEADERS", "ANTHROPIC_CUSTOM_HEADERS")
-_OVERFLOW_PHRASES = ("prompt is too long", "context length", "context limit", "context size", "context window")
-_QUOTA_PHRASES = ("credit balance is too low",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +34,15 @@ class Server:
     url: str
     key: str = field(repr=False)
 
-    def say(self, text: str) -> str:
-        """`text` as one line without the key and the values of headers that the environment adds."""
+    def say(self, text: str, doubt: str = "") -> str:
+        """`text` as one line, and all of `doubt` behind it, without the key and the values of headers that the
+        environment adds.
+        """
         for secret in (self.key, *_header_values()):
             # What is this short is a stand-in for a key, and may be any word.
             if len(secret) >= 8:
                 text = text.replace(secret, "***")
-        return one_line(text)
+        return one_line(text, 300 - len(doubt)) + doubt
 
     @property
     def name(self) -> str:
@@ -148,7 +120,7 @@ def translate(exc: Exception, server: Server) -> BackendError:
         detail = f"{type(cause).__name__}: {cause}" if cause is not None else f"{name}: {exc}"
         return BackendError(ErrorKind.TRANSIENT, server.say(f"the connection to {server.name} failed: {detail}"))
     if hasattr(exc, "body"):  # an error event inside a stream
-        return _stream_error(exc, server)
+        return broken_off(cast("Any", exc).body, server)
     # json.JSONDecodeError is among the ValueErrors: the SDKs let it through.
     kind = ErrorKind.TRANSIENT if isinstance(exc, ValueError) else ErrorKind.UNEXPECTED
     return BackendError(kind, server.say(f"the answer of {server.name} cannot be read: {name}: {exc}"))
@@ -169,51 +141,99 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _status_error(exc: Any, status: int, server: Server) -> BackendError:
-    words, detail = _read_body(exc)
+    words, detail = _read_body(exc.body)
     if 300 <= status < 400:
         detail = "it redirects; give the address it redirects to as base_url"
     kind = kind_of(status, words, detail)
     hint = retry_after(exc.response.headers)
     # Inside a stream the status is still the 200 that it began with.
     said = f"{server.name} answered {status}" if status >= 300 else f"{server.name} broke off the answer"
-    return BackendError(kind, server.say(f"{said}: {detail}"), retry_after=hint)
+    doubt = _doubt(exc.response) if status == 404 and "model" not in detail.lower() else ""
+    wait = _asked_delay(exc.body) if hint is None else hint
+    return BackendError(kind, server.say(f"{said}: {detail}", doubt), retry_after=wait)
 
 
-def _stream_error(exc: Any, server: Server) -> BackendError:
-    words, detail = _read_body(exc)
+def broken_off(body: Any, server: Server) -> BackendError:
+    """The BackendError for the error `body` that came in the midst of a stream."""
+    return _without_status(body, f"{server.name} broke off the answer", server)
+
+
+async def expect_events(response: Any, server: Server) -> None:
+    """BackendError where an SDK's `response` with status 200 is JSON and no stream: the server's own words, or that it
+    does not stream.
+    """
+    if not response.headers.get("content-type", "").startswith("application/json"):
+        return
+    try:
+        body = parse_json((await response.aread()).decode())
+    except ValueError:  # events under a wrong name
+        return
+    whole = _as_dict(body)
+    if whole.get("choices") or whole.get("content"):
+        text = f"{server.name} answered in one piece although it was asked to stream; plait needs a server that streams"
+        raise BackendError(ErrorKind.INVALID_REQUEST, text)
+    raise _without_status(body, f"{server.name} answered with JSON in place of a stream", server, _doubt(response))
+
+
+def _without_status(body: Any, what: str, server: Server, doubt: str = "") -> BackendError:
+    words, detail = _read_body(body)
     status = next((int(word) for word in words if word.isdigit() and 400 <= int(word) < 600), 0)
-    return BackendError(kind_of(status, words, detail), server.say(f"{server.name} broke off the answer: {detail}"))
+    text = server.say(f"{what}: {detail}", doubt)
+    return BackendError(kind_of(status, words, detail), text, retry_after=_asked_delay(body))
 
 
-def _read_body(exc: Any) -> tuple[list[str], str]:
+def _doubt(response: Any) -> str:
+    path: str = response.request.url.path
+    if "/v1/v1/" in path:
+        return "; leave /v1 out of base_url"
+    return "" if re.search(r"/v\d", path) else "; is /v1 missing at the end of base_url?"
+
+
+def _read_body(body: Any) -> tuple[list[str], str]:
     """The machine-readable words of an error body, and its text for a person."""
-    error = _as_dict(exc.body)
-    error = _as_dict(error.get("error")) or error
+    error = _error_in(body)
     if not error:
-        return [], str(exc.body or "no reason given")
+        return [], body if isinstance(body, str) and body else "no reason given"
+    words, said = _words_and_text(error)
+    # OpenRouter: what the provider behind it said.
+    more, reason = _words_and_text(_error_in(_parsed(_as_dict(error.get("metadata")).get("raw"))))
+    return words + more, ": ".join(text for text in (said, reason) if text) or "no reason given"
+
+
+def _words_and_text(error: Mapping[str, Any]) -> tuple[list[str], str]:
     words = [str(error[key]) for key in ("code", "type") if error.get(key)]
-    said = next((error[key] for key in ("message", "detail", "error") if isinstance(error.get(key), str)), None)
     # Never the whole body: servers that check its fields send back the request, prompt and all.
-    return words, said or "no reason given"
+    return words, next((error[key] for key in ("message", "detail", "error") if isinstance(error.get(key), str)), "")
+
+
+def _asked_delay(body: Any) -> float | None:
+    """The seconds of `"retryDelay": "34s"`, which Gemini has in place of a header."""
+    for detail in _as_list(_error_in(body).get("details")):
+        found = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)s", str(_as_dict(detail).get("retryDelay")))
+        if found:
+            return float(found[1])
+    return None
+
+
+def _error_in(body: Any) -> dict[str, Any]:
+    # Gemini gives a list.
+    error = next((_as_dict(part) for part in _as_list(body) if isinstance(part, dict)), _as_dict(body))
+    return _as_dict(error.get("error")) or error
+
+
+def _parsed(raw: Any) -> Any:
+    try:
+        return parse_json(raw) if isinstance(raw, str) else raw
+    except ValueError:
+        return {"message": raw}
+
+
+def _as_list(value: Any) -> list[object]:
+    return cast("list[object]", value) if isinstance(value, list) else []
 
 
 def _as_dict(value: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def kind_of(status: int, words: Sequence[str], detail: str) -> ErrorKind:
-    """The kind of an error with HTTP `status` (0 where none is known), machine-readable `words`, and text `detail`."""
-    for word in words:
-        if word in _BY_CODE:
-            return _BY_CODE[word]
-    lowered = detail[:2000].lower()
-    if status in {0, 200, 400} and any(phrase in lowered for phrase in _OVERFLOW_PHRASES):
-        return ErrorKind.CONTEXT_OVERFLOW
-    if any(phrase in lowered for phrase in _QUOTA_PHRASES):
-        return ErrorKind.AUTH
-    if status >= 300:
-        return _BY_STATUS.get(status, ErrorKind.TRANSIENT if status >= 500 else ErrorKind.INVALID_REQUEST)
-    return next((_WITHOUT_STATUS[word] for word in words if word in _WITHOUT_STATUS), ErrorKind.TRANSIENT)
 
 
 def _is_http(exc: Exception) -> bool:

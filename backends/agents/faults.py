@@ -10,8 +10,8 @@ from typing import TypeAlias
 from backends.agents.fields import shown, text
 from backends.agents.program import Ending
 from backends.errors import BackendError, ErrorKind
+from backends.kinds import kind_of
 from backends.protocol import NO_USAGE, Usage
-from backends.sdk import kind_of
 from backends.text import parse_json
 
 Phrases: TypeAlias = Sequence[tuple[str, ErrorKind]]
