@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from .errors import BackendError, BackendUnavailable, ErrorKind
 from .kinds import kind_of
-from .text import one_line, parse_json
+from .text import header_values, masked, one_line, parse_json
 
 NO_KEY = "none"
 """Sent as the key to servers that need none; the SDKs insist on one."""
@@ -38,11 +38,8 @@ class Server:
         """`text` as one line, and all of `doubt` behind it, without the key and the values of headers that the
         environment adds.
         """
-        for secret in (self.key, *_header_values()):
-            # What is this short is a stand-in for a key, and may be any word.
-            if len(secret) >= 8:
-                text = text.replace(secret, "***")
-        return one_line(text, 300 - len(doubt)) + doubt
+        headers = [value for name in _HEADERS for value in header_values(os.environ.get(name, ""))]
+        return one_line(masked(text, [self.key, *headers]), 300 - len(doubt)) + doubt
 
     @property
     def name(self) -> str:
@@ -96,15 +93,6 @@ def forget_environment(client: Any, omit: object) -> None:
     if "_custom_headers" not in vars(client):
         raise RuntimeError("this version of the SDK keeps its headers where plait does not find them")
     client._custom_headers = dict.fromkeys(("OpenAI-Organization", "OpenAI-Project"), omit)
-
-
-def _header_values() -> list[str]:
-    """The longest first: where one holds another, nothing of it is left."""
-    lines = [line for variable in _HEADERS for line in os.environ.get(variable, "").split("\n")]
-    values = [value.strip() for _, _, value in (line.partition(":") for line in lines)]
-    # A server may name the token alone, without the "Bearer" before it.
-    words = [value.rpartition(" ")[2] for value in values]
-    return sorted({*values, *words}, key=len, reverse=True)
 
 
 def translate(exc: Exception, server: Server) -> BackendError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 
 from .protocol import JsonValue
 
@@ -26,6 +27,27 @@ def one_line(text: str, limit: int = 300) -> str:
     # Cut before splitting: the text may be megabytes long.
     folded = " ".join(clean_text(text[: 4 * limit]).split())
     return folded if len(folded) <= limit else folded[: limit - 1] + "…"
+
+
+def masked(text: str, secrets: Iterable[str]) -> str:
+    """`text` with `***` for each of the `secrets` that has at least 8 characters: what is shorter may be any word. A
+    part of one that is left where `text` was cut, before an ellipsis at its end, is masked too.
+    """
+    # The longest first: where one holds another, nothing of it is left.
+    for secret in sorted((one for one in secrets if len(one) >= 8), key=len, reverse=True):
+        text = text.replace(secret, "***")
+        if text.endswith("…"):
+            left = next((size for size in range(len(secret) - 1, 3, -1) if text.endswith(f"{secret[:size]}…")), 0)
+            text = f"{text[: -left - 1]}***…" if left else text
+    return text
+
+
+def header_values(lines: str) -> list[str]:
+    """What has to be masked of headers given as `Name: value`, one a line: the values, and the last word of each, since
+    a server may name a token without the "Bearer" before it.
+    """
+    values = [value.strip() for _, _, value in (line.partition(":") for line in lines.split("\n"))]
+    return [*values, *(value.rpartition(" ")[2] for value in values)]
 
 
 def parse_json(text: str) -> JsonValue:

@@ -70,3 +70,9 @@ def test_nothing_is_granted_that_was_not_asked_for(tmp_path: Path) -> None:
     environment = ClaudeCodeBackend().environment(Call(folder=tmp_path))
     assert environment["CLAUDE_CODE_MAX_RETRIES"] == "0"
     assert environment["CLAUDE_CODE_TMPDIR"] == str(tmp_path)
+
+
+def test_variables_of_every_way_to_its_models_are_passed_on() -> None:
+    ways = {"ANTHROPIC_FOUNDRY_RESOURCE", "AWS_CONFIG_FILE", "GOOGLE_APPLICATION_CREDENTIALS"}
+    models = {f"ANTHROPIC_DEFAULT_{name}_MODEL" for name in ("HAIKU", "OPUS", "SONNET")}
+    assert ways | models | {"MAX_THINKING_TOKENS"} <= {*ClaudeCodeBackend().passes}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from backends.agents.fields import shown, text
@@ -12,7 +12,7 @@ from backends.agents.program import Ending
 from backends.errors import BackendError, ErrorKind
 from backends.kinds import kind_of
 from backends.protocol import NO_USAGE, Usage
-from backends.text import parse_json
+from backends.text import header_values, masked, parse_json
 
 Phrases: TypeAlias = Sequence[tuple[str, ErrorKind]]
 """What a message in lower case contains, and what that means; the first that fits holds."""
@@ -34,6 +34,7 @@ NETWORK = (
 )
 """Variables that say how the network is reached; every agent may have them."""
 _KEYS = re.compile(r"\b(?:sk-|AIza|gh[opsu]_|github_pat_|eyJ)[\w.-]{8,}|\bBearer +\S+")
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _STATUS = re.compile(r'(?:\bstatus|\bAPI Error|"code)"?:? *(?:code )?([45]\d\d)\b', re.IGNORECASE)
 
 
@@ -77,6 +78,18 @@ def failure(
 def said(message: str) -> str:
     """`message` in one line, without what looks like a key."""
     return shown(_KEYS.sub("***", message[:4000]), 300)
+
+
+def hide(error: BackendError, given: Mapping[str, str]) -> None:
+    """Mask in `error` the values of those variables, of all that were `given` to the agent, that hold secrets."""
+    secrets: list[str] = []
+    for name, value in given.items():
+        if "HEADERS" in name.upper():
+            secrets += header_values(value)
+        elif any(word in name.upper() for word in _SECRET):
+            secrets.append(value.strip())
+    error.message = masked(error.message, secrets)
+    error.args = (error.message,)
 
 
 def no_outcome(program: str, ending: Ending, phrases: Phrases, noise: tuple[str, ...] = ()) -> tuple[ErrorKind, str]:

@@ -25,6 +25,7 @@ from backends.protocol import NO_USAGE, Files, JsonValue, Message, Opening, Outp
 from backends.structured import Mismatch, Schema, invalid_output, repair_prompt
 from backends.text import clean_text, one_line
 
+from .faults import hide
 from .kept import digest
 from .past import TOLD, Unheard, cut_before, feed, parsed
 from .program import Answered, Call, Ending, Reader
@@ -143,6 +144,7 @@ class CliConversation:
             used = reader.usage if error.usage == NO_USAGE else error.usage
             error.usage = self._cost_unheard(cut) + self._own(call.folder, self._session_id, used)
             error.goes_on = error.goes_on and reader.session_id is not None
+            hide(error, self._given())
             _told(call.folder)
             raise
         self._said, self._exists = True, True
@@ -201,7 +203,7 @@ class CliConversation:
         guarded = self._opening.files is None or backend.on_runner_death == "kill"
         start = Start(
             self._words(call),
-            {**child_environment((*backend.passes, *backend.pass_env)), **backend.environment(call)},
+            {**self._given(), **backend.environment(call)},
             backend.folder,
             said.encode(),
             keeps,
@@ -215,6 +217,9 @@ class CliConversation:
             guarded=guarded,
         )
         return await held.enter_async_context(running(start, call.folder))
+
+    def _given(self) -> dict[str, str]:
+        return child_environment((*self._backend.passes, *self._backend.pass_env))
 
     def _words(self, call: Call) -> Sequence[str]:
         return (self._backend.executable(), *self._backend.arguments(call))
