@@ -114,10 +114,10 @@ class LocalBackend:
         try:
             _tell(process, {**self._model_options(), "key": key})
             with anyio.fail_after(_START_LIMIT):
-                line = await run_sync(_read_line, process, abandon_on_cancel=True)
-            url = _read_answer(line, process)
+                url = await run_sync(_read_answer, process, abandon_on_cancel=True)
         except BaseException as exc:
-            _stop(process)
+            with anyio.CancelScope(shield=True):
+                await run_sync(_stop, process)
             if isinstance(exc, TimeoutError):
                 text = f"the model server did not start within {_START_LIMIT:g} s"
                 raise BackendError(ErrorKind.TIMEOUT, text) from None
@@ -225,19 +225,17 @@ def _tell(process: subprocess.Popen[bytes], config: dict[str, Any]) -> None:
         process.stdin.flush()
 
 
-def _read_line(process: subprocess.Popen[bytes]) -> str:
+def _read_answer(process: subprocess.Popen[bytes]) -> str:
     assert process.stdout is not None
-    return process.stdout.readline(4096).decode(errors="replace").strip()
-
-
-def _read_answer(line: str, process: subprocess.Popen[bytes]) -> str:
-    word, _, rest = line.partition(" ")
+    word, _, rest = process.stdout.readline(4096).decode(errors="replace").strip().partition(" ")
     if word == "READY":
         return rest
     if word == "FAILED":
         raise BackendError(ErrorKind.INVALID_REQUEST, f"the model server cannot start: {one_line(rest)}")
-    process.wait(_GRACE)
-    raise BackendError(ErrorKind.CRASHED, f"the model server died while it started, exit code {process.returncode}")
+    with suppress(subprocess.TimeoutExpired):  # a large process may take its time to be gone
+        process.wait(_GRACE)
+    code = "not known yet" if process.returncode is None else process.returncode
+    raise BackendError(ErrorKind.CRASHED, f"the model server died while it started, exit code {code}")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

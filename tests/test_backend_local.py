@@ -250,3 +250,35 @@ def test_a_forgotten_server_stops_without_a_warning() -> None:
     complaints = [line for line in done.stderr.splitlines() if not line.startswith("Executing <Task")]
     assert (done.returncode, complaints) == (0, [])
     assert not is_alive(int(done.stdout))
+
+
+async def dies_at_its_start(folder: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> BackendError:
+    """The error for a server whose `program`, given `folder`, closes its output before it is gone."""
+    child = folder / "child.py"
+    child.write_text(f"import os, pathlib\nfolder = pathlib.Path({str(folder)!r})\nos.close(1)\n{program}\n")
+    monkeypatch.setattr("backends.local._CHILD", child)
+    async with LocalBackend() as backend:
+        with pytest.raises(BackendError) as caught:
+            async with backend.open(Opening()):
+                pass
+    return caught.value
+
+
+async def test_a_server_that_is_slow_to_die_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def let_it_die() -> None:
+        assert await anyio.to_thread.run_sync(within, 30, (tmp_path / "closed").exists)
+        (tmp_path / "go").touch()
+
+    waits = "(folder / 'closed').touch()\nwhile not (folder / 'go').exists(): pass\nos._exit(3)"
+    async with anyio.create_task_group() as group:
+        group.start_soon(let_it_die)
+        error = await dies_at_its_start(tmp_path, f"import time\ntime.sleep(0.1)\n{waits}", monkeypatch)
+    assert (error.kind, error.message[-11:]) == (ErrorKind.CRASHED, "exit code 3")
+
+
+async def test_a_server_that_does_not_get_gone_has_crashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.local._GRACE", 0.1)
+    others = children()
+    error = await dies_at_its_start(tmp_path, "import threading\nthreading.Event().wait()", monkeypatch)
+    assert error.kind is ErrorKind.CRASHED
+    assert children() <= others
