@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from .errors import BackendError, ErrorKind
 from .openai import length_message
-from .protocol import JsonValue, Message, Opening, Output, Usage
+from .protocol import Message, Opening, Output, Usage
 from .remote import RemoteBackend
 from .sdk import expect_events
 from .text import clean_text, one_line
@@ -133,7 +133,7 @@ class _Answer:
         raise BackendError(ErrorKind.TRANSIENT, f"the answer broke off after {self._events} events, no stop reason")
 
 
-def _native_schema(schema: Mapping[str, JsonValue]) -> dict[str, Any] | None:
+def _native_schema(schema: Mapping[str, object]) -> dict[str, Any] | None:
     """`schema` as the API takes it, which knows a part of JSON Schema only; None for what it cannot express."""
     from anthropic import transform_schema  # noqa: PLC0415 - the SDK is imported when it is first used
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, Token
+from typing import cast
 
-from .protocol import Answer, JsonValue, Question
+from .protocol import Answer, JsonInput, JsonValue, Question
 
 
 class Asked(BaseException):
@@ -37,8 +38,8 @@ _answers: ContextVar[_Answers | None] = ContextVar("answers", default=None)
 async def ask(
     text: str,
     *,
-    schema: Mapping[str, JsonValue] | None = None,
-    default: JsonValue = None,
+    schema: Mapping[str, object] | None = None,
+    default: JsonInput = None,
     deadline: float | None = None,
 ) -> JsonValue:
     """The answer to a question that a task asks while it runs; see `Question` for the parameters.
@@ -56,7 +57,7 @@ async def ask(
         raise RuntimeError("ask() works only while a runner runs a task; nobody would hear the question here")
     answer = answers.next(text)
     if answer is None:
-        raise Asked(Question(text, schema, default, deadline))
+        raise Asked(Question(text, schema, cast("JsonValue", default), deadline))
     return answer.value
 
 

@@ -5,7 +5,7 @@ Everything here is a plain frozen value or a protocol; nothing imports an SDK.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import field
 from pathlib import Path
@@ -14,6 +14,11 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 from backends.values import value
 
 JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | int | float | bool | None"
+"""JSON that plait gives back."""
+JsonInput: TypeAlias = "Mapping[str, JsonInput] | Sequence[JsonInput] | str | int | float | bool | None"
+"""JSON that plait is given. A `dict[str, str]` or a `list[str]` is one too; no type checker lets it be a JsonValue.
+A schema is a `Mapping[str, object]` instead: that is what mypy makes of one that stands in a constant.
+"""
 Role = Literal["system", "user", "assistant"]
 
 
@@ -54,7 +59,7 @@ class Question:
     """
 
     text: str
-    schema: Mapping[str, JsonValue] | None = None
+    schema: Mapping[str, object] | None = None
     default: JsonValue = None
     deadline: float | None = None
 
@@ -77,7 +82,7 @@ class Reply:
     usage: Usage = NO_USAGE
     messages: tuple[Message, ...] = ()
     question: Question | None = None
-    tasks: tuple[Mapping[str, JsonValue], ...] = ()
+    tasks: tuple[Mapping[str, JsonInput], ...] = ()
 
     def turn(self, prompt: str) -> tuple[Message, ...]:
         """Every message of the turn that answered `prompt`."""
@@ -145,9 +150,9 @@ class Opening:
     session_id: str | None = None
     resume: bool = False
     history: tuple[Message, ...] = ()
-    output_schema: Mapping[str, JsonValue] | None = None
+    output_schema: Mapping[str, object] | None = None
     idempotency_key: str = ""
-    metadata: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+    metadata: Mapping[str, JsonInput] = field(default_factory=dict[str, "JsonInput"])
     answer: Answer | None = None
     goes_on: bool = False
     forks: str | None = None

@@ -29,7 +29,7 @@ class Mismatch(Exception):  # noqa: N818 - never leaves this package
 class Schema:
     """A JSON Schema, ready to check values. BackendError (invalid_request) when it is not a JSON Schema itself."""
 
-    def __init__(self, schema: Mapping[str, JsonValue]) -> None:
+    def __init__(self, schema: Mapping[str, object]) -> None:
         self._validator = _validator(schema)
         self.text = json.dumps(schema, ensure_ascii=False)
 
@@ -127,7 +127,7 @@ def _describe(problem: Any) -> str:
     return f"at {one_line(problem.json_path, 80)}: {one_line(problem.message, 160)}"
 
 
-def _validator(schema: Mapping[str, JsonValue]) -> Any:
+def _validator(schema: Mapping[str, object]) -> Any:
     # Here, not above: importing them costs more than all the rest of this package.
     from jsonschema.exceptions import SchemaError  # noqa: PLC0415
     from jsonschema.validators import Draft202012Validator, validator_for  # noqa: PLC0415

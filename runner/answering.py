@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from backends.errors import BackendError
-from backends.protocol import Message
+from backends.protocol import JsonInput, Message
 from backends.structured import Mismatch, Schema
 from backends.text import clean_text
 from persistence.changes import Change, TaskAnswered, TaskCompleted, TaskFailed, TaskWaiting
@@ -88,7 +88,7 @@ async def unanswered_questions(config: Config, run_id: str) -> list[OpenQuestion
     return [question for question in open_questions(run) if question.task_id not in noted]
 
 
-async def answer_question(config: Config, run_id: str, task_id: str, value: JsonValue, wait: float) -> bool:
+async def answer_question(config: Config, run_id: str, task_id: str, value: JsonInput, wait: float) -> bool:
     """See `ParallelRunner.answer_question`."""
     ends = config.clock.monotonic() + wait
     mine: AnswerNote | None = None

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import anyio
 import anyio.abc
 
+from backends.protocol import JsonInput
 from runner.errors import PlaitError
 from runner.log import logger
 from runner.questions import Asking, OpenQuestion, unix
 from runner.schedule import Schedule
 from runner.state import RunState
-from runner.task import JsonValue
 from runner.turn import OnQuestion, Surroundings
 
 
@@ -26,7 +26,7 @@ class Awaiting:
         state: RunState,
         schedule: Schedule,
         around: Surroundings,
-        answer: Callable[[str, int, JsonValue, str], bool],
+        answer: Callable[[str, int, JsonInput, str], bool],
         expire: Callable[[int], None],
         look_on: Callable[[], None],
     ) -> None:

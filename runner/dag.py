@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
+from backends.protocol import JsonInput
 from runner.dag_check import Checks, nearest
 from runner.errors import DAGError, Problem
-from runner.task import JsonValue, Task
+from runner.task import Task
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -39,11 +40,11 @@ class DAG:
         tasks: Iterable[Task],
         *,
         name: str = "",
-        inputs: Mapping[str, JsonValue] | None = None,
+        inputs: Mapping[str, JsonInput] | None = None,
         gathered: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.name = name
-        self.inputs: Mapping[str, JsonValue] = dict(inputs or {})
+        self.inputs: Mapping[str, JsonInput] = dict(inputs or {})
         self.tasks: list[Task] = []
         self._position: dict[str, int] = {}
         self.dependencies: list[tuple[int, ...]] = []

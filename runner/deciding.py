@@ -87,7 +87,7 @@ class Deciding:
         view = RunView(self._state.dag.tasks, self._result, self.decided.state, ended, self._state.dag.position)
         try:
             decision = _checked(self._policy.decide(view))
-            decided = Decided(decision.state, decision.end, decision.error)
+            decided = Decided(cast("JsonValue", decision.state), decision.end, decision.error)
             encoded = decided.encoded()
             if len(encoded) > MAX_STATE:
                 raise PlaitError(f"its state has {len(encoded)} characters of JSON, and {MAX_STATE} are possible")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from backends.protocol import NO_USAGE, Message, Usage
+from backends.protocol import NO_USAGE, JsonInput, Message, Usage
 from backends.values import value
 from runner.dag import DAG
 from runner.questions import Answered, Asking
@@ -32,7 +32,7 @@ class RunCreated(Event):
     kind: ClassVar[str] = "run_created"
     run_id: str
     dag: DAG
-    settings: Mapping[str, JsonValue]
+    settings: Mapping[str, JsonInput]
 
 
 @value

@@ -16,6 +16,7 @@ import anyio
 import anyio.abc
 
 from backends.errors import BackendError, ErrorKind
+from backends.protocol import JsonInput
 from runner import events
 from runner.awaiting import Awaiting, unanswered
 from runner.clock import stamper
@@ -28,7 +29,6 @@ from runner.schedule import Schedule
 from runner.settling import Settling
 from runner.state import RunState
 from runner.status import TASK_DONE, TaskStatus
-from runner.task import JsonValue
 from runner.turn import Surroundings, Turn, Turns
 
 
@@ -109,7 +109,7 @@ class Execution:
         self._around.sink.submit([events.RunCancelling(self._stamp(), self._around.run_id)])
         self._end_when_quiet()
 
-    def answer(self, task_id: str, attempt: int, value: JsonValue, by: str) -> bool:
+    def answer(self, task_id: str, attempt: int, value: JsonInput, by: str) -> bool:
         """Answer the question with which `attempt` of the task ended; the task goes on. False where that is not what
         it waits for any more, or the run is ending. Raises PlaitError for a value that does not fit.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from backends.protocol import JsonInput
 from persistence.records import TaskRecord
 from runner.dag import nearest
 from runner.errors import AnswerConflict, PlaitError
@@ -39,7 +40,7 @@ def open_questions(run: StoredRun) -> Iterator[OpenQuestion]:
         yield OpenQuestion.of(run.record.run_id, record.task_id, record.attempt, asking)
 
 
-async def given_answers(run: StoredRun, now: float, own: Mapping[str, JsonValue] | None = None) -> GivenAnswers:
+async def given_answers(run: StoredRun, now: float, own: Mapping[str, JsonInput] | None = None) -> GivenAnswers:
     """What answers there are at Unix time `now`; `own` are those that the caller brings. The first one counts: raises
     AnswerConflict when another came before one of `own`, PlaitError when one of `own` does not fit, StoreError.
     """

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias, cast
 
-from backends.protocol import Backend, Usage
+from backends.protocol import Backend, JsonInput, Usage
 from persistence.protocol import Store
 from persistence.records import RunRecord, TaskRecord
 from runner import events
@@ -100,7 +100,7 @@ class Orchestrator:
         self._run_id = run_id
         self._stored = False
         self._retry_failed = False
-        self._answers: Mapping[str, JsonValue] | None = None
+        self._answers: Mapping[str, JsonInput] | None = None
         self._loop = Loop()
         self._context: dict[str, JsonValue] = {}
 
@@ -113,7 +113,7 @@ class Orchestrator:
         backends: Mapping[str, OneBackend] | OneBackend,
         concurrency: int = 8,
         retry_failed: bool = False,
-        answers: Mapping[str, JsonValue] | None = None,
+        answers: Mapping[str, JsonInput] | None = None,
         on_question: OnQuestion | None = None,
     ) -> Self:
         """The stored orchestration as it stands, whose `run()` goes on with it: with the same goal and limits, from

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
 from backends.function import as_backend
-from backends.protocol import Backend, Reply
+from backends.protocol import Backend, JsonInput, Reply
 from persistence.changes import RunClaimed
 from persistence.protocol import Store
 from runner import events
@@ -35,14 +35,13 @@ from runner.state import RunState
 from runner.status import RunStatus
 from runner.stored import ended_result, needs_no_work, require_unfailed, stored_run
 from runner.takeover import Resumption, take_over
-from runner.task import JsonValue
 from runner.turn import OnQuestion
 
 DEFAULT_BACKEND = "default"
 CANCEL_GRACE_SECONDS = 5.0
 DEFAULT_LIMITS = Limits()
 
-_Settings: TypeAlias = Mapping[str, JsonValue] | None
+_Settings: TypeAlias = Mapping[str, JsonInput] | None
 _Drive: TypeAlias = Callable[[Feed, Control], Awaitable[RunResult]]
 
 
@@ -109,7 +108,7 @@ class ParallelRunner:
         dag: DAG,
         run_id: str | None = None,
         *,
-        settings: Mapping[str, JsonValue] | None = None,
+        settings: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
     ) -> RunResult:
         """Run `dag` to its end.
@@ -130,7 +129,7 @@ class ParallelRunner:
         dag: DAG,
         run_id: str | None = None,
         *,
-        settings: Mapping[str, JsonValue] | None = None,
+        settings: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
     ) -> Run:
         """Like `run`, beside the caller: `async with runner.start(dag) as run:`. See `Run`."""
@@ -163,7 +162,7 @@ class ParallelRunner:
         run_id: str,
         *,
         retry_failed: bool = False,
-        answers: Mapping[str, JsonValue] | None = None,
+        answers: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
     ) -> RunResult:
         """Go on with a stored run: what is completed is kept, what was under way or never began is run.
@@ -191,7 +190,7 @@ class ParallelRunner:
         run_id: str,
         *,
         retry_failed: bool = False,
-        answers: Mapping[str, JsonValue] | None = None,
+        answers: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
     ) -> Run:
         """Like `resume`, beside the caller: see `start`."""
@@ -245,7 +244,7 @@ class ParallelRunner:
         """
         return await unanswered_questions(self._config, run_id)
 
-    async def answer_question(self, run_id: str, task_id: str, value: JsonValue, *, wait: float = 10.0) -> bool:
+    async def answer_question(self, run_id: str, task_id: str, value: JsonInput, *, wait: float = 10.0) -> bool:
         """Answer the question that a task of a stored run waits with, from any process. The first answer counts.
 
         A process that runs the run is told through the store, where it looks every second, and its task goes on at

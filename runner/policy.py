@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
+from backends.protocol import JsonInput
 from runner.result import TaskResult
 from runner.status import RunStatus
-from runner.task import JsonValue, Task
+from runner.task import Task
 
 if TYPE_CHECKING:
     from runner.dag import DAG
@@ -28,7 +29,7 @@ class RunView:
 
     tasks: Sequence[Task]
     result: Callable[[str], TaskResult]
-    state: JsonValue = None
+    state: JsonInput = None
     ended: str | None = None
     position: Callable[[str], int] | None = None
     """Where a task stands in `tasks`; a view without it looks through them."""
@@ -55,7 +56,7 @@ class Decision:
 
     add: tuple[Task, ...] = ()
     cancel: tuple[str, ...] = ()
-    state: JsonValue = None
+    state: JsonInput = None
     end: Literal[RunStatus.COMPLETED, RunStatus.FAILED] | None = None
     error: str | None = None
 
@@ -70,7 +71,7 @@ class Policy(Protocol):
         """Its name, stored with the run: `resume` needs a policy of the same kind."""
         ...
 
-    def settings(self) -> Mapping[str, JsonValue]:
+    def settings(self) -> Mapping[str, JsonInput]:
         """What it was made with, stored with the run, so that `resume` can make it again."""
         ...
 

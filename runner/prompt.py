@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from backends.protocol import JsonInput
 from runner.errors import PromptError
 from runner.task import JsonValue
 
@@ -79,7 +80,7 @@ def names_used(prompt: str) -> PromptNames:
     return PromptNames(frozenset(simple)) if simple else _NOTHING
 
 
-def render(prompt: str, values: Mapping[str, JsonValue], *, limit: int = DEFAULT_LIMIT) -> str:
+def render(prompt: str, values: Mapping[str, JsonInput], *, limit: int = DEFAULT_LIMIT) -> str:
     """`prompt` with its constructs replaced by `values`, which are inserted as they are.
 
     Text goes in unchanged, None as nothing, everything else as JSON. A prompt without any construct is returned as it
@@ -96,7 +97,7 @@ def render(prompt: str, values: Mapping[str, JsonValue], *, limit: int = DEFAULT
     return prompt
 
 
-def text_of(value: JsonValue) -> str:
+def text_of(value: JsonInput) -> str:
     """How a value is written into a prompt."""
     if isinstance(value, str):
         return value
@@ -112,7 +113,7 @@ def too_long(limit: int) -> PromptError:
     )
 
 
-def unknown_name(name: str, values: Mapping[str, JsonValue]) -> str:
+def unknown_name(name: str, values: Mapping[str, JsonInput]) -> str:
     """What to say about a name that `values` does not have."""
     known = ", ".join(sorted(key for key in values if key.isidentifier())[:20]) or "no names at all"
     return f"nothing is called {name!r} here; the prompt may use {known}"
@@ -128,7 +129,7 @@ def _simple_names(prompt: str) -> list[str] | None:
     return names
 
 
-def _substitute(prompt: str, values: Mapping[str, JsonValue], limit: int) -> str:
+def _substitute(prompt: str, values: Mapping[str, JsonInput], limit: int) -> str:
     # Counted while it grows: checking the whole at the end would let a short prompt fill the memory first.
     pieces: list[str] = []
     end = size = 0
@@ -147,7 +148,7 @@ def _substitute(prompt: str, values: Mapping[str, JsonValue], limit: int) -> str
     return "".join(pieces)
 
 
-def _checked_text(value: JsonValue, name: str) -> str:
+def _checked_text(value: JsonInput, name: str) -> str:
     try:
         return text_of(value)
     except (TypeError, ValueError, RecursionError) as error:

@@ -19,11 +19,11 @@ from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from backends.protocol import JsonInput
 from runner.errors import PromptError
 from runner.prompt import PromptNames, text_of, too_long, unknown_name
 from runner.prompt_check import TESTS, check_template
 from runner.prompt_filters import BUDGET_KEY, FILTERS, GUARDS, Budget
-from runner.task import JsonValue
 
 MAX_TEMPLATE = 200_000  # characters; a prompt of plain names may be longer
 _FILE = "<prompt>"
@@ -37,7 +37,7 @@ class Template:
         self.names: PromptNames = check_template(tree)
         self._compiled = _compile(tree)
 
-    def render(self, values: Mapping[str, JsonValue], limit: int) -> str:
+    def render(self, values: Mapping[str, JsonInput], limit: int) -> str:
         """See `runner.prompt.render`."""
         try:
             return _collect(self._compiled.generate({**values, BUDGET_KEY: Budget(limit)}), limit)
@@ -147,7 +147,7 @@ def _collect(chunks: Iterator[str], limit: int) -> str:
     return "".join(pieces)
 
 
-def _explain(error: Exception, values: Mapping[str, JsonValue]) -> str:
+def _explain(error: Exception, values: Mapping[str, JsonInput]) -> str:
     unknown = re.fullmatch(r"'(\w+)' is undefined", str(error)) if isinstance(error, UndefinedError) else None
     if unknown:
         return unknown_name(unknown[1], values)

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from backends.errors import BackendError
-from backends.protocol import JsonValue, Question
+from backends.protocol import JsonInput, JsonValue, Question
 from backends.structured import Mismatch, Schema
 from backends.text import clean_text, parse_json
 from runner.errors import PlaitError
@@ -49,7 +49,7 @@ class Asking:
         """Whether the deadline has passed at Unix time `now`."""
         return self.deadline_at is not None and unix(self.deadline_at) <= now
 
-    def checked(self, value: JsonValue) -> JsonValue:
+    def checked(self, value: JsonInput) -> JsonValue:
         """`value`, if the question can be answered with it. Raises PlaitError saying why not."""
         if self.question.schema is None:
             if not isinstance(value, str):
@@ -99,7 +99,7 @@ class OpenQuestion:
     task_id: str
     attempt: int
     text: str
-    schema: Mapping[str, JsonValue] | None
+    schema: Mapping[str, object] | None
     default: JsonValue
     deadline_at: str | None
 

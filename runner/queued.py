@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, cast
 
+from backends.protocol import JsonInput
 from backends.text import clean_text
 from persistence.batch import Batch
 from persistence.changes import RunCreated
@@ -25,7 +26,6 @@ from runner.config import Config, backend_names, require_policy_backends
 from runner.dag import DAG
 from runner.errors import KeyConflict, RunExists, StoreRequired
 from runner.policy import CheckingPolicy, Policy
-from runner.task import JsonValue
 from runner.translate import changes
 
 MOST_KEY_CHARACTERS = 200
@@ -47,8 +47,8 @@ def checked_run_id(run_id: str | None) -> str | None:
 
 
 def with_policy(
-    config: Config, dag: DAG, settings: Mapping[str, JsonValue] | None, policy: Policy | None
-) -> dict[str, JsonValue]:
+    config: Config, dag: DAG, settings: Mapping[str, JsonInput] | None, policy: Policy | None
+) -> dict[str, JsonInput]:
     """`settings` with what `resume` needs to go on with `policy`. Raises ValueError for a key of ours, BackendMissing
     if the policy's backends are not all there, DAGError for what it would add to `dag` with mistakes.
     """
@@ -64,7 +64,7 @@ def with_policy(
 
 
 async def create(
-    config: Config, dag: DAG, run_id: str | None, key: str | None, settings: Mapping[str, JsonValue]
+    config: Config, dag: DAG, run_id: str | None, key: str | None, settings: Mapping[str, JsonInput]
 ) -> str:
     """See `ParallelRunner.create_run`; `settings` are those `with_policy`."""
     run_id, store = checked_run_id(run_id), config.store

@@ -10,6 +10,7 @@ from typing import Self
 import anyio
 import anyio.abc
 
+from backends.protocol import JsonInput
 from persistence.protocol import Store
 from runner import events
 from runner.dag import DAG
@@ -20,7 +21,6 @@ from runner.parallel import ParallelRunner
 from runner.policy import Policy
 from runner.run import Run
 from runner.status import RunStatus
-from runner.task import JsonValue
 
 POLL_SECONDS = 0.2
 
@@ -92,7 +92,7 @@ class RunService:
         dag: DAG,
         *,
         key: str | None = None,
-        settings: Mapping[str, JsonValue] | None = None,
+        settings: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
     ) -> str:
         """Store a run of `dag` as queued; its id. See `ParallelRunner.create_run`."""
@@ -108,7 +108,7 @@ class RunService:
         await self._go_on(run_id)
 
     async def resume_run(
-        self, run_id: str, answers: Mapping[str, JsonValue] | None = None, *, retry_failed: bool = False
+        self, run_id: str, answers: Mapping[str, JsonInput] | None = None, *, retry_failed: bool = False
     ) -> None:
         """As `start_run`, for a run that stopped; `answers` and `retry_failed` as in `ParallelRunner.resume`.
 
@@ -117,7 +117,7 @@ class RunService:
         """
         await self._go_on(run_id, answers, retry_failed)
 
-    async def answer_question(self, run_id: str, task_id: str, value: JsonValue, *, wait: float = 10.0) -> bool:
+    async def answer_question(self, run_id: str, task_id: str, value: JsonInput, *, wait: float = 10.0) -> bool:
         """Answer what a task asks, whoever runs the run. See `ParallelRunner.answer_question`."""
         return await self._runner.answer_question(run_id, task_id, value, wait=wait)
 
@@ -149,7 +149,7 @@ class RunService:
         return history(self._store, run_id, after, self._clock, self._poll)
 
     async def _go_on(
-        self, run_id: str, answers: Mapping[str, JsonValue] | None = None, retry_failed: bool = False
+        self, run_id: str, answers: Mapping[str, JsonInput] | None = None, retry_failed: bool = False
     ) -> None:
         self._inside(run_id)
         while driven := self._driven.get(run_id):

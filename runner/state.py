@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from backends.protocol import Reply, Usage
+from backends.protocol import JsonInput, Reply, Usage
 from persistence.records import TaskRecord
 from runner import events
 from runner.dag import DAG
@@ -225,13 +225,13 @@ class RunState:
         if "{" not in task.prompt:
             return task.prompt
         used = names_used(task.prompt)
-        values = {name: self._value(task, name) for name in used.names}
+        values: dict[str, JsonInput] = {name: self._value(task, name) for name in used.names}
         if "results" in values:
             names = sorted({*task.upstream, *used.results} - task.aliases.keys(), key=self.dag.position)
             values["results"] = {name: self._value(task, name) for name in [*names, *task.aliases]}
         return render(task.prompt, values)
 
-    def _value(self, task: Task, name: str) -> JsonValue:
+    def _value(self, task: Task, name: str) -> JsonInput:
         """What `name` stands for in `task`'s prompt. The DAG was checked, so it stands for something."""
         if name in task.aliases:
             alias = task.aliases[name]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from backends.errors import ErrorKind
+from backends.protocol import JsonInput
 from persistence.records import TaskRecord
 from runner import events
 from runner.adoption import learned, take_up, with_left
@@ -28,7 +29,7 @@ from runner.settling import failed_status
 from runner.state import RunState
 from runner.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
 from runner.stored import StoredPolicy, StoredRun
-from runner.task import JsonValue, Task
+from runner.task import Task
 from runner.translate import changes
 from runner.verdict import RUNS, Action, Heard, Verdict, is_to_be_corrected, judge
 
@@ -79,7 +80,7 @@ class Resumption:
     """What whoever resumes a run brings along."""
 
     retry_failed: bool = False
-    answers: Mapping[str, JsonValue] | None = None
+    answers: Mapping[str, JsonInput] | None = None
     policy: Policy | None = None
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
+
+from backends.protocol import JsonInput
 
 JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | int | float | bool | None"
 
@@ -48,7 +50,7 @@ class Retry:
     attempts: int = 3
     base_delay: float = 1.0
     max_delay: float = 60.0
-    on: frozenset[str] = DEFAULT_RETRY_ON
+    on: Set[str] = DEFAULT_RETRY_ON
     max_crashes: int = 3
 
     def __post_init__(self) -> None:
@@ -95,11 +97,11 @@ class Task:
     failure_mode: FailureMode = FailureMode.HARD
     retry: Retry = DEFAULT_RETRY
     timeout: float | None = None
-    output_schema: Mapping[str, JsonValue] | None = None
+    output_schema: Mapping[str, object] | None = None
     weight: float = 1.0
-    item: JsonValue = None
+    item: JsonInput = None
     aliases: Mapping[str, str | Sequence[str]] = field(default_factory=dict[str, "str | Sequence[str]"])
-    metadata: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+    metadata: Mapping[str, JsonInput] = field(default_factory=dict[str, "JsonInput"])
     at_most_once: bool = False
     for_each: str | None = None
     adds_tasks: bool = False

@@ -16,6 +16,7 @@ from backends.protocol import (
     Backend,
     Files,
     ForkingBackend,
+    JsonInput,
     Message,
     Opening,
     OutlivingBackend,
@@ -36,15 +37,14 @@ from runner.past import NO_PAST, GoingOn, Past
 from runner.questions import OpenQuestion
 from runner.sink import Sink
 from runner.state import RunState
-from runner.task import JsonValue, Task
+from runner.task import Task
 
 _NOT_WRITTEN_DOWN = (
     "the store is away, so this at_most_once task is not begun: after a crash nobody could tell that it had been; "
     "resume with --retry-failed when the store answers"
 )
 
-
-OnQuestion: TypeAlias = Callable[[OpenQuestion], Awaitable[JsonValue]]
+OnQuestion: TypeAlias = Callable[[OpenQuestion], Awaitable[JsonInput]]
 """Answers a question in the process that runs the run; None leaves it to others."""
 
 

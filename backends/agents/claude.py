@@ -23,7 +23,6 @@ from backends.agents.faults import NETWORK
 from backends.agents.past import reread
 from backends.agents.program import Call
 from backends.private import private_file
-from backends.protocol import JsonValue
 
 _ENVIRONMENT: Mapping[str, str] = {
     "CLAUDE_CODE_MAX_RETRIES": "0",
@@ -172,7 +171,7 @@ class ClaudeCodeBackend(CliBackend):
             # It has that tool only where somebody seems to be there to be asked. The hook is asked first.
             yield "--permission-prompt-tool=stdio"
 
-    def takes_schema(self, schema: Mapping[str, JsonValue]) -> bool:  # noqa: ARG002 - it takes any
+    def takes_schema(self, schema: Mapping[str, object]) -> bool:  # noqa: ARG002 - it takes any
         """Always."""
         return True
 

@@ -19,7 +19,7 @@ from uuid import uuid4
 from backends.childfile import read_known
 from backends.errors import BackendUnavailable
 from backends.guard import scratch
-from backends.protocol import Conversation, Files, JsonValue, LeftTurn, Opening
+from backends.protocol import Conversation, Files, LeftTurn, Opening
 
 from .kept import holds
 from .past import exchanges, reread
@@ -143,7 +143,7 @@ class CliBackend(ABC):
         """See `Program.passes`."""
         return ()
 
-    def takes_schema(self, schema: Mapping[str, JsonValue]) -> bool:  # noqa: ARG002 - for those that take some
+    def takes_schema(self, schema: Mapping[str, object]) -> bool:  # noqa: ARG002 - for those that take some
         """Whether the program itself can be asked for an answer that fits `schema`; else the prompt says it."""
         return False
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from backends.agents.cli import CliBackend
 from backends.agents.codex_reader import CodexReader
@@ -66,9 +66,9 @@ class CodexBackend(CliBackend):
         own = () if self.api_key_env is None else (self.api_key_env,)
         return ("CODEX_API_KEY", "CODEX_HOME", "OPENAI_API_KEY", *own, *NETWORK)
 
-    def takes_schema(self, schema: Mapping[str, JsonValue]) -> bool:
+    def takes_schema(self, schema: Mapping[str, object]) -> bool:
         """Whether it is one of the schemas that its server accepts."""
-        return schema.get("type") == "object" and _is_strict(dict(schema))
+        return schema.get("type") == "object" and _is_strict(cast("JsonValue", dict(schema)))
 
     def session_files(self, session_id: str) -> Sequence[Path]:
         """One, in a folder for each day."""

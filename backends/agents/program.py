@@ -29,7 +29,7 @@ class Call:
     resume: bool = False
     forks: str | None = None
     rewind_to: str | None = None
-    output_schema: Mapping[str, JsonValue] | None = None
+    output_schema: Mapping[str, object] | None = None
     answer: Answer | None = None
 
 

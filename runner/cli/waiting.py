@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from persistence.protocol import Store
 from runner.cli.backing import Backing
@@ -44,7 +44,7 @@ class Waiting:
         if question is None:
             return
         if question.schema is not None:
-            yield "wants", one_line(shape_of(question.schema), _LONGEST_VALUE)
+            yield "wants", one_line(shape_of(cast("Mapping[str, JsonValue]", question.schema)), _LONGEST_VALUE)
         if question.default is not None:
             yield "default", one_line(_json(question.default), _LONGEST_VALUE)
         if question.deadline_at is not None:

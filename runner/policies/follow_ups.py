@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import count
-from typing import cast
+from typing import Literal, cast
 
+from backends.protocol import JsonInput
 from runner.dag import DAG
 from runner.errors import DAGError, Problem
 from runner.policies.settings import made_of, settings_of
@@ -48,8 +49,8 @@ class FollowUp:
     role: str
     prompt: str = ""
     backend: str | None = None
-    failure_mode: FailureMode = FailureMode.HARD
-    output_schema: Mapping[str, JsonValue] | None = None
+    failure_mode: FailureMode | Literal["hard", "soft", "skip"] = FailureMode.HARD
+    output_schema: Mapping[str, object] | None = None
     retry: Retry = DEFAULT_RETRY
     timeout: float | None = None
 
@@ -215,7 +216,7 @@ def _follow_up(step: FollowUp, task: Task, earlier: Mapping[str, str], task_id: 
         prompt=step.prompt,
         depends_on=tuple(earlier.values()),
         backend=step.backend,
-        failure_mode=step.failure_mode,
+        failure_mode=FailureMode(step.failure_mode),
         retry=step.retry,
         timeout=step.timeout,
         output_schema=step.output_schema,
@@ -224,7 +225,7 @@ def _follow_up(step: FollowUp, task: Task, earlier: Mapping[str, str], task_id: 
     )
 
 
-def _followed(follow_up: Task) -> JsonValue:
+def _followed(follow_up: Task) -> JsonInput:
     """The id of the task that `follow_up` follows."""
     return follow_up.metadata["follows"]
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, cast
 
+from backends.protocol import JsonInput
 from runner.dag import DAG
 from runner.policies.orchestrator_evidence import EXECUTED, Evidence, digest, is_work, said
 from runner.policies.orchestrator_plan import Asked, Known, Read, read_plan, read_reflection
@@ -98,7 +99,7 @@ class Loop:
     cut: bool = False
 
     @classmethod
-    def of(cls, state: JsonValue) -> Loop:
+    def of(cls, state: JsonInput) -> Loop:
         """The loop that `state` was made of; a new one where there is none."""
         if not isinstance(state, dict):
             return cls()

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast, get_args
 
+from backends.protocol import JsonInput
 from runner.dag import DAG, nearest
 from runner.policies.session import (
     ImpossibleState,
@@ -60,7 +61,7 @@ class Step:
     backend: str | None = None
     on_error: OnError = "end"
     max_tries: int = 3
-    output_schema: Mapping[str, JsonValue] | None = None
+    output_schema: Mapping[str, object] | None = None
     continues: bool = False
     retry: Retry = DEFAULT_RETRY
     timeout: float | None = None
@@ -133,7 +134,7 @@ class Workflow:
             return bool(of.interactions) and self.is_complete(of.interactions[-1])
         return of.step == self._steps[-1].name and of.status == "ok"
 
-    def dag(self, inputs: Mapping[str, JsonValue] | None = None) -> DAG:
+    def dag(self, inputs: Mapping[str, JsonInput] | None = None) -> DAG:
         """What a run of this workflow begins with: the first step's task. `inputs` are values that the prompts of all
         steps may use by name. Raises DAGError listing every mistake in any of the steps.
         """
