@@ -26,7 +26,7 @@ help:
 	@echo "make test-clis"
 	@echo "             what plait relies on in real agents (Claude Code, Codex, Gemini, ...), asked of their commands:"
 	@echo "             installed by npm into ~/.cache/plait-clis, run against a model server of our own"
-	@echo "make lint    ruff, pyright, mypy"
+	@echo "make lint    ruff, pyright, mypy; the last two also over the Python of README.md, docs/ and examples/"
 	@echo "make bench   plait's own cost, measured; writes docs/benchmarks.md"
 	@echo "make clean   remove .venv and the caches; stored runs (.plait) stay"
 	@echo
@@ -50,6 +50,7 @@ lint: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/mypy
+	$(BIN)/python -m tests.support.shown_code
 
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks
