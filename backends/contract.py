@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
 import anyio
 
@@ -11,9 +12,9 @@ try:
 except ImportError as error:
     raise ImportError("backends.contract needs pytest: pip install 'plait[test]'") from error
 
-from backends import Backend, BackendError, ErrorKind, ForkingBackend, JsonValue, Message, Opening, Output
+from backends import NO_USAGE, Backend, BackendError, ErrorKind, ForkingBackend, Message, Opening, Output, Reply
 
-SCHEMA: dict[str, JsonValue] = {
+SCHEMA: dict[str, object] = {
     "type": "object",
     "properties": {"mood": {"enum": ["good", "bad"]}},
     "required": ["mood"],
@@ -30,7 +31,21 @@ class Subject:
     hanging: Backend
     """Does not end its answer within a minute."""
     failing: Backend
-    """Fails every turn."""
+    """Fails every turn, with an error of which the prompt is no part."""
+
+
+_tasks = itertools.count()
+
+
+def opening(backend: Backend) -> Opening:
+    """What the runner opens the first conversation of a new task with."""
+    return Opening(session_id=backend.new_session_id(), idempotency_key=f"contract:task-{next(_tasks)}")
+
+
+async def say(backend: Backend, prompt: str, how: Opening) -> Reply:
+    """One turn in a conversation of its own."""
+    async with backend.open(how) as conversation:
+        return await conversation.send(prompt)
 
 
 class BackendContract:
@@ -42,15 +57,13 @@ class BackendContract:
         assert ids == {None} or (len(ids) == 100 and None not in ids)
 
     async def test_a_reply_is_whole(self, subject: Subject) -> None:
-        session_id = subject.working.new_session_id()
-        async with subject.working.open(Opening(session_id=session_id)) as conversation:
+        how = opening(subject.working)
+        async with subject.working.open(how) as conversation:
             reply = await conversation.send("Say hello.")
             assert reply.text
             assert reply.session_id == conversation.session_id
-            assert session_id is None or reply.session_id == session_id
+            assert how.session_id is None or reply.session_id == how.session_id
         assert reply.data is None
-        assert reply.usage.input_tokens >= 0
-        assert reply.usage.output_tokens >= 0
         if reply.messages:
             assert reply.messages[0].role == "user"
             assert reply.messages[0].content == "Say hello."
@@ -58,65 +71,90 @@ class BackendContract:
 
     async def test_output_pieces_make_up_the_text(self, subject: Subject) -> None:
         seen: list[Output] = []
-        async with subject.working.open(Opening(on_output=seen.append)) as conversation:
-            reply = await conversation.send("Say hello.")
+        reply = await say(subject.working, "Say hello.", replace(opening(subject.working), on_output=seen.append))
         pieces = [output.text for output in seen if output.kind == "text"]
         assert not pieces or "".join(pieces) == reply.text
 
+    async def test_usage_covers_the_whole_turn(self, subject: Subject) -> None:
+        seen: list[Output] = []
+        reply = await say(subject.working, "Say hello.", replace(opening(subject.working), on_output=seen.append))
+        assert reply.usage.input_tokens >= 0
+        assert reply.usage.output_tokens >= 0
+        parts = sum((message.usage for message in reply.messages), NO_USAGE)
+        for so_far in (parts, *(output.usage for output in seen)):
+            assert so_far.input_tokens <= reply.usage.input_tokens
+            assert so_far.output_tokens <= reply.usage.output_tokens
+
+    async def test_the_session_that_is_told_is_the_one_of_the_reply(self, subject: Subject) -> None:
+        told: list[str] = []
+        reply = await say(subject.working, "Say hello.", replace(opening(subject.working), on_session=told.append))
+        assert not told or told[-1] == reply.session_id
+
     async def test_several_turns(self, subject: Subject) -> None:
-        async with subject.working.open(Opening()) as conversation:
+        async with subject.working.open(opening(subject.working)) as conversation:
             for prompt in ("One.", "Two.", "Three."):
                 reply = await conversation.send(prompt)
                 assert reply.text
                 assert not reply.messages or reply.messages[0].content == prompt
 
-    async def test_goes_on_from_a_history(self, subject: Subject) -> None:
-        history = (Message("user", "My name is Ada."), Message("assistant", "Hello Ada."))
-        session_id = subject.working.new_session_id()
-        opening = Opening(session_id=session_id, resume=True, history=history)
-        async with subject.working.open(opening) as conversation:
-            reply = await conversation.send("What is my name?")
+    async def test_goes_on_in_its_session(self, subject: Subject) -> None:
+        how = opening(subject.working)
+        first = await say(subject.working, "My name is Ada.", how)
+        again = replace(how, session_id=first.session_id, resume=True, history=first.turn("My name is Ada."))
+        reply = await say(subject.working, "What is my name?", again)
         assert reply.text
+        assert reply.session_id == first.session_id
         assert not reply.messages or reply.messages[0].content == "What is my name?"
+
+    async def test_goes_on_from_a_history(self, subject: Subject) -> None:
+        """Of a session that it does not know. Who keeps sessions may say that it is lost."""
+        history = (Message("user", "My name is Ada."), Message("assistant", "Hello Ada."))
+        told: list[str] = []
+        how = replace(opening(subject.working), on_session=told.append)
+        await say(subject.working, "Say hello.", how)
+        unknown = subject.working.new_session_id() or ("unknown-to-it" if told else None)
+        how = replace(opening(subject.working), session_id=unknown, resume=True, history=history)
+        try:
+            reply = await say(subject.working, "What is my name?", how)
+        except BackendError as error:
+            # Who never calls on_session keeps no sessions, and has nothing to lose.
+            if not told or error.kind is not ErrorKind.SESSION_LOST:
+                raise
+        else:
+            assert reply.text
+            assert not reply.messages or reply.messages[0].content == "What is my name?"
 
     async def test_a_fork_is_a_session_of_its_own(self, subject: Subject) -> None:
         backend = subject.working
         if not (isinstance(backend, ForkingBackend) and backend.can_fork):
             return
-        async with backend.open(Opening(session_id=backend.new_session_id(), idempotency_key="r:a")) as conversation:
-            parent = await conversation.send("My name is Ada.")
+        parent = await say(backend, "My name is Ada.", opening(backend))
         assert parent.session_id is not None
-        opening = Opening(
-            session_id=backend.new_session_id(),
-            idempotency_key="r:b",
-            forks=parent.session_id,
-            history=parent.turn("My name is Ada."),
-        )
-        async with backend.open(opening) as conversation:
-            fork = await conversation.send("What is my name?")
+        how = replace(opening(backend), forks=parent.session_id, history=parent.turn("My name is Ada."))
+        fork = await say(backend, "What is my name?", how)
         assert fork.text
         assert fork.session_id not in {None, parent.session_id}
         for session_id in (parent.session_id, fork.session_id):
-            async with backend.open(Opening(session_id=session_id, resume=True)) as conversation:
-                assert (await conversation.send("And now?")).session_id == session_id
+            reply = await say(backend, "And now?", Opening(session_id=session_id, resume=True))
+            assert reply.session_id == session_id
 
     async def test_data_fits_the_schema(self, subject: Subject) -> None:
-        async with subject.working.open(Opening(output_schema=SCHEMA)) as conversation:
-            reply = await conversation.send("The weather is fine. Which mood is that?")
+        how = replace(opening(subject.working), output_schema=SCHEMA)
+        reply = await say(subject.working, "The weather is fine. Which mood is that?", how)
         assert isinstance(reply.data, dict)
         assert reply.data["mood"] in {"good", "bad"}
 
     async def test_a_schema_that_is_none_is_refused(self, subject: Subject) -> None:
+        how = replace(opening(subject.working), output_schema={"type": "nonsense"})
         with pytest.raises(BackendError) as caught:
-            async with subject.working.open(Opening(output_schema={"type": "nonsense"})) as conversation:
-                await conversation.send("Say hello.")
+            await say(subject.working, "Say hello.", how)
         assert caught.value.kind is ErrorKind.INVALID_REQUEST
 
     async def test_many_conversations_at_once(self, subject: Subject) -> None:
         texts: list[str] = []
 
         async def talk(number: int) -> None:
-            async with subject.working.open(Opening()) as conversation:
+            async with subject.working.open(opening(subject.working)) as conversation:
                 texts.append((await conversation.send(f"Say {number}.")).text)
 
         async with anyio.create_task_group() as group:
@@ -126,7 +164,7 @@ class BackendContract:
         assert all(texts)
 
     async def test_prompts_that_utf8_cannot_hold(self, subject: Subject) -> None:
-        async with subject.working.open(Opening()) as conversation:
+        async with subject.working.open(opening(subject.working)) as conversation:
             reply = await conversation.send("Say \ud800 or \x00.")
         reply.text.encode()
         for message in reply.messages:
@@ -134,25 +172,25 @@ class BackendContract:
 
     async def test_failure_is_a_backend_error_in_one_line(self, subject: Subject) -> None:
         with pytest.raises(BackendError) as caught:
-            async with subject.failing.open(Opening()) as conversation:
+            async with subject.failing.open(opening(subject.failing)) as conversation:
                 await conversation.send("the-prompt-itself")
         assert caught.value.message
         assert "\n" not in caught.value.message
         assert "the-prompt-itself" not in str(caught.value)
 
     async def test_cancel_ends_a_turn_at_once(self, subject: Subject) -> None:
-        async with subject.hanging.open(Opening()) as conversation:
+        async with subject.hanging.open(opening(subject.hanging)) as conversation:
             with anyio.move_on_after(0.3) as scope:
                 await conversation.send("Write a very long story.")
             assert scope.cancelled_caught
         with anyio.fail_after(2):
-            async with subject.hanging.open(Opening()):
+            async with subject.hanging.open(opening(subject.hanging)):
                 pass
 
     async def test_cancel_from_outside_leaves_the_context(self, subject: Subject) -> None:
         with anyio.fail_after(5), anyio.move_on_after(0.3) as scope:
-            async with subject.hanging.open(Opening()) as conversation:
+            async with subject.hanging.open(opening(subject.hanging)) as conversation:
                 await conversation.send("Write a very long story.")
         assert scope.cancelled_caught
-        async with subject.working.open(Opening()) as conversation:
+        async with subject.working.open(opening(subject.working)) as conversation:
             assert (await conversation.send("Say hello.")).text

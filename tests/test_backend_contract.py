@@ -2,28 +2,41 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import anyio
 import pytest
 
-from backends import AnthropicBackend, FunctionBackend, OpenAIBackend
+from backends import (
+    AnthropicBackend,
+    BackendError,
+    Conversation,
+    ErrorKind,
+    FunctionBackend,
+    OpenAIBackend,
+    Opening,
+    Reply,
+)
 from backends.contract import BackendContract, Subject
 from tests.support.wire import Answer, ChatCompletions, Dialect, Exchange, Messages, events, serve, silence
+
+
+async def answer(prompt: str) -> str:
+    return '{"mood": "good"}' if "mood" in prompt else f"You said {prompt}"
+
+
+async def hang(prompt: str) -> str:
+    await anyio.sleep(60)
+    return prompt
+
+
+async def fail(prompt: str) -> str:
+    raise RuntimeError("no luck\ntoday")
 
 
 class TestFunction(BackendContract):
     @pytest.fixture
     def subject(self) -> Subject:
-        async def answer(prompt: str) -> str:
-            return '{"mood": "good"}' if "mood" in prompt else f"You said {prompt}"
-
-        async def hang(prompt: str) -> str:
-            await anyio.sleep(60)
-            return prompt
-
-        async def fail(prompt: str) -> str:
-            raise RuntimeError("no luck\ntoday")
-
         return Subject(FunctionBackend(answer), FunctionBackend(hang), FunctionBackend(fail))
 
 
@@ -83,3 +96,52 @@ class TestOpenAI(_OverTheWire):
 class TestAnthropic(_OverTheWire):
     backend = AnthropicBackend
     dialect = Messages()
+
+
+class Keeper:
+    """Keeps its sessions itself, under the ids that it was given, and has nothing to go on from but them."""
+
+    def __init__(
+        self, answer: FunctionBackend, *, tells: bool = True, lost: ErrorKind = ErrorKind.SESSION_LOST
+    ) -> None:
+        self.answer, self.tells, self.lost = answer, tells, lost
+        self.known: list[str] = []
+        self.given = 0
+
+    def new_session_id(self) -> str:
+        self.given += 1
+        return f"session-{self.given}"
+
+    @asynccontextmanager
+    async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
+        async with self.answer.open(opening) as conversation:
+            yield _Kept(self, opening, conversation)
+
+
+class _Kept:
+    def __init__(self, keeper: Keeper, opening: Opening, inner: Conversation) -> None:
+        assert opening.session_id is not None
+        self.session_id = opening.session_id
+        self._keeper, self._opening, self._inner = keeper, opening, inner
+
+    async def send(self, prompt: str) -> Reply:
+        if self._opening.resume and self.session_id not in self._keeper.known:
+            raise BackendError(self._keeper.lost, f"there is no session {self.session_id}")
+        reply = await self._inner.send(prompt)
+        self._keeper.known.append(self.session_id)
+        if self._keeper.tells:
+            self._opening.on_session(self.session_id)
+        return Reply(reply.text, reply.data, self.session_id)
+
+
+class TestKeeperOfSessions(BackendContract):
+    @pytest.fixture
+    def subject(self) -> Subject:
+        return Subject(*(Keeper(FunctionBackend(one)) for one in (answer, hang, fail)))
+
+
+@pytest.mark.parametrize("wrong", [{"tells": False}, {"lost": ErrorKind.TRANSIENT}], ids=str)
+async def test_who_keeps_nothing_cannot_lose_it_and_what_is_lost_is_said_to_be(wrong: dict[str, object]) -> None:
+    keeper = Keeper(FunctionBackend(answer), **wrong)  # type: ignore[arg-type]
+    with pytest.raises(BackendError, match="there is no session"):
+        await BackendContract().test_goes_on_from_a_history(Subject(keeper, keeper, keeper))
