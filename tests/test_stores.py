@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +43,61 @@ class TestSQLiteStore(StoreContract):
 
     def open_store(self, folder: Path) -> SQLiteStore:
         return SQLiteStore(folder / "runs.db")
+
+    reopen_store = open_store
+
+
+# A store that forgets does not pass.
+
+
+class Forgetful(StoreContract):
+    """Lives in memory, and says that it does not."""
+
+    def open_store(self, folder: Path) -> MemoryStore:
+        return MemoryStore()
+
+    reopen_store = open_store
+
+
+class Late(StoreContract):
+    """Is there for others only once it was closed."""
+
+    def __init__(self) -> None:
+        self.closed = MemoryStore()
+
+    @asynccontextmanager
+    async def open_store(self, folder: Path) -> AsyncGenerator[MemoryStore]:
+        async with MemoryStore() as store:
+            yield store
+        self.closed = store
+
+    def reopen_store(self, folder: Path) -> MemoryStore:
+        return self.closed
+
+
+@pytest.mark.parametrize(
+    "promise",
+    [
+        lambda store, folder: store.test_a_run_is_as_it_was_after_a_reopen(folder, store.reopen_store, "running"),
+        lambda store, folder: store.test_texts_are_as_they_were_after_a_reopen(folder, store.reopen_store, 1),
+        lambda store, folder: store.test_batches_go_on_after_a_reopen(folder, store.reopen_store),
+        lambda store, folder: store.test_a_former_owner_is_fenced_after_a_reopen(folder, store.reopen_store),
+        lambda store, folder: store.test_notes_are_kept_and_their_numbers_go_on_after_a_reopen(
+            folder, store.reopen_store
+        ),
+    ],
+    ids=["runs", "texts", "batches", "fences", "notes"],
+)
+async def test_a_store_that_forgets_is_found_out(promise: Callable[..., Awaitable[None]], tmp_path: Path) -> None:
+    await promise(Late(), tmp_path)
+    with pytest.raises((AssertionError, IndexError, StoreError)):
+        await promise(Forgetful(), tmp_path)
+
+
+async def test_a_store_that_keeps_what_it_has_only_when_closed_is_found_out(tmp_path: Path) -> None:
+    store = Late()
+    with pytest.raises(AssertionError):
+        await store.test_what_was_acknowledged_is_there_before_the_store_is_closed(tmp_path, store.reopen_store)
 
 
 # Two stores, one behaviour: any batches, in any state, written again or not, by whoever.

@@ -14,6 +14,7 @@ pytest.register_assert_rewrite(
     "persistence.contract.asking",
     "persistence.contract.growing",
     "persistence.contract.notes",
+    "persistence.contract.reopened",
 )
 
 from persistence.contract.store import StoreContract  # noqa: E402 - its asserts are rewritten from here on

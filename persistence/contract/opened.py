@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
+from persistence import Store
 from persistence.contract.samples import OPENING, Writer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
 
-    from persistence import Store
+Reopen: TypeAlias = Callable[[Path], AbstractAsyncContextManager[Store]]
 
 
 class OpenedStore:
@@ -22,6 +24,18 @@ class OpenedStore:
     def open_store(self, folder: Path) -> AbstractAsyncContextManager[Store]:
         """A new, empty store; `folder` is an empty directory that it may use."""
         raise NotImplementedError
+
+    def reopen_store(self, folder: Path) -> AbstractAsyncContextManager[Store]:
+        """The store that `open_store` made of this `folder`, as another process opens it: with all that is in it. Leave
+        this out for a store that is gone with its process.
+        """
+        raise NotImplementedError
+
+    @pytest.fixture
+    def reopen(self) -> Reopen:
+        if type(self).reopen_store is OpenedStore.reopen_store:
+            pytest.skip("this store is not opened a second time; say how with `reopen_store`")
+        return self.reopen_store
 
     @pytest.fixture
     async def store(self, tmp_path: Path) -> AsyncGenerator[Store]:

@@ -29,6 +29,7 @@ from persistence.contract.growing import GrowingContract
 from persistence.contract.interrupted import InterruptedContract
 from persistence.contract.notes import NotesContract
 from persistence.contract.records import RecordsContract
+from persistence.contract.reopened import ReopenedContract
 from persistence.contract.samples import (
     ANSWER,
     ASK,
@@ -58,7 +59,9 @@ async def is_kept(store: Store, change: Any) -> None:
         assert (task.text, task.output_tokens) == (change.text, change.output_tokens)
 
 
-class StoreContract(RecordsContract, InterruptedContract, NotesContract, GrowingContract, AskingContract):
+class StoreContract(
+    RecordsContract, InterruptedContract, NotesContract, GrowingContract, AskingContract, ReopenedContract
+):
     """Every line of `persistence.Store`'s contract."""
 
     # All or nothing, once or many times.
