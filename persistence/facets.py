@@ -16,7 +16,7 @@ class RunStore(Protocol):
     """Runs: where they stand, what their policies remember (`RunRecord.policy_state`), and their history."""
 
     async def get_run(self, run_id: str) -> RunRecord | None:
-        """The run, with its counts and its usage summed over all attempts."""
+        """The run, with its counts; `input_tokens`, `output_tokens` and `cost_usd` are summed over all attempts."""
         ...
 
     async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:

@@ -9,7 +9,8 @@ from persistence.changes import Owner
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A stored run. `counts` maps task statuses to numbers of tasks; statuses that no task has are left out.
+    """A stored run. `counts` maps task statuses to numbers of tasks; statuses that no task has are left out. Tokens and
+    cost are summed over all attempts.
 
     `policy_state` is that of the last PolicyDecided, which was change `policy_seq`; None and 0 where there was none.
     """

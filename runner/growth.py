@@ -43,7 +43,9 @@ TASKS_SCHEMA: Mapping[str, JsonValue] = {
     "required": ["tasks"],
     "additionalProperties": False,
 }
-"""An `output_schema` for a planner: a mapping whose `tasks` have an id, a prompt, and what they depend on."""
+"""An `output_schema` for a planner: a mapping whose `tasks` have an id, a prompt, and what they depend on. There is no
+`backend` in it, so they run on the default one; give the planner a schema of its own to let it choose.
+"""
 
 
 @dataclass(frozen=True, slots=True)
