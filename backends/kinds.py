@@ -48,15 +48,19 @@ _OVERFLOW_PHRASES = (
     "maximum prompt length",
     "exceeds the maximum number of tokens",
 )
+_LARGER_THAN_THE_LIMIT = "request too large"
+"""How OpenAI begins to say that one request alone has more tokens than a minute's: no waiting helps."""
 _QUOTA_PHRASES = ("credit balance is too low",)
 
 
 def kind_of(status: int, words: Sequence[str], detail: str) -> ErrorKind:
     """The kind of an error with HTTP `status` (0 where none is known), machine-readable `words`, and text `detail`."""
+    lowered = detail[:2000].lower()
+    if status in {0, 200, 429} and lowered.startswith(_LARGER_THAN_THE_LIMIT):
+        return ErrorKind.CONTEXT_OVERFLOW
     for word in words:
         if word in _BY_CODE:
             return _BY_CODE[word]
-    lowered = detail[:2000].lower()
     if status in {0, 200, 400} and any(phrase in lowered for phrase in _OVERFLOW_PHRASES):
         return ErrorKind.CONTEXT_OVERFLOW
     if any(phrase in lowered for phrase in _QUOTA_PHRASES):

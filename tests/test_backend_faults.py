@@ -111,6 +111,12 @@ async def test_overlong_prompts_told_in_words_only(dialect: Dialect, words: str)
     assert error.kind is K.CONTEXT_OVERFLOW
 
 
+async def test_a_rate_limit_that_one_request_alone_is_above_is_not_waited_for(dialect: Dialect) -> None:
+    words = "Request too large for gpt-5 on tokens per min (TPM): Limit 30000, Requested 41000."
+    error, _ = await failure(dialect, dialect.error(429, "rate_limit_exceeded", words))
+    assert error.kind is K.CONTEXT_OVERFLOW
+
+
 async def test_spent_credit_told_in_words_only(dialect: Dialect) -> None:
     answer = dialect.error(400, "invalid_request_error", "Your credit balance is too low to access the API.")
     error, _ = await failure(dialect, answer)
