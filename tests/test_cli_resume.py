@@ -109,7 +109,7 @@ def test_sigterm_is_like_ctrl_c_and_a_live_run_is_not_taken_over(tmp_path: Path)
 
 
 def test_in_the_background_of_a_script_ctrl_c_is_meant_for_the_script(tmp_path: Path) -> None:
-    make(tmp_path, HELD, hold="hold")
+    make(tmp_path, HELD, hold="wait")
     words = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *PLAIT, "run", "plan.yaml"]
     with subprocess.Popen(words, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) as process:
         wait_for_call(tmp_path, "two")

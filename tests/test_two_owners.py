@@ -37,21 +37,10 @@ def test_a_planted_bug_is_seen(sabotage: two.Sabotage) -> None:
     assert two.is_caught(sabotage, seed=1)
 
 
-WAIT = """
-async def wait(prompt):
-    log(prompt)
-    while not Path("go").exists():
-        await anyio.sleep(0.01)
-    return "done"
-"""
-
-
 def test_the_command_says_with_its_exit_code_that_another_took_the_run(tmp_path: Path) -> None:
     plans.make(
         tmp_path, "  - {id: a, prompt: a}\n  - {id: b, prompt: b, backend: wait, depends_on: [a]}\n", wait="wait"
     )
-    with (tmp_path / "functions.py").open("a") as functions:
-        functions.write(WAIT)
     command = [*PLAIT, "run", "plan.yaml", "--store", "runs.db"]
     process = Warm(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE)
     try:

@@ -35,6 +35,13 @@ async def hold(prompt):
     return "held: " + prompt
 
 
+async def wait(prompt):
+    log(prompt)
+    while not Path("go").exists():
+        await anyio.sleep(0.01)
+    return "done"
+
+
 async def stubborn(prompt):
     log(prompt)
     with anyio.CancelScope(shield=True):
