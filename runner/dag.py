@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from runner.dag_check import Checks, nearest
-from runner.errors import DAGError, Problem
+from runner.dag_check import Checks
+from runner.errors import DAGError, Problem, nearest
 from runner.task import JsonValue, Task
 
 if TYPE_CHECKING:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, cast
 
-from runner.errors import Problem, PromptError
+from runner.errors import Problem, PromptError, nearest
 from runner.prompt import RESERVED_NAMES, names_used
-from runner.task import Task
+from runner.task import Retry, Task
 
 if TYPE_CHECKING:
     from runner.dag import DAG
@@ -91,15 +90,17 @@ class Checks:
         return Problem(message, task.id, "continues" if name == task.continues else "for_each", None, place)
 
     def _field_problems(self, task: Task, place: int) -> Iterator[Problem]:
-        if task.timeout is not None and not 0 < task.timeout < float("inf"):
-            yield Problem(f"timeout must be more than 0 seconds, not {task.timeout}", task.id, "timeout", None, place)
+        if task.timeout is not None and not (_is_number(task.timeout) and task.timeout > 0):
+            yield Problem(f"timeout must be more than 0 seconds, not {task.timeout!r}", task.id, "timeout", None, place)
+        if not isinstance(task.retry, Retry):  # pyright: ignore[reportUnnecessaryIsInstance]
+            yield Problem(f"retry must be a Retry, not {task.retry!r}", task.id, "retry", None, place)
         for name in ("item", "metadata", "output_schema"):
-            if (kept := getattr(task, name)) and (why := _why_no_json(kept)):
+            if (kept := getattr(task, name)) and (why := why_no_json(kept)):
                 yield Problem(f"{name} has to be JSON, to be stored with the task: {why}", task.id, name, None, place)
         if not _is_text(task.prompt):
             yield Problem("the prompt has to be text, without lone surrogates", task.id, "prompt", None, place)
-        if not 0 <= task.weight < float("inf"):
-            yield Problem(f"weight must be a number from 0 up, not {task.weight}", task.id, "weight", None, place)
+        if not (_is_number(task.weight) and task.weight >= 0):
+            yield Problem(f"weight must be a number from 0 up, not {task.weight!r}", task.id, "weight", None, place)
         if task.for_each is not None and (task.item is not None or task.adds_tasks):
             other = "item" if task.item is not None else "adds_tasks"
             yield Problem(f"a task with for_each cannot have {other} as well", task.id, "for_each", None, place)
@@ -121,7 +122,7 @@ class Checks:
     def inputs(self) -> Iterator[Problem]:
         """What is wrong with the graph's inputs."""
         inputs = self._dag.inputs
-        if why := _why_no_json(dict(inputs)):
+        if why := why_no_json(dict(inputs)):
             yield Problem(f"inputs have to be JSON, to be stored with the run: {why}", None, "inputs")
         for name in inputs:
             if name in RESERVED_NAMES or name in self._positions:
@@ -129,8 +130,11 @@ class Checks:
                 yield Problem(f"input {name!r} is also {owner}; call it something else", None, "inputs")
 
     def prompts(self) -> Iterator[Problem]:
-        """What is wrong with the new tasks' prompts. Needs a graph without cycles."""
+        """What is wrong with the new tasks' prompts and aliases. Needs a graph without cycles."""
         for place, task in enumerate(self._tasks):
+            for alias, names in task.aliases.items():
+                for problem in self._alias_problems(task, alias, names):
+                    yield Problem(problem, task.id, "aliases", None, place)
             if not _is_text(task.prompt) or "{" not in task.prompt:
                 continue
             try:
@@ -146,6 +150,17 @@ class Checks:
             for name in sorted(used.inputs - self._dag.inputs.keys()):
                 message = f"unknown input {name!r}{self._hint(name, self._dag.inputs)}"
                 yield Problem(message, task.id, "prompt", None, place)
+
+    def _alias_problems(self, task: Task, alias: str, names: object) -> Iterator[str]:
+        if not isinstance(names, str | list | tuple):
+            yield f"alias {alias!r} must be the id of a task or a list of ids, not {names!r}"
+            return
+        for name in cast("Sequence[object]", (names,) if isinstance(names, str) else names):
+            if not isinstance(name, str) or name not in self._positions:
+                hint = self._hint(name, self._positions) if isinstance(name, str) else ""
+                yield f"alias {alias!r} stands for the unknown task {name!r}{hint}"
+            elif not self._dag.is_upstream(name, task.id):
+                yield f"alias {alias!r} stands for {name!r}, which is not upstream; add it to depends_on"
 
     def _name_problem(self, task: Task, place: int, name: str) -> Iterator[Problem]:
         if name in task.aliases or name in self._dag.inputs or name in {"inputs", "results"}:
@@ -166,10 +181,8 @@ class Checks:
             yield Problem(message, task.id, "prompt", None, place)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest right one, or nothing."""
-    close = difflib.get_close_matches(name, list(known)[:10_000], n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) < float("inf")
 
 
 def _is_text(text: object) -> bool:
@@ -179,7 +192,8 @@ def _is_text(text: object) -> bool:
         return False
 
 
-def _why_no_json(value: object) -> str | None:
+def why_no_json(value: object) -> str | None:
+    """Why `value` cannot be stored as JSON; None where it can."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

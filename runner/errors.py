@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 class PlaitError(Exception):
@@ -95,3 +96,9 @@ class TurnNotStored(PlaitError):  # noqa: N818
     def __init__(self, message: str, text: str) -> None:
         self.text = text
         super().__init__(message)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest right one, or nothing."""
+    close = difflib.get_close_matches(name, list(known)[:10_000], n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

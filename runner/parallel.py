@@ -114,8 +114,8 @@ class ParallelRunner:
     ) -> RunResult:
         """Run `dag` to its end.
 
-        A given `run_id` is kept, else a sortable unique one is made. `settings` is kept with the run in the store; it
-        has no key that plait keeps there itself, such as `policy` or `inputs`: that raises ValueError.
+        A given `run_id` is kept, else a sortable unique one is made. `settings` is kept with the run in the store; what
+        is no JSON, or has a key that plait keeps there itself, such as `policy` or `inputs`, raises ValueError.
         `policy` decides, whenever a task has ended, what is added to the run or that it is over. When nothing can go on
         before somebody has answered a task's question, the run is waiting_input and this returns.
         A failing task never raises: see `RunResult.status`. Before anything starts it raises BackendMissing, and

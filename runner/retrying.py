@@ -28,7 +28,8 @@ LONGEST_HINT_S = 86_400.0
 def deserves_retry(retry: Retry, failures: int, error: BackendError) -> bool:
     """Whether another attempt follows the `failures`-th failure."""
     waits = error.retry_after is None or error.retry_after <= LONGEST_HINT_S
-    return error.kind in retry.on - NEVER_RETRIED and failures < retry.attempts and waits
+    deserves = error.kind in retry.on and error.kind not in NEVER_RETRIED
+    return deserves and failures < retry.attempts and waits
 
 
 def retry_delay(retry: Retry, failures: int, hint: float | None, rng: random.Random) -> float:

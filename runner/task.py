@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
+
+from backends.errors import ErrorKind
+from runner.errors import nearest
 
 JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | int | float | bool | None"
 
@@ -36,7 +39,8 @@ class Retry:
     `attempts` counts all tries, the first included. Before try n+1 the runner waits a random time between 0 and
     min(`max_delay`, `base_delay` * 2**(n-1)) seconds (exponential backoff, full jitter), or, where the server said how
     long to wait, that long plus up to `base_delay`: a hint is never shortened, also by a resume, and one of more than a
-    day fails the task. `on` holds `ErrorKind` values; a backend that cannot be had here is never tried again.
+    day fails the task. `on` is any collection of `ErrorKind` values, kept as a frozenset; a backend that cannot be had
+    here is never tried again. Raises ValueError for what is none of them, and for numbers that make no sense.
     A task that was running when its process died is run again by `resume`, until that has happened `max_crashes` times:
     then it fails as crashed. Its last try is made with nothing else running, so that no other task's crash convicts it;
     with `max_crashes` 1 the first try is the last one, and no such care is taken.
@@ -45,7 +49,7 @@ class Retry:
     attempts: int = 3
     base_delay: float = 1.0
     max_delay: float = 60.0
-    on: frozenset[str] = DEFAULT_RETRY_ON
+    on: Collection[str] = DEFAULT_RETRY_ON
     max_crashes: int = 3
 
     def __post_init__(self) -> None:
@@ -57,6 +61,18 @@ class Retry:
             raise ValueError(f"retry delays must be at least 0 s, not {self.base_delay} and {self.max_delay}")
         if max(self.base_delay, self.max_delay) == float("inf"):
             raise ValueError("retry delays must be finite numbers of seconds")
+        object.__setattr__(self, "on", _kinds(self.on))
+
+
+def _kinds(given: Collection[str]) -> frozenset[str]:
+    if isinstance(given, str):
+        raise ValueError(f"retry on must be a collection of error kinds, not one text; write [{given!r}]")
+    known = [kind.value for kind in ErrorKind]
+    kinds = tuple(given)
+    for kind in kinds:
+        if kind not in known:
+            raise ValueError(f"retry on: unknown error kind {kind!r}{nearest(str(kind), known)}")
+    return frozenset(ErrorKind(kind).value for kind in kinds)
 
 
 DEFAULT_RETRY = Retry()
