@@ -231,9 +231,11 @@ class ParallelRunner:
     async def continue_task(self, run_id: str, task_id: str, message: str) -> Reply:
         """Go on with a task's conversation after the run: say `message`, store the turn, return the reply.
 
-        The task's result stays as it is. Raises RunNotFound, RunOwned while a live process runs the run, PlaitError for
-        an unknown task or one without a conversation, BackendError when the backend fails, and TurnNotStored (with the
-        reply) when the answer came but could not be stored.
+        The task's result stays as it is. There is a conversation once something was answered in it, or once its backend
+        has said that it keeps it, as an agent does; that of a task that waits for an answer takes nothing else. Raises
+        RunNotFound, RunOwned while a live process runs the run, PlaitError for an unknown task or one without a
+        conversation, BackendError when the backend fails, and TurnNotStored (with the reply) when the answer came but
+        could not be stored.
         """
         run = await stored_run(self._config, run_id)
         return await say(self._config, run, task_id, message)
