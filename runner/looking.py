@@ -55,8 +55,9 @@ class TaskInfo:
 class RunInfo:
     """A run as it is stored; `status` is interrupted where it is stored as going on and its owner is gone.
 
-    `counts` says how many tasks have which status, leaving out those that none has; `usage` sums up all attempts.
-    Times are UTC in ISO 8601. `tasks` holds every task by id in the order of the DAG; lists of runs leave it empty.
+    `counts` says how many tasks have which status, leaving out those that none has; `usage` sums up all attempts;
+    turns of `continue_task` are none, and what they used stands in the task's messages alone. Times are UTC in ISO
+    8601. `tasks` holds every task by id in the order of the DAG; lists of runs leave it empty.
     """
 
     run_id: str

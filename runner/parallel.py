@@ -235,7 +235,7 @@ class ParallelRunner:
         has said that it keeps it, as an agent does; that of a task that waits for an answer takes nothing else. Raises
         RunNotFound, RunOwned while a live process runs the run, PlaitError for an unknown task or one without a
         conversation, BackendError when the backend fails, and TurnNotStored (with the reply) when the answer came but
-        could not be stored.
+        could not be stored. What the turn cost is told by the reply; the run's usage stays what its attempts used.
         """
         run = await stored_run(self._config, run_id)
         return await say(self._config, run, task_id, message)
