@@ -23,7 +23,7 @@ from persistence import changes as stored
 from persistence.batch import Batch
 from persistence.boundaries import reached
 from persistence.changes import Change, LeaseRenewed, RunClaimed, RunReleased
-from persistence.errors import Conflict, Fenced, StoreError
+from persistence.errors import Conflict, Fenced, StoreError, StoreNotOpen
 from persistence.protocol import Store
 from runner import events
 from runner.clock import Clock, iso
@@ -264,7 +264,9 @@ class Checkpointer:
         return None
 
     def _failed(self, error: StoreError) -> None:
-        if isinstance(error, Fenced) or self._strict or (isinstance(error, Conflict) and not self.began):
+        refused = isinstance(error, Conflict) and not self.began
+        forgotten = isinstance(error, StoreNotOpen) and not self.began and not self.degraded
+        if isinstance(error, Fenced) or self._strict or refused or forgotten:
             self.fatal = error
             self.on_fatal()
             return

@@ -120,8 +120,8 @@ class ParallelRunner:
         before somebody has answered a task's question, the run is waiting_input and this returns.
         A failing task never raises: see `RunResult.status`. Before anything starts it raises BackendMissing, and
         DAGError where what `policy` would add is wrong; RunExists when the store has a run of that id, OwnershipLost
-        when another process took the run over, and with `strict` StoreError. Cancellation ends all attempts, writes
-        down where the run stands, and leaves it to `resume`.
+        when another process took the run over, StoreNotOpen for a store that is not open, and with `strict` any
+        StoreError. Cancellation ends all attempts, writes down where the run stands, and leaves it to `resume`.
         """
         return await self._new(dag, run_id, settings, policy)[1](Feed(), Control())
 
