@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from backends.errors import ErrorKind
 from runner.errors import nearest
@@ -24,6 +24,8 @@ class FailureMode(StrEnum):
     """As if it had completed with an empty result: the task ends as *skipped* and does not fail the run."""
 
 
+Mode: TypeAlias = FailureMode | Literal["hard", "soft", "skip"]
+"""A failure mode as it may be written; what is kept is a `FailureMode`."""
 DEFAULT_RETRY_ON: frozenset[str] = frozenset(
     {"transient", "rate_limited", "overloaded", "timeout", "crashed", "invalid_output"}
 )
@@ -105,7 +107,7 @@ class Task:
     depends_on: Sequence[str] = ()
     backend: str | None = None
     continues: str | None = None
-    failure_mode: FailureMode = FailureMode.HARD
+    failure_mode: Mode = FailureMode.HARD
     retry: Retry = DEFAULT_RETRY
     timeout: float | None = None
     output_schema: Mapping[str, JsonValue] | None = None

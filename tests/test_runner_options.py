@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from typing import get_args, get_type_hints
 
 import anyio
 import pytest
@@ -13,6 +14,7 @@ from persistence import MemoryStore
 from runner import (
     DAG,
     FailureMode,
+    FollowUp,
     FollowUps,
     ParallelRunner,
     Retry,
@@ -71,9 +73,16 @@ def test_bad_options_are_refused(bad: dict) -> None:
 
 
 def test_a_failure_mode_may_be_given_as_a_word() -> None:
-    assert Task("a", failure_mode="soft").failure_mode is FailureMode.SOFT  # type: ignore[arg-type]
+    assert Task("a", failure_mode="soft").failure_mode is FailureMode.SOFT
     with pytest.raises(ValueError, match="'sotf' is not a valid FailureMode"):
         Task("a", failure_mode="sotf")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Task, FollowUp])
+def test_type_checkers_accept_the_words_of_all_failure_modes(kind: type) -> None:
+    enum, words = get_args(get_type_hints(kind)["failure_mode"])
+    assert enum is FailureMode
+    assert set(get_args(words)) == {mode.value for mode in FailureMode}
 
 
 @pytest.mark.parametrize("kinds", [["timeout"], {"timeout"}, (ErrorKind.TIMEOUT,), iter(["timeout"])])
