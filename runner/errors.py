@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
+_MOST_SHOWN = 20
+
+
 class PlaitError(Exception):
     """Base of the errors that `runner` raises. The message is for a person and says what to do next."""
 
@@ -35,11 +38,16 @@ class Problem:
 
 
 class DAGError(PlaitError):
-    """The tasks do not make a graph that can run. `problems` lists every mistake found, not just the first."""
+    """The tasks do not make a graph that can run. `problems` lists every mistake found; the message shows the first 20,
+    a line for each, and says how many more there are.
+    """
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        lines = [str(problem) for problem in self.problems[:_MOST_SHOWN]]
+        if more := len(self.problems) - len(lines):
+            lines.append(f"and {more:,} more")
+        super().__init__("\n".join(lines))
 
 
 class PromptError(PlaitError):
@@ -52,6 +60,10 @@ class PromptError(PlaitError):
 
 class RunNotFound(PlaitError):  # noqa: N818
     """The store holds no run of this id."""
+
+
+class TaskNotFound(PlaitError):  # noqa: N818
+    """The run has no task of this id."""
 
 
 class RunExists(PlaitError):  # noqa: N818

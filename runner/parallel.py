@@ -210,7 +210,7 @@ class ParallelRunner:
 
         `done`: it took effect, and `text` is its result, JSON where the task has an output_schema. `again`: it is run
         again. `fail`: it failed, `text` saying why. Raises RunNotFound, RunOwned while a live process runs the run,
-        PlaitError for an unknown task, one that waits for nobody or a text that does not fit, StoreError.
+        TaskNotFound, PlaitError for a task that waits for nobody or a text that does not fit, StoreError.
         """
         await settle(self._config, await stored_run(self._config, run_id), task_id, Settlement(how, text))
 
@@ -233,7 +233,7 @@ class ParallelRunner:
 
         The task's result stays as it is. There is a conversation once something was answered in it, or once its backend
         has said that it keeps it, as an agent does; that of a task that waits for an answer takes nothing else. Raises
-        RunNotFound, RunOwned while a live process runs the run, PlaitError for an unknown task or one without a
+        RunNotFound, RunOwned while a live process runs the run, TaskNotFound, PlaitError for one without a
         conversation, BackendError when the backend fails, and TurnNotStored (with the reply) when the answer came but
         could not be stored. What the turn cost is told by the reply; the run's usage stays what its attempts used.
         """
@@ -255,7 +255,7 @@ class ParallelRunner:
         True once the answer is the task's; False if it is left in the store for an owner that has not taken it yet.
 
         Raises AnswerConflict when the question was answered before, is past its deadline or is not asked any more,
-        PlaitError for an unknown task or a value that does not fit, RunNotResumable when the run has failed with the
+        TaskNotFound, PlaitError for a value that does not fit, RunNotResumable when the run has failed with the
         question open (resume it with `retry_failed` first), StoreRequired, RunNotFound, StoreError.
         """
         return await answer_question(self._config, run_id, task_id, value, wait)

@@ -16,6 +16,7 @@ from runner import (
     RunNotFound,
     RunStatus,
     Task,
+    TaskNotFound,
     TurnNotStored,
 )
 from tests.support.crashed import Dying, die
@@ -102,8 +103,14 @@ async def test_what_a_person_added_stays_out_of_conversations_of_the_run(store: 
 async def test_answers_to_what_cannot_be_continued(store: Store) -> None:
     await stopped_after(store, DIAMOND, 1)
     runner = ParallelRunner(Talker(), store=store)
-    with pytest.raises(PlaitError, match="has no task 'e'"):
-        await runner.continue_task("r", "e", "hello")
+    for call in (
+        runner.continue_task("r", "e", "hello"),
+        runner.answer("r", "e", "done"),
+        runner.answer_question("r", "e", 1),
+        runner.resume("r", answers={"e": 1}),
+    ):
+        with pytest.raises(TaskNotFound, match="has no task 'e'"):
+            await call
     with pytest.raises(PlaitError, match="task 'd' of run r is pending and has no conversation"):
         await runner.continue_task("r", "d", "hello")
     with pytest.raises(RunNotFound):

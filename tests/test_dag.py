@@ -90,6 +90,15 @@ def test_an_alias_may_stand_for_anything_upstream() -> None:
     DAG([*chain, Task("a", "{{ x }} {{ y }}", ["second"], aliases={"x": "first", "y": ("first", "second")})])
 
 
+def test_of_very_many_mistakes_the_message_shows_twenty() -> None:
+    with pytest.raises(DAGError) as caught:
+        DAG(Task(f"t {i}") for i in range(1300))
+    lines = str(caught.value).splitlines()
+    assert (len(lines), lines[19][:11], lines[20]) == (21, "task 't 19'", "and 1,280 more")
+    assert len(caught.value.problems) == 1300
+    assert "more" not in str(DAGError(caught.value.problems[:20]))
+
+
 def test_no_tasks_is_a_mistake() -> None:
     assert problems() == ["there are no tasks; add at least one"]
 

@@ -13,6 +13,7 @@ from backends import BackendError, ErrorKind
 from persistence import MemoryStore
 from runner import (
     DAG,
+    BackendMissing,
     FailureMode,
     FollowUp,
     FollowUps,
@@ -141,6 +142,12 @@ async def test_a_policy_whose_settings_are_no_json_is_refused() -> None:
 def test_misspelt_options_are_refused(bad: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ParallelRunner(backends={"one": Talker(), "two": Talker()}, **bad)
+
+
+async def test_a_task_that_names_no_backend_needs_a_default_one() -> None:
+    runner = ParallelRunner(backends={"one": Talker(), "two": Talker()})
+    with pytest.raises(BackendMissing, match=r"task 'a' names no backend; give `default=`.* has: one, two"):
+        await runner.run(DAG([Task("a")]))
 
 
 @pytest.mark.parametrize("bad", ["last", "", "a b", "\ud800", "x" * 200, ".hidden"])
