@@ -25,7 +25,7 @@ from persistence.changes import (
     TaskWaiting,
     TurnAppended,
 )
-from persistence.errors import Conflict, Fenced, StoreError, StoreUnusable
+from persistence.errors import Conflict, Fenced, StoreError, StoreNotOpen, StoreUnusable
 from persistence.facets import ContextStore, RunStore, TaskStore
 from persistence.files import FilesStore
 from persistence.memory import MemoryStore
@@ -61,6 +61,7 @@ __all__ = [
     "SessionOpened",
     "Store",
     "StoreError",
+    "StoreNotOpen",
     "StoreUnusable",
     "TaskAdopted",
     "TaskAnswered",

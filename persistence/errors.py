@@ -9,6 +9,12 @@ class StoreError(Exception):
     """
 
 
+class StoreNotOpen(StoreError):  # noqa: N818 - reads as what it is
+    """The store has to be opened first, or is closed: a mistake of the program, so a run does not begin with such a
+    store. Nothing was changed.
+    """
+
+
 class StoreUnusable(StoreError):  # noqa: N818 - reads as what it is
     """The store cannot be opened: missing, empty, foreign, damaged, newer than this version, or not permitted.
     The message names the path, the reason, and what to do. Nothing was changed.

@@ -17,7 +17,8 @@ class Store(RunStore, TaskStore, ContextStore, Protocol):
 
     Safe for many tasks of one event loop at the same time. Cancelling a call never leaves anything half-written: a
     cancelled `write` is unknown, like one that raised, and may be repeated. Every read sees all acknowledged writes.
-    Errors are those of `persistence.errors`. An unknown run reads as None or as an empty tuple, never as an error.
+    Errors are those of `persistence.errors`; a store that has to be opened says StoreNotOpen while it is not, so that
+    no run is paid for that nobody keeps. An unknown run reads as None or as an empty tuple, never as an error.
     """
 
     async def write(self, batch: Batch) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         RunNotResumable,
         RunOwned,
         StoreRequired,
+        TaskNotFound,
         TurnNotStored,
     )
     from runner.growth import Limits
@@ -105,6 +106,7 @@ __all__ = [
     "StoredEvent",
     "Task",
     "TaskInfo",
+    "TaskNotFound",
     "TaskResult",
     "TaskStatus",
     "TurnNotStored",
@@ -119,7 +121,8 @@ _HOMES = {
     "clock": "Clock",
     "dag": "DAG",
     "errors": "AnswerConflict BackendMissing DAGError KeyConflict OwnershipLost PlaitError PolicyMissing Problem "
-    "PromptError RunExists RunNotFound RunNotResumable RunOwned StoreRequired TurnNotStored",
+    "PromptError RunExists RunNotFound RunNotResumable RunOwned StoreRequired TaskNotFound "
+    "TurnNotStored",
     "growth": "Limits",
     "looking": "RunInfo StoredEvent TaskInfo",
     "orchestrator": "Orchestrator OrchestratorResult",

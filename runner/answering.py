@@ -17,7 +17,7 @@ from runner.adoption import with_left
 from runner.clock import iso
 from runner.config import Config
 from runner.dag import nearest
-from runner.errors import AnswerConflict, PlaitError, RunOwned
+from runner.errors import AnswerConflict, PlaitError, RunOwned, TaskNotFound
 from runner.feed import Feed
 from runner.given import first_notes, given_answers, open_questions, question_of, too_late
 from runner.inbox import AnswerNote, answer_note
@@ -49,7 +49,7 @@ async def settle(config: Config, run: StoredRun, task_id: str, settlement: Settl
     """See `ParallelRunner.answer`. The run is claimed, settled and left."""
     dag, run_id = run.state.dag, run.record.run_id
     if task_id not in dag:
-        raise PlaitError(f"run {run_id} has no task {task_id!r}{nearest(task_id, (task.id for task in dag))}")
+        raise TaskNotFound(f"run {run_id} has no task {task_id!r}{nearest(task_id, (task.id for task in dag))}")
     await wait_until_free(config, run, Feed())
     position, run = dag.position(task_id), await with_left(config, run)
     record, verdict = run.tasks[position], judge(dag, run.tasks, heard=Heard(left=run.left))[position]

@@ -24,7 +24,7 @@ from persistence import changes as stored
 from persistence.batch import Batch
 from persistence.boundaries import reached
 from persistence.changes import Change, LeaseRenewed, RunClaimed, RunReleased
-from persistence.errors import Conflict, Fenced, StoreError
+from persistence.errors import Conflict, Fenced, StoreError, StoreNotOpen
 from persistence.protocol import Store
 from runner import events
 from runner.cancelling import outlasting_cancellation
@@ -271,7 +271,9 @@ class Checkpointer:
                 return None
 
     def _failed(self, error: StoreError) -> None:
-        if isinstance(error, Fenced) or self._strict or (isinstance(error, Conflict) and not self.began):
+        refused = isinstance(error, Conflict) and not self.began
+        forgotten = isinstance(error, StoreNotOpen) and not self.began and not self.degraded
+        if isinstance(error, Fenced) or self._strict or refused or forgotten:
             self.fatal = error
             self.on_fatal()
             return

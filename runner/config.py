@@ -70,6 +70,12 @@ def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ())
     names = task_backends(dag, config.default)
     needed = needed_backends(names, statuses)
     for name, position in needed.items():
+        if name not in config.backends and dag.backend_of(dag.tasks[position]) is None:
+            have = ", ".join(sorted(config.backends)) or "none"
+            raise BackendMissing(
+                f"task {dag.tasks[position].id!r} names no backend; give `default=`, the name of one that this runner "
+                f"has: {have}; or give one more with backend=..."
+            )
         if name not in config.backends:
             require_backends(config, set(needed), f"task {dag.tasks[position].id!r}")
     for task, name in zip(dag, names, strict=True):

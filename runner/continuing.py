@@ -9,30 +9,43 @@ from backends.protocol import Backend, Opening, OutlivingBackend, Reply
 from backends.text import clean_text
 from persistence.changes import Change, RunReleased, SessionOpened, TurnAppended
 from persistence.files import files_root
+from persistence.records import TaskRecord
 from runner.attempt import attempt
 from runner.checkpoint import Checkpointer
 from runner.clock import iso
 from runner.config import Config, require_backends
 from runner.conversation import load_past
 from runner.dag import nearest
-from runner.errors import PlaitError, TurnNotStored
+from runner.errors import PlaitError, TaskNotFound, TurnNotStored
 from runner.feed import Feed
 from runner.folders import turn_files
 from runner.leftovers import end_leftovers, under_way
 from runner.owner import forget
 from runner.ownership import claim, wait_until_free
+from runner.status import TaskStatus
 from runner.stored import StoredRun
 from runner.task import Task
 
 _PERSON = 0
 """The attempt number of turns that belong to no attempt: see TurnAppended."""
+_UNANSWERED = "nothing was answered in it yet: "
+_WHY = {
+    TaskStatus.PENDING: f"{_UNANSWERED}resume the run first",
+    TaskStatus.RUNNING: f"{_UNANSWERED}resume the run first",
+    TaskStatus.WAITING_INPUT: f"{_UNANSWERED}answer what it asks",
+    TaskStatus.COMPLETED: "its backend keeps none; functions never have one",
+    TaskStatus.FAILED: f"{_UNANSWERED}resume the run with retry_failed (plait resume --retry-failed) first",
+    TaskStatus.SKIPPED: "nothing was answered in it",
+    TaskStatus.CANCELLED: "nothing was answered in it",
+}
+"""Why a task of this status has no conversation, and what to do about it."""
 
 
 async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Reply:
     """See `ParallelRunner.continue_task`. The run is claimed meanwhile, so that two people cannot speak at once."""
     dag, run_id = run.state.dag, run.record.run_id
     if task_id not in dag:
-        raise PlaitError(f"run {run_id} has no task {task_id!r}{nearest(task_id, (task.id for task in dag))}")
+        raise TaskNotFound(f"run {run_id} has no task {task_id!r}{nearest(task_id, (task.id for task in dag))}")
     task, message = dag[task_id], clean_text(message)
     name = dag.backend_of(task) or config.default
     require_backends(config, {name}, f"task {task_id!r}")
@@ -86,11 +99,10 @@ async def _opening(run: StoredRun, task: Task, backend: Backend) -> Opening:
     root = files_root(run.store) if isinstance(backend, OutlivingBackend) else None
     past = await load_past(run.store, run_id, run.state, task.id, persons=True)
     session_id = run.tasks[position].session_id
-    if session_id is None:
-        status = run.state.statuses[position].value
+    if session_id is None or not await _holds_an_answer(run, run.tasks[position]):
+        status = run.state.statuses[position]
         raise PlaitError(
-            f"task {task.id!r} of run {run_id} is {status} and has no conversation to go on with; "
-            f"functions never have one"
+            f"task {task.id!r} of run {run_id} is {status.value} and has no conversation to go on with; {_WHY[status]}"
         )
     return Opening(
         session_id=session_id,
@@ -101,6 +113,26 @@ async def _opening(run: StoredRun, task: Task, backend: Backend) -> Opening:
         metadata=task.metadata,
         files=None if root is None else turn_files(root, run_id, task.id, f"{_PERSON}-{run.record.last_seq}"),
     )
+
+
+async def _holds_an_answer(run: StoredRun, task: TaskRecord) -> bool:
+    """Whether something was answered in the task's conversation, or its backend has said that it keeps it, so that
+    only the backend knows.
+    """
+    run_id, task_id = run.record.run_id, task.task_id
+    if task.session_confirmed:
+        return True
+    if any(said.role == "assistant" and said.attempt for said in await run.store.list_messages(run_id, task_id)):
+        return True
+    # An attempt that failed is gone on with by nobody else, so it is confirmed no more; what its agent did is there.
+    attempts = await run.store.list_attempts(run_id, task_id)
+    theirs = {_PERSON, *(one.attempt for one in attempts if one.session_id == task.session_id)}
+    after = 0
+    while page := await run.store.list_events(run_id, after):
+        if any(one.kind == "session_opened" and one.task_id == task_id and one.attempt in theirs for one in page):
+            return True
+        after = page[-1].seq
+    return False
 
 
 def _turns(at: str, task: Task, opening: Opening, message: str, reply: Reply) -> list[Change]:

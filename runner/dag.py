@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from backends.protocol import JsonInput
-from runner.dag_check import Checks, nearest
-from runner.errors import DAGError, Problem
+from runner.dag_check import Checks
+from runner.errors import DAGError, Problem, nearest
 from runner.task import Task
 
 if TYPE_CHECKING:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from runner.errors import Problem, PromptError
+from runner.errors import Problem, PromptError, nearest
 from runner.prompt import RESERVED_NAMES, names_used
-from runner.task import Task
+from runner.task import Retry, Task
 
 if TYPE_CHECKING:
     from runner.dag import DAG
@@ -100,15 +99,17 @@ class Checks:
         return Problem(message, task.id, "continues" if name == task.continues else "for_each", None, place)
 
     def _field_problems(self, task: Task, place: int) -> Iterator[Problem]:
-        if task.timeout is not None and not 0 < task.timeout < float("inf"):
-            yield Problem(f"timeout must be more than 0 seconds, not {task.timeout}", task.id, "timeout", None, place)
+        if task.timeout is not None and not (_is_number(task.timeout) and task.timeout > 0):
+            yield Problem(f"timeout must be more than 0 seconds, not {task.timeout!r}", task.id, "timeout", None, place)
+        if not isinstance(task.retry, Retry):  # pyright: ignore[reportUnnecessaryIsInstance]
+            yield Problem(f"retry must be a Retry, not {task.retry!r}", task.id, "retry", None, place)
         for name in ("item", "metadata", "output_schema"):
-            if (kept := getattr(task, name)) and (why := _why_no_json(kept)):
+            if (kept := getattr(task, name)) and (why := why_no_json(kept)):
                 yield Problem(f"{name} has to be JSON, to be stored with the task: {why}", task.id, name, None, place)
         if not _is_text(task.prompt):
             yield Problem("the prompt has to be text, without lone surrogates", task.id, "prompt", None, place)
-        if not 0 <= task.weight < float("inf"):
-            yield Problem(f"weight must be a number from 0 up, not {task.weight}", task.id, "weight", None, place)
+        if not (_is_number(task.weight) and task.weight >= 0):
+            yield Problem(f"weight must be a number from 0 up, not {task.weight!r}", task.id, "weight", None, place)
         if task.for_each is not None and (task.item is not None or task.adds_tasks):
             other = "item" if task.item is not None else "adds_tasks"
             yield Problem(f"a task with for_each cannot have {other} as well", task.id, "for_each", None, place)
@@ -130,7 +131,7 @@ class Checks:
     def inputs(self) -> Iterator[Problem]:
         """What is wrong with the graph's inputs."""
         inputs = self._dag.inputs
-        if why := _why_no_json(dict(inputs)):
+        if why := why_no_json(dict(inputs)):
             yield Problem(f"inputs have to be JSON, to be stored with the run: {why}", None, "inputs")
         for name in inputs:
             if name in RESERVED_NAMES or name in self._positions:
@@ -138,8 +139,8 @@ class Checks:
                 yield Problem(f"input {name!r} is also {owner}; call it something else", None, "inputs")
 
     def prompts(self) -> list[Problem]:
-        """What is wrong with the new tasks' prompts. Needs a graph without cycles."""
-        found = list(self._in_prompts())
+        """What is wrong with the new tasks' prompts and aliases. Needs a graph without cycles."""
+        found = [*self._in_aliases(), *self._in_prompts()]
         apart = self._dag.not_upstream(one.pair for one in found if isinstance(one, _Unless))
         return [
             one.problem if isinstance(one, _Unless) else one
@@ -165,6 +166,30 @@ class Checks:
                 message = f"unknown input {name!r}{self._hint(name, self._dag.inputs)}"
                 yield Problem(message, task.id, "prompt", None, place)
 
+    def _in_aliases(self) -> Iterator[Problem | _Unless]:
+        for place, task in enumerate(self._tasks):
+            if task.aliases:
+                direct = frozenset(self._dag.dependencies[self._start + place])
+                for alias, names in task.aliases.items():
+                    yield from self._alias_problems(place, alias, names, direct)
+
+    def _alias_problems(
+        self, place: int, alias: str, names: object, direct: frozenset[int]
+    ) -> Iterator[Problem | _Unless]:
+        def problem(message: str) -> Problem:
+            return Problem(f"alias {alias!r} {message}", self._tasks[place].id, "aliases", None, place)
+
+        if not isinstance(names, str | list | tuple):
+            yield problem(f"must be the id of a task or a list of ids, not {names!r}")
+            return
+        for name in cast("Sequence[object]", (names,) if isinstance(names, str) else names):
+            if not isinstance(name, str) or name not in self._positions:
+                hint = self._hint(name, self._positions) if isinstance(name, str) else ""
+                yield problem(f"stands for the unknown task {name!r}{hint}")
+            elif (target := self._positions[name]) not in direct:
+                found = problem(f"stands for {name!r}, which is not upstream; add it to depends_on")
+                yield _Unless((target, self._start + place), found)
+
     def _name_problem(self, task: Task, place: int, name: str) -> Iterator[Problem | _Unless]:
         if name in task.aliases or name in self._dag.inputs or name in {"inputs", "results"}:
             return
@@ -184,10 +209,8 @@ class Checks:
             yield _Unless((target, self._start + place), Problem(message, task.id, "prompt", None, place))
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest right one, or nothing."""
-    close = difflib.get_close_matches(name, list(known)[:10_000], n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) < float("inf")
 
 
 def _is_text(text: object) -> bool:
@@ -197,7 +220,8 @@ def _is_text(text: object) -> bool:
         return False
 
 
-def _why_no_json(value: object) -> str | None:
+def why_no_json(value: object) -> str | None:
+    """Why `value` cannot be stored as JSON; None where it can."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+
+_MOST_SHOWN = 20
 
 
 class PlaitError(Exception):
@@ -34,11 +38,16 @@ class Problem:
 
 
 class DAGError(PlaitError):
-    """The tasks do not make a graph that can run. `problems` lists every mistake found, not just the first."""
+    """The tasks do not make a graph that can run. `problems` lists every mistake found; the message shows the first 20,
+    a line for each, and says how many more there are.
+    """
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        lines = [str(problem) for problem in self.problems[:_MOST_SHOWN]]
+        if more := len(self.problems) - len(lines):
+            lines.append(f"and {more:,} more")
+        super().__init__("\n".join(lines))
 
 
 class PromptError(PlaitError):
@@ -51,6 +60,10 @@ class PromptError(PlaitError):
 
 class RunNotFound(PlaitError):  # noqa: N818
     """The store holds no run of this id."""
+
+
+class TaskNotFound(PlaitError):  # noqa: N818
+    """The run has no task of this id."""
 
 
 class RunExists(PlaitError):  # noqa: N818
@@ -95,3 +108,9 @@ class TurnNotStored(PlaitError):  # noqa: N818
     def __init__(self, message: str, text: str) -> None:
         self.text = text
         super().__init__(message)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest right one, or nothing."""
+    close = difflib.get_close_matches(name, list(known)[:10_000], n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

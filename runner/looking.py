@@ -16,7 +16,8 @@ from runner.questions import OpenQuestion, asking_of
 from runner.status import RUN_DONE, RunStatus, TaskStatus
 from runner.task import JsonValue
 
-_UNDER_WAY = frozenset({RunStatus.RUNNING, RunStatus.CANCELLING})
+UNDER_WAY = frozenset({RunStatus.RUNNING, RunStatus.CANCELLING})
+"""Statuses of a run that somebody runs; where nobody does, it is interrupted."""
 _LAST_EVENTS = frozenset(f"run_{status.value}" for status in RUN_DONE)
 _EVENTS_AT_ONCE = 1000
 _LOOKS_A_RECORD = 25
@@ -55,8 +56,9 @@ class TaskInfo:
 class RunInfo:
     """A run as it is stored; `status` is interrupted where it is stored as going on and its owner is gone.
 
-    `counts` says how many tasks have which status, leaving out those that none has; `usage` sums up all attempts.
-    Times are UTC in ISO 8601. `tasks` holds every task by id in the order of the DAG; lists of runs leave it empty.
+    `counts` says how many tasks have which status, leaving out those that none has; `usage` sums up all attempts;
+    turns of `continue_task` are none, and what they used stands in the task's messages alone. Times are UTC in ISO
+    8601. `tasks` holds every task by id in the order of the DAG; lists of runs leave it empty.
     """
 
     run_id: str
@@ -91,7 +93,7 @@ class StoredEvent:
 def shown_status(run: RunRecord, now: float) -> RunStatus:
     """The run's status at Unix time `now`; interrupted when it is stored as going on and nobody is there to do so."""
     status = RunStatus(run.status)
-    if status in _UNDER_WAY and seems_free(run.owner, run.lease_expires_at, now):
+    if status in UNDER_WAY and seems_free(run.owner, run.lease_expires_at, now):
         return RunStatus.INTERRUPTED
     return status
 

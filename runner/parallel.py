@@ -113,14 +113,14 @@ class ParallelRunner:
     ) -> RunResult:
         """Run `dag` to its end.
 
-        A given `run_id` is kept, else a sortable unique one is made. `settings` is kept with the run in the store; it
-        has no key that plait keeps there itself, such as `policy` or `inputs`: that raises ValueError.
+        A given `run_id` is kept, else a sortable unique one is made. `settings` is kept with the run in the store; what
+        is no JSON, or has a key that plait keeps there itself, such as `policy` or `inputs`, raises ValueError.
         `policy` decides, whenever a task has ended, what is added to the run or that it is over. When nothing can go on
         before somebody has answered a task's question, the run is waiting_input and this returns.
         A failing task never raises: see `RunResult.status`. Before anything starts it raises BackendMissing, and
         DAGError where what `policy` would add is wrong; RunExists when the store has a run of that id, OwnershipLost
-        when another process took the run over, and with `strict` StoreError. Cancellation ends all attempts, writes
-        down where the run stands, and leaves it to `resume`.
+        when another process took the run over, StoreNotOpen for a store that is not open, and with `strict` any
+        StoreError. Cancellation ends all attempts, writes down where the run stands, and leaves it to `resume`.
         """
         return await self._new(dag, run_id, settings, policy)[1](Feed(), Control())
 
@@ -209,7 +209,7 @@ class ParallelRunner:
 
         `done`: it took effect, and `text` is its result, JSON where the task has an output_schema. `again`: it is run
         again. `fail`: it failed, `text` saying why. Raises RunNotFound, RunOwned while a live process runs the run,
-        PlaitError for an unknown task, one that waits for nobody or a text that does not fit, StoreError.
+        TaskNotFound, PlaitError for a task that waits for nobody or a text that does not fit, StoreError.
         """
         await settle(self._config, await stored_run(self._config, run_id), task_id, Settlement(how, text))
 
@@ -230,9 +230,11 @@ class ParallelRunner:
     async def continue_task(self, run_id: str, task_id: str, message: str) -> Reply:
         """Go on with a task's conversation after the run: say `message`, store the turn, return the reply.
 
-        The task's result stays as it is. Raises RunNotFound, RunOwned while a live process runs the run, PlaitError for
-        an unknown task or one without a conversation, BackendError when the backend fails, and TurnNotStored (with the
-        reply) when the answer came but could not be stored.
+        The task's result stays as it is. There is a conversation once something was answered in it, or once its backend
+        has said that it keeps it, as an agent does; that of a task that waits for an answer takes nothing else. Raises
+        RunNotFound, RunOwned while a live process runs the run, TaskNotFound, PlaitError for one without a
+        conversation, BackendError when the backend fails, and TurnNotStored (with the reply) when the answer came but
+        could not be stored. What the turn cost is told by the reply; the run's usage stays what its attempts used.
         """
         run = await stored_run(self._config, run_id)
         return await say(self._config, run, task_id, message)
@@ -252,7 +254,7 @@ class ParallelRunner:
         True once the answer is the task's; False if it is left in the store for an owner that has not taken it yet.
 
         Raises AnswerConflict when the question was answered before, is past its deadline or is not asked any more,
-        PlaitError for an unknown task or a value that does not fit, RunNotResumable when the run has failed with the
+        TaskNotFound, PlaitError for a value that does not fit, RunNotResumable when the run has failed with the
         question open (resume it with `retry_failed` first), StoreRequired, RunNotFound, StoreError.
         """
         return await answer_question(self._config, run_id, task_id, value, wait)

@@ -13,6 +13,7 @@ from runner.errors import PlaitError
 from runner.feed import Feed
 from runner.given import GivenAnswers, given_answers
 from runner.inbox import is_to_be_cancelled
+from runner.looking import UNDER_WAY
 from runner.ownership import wait_until_free
 from runner.status import RunStatus
 from runner.stored import StoredRun, needs_no_work
@@ -26,9 +27,10 @@ _CHARACTERS_A_TOKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What `resume` would do with each task of a run that is stored as `status`, by id, in the order of the DAG.
+    """What `resume` would do with each task of a run, by id, in the order of the DAG.
 
-    `ended`: the run is over, and resume would only return what is stored.
+    `status` is that of `RunInfo`: interrupted where the run is stored as going on and nobody runs it. `ended`: the run
+    is over, and resume would only return what is stored.
     """
 
     run_id: str
@@ -66,7 +68,8 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
     for position, until in later.items():
         verdicts[position] = replace(verdicts[position], reason=f"{verdicts[position].reason}; not before {iso(until)}")
     weighed = [await _weighed(run, verdict) if verdict.repeats else verdict for verdict in verdicts]
-    return Preview(run.record.run_id, run.status, {verdict.task_id: verdict for verdict in weighed}, ended)
+    status = RunStatus.INTERRUPTED if run.status in UNDER_WAY else run.status
+    return Preview(run.record.run_id, status, {verdict.task_id: verdict for verdict in weighed}, ended)
 
 
 async def _verdicts(config: Config, run: StoredRun, *, retry_failed: bool) -> list[Verdict]:

@@ -24,6 +24,7 @@ from runner import events
 from runner.clock import iso, new_run_id
 from runner.config import Config, backend_names, require_policy_backends
 from runner.dag import DAG
+from runner.dag_check import why_no_json
 from runner.errors import KeyConflict, RunExists, StoreRequired
 from runner.policy import CheckingPolicy, Policy
 from runner.translate import changes
@@ -49,17 +50,22 @@ def checked_run_id(run_id: str | None) -> str | None:
 def with_policy(
     config: Config, dag: DAG, settings: Mapping[str, JsonInput] | None, policy: Policy | None
 ) -> dict[str, JsonInput]:
-    """`settings` with what `resume` needs to go on with `policy`. Raises ValueError for a key of ours, BackendMissing
-    if the policy's backends are not all there, DAGError for what it would add to `dag` with mistakes.
+    """`settings` with what `resume` needs to go on with `policy`. Raises ValueError for a key of ours and for what is
+    no JSON, BackendMissing if the policy's backends are not all there, DAGError for what it would add to `dag` with
+    mistakes.
     """
     kept = dict(settings or {})
     if taken := [key for key in RESERVED_SETTINGS if key in kept]:
         raise ValueError(f"settings cannot have {', '.join(map(repr, taken))}, which plait keeps itself; rename it")
+    if why := why_no_json(kept):
+        raise ValueError(f"settings have to be JSON, to be stored with the run: {why}")
     if policy is not None:
         require_policy_backends(config, policy)
         if isinstance(policy, CheckingPolicy):
             policy.check(dag)
         kept["policy"] = {"kind": policy.kind, "settings": dict(policy.settings())}
+        if why := why_no_json(kept["policy"]):
+            raise ValueError(f"the settings of policy {policy.kind!r} have to be JSON, to be stored: {why}")
     return kept
 
 

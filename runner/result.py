@@ -68,7 +68,7 @@ class RunResult:
     """What a run came to. `tasks` holds every task by id, in the order of the DAG.
 
     `status` is completed, failed, waiting_input, cancelled or interrupted. `degraded` lists when the store was away;
-    empty is good. `receipt` is there after a resume.
+    empty is good. `receipt` is there after a resume that found something left to do.
     """
 
     run_id: str

@@ -63,7 +63,8 @@ class Failures:
 def deserves_retry(retry: Retry, failures: int, error: BackendError) -> bool:
     """Whether another attempt follows, after `failures` that count; one that was throttled may have none."""
     waits = error.retry_after is None or error.retry_after <= LONGEST_HINT_S
-    return error.kind in retry.on - NEVER_RETRIED and max(failures, 1) < retry.attempts and waits
+    deserves = error.kind in retry.on and error.kind not in NEVER_RETRIED
+    return deserves and max(failures, 1) < retry.attempts and waits
 
 
 def retry_delay(retry: Retry, times: int, hint: float | None, rng: random.Random) -> float:

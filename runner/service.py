@@ -21,6 +21,7 @@ from runner.parallel import ParallelRunner
 from runner.policy import Policy
 from runner.run import Run
 from runner.status import RunStatus
+from runner.takeover import Resumption
 
 POLL_SECONDS = 0.2
 
@@ -98,24 +99,30 @@ class RunService:
         """Store a run of `dag` as queued; its id. See `ParallelRunner.create_run`."""
         return await self._runner.create_run(dag, key=key, settings=settings, policy=policy)
 
-    async def start_run(self, run_id: str) -> None:
+    async def start_run(self, run_id: str, *, policy: Policy | None = None) -> None:
         """Begin the run here, or go on with it, and return once it is this process's, durably.
 
         Changes nothing when it goes on here already or has come to its end. Raises RunNotFound, RunOwned while another
-        live process runs it, RunNotResumable for a cancelled run, BackendMissing. Cancelling this call leaves the run
-        going. What becomes of the run afterwards is in the store: see `events` and `get_run`.
+        live process runs it, RunNotResumable for a cancelled run, BackendMissing, and PolicyMissing where `policy`, as
+        in `ParallelRunner.resume`, is needed. Cancelling this call leaves the run going. What becomes of the run
+        afterwards is in the store: see `events` and `get_run`.
         """
-        await self._go_on(run_id)
+        await self._go_on(run_id, Resumption(policy=policy))
 
     async def resume_run(
-        self, run_id: str, answers: Mapping[str, JsonInput] | None = None, *, retry_failed: bool = False
+        self,
+        run_id: str,
+        answers: Mapping[str, JsonInput] | None = None,
+        *,
+        retry_failed: bool = False,
+        policy: Policy | None = None,
     ) -> None:
-        """As `start_run`, for a run that stopped; `answers` and `retry_failed` as in `ParallelRunner.resume`.
+        """As `start_run`, for a run that stopped; `answers`, `retry_failed` and `policy` as in `ParallelRunner.resume`.
 
         Where the run goes on here already, its tasks get the answers one by one, as from `answer_question`. Raises
         AnswerConflict for an answer that comes too late, PlaitError for one that does not fit.
         """
-        await self._go_on(run_id, answers, retry_failed)
+        await self._go_on(run_id, Resumption(retry_failed, answers, policy))
 
     async def answer_question(self, run_id: str, task_id: str, value: JsonInput, *, wait: float = 10.0) -> bool:
         """Answer what a task asks, whoever runs the run. See `ParallelRunner.answer_question`."""
@@ -148,10 +155,9 @@ class RunService:
         """
         return history(self._store, run_id, after, self._clock, self._poll)
 
-    async def _go_on(
-        self, run_id: str, answers: Mapping[str, JsonInput] | None = None, retry_failed: bool = False
-    ) -> None:
+    async def _go_on(self, run_id: str, how: Resumption) -> None:
         self._inside(run_id)
+        answers = how.answers
         while driven := self._driven.get(run_id):
             await driven.begin()
             if await self._is_left(run_id):
@@ -164,7 +170,7 @@ class RunService:
                     await self.answer_question(run_id, task_id, value)
                 answers = None
         group = self._inside(run_id)
-        run = self._runner.start_resume(run_id, retry_failed=retry_failed, answers=answers)
+        run = self._runner.start_resume(run_id, retry_failed=how.retry_failed, answers=answers, policy=how.policy)
         driven = self._driven[run_id] = _Driven(run)
         group.start_soon(self._see_through, driven)
         await driven.begin()

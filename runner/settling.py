@@ -23,7 +23,7 @@ from runner.retrying import deserves_retry, retry_delay
 from runner.schedule import Schedule
 from runner.state import RunState
 from runner.status import TaskStatus
-from runner.task import FailureMode, JsonValue
+from runner.task import FailureMode, JsonValue, Mode
 from runner.translate import to_json
 from runner.turn import Surroundings, Turn
 
@@ -260,6 +260,6 @@ def _said_before(turn: Turn) -> tuple[Message, ...]:
     return () if turn.going_on is None else turn.going_on.said
 
 
-def failed_status(mode: FailureMode) -> TaskStatus:
+def failed_status(mode: Mode) -> TaskStatus:
     """What a failed task becomes."""
     return TaskStatus.SKIPPED if mode is FailureMode.SKIP else TaskStatus.FAILED

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
+from backends.errors import ErrorKind
 from backends.protocol import JsonInput
+from runner.errors import nearest
 
 JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | int | float | bool | None"
 
@@ -23,6 +25,8 @@ class FailureMode(StrEnum):
     """As if it had completed with an empty result: the task ends as *skipped* and does not fail the run."""
 
 
+Mode: TypeAlias = FailureMode | Literal["hard", "soft", "skip"]
+"""A failure mode as it may be written; what is kept is a `FailureMode`."""
 DEFAULT_RETRY_ON: frozenset[str] = frozenset(
     {"transient", "rate_limited", "overloaded", "timeout", "crashed", "invalid_output"}
 )
@@ -40,8 +44,9 @@ class Retry:
     long to wait, that long plus up to `base_delay`: a hint is never shortened, also by a resume, and one of more than a
     day fails the task. A backend that says it is rate limited or overloaded is left alone meanwhile: nothing more
     starts on it, and then fewer tasks at once. Its saying so is not counted in `attempts`, unless a task has met it 20
-    times, or it has said nothing else for 20 such waits; with `attempts` 1 the task fails at once. `on` holds
-    `ErrorKind` values; a backend that cannot be had here is never tried again.
+    times, or it has said nothing else for 20 such waits; with `attempts` 1 the task fails at once. `on` is any
+    collection of `ErrorKind` values, kept as a frozenset; a backend that cannot be had here is never tried again.
+    Raises ValueError for what is none of them, and for numbers that make no sense.
     A task that was running when its process died is run again by `resume`, until that has happened `max_crashes` times:
     then it fails as crashed. Its last try is made with nothing else running, so that no other task's crash convicts it;
     with `max_crashes` 1 the first try is the last one, and no such care is taken.
@@ -50,7 +55,7 @@ class Retry:
     attempts: int = 3
     base_delay: float = 1.0
     max_delay: float = 60.0
-    on: Set[str] = DEFAULT_RETRY_ON
+    on: Collection[str] = DEFAULT_RETRY_ON
     max_crashes: int = 3
 
     def __post_init__(self) -> None:
@@ -62,6 +67,18 @@ class Retry:
             raise ValueError(f"retry delays must be at least 0 s, not {self.base_delay} and {self.max_delay}")
         if max(self.base_delay, self.max_delay) == float("inf"):
             raise ValueError("retry delays must be finite numbers of seconds")
+        object.__setattr__(self, "on", _kinds(self.on))
+
+
+def _kinds(given: Collection[str]) -> frozenset[str]:
+    if isinstance(given, str):
+        raise ValueError(f"retry on must be a collection of error kinds, not one text; write [{given!r}]")
+    known = [kind.value for kind in ErrorKind]
+    kinds = tuple(given)
+    for kind in kinds:
+        if kind not in known:
+            raise ValueError(f"retry on: unknown error kind {kind!r}{nearest(str(kind), known)}")
+    return frozenset(ErrorKind(kind).value for kind in kinds)
 
 
 DEFAULT_RETRY = Retry()
@@ -94,7 +111,7 @@ class Task:
     depends_on: Sequence[str] = ()
     backend: str | None = None
     continues: str | None = None
-    failure_mode: FailureMode = FailureMode.HARD
+    failure_mode: Mode = FailureMode.HARD
     retry: Retry = DEFAULT_RETRY
     timeout: float | None = None
     output_schema: Mapping[str, object] | None = None

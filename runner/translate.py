@@ -212,7 +212,7 @@ def _spec(task: Task) -> str:
     if task.continues is not None:
         spec["continues"] = task.continues
     if task.failure_mode is not FailureMode.HARD:
-        spec["failure_mode"] = task.failure_mode.value
+        spec["failure_mode"] = FailureMode(task.failure_mode).value
     if task.retry is not DEFAULT_RETRY and task.retry != DEFAULT_RETRY:
         retry = task.retry
         spec["retry"] = {

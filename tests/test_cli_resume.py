@@ -200,7 +200,7 @@ def test_a_run_that_python_made_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 TALKER = """
-from backends import Message, Reply
+from backends import Message, Reply, Usage
 
 class Talk:
     def __init__(self, opening):
@@ -213,7 +213,7 @@ class Talk:
         pass
 
     async def send(self, prompt):
-        return Reply(f"re: {prompt}", session_id=self.session_id)
+        return Reply(f"re: {prompt}", session_id=self.session_id, usage=Usage(2, 3))
 
 class Talker:
     def new_session_id(self):
@@ -240,6 +240,7 @@ def test_continue_says_something_in_a_stored_conversation(tmp_path: Path) -> Non
     assert (told["task"], told["text"]) == ("a", "re: more")
     shown = plait_here(tmp_path, "show", "last", "a")
     assert "-- user (a person, after the run) --\nand then?\n" in shown.out
+    assert "\ntokens    2+3\n          and 4+6 in turns after the run" in shown.out
     assert plait_here(tmp_path, "show", "last", "a", "--json").value["text"] == "re: one"
     for words, message in ((["last", "z", "hi"], "has no task 'z'"), (["last", "a", " "], "the message is empty")):
         refused = plait_here(tmp_path, "continue", *words)

@@ -6,9 +6,13 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import backends
+import persistence
+import runner
 from runner import FailureMode, RunStatus, TaskStatus
 from runner.cli import exits
 from runner.status import RUN_TRANSITIONS, TASK_TRANSITIONS
@@ -41,6 +45,18 @@ def test_every_status_is_explained() -> None:
 
 def test_the_failure_modes_are_those_of_the_code() -> None:
     assert set(table("failure mode")) == set(FailureMode)
+
+
+@pytest.mark.parametrize("package", [runner, backends, persistence], ids=lambda package: package.__name__)
+def test_the_errors_of_each_package_are_those_of_the_code(package: ModuleType) -> None:
+    page = (ROOT / "docs" / "lifecycle.md").read_text(encoding="utf-8")
+    rows = re.findall(rf"^\| (`.*`) \| `{package.__name__}` \|", page, re.MULTILINE)
+    kept = {
+        name
+        for name in package.__all__
+        if isinstance(one := getattr(package, name), type) and issubclass(one, Exception)
+    }
+    assert set(re.findall(r"\w+", " ".join(rows))) == kept
 
 
 def test_the_exit_codes_are_those_of_the_code() -> None:

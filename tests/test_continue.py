@@ -6,19 +6,34 @@ import anyio
 import pytest
 
 from backends import BackendError, ErrorKind
+from backends.protocol import Message
 from persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store
 from runner import (
     DAG,
     ParallelRunner,
     PlaitError,
+    Retry,
     RunNotFound,
     RunStatus,
     Task,
+    TaskNotFound,
     TurnNotStored,
 )
+from tests.support.crashed import Dying, die
 from tests.support.fakes import Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 from tests.support.stopped import DIAMOND, stopped_after
+
+
+class Confirming(Talker):
+    """Its turns say that they have the session, and then fail."""
+
+    def __init__(self, error: BackendError) -> None:
+        super().__init__(lambda *_: error)
+
+    def open(self, opening):
+        opening.on_session(opening.session_id)
+        return super().open(opening)
 
 
 async def test_a_conversation_is_continued_after_a_restart(store: Store) -> None:
@@ -88,8 +103,14 @@ async def test_what_a_person_added_stays_out_of_conversations_of_the_run(store: 
 async def test_answers_to_what_cannot_be_continued(store: Store) -> None:
     await stopped_after(store, DIAMOND, 1)
     runner = ParallelRunner(Talker(), store=store)
-    with pytest.raises(PlaitError, match="has no task 'e'"):
-        await runner.continue_task("r", "e", "hello")
+    for call in (
+        runner.continue_task("r", "e", "hello"),
+        runner.answer("r", "e", "done"),
+        runner.answer_question("r", "e", 1),
+        runner.resume("r", answers={"e": 1}),
+    ):
+        with pytest.raises(TaskNotFound, match="has no task 'e'"):
+            await call
     with pytest.raises(PlaitError, match="task 'd' of run r is pending and has no conversation"):
         await runner.continue_task("r", "d", "hello")
     with pytest.raises(RunNotFound):
@@ -106,6 +127,44 @@ async def test_answers_to_what_cannot_be_continued(store: Store) -> None:
         await ParallelRunner(Talker(), store=faulty).continue_task("t", "a", "hello")
     assert caught.value.text == "re: hello"
     assert (await runner.resume("r")).status is RunStatus.COMPLETED
+
+
+async def test_a_prompt_that_nobody_answered_is_no_conversation(store: Store) -> None:
+    dag = DAG([Task("x", prompt="one"), Task("y", prompt="two", continues="x")])
+    await die(store, Dying(lambda prompt: prompt == "two"), dag)
+    talker = Talker()
+    runner = ParallelRunner(talker, store=store)
+    with pytest.raises(PlaitError, match=r"'y' of run r is running and .* answered in it yet: resume the run first"):
+        await runner.continue_task("r", "y", "hello")
+    assert talker.prompts == []
+    assert [m.content for m in await store.list_messages("r", "y")] == []
+    await runner.resume("r")
+    assert (await runner.continue_task("r", "y", "hello")).text == "re: hello"
+
+
+@pytest.mark.parametrize("ends", ["dies", "fails", "fails again"])
+async def test_a_session_that_its_backend_keeps_is_gone_on_with_however_it_ended(store: Store, ends: str) -> None:
+    """As an agent's: only its session knows what was done in it."""
+    if ends == "dies":
+        await die(store, Dying(lambda _: True, confirms=lambda _: True), DAG([Task("a", prompt="one")]))
+    else:
+        retry = Retry(1 if ends == "fails" else 2, base_delay=0)
+        opened = Confirming(BackendError(ErrorKind.TIMEOUT, "too slow"))
+        await ParallelRunner(opened, store=store).run(DAG([Task("a", prompt="one", retry=retry)]), "r")
+    session = (await store.list_tasks("r"))[0].session_id
+    talker = Talker()
+    assert (await ParallelRunner(talker, store=store).continue_task("r", "a", "go on")).text == "re: go on"
+    assert (talker.openings[0].session_id, talker.openings[0].resume) == (session, True)
+
+
+async def test_a_conversation_with_an_answer_outlasts_a_failure(store: Store) -> None:
+    asked = (Message("user", "one"), Message("assistant", "many"), Message("user", "no, a number"))
+    wrong = BackendError(ErrorKind.INVALID_OUTPUT, "no number", messages=(*asked, Message("assistant", "several")))
+    dag = DAG([Task("a", prompt="one", retry=Retry(attempts=1))])
+    await ParallelRunner(Talker(lambda *_: wrong), store=store).run(dag, "r")
+    talker = Talker()
+    await ParallelRunner(talker, store=store).continue_task("r", "a", "why not?")
+    assert [m.content for m in talker.openings[0].history] == ["one", "many", "no, a number", "several"]
 
 
 async def test_a_long_chain_of_conversations_is_read_back(store: Store) -> None:

@@ -12,6 +12,7 @@ from runner import (
     DAG,
     BackendMissing,
     ParallelRunner,
+    PlaitError,
     Retry,
     RunStatus,
     Task,
@@ -128,8 +129,9 @@ async def test_a_task_that_failed_for_good_keeps_its_prompt(store: Store) -> Non
     await runner.run(dag, "r")
     assert [(m.role, m.content) for m in await store.list_messages("r", "a")] == [("user", "say it")]
     backend = Talker()
-    await ParallelRunner(backend, store=store).continue_task("r", "a", "why not?")
-    assert backend.openings[0].history == ()  # a prompt that nobody answered is no turn
+    with pytest.raises(PlaitError, match="task 'a' of run r is failed and has no conversation"):
+        await ParallelRunner(backend, store=store).continue_task("r", "a", "why not?")
+    assert backend.prompts == []  # a prompt that nobody answered is no turn
 
 
 async def same(prompt: str) -> str:

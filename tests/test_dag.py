@@ -68,6 +68,38 @@ def test_a_task_that_waits_for_itself_is_a_cycle() -> None:
     assert "a -> a" in problems(Task("a", depends_on=["a"]))[0]
 
 
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"timeout": "5m"}, "timeout must be more than 0 seconds, not '5m'"),
+        ({"weight": "2"}, "weight must be a number from 0 up, not '2'"),
+        ({"retry": 3}, "retry must be a Retry, not 3"),
+        ({"aliases": {"x": "frist"}}, "alias 'x' stands for the unknown task 'frist'; did you mean 'first'?"),
+        ({"aliases": {"x": ["first", "zz"]}}, "alias 'x' stands for the unknown task 'zz'"),
+        ({"aliases": {"x": ["other"]}}, "alias 'x' stands for 'other', which is not upstream; add it to depends_on"),
+        ({"aliases": {"x": {"first"}}}, "alias 'x' must be the id of a task or a list of ids, not {'first'}"),
+        ({"aliases": {"x": 3}}, "alias 'x' must be the id of a task or a list of ids, not 3"),
+    ],
+)
+def test_values_that_no_run_could_use_are_mistakes_of_the_graph(bad: dict, message: str) -> None:
+    task = Task("a", "{{ first }}", depends_on=["first"], **bad)
+    assert problems(Task("first"), Task("other"), task) == [f"task 'a': {message}"]
+
+
+def test_an_alias_may_stand_for_anything_upstream() -> None:
+    chain = [Task("first"), Task("second", depends_on=["first"])]
+    DAG([*chain, Task("a", "{{ x }} {{ y }}", ["second"], aliases={"x": "first", "y": ("first", "second")})])
+
+
+def test_of_very_many_mistakes_the_message_shows_twenty() -> None:
+    with pytest.raises(DAGError) as caught:
+        DAG(Task(f"t {i}") for i in range(1300))
+    lines = str(caught.value).splitlines()
+    assert (len(lines), lines[19][:11], lines[20]) == (21, "task 't 19'", "and 1,280 more")
+    assert len(caught.value.problems) == 1300
+    assert "more" not in str(DAGError(caught.value.problems[:20]))
+
+
 def test_no_tasks_is_a_mistake() -> None:
     assert problems() == ["there are no tasks; add at least one"]
 

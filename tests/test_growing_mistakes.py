@@ -120,7 +120,7 @@ async def test_mistakes_of_all_kinds_are_told_at_once_and_none_twice() -> None:
 
 
 async def test_its_failure_mode_counts() -> None:
-    planner = Task("plan", prompt="plan", adds_tasks=True, failure_mode="skip")  # type: ignore[arg-type]
+    planner = Task("plan", prompt="plan", adds_tasks=True, failure_mode="skip")
     backend = talker({"plan": "no", "These": "no"})
     result = await runner_of(backend).run(DAG([planner, Task("b", "[{{ plan }}]", ["plan"])]))
     assert (result.status, result["plan"].status, result.text["b"]) == (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backends import BackendError, ErrorKind, Reply
+from backends import BackendError, ErrorKind, Message, Reply
 from persistence import Batch, MemoryStore, RunClaimed, SQLiteStore, Store, StoreError
 from runner import (
     DAG,
@@ -77,7 +77,12 @@ async def test_a_reopened_task_begins_a_new_conversation(tmp_path: Path) -> None
 
 
 async def test_what_a_person_says_confirms_no_session(store: Store) -> None:
-    await die(store, Dying(hangs_on("one")), DAG([Task("a", prompt="one")]))  # an id was chosen, and never confirmed
+    # An id was chosen, and never confirmed; but an attempt that failed has been answered.
+    wrong = (Message("user", "one"), Message("assistant", "many"), Message("user", "no"))
+    failing = Talker(lambda *_: BackendError(ErrorKind.INVALID_OUTPUT, "no number", messages=wrong))
+    tries = iter([False, True])
+    dag = DAG([Task("a", prompt="one", retry=Retry(base_delay=0))])
+    await die(store, Dying(lambda _: next(tries), answer=failing), dag)
     forking = Talker(lambda prompt, _: Reply(f"re: {prompt}", session_id="forked"))
     await ParallelRunner(forking, store=store).continue_task("r", "a", "hello?")
     backend = Talker()

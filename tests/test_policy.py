@@ -37,7 +37,7 @@ async def test_it_is_asked_about_each_end_in_order_and_once_at_rest(kept: Store 
 async def test_failed_and_skipped_tasks_have_ended_too(kept: Store | None) -> None:
     policy = Scripted()
     backend = talker({"a": ValueError("no"), "s": ValueError("no")})
-    dag = DAG([*CHAIN.tasks, Task("s", "s", ["x"], failure_mode="skip"), Task("x", "x")])  # type: ignore[arg-type]
+    dag = DAG([*CHAIN.tasks, Task("s", "s", ["x"], failure_mode="skip"), Task("x", "x")])
     result = await ParallelRunner(backend, store=kept, concurrency=1).run(dag, policy=policy)
     assert (result.status, policy.asked) == (RunStatus.FAILED, ["a", "x", "s", None])
 

@@ -20,6 +20,7 @@ from runner import (
     PolicyMissing,
     Retry,
     RunNotResumable,
+    RunService,
     RunStatus,
     RunView,
     Task,
@@ -118,6 +119,27 @@ async def test_without_its_policy_a_run_does_not_go_on(store: Store) -> None:
     record = await store.get_run(first.run_id)
     assert record is not None
     assert (record.status, record.owner) == ("failed", None)
+
+
+async def test_a_service_begins_and_resumes_runs_with_a_policy(store: Store) -> None:
+    def grows(run: RunView) -> Decision | None:
+        return Decision(add=tasks("late")) if run.ended == "b" else None
+
+    failing = ParallelRunner(talker({"late": ValueError("no")}), store=store)
+    async with RunService(failing, poll=0.01) as runs:
+        run_id = await runs.create_run(WIDE, policy=Scripted(grows))
+        with pytest.raises(PolicyMissing, match="`start_run` or `resume_run`"):
+            await runs.start_run(run_id)
+        assert (await runs.get_run(run_id)).status is RunStatus.QUEUED
+        await runs.start_run(run_id, policy=Scripted(grows))
+        last = [event async for event in runs.events(run_id)][-1]
+        assert last.kind == "run_failed"
+    async with RunService(ParallelRunner(talker(), store=store), poll=0.01) as runs:
+        with pytest.raises(PolicyMissing):
+            await runs.resume_run(run_id, retry_failed=True)
+        await runs.resume_run(run_id, retry_failed=True, policy=Scripted(grows))
+        assert [event.kind async for event in runs.events(run_id, last.seq)][-1] == "run_completed"
+        assert (await runs.get_run(run_id)).tasks["late"].text == "<late>"
 
 
 async def test_a_run_begun_without_one_goes_on_without(store: Store) -> None:

@@ -14,7 +14,7 @@ from backends import BackendError, ErrorKind
 from backends.protocol import Files, LeftTurn, Opening
 from persistence import MemoryStore, Store
 from persistence.records import TaskRecord
-from runner import DAG, Action, FailureMode, ParallelRunner, Retry, RunOwned, RunStatus, Task, TaskStatus
+from runner import DAG, Action, FailureMode, ParallelRunner, Retry, RunOwned, RunService, RunStatus, Task, TaskStatus
 from runner.folders import turn_files
 from runner.turn import INTERRUPTED
 from tests.support.crashed import Dying, die
@@ -198,3 +198,7 @@ async def test_a_preview_of_a_run_that_is_over_or_owned(store: Store) -> None:
                 with pytest.raises(RunOwned, match="is being run by process"):
                     await runner.preview_resume("live")
                 run.stop()
+    left = await runner.preview_resume("live")
+    seen = await RunService(runner).get_run("live")
+    assert (left.ended, left.status, left.runs) == (False, RunStatus.INTERRUPTED, 1)
+    assert seen.status is left.status

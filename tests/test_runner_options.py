@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+from typing import get_args, get_type_hints
+
 import anyio
 import pytest
 
+from backends import BackendError, ErrorKind
 from persistence import MemoryStore
 from runner import (
     DAG,
+    BackendMissing,
     FailureMode,
+    FollowUp,
+    FollowUps,
     ParallelRunner,
+    Retry,
     RunExists,
     Task,
 )
@@ -65,9 +74,61 @@ def test_bad_options_are_refused(bad: dict) -> None:
 
 
 def test_a_failure_mode_may_be_given_as_a_word() -> None:
-    assert Task("a", failure_mode="soft").failure_mode is FailureMode.SOFT  # type: ignore[arg-type]
+    assert Task("a", failure_mode="soft").failure_mode is FailureMode.SOFT
     with pytest.raises(ValueError, match="'sotf' is not a valid FailureMode"):
         Task("a", failure_mode="sotf")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Task, FollowUp])
+def test_type_checkers_accept_the_words_of_all_failure_modes(kind: type) -> None:
+    enum, words = get_args(get_type_hints(kind)["failure_mode"])
+    assert enum is FailureMode
+    assert set(get_args(words)) == {mode.value for mode in FailureMode}
+
+
+@pytest.mark.parametrize("kinds", [["timeout"], {"timeout"}, (ErrorKind.TIMEOUT,), iter(["timeout"])])
+def test_the_kinds_that_are_tried_again_may_be_any_collection(kinds: Collection[str]) -> None:
+    retry = Retry(on=kinds)
+    assert retry == Retry(on=frozenset({"timeout"}))
+    assert hash(retry) == hash(Retry(on={"timeout"}))
+    assert "{'timeout'}" in repr(retry)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"rate_limit"}, "unknown error kind 'rate_limit'; did you mean 'rate_limited'?"),
+        ([3], "unknown error kind 3"),
+        ("timeout", "retry on must be a collection of error kinds, not one text; write ['timeout']"),
+    ],
+)
+def test_kinds_that_there_are_not_are_refused(bad: Collection[str], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Retry(on=bad)
+
+
+async def test_what_a_list_of_kinds_names_is_tried_again() -> None:
+    talker = Talker(lambda *_: BackendError(ErrorKind.RATE_LIMITED, "slow down"))
+    dag = DAG([Task("a", retry=Retry(2, on=["rate_limited"]))])
+    result = await ParallelRunner(talker, store=MemoryStore(), clock=QuickClock()).run(dag)
+    assert (result["a"].attempts, result["a"].error) == (2, "slow down")
+
+
+@pytest.mark.parametrize("store", [None, MemoryStore()])
+@pytest.mark.parametrize("bad", [{"a": object()}, {"a": float("nan")}])
+async def test_settings_that_are_no_json_are_refused(store: MemoryStore | None, bad: dict) -> None:
+    dag, refused = DAG([Task("a")]), "settings have to be JSON, to be stored with the run: "
+    with pytest.raises(ValueError, match=refused):
+        await ParallelRunner(Talker(), store=store).run(dag, settings=bad)
+
+
+async def test_a_policy_whose_settings_are_no_json_is_refused() -> None:
+    class Odd(FollowUps):
+        def settings(self) -> dict:
+            return {"a": {1, 2}}
+
+    with pytest.raises(ValueError, match="the settings of policy 'follow_ups' have to be JSON"):
+        await ParallelRunner(Talker()).run(DAG([Task("a")]), policy=Odd())
 
 
 @pytest.mark.parametrize(
@@ -81,6 +142,12 @@ def test_a_failure_mode_may_be_given_as_a_word() -> None:
 def test_misspelt_options_are_refused(bad: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ParallelRunner(backends={"one": Talker(), "two": Talker()}, **bad)
+
+
+async def test_a_task_that_names_no_backend_needs_a_default_one() -> None:
+    runner = ParallelRunner(backends={"one": Talker(), "two": Talker()})
+    with pytest.raises(BackendMissing, match=r"task 'a' names no backend; give `default=`.* has: one, two"):
+        await runner.run(DAG([Task("a")]))
 
 
 @pytest.mark.parametrize("bad", ["last", "", "a b", "\ud800", "x" * 200, ".hidden"])

@@ -15,6 +15,7 @@ from persistence import (
     RunClaimed,
     SQLiteStore,
     StoreError,
+    StoreNotOpen,
     StoreUnusable,
 )
 from persistence.contract.samples import (
@@ -30,7 +31,9 @@ from persistence.contract.samples import (
     owner,
     whole,
 )
+from runner import DAG, ParallelRunner, RunStatus, Task
 from tests.support.database import edit, in_child, make
+from tests.support.fakes import QuickClock, Talker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,7 +76,7 @@ async def test_what_was_written_is_there_after_opening_again(path: Path, mode: s
 
 async def test_a_store_opened_and_closed_twice(path: Path) -> None:
     store = SQLiteStore(path)
-    with pytest.raises(StoreError, match="not open"):
+    with pytest.raises(StoreNotOpen, match="not open"):
         await store.list_runs()
     async with store:
         with pytest.raises(StoreError, match="open already"):
@@ -81,10 +84,31 @@ async def test_a_store_opened_and_closed_twice(path: Path) -> None:
                 pass
         await Writer(store).write(*OPENING)
     await store.close()
-    with pytest.raises(StoreError, match="not open"):
+    with pytest.raises(StoreNotOpen, match="not open"):
         await store.write(Writer(store).batch(*OPENING))
     async with store:
         assert len(await store.list_runs()) == 1
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_no_run_begins_with_a_store_that_nobody_has_opened(path: Path, strict: bool) -> None:
+    talker = Talker()
+    with pytest.raises(StoreNotOpen, match="is not open; use it inside `async with`"):
+        await ParallelRunner(talker, store=SQLiteStore(path), strict=strict).run(DAG([Task("a")]))
+    assert talker.prompts == []
+
+
+async def test_a_store_that_is_closed_under_a_run_does_not_end_it(path: Path) -> None:
+    store = SQLiteStore(path)
+
+    async def closes(prompt: str) -> str:
+        await store.close()
+        return prompt
+
+    async with store:
+        result = await ParallelRunner(closes, store=store, clock=QuickClock()).run(DAG([Task("a", "x")]))
+    assert (result.status, result["a"].text) == (RunStatus.COMPLETED, "x")
+    assert "is not open" in result.degraded[0].error
 
 
 @pytest.mark.parametrize("bad", ["", ":memory:"])

@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
-from persistence.errors import StoreError
+from persistence.errors import StoreError, StoreNotOpen
 from persistence.sqlite import purging, reading
 from persistence.sqlite.opening import BUSY_TIMEOUT_S, Mode, open_database
 from persistence.sqlite.thread import DatabaseThread
@@ -165,7 +165,7 @@ class SQLiteStore:
     ) -> T:
         thread = self._thread
         if thread is None:
-            raise StoreError(f"the store {self.path} is not open; use it inside `async with`")
+            raise StoreNotOpen(f"the store {self.path} is not open; use it inside `async with`")
         try:
             return await thread.run(function, *args, **kwargs)
         except (sqlite3.Error, UnicodeDecodeError) as error:

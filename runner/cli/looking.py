@@ -126,7 +126,7 @@ async def show_task(path: Path, word: str, task_id: str, as_json: bool) -> int:
         extra = {"messages": [asdict(one) for one in messages], "attempts": [asdict(one) for one in attempts]}
         tell_value({"run_id": run.run_id, **_task_value(task), **extra})
         return COMPLETED
-    _tell_task(run, task)
+    _tell_task(run, task, messages)
     tell_section("prompt", task.prompt)
     for message in messages:
         by = " (a person, after the run)" if message.attempt == 0 and message.role == "user" else ""
@@ -138,7 +138,7 @@ async def show_task(path: Path, word: str, task_id: str, as_json: bool) -> int:
     return COMPLETED
 
 
-def _tell_task(run: RunRecord, task: TaskRecord) -> None:
+def _tell_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageRecord]) -> None:
     tell(f"{'task':<9} {visible(task.task_id)}")
     tell(f"{'run':<9} {visible(run.run_id)}")
     tell(f"{'status':<9} {coloured(task.status, task.status, sys.stdout)}")
@@ -148,6 +148,9 @@ def _tell_task(run: RunRecord, task: TaskRecord) -> None:
     _tell_if("session", task.session_id)
     _tell_if("time", seconds(task.duration_s))
     _tell_if("tokens", tokens(task.input_tokens, task.output_tokens))
+    later = [one for one in messages if one.attempt == 0]
+    if used := tokens(sum(one.input_tokens for one in later), sum(one.output_tokens for one in later)):
+        tell(f"{'':<9} and {used} in turns after the run, which its own do not count")
     _tell_if("error", f"{task.error_kind}: {task.error}" if task.error_kind else None)
 
 

@@ -12,7 +12,7 @@ from runner import events
 from runner.cli.growing import grow
 from runner.dag import DAG
 from runner.status import TaskStatus
-from runner.task import FailureMode
+from runner.task import FailureMode, Mode
 
 _KEPT = 400  # characters of what a task does, for the display
 
@@ -129,7 +129,7 @@ class Progress:
                 before = (self.dag.tasks[one] for one in self.dag.dependencies[position])
                 yield task.id, [one.id for one in before if not self._lets_go(one.id, one.failure_mode)]
 
-    def _lets_go(self, task_id: str, mode: FailureMode) -> bool:
+    def _lets_go(self, task_id: str, mode: Mode) -> bool:
         status = self.statuses[task_id]
         return status in _GOOD or (status is TaskStatus.FAILED and mode is not FailureMode.HARD)
 

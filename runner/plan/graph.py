@@ -75,8 +75,9 @@ class Graph:
                 self._complain(*self._place_of_input(problem))
                 continue
             index, first = self._origins[problem.position]
-            # Its relatives have the same prompt and the same dependencies, and so the same mistakes.
-            if first and not (index in lost and "not upstream" in problem.message):
+            # Its relatives have the same prompt and the same dependencies, and so the same mistakes. Aliases are ours:
+            # they are wrong only where what they were made of is, and that is said already.
+            if first and problem.field != "aliases" and not (index in lost and "not upstream" in problem.message):
                 path: Path = ("tasks", index, *((problem.field,) if problem.field else ()))
                 line = problem.line or line_in(self._parts[index].prompt, problem.message)
                 self._complain(path, self._with_family_name(problem), line=line)

@@ -23,7 +23,10 @@ def policy_of(kind: str, settings: Mapping[str, JsonValue]) -> Policy:
     PlaitError for settings that it cannot be made of.
     """
     if kind not in _HOMES:
-        hint = nearest(kind, _HOMES) or "; give `resume` the policy that the run was started with"
+        hint = nearest(kind, _HOMES) or (
+            "; give `resume` the policy that the run was started with, as policy=...; with a RunService that is "
+            "`start_run` or `resume_run`"
+        )
         raise PolicyMissing(f"there is no built-in policy {kind!r}{hint}")
     module, name = _HOMES[kind]
     made = getattr(importlib.import_module(f"runner.policies.{module}"), name)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import count
-from typing import Literal, cast
+from typing import cast
 
 from backends.protocol import JsonInput
 from runner.dag import DAG
@@ -23,7 +23,7 @@ from runner.policies.settings import made_of, settings_of
 from runner.policy import Decision, RunView
 from runner.prompt import RESERVED_NAMES, names_used
 from runner.status import TaskStatus
-from runner.task import DEFAULT_RETRY, FailureMode, JsonValue, Retry, Task
+from runner.task import DEFAULT_RETRY, FailureMode, JsonValue, Mode, Retry, Task
 
 WORK = "work"
 """What the result of the task that is followed is called in the prompts of its follow-ups."""
@@ -49,7 +49,7 @@ class FollowUp:
     role: str
     prompt: str = ""
     backend: str | None = None
-    failure_mode: FailureMode | Literal["hard", "soft", "skip"] = FailureMode.HARD
+    failure_mode: Mode = FailureMode.HARD
     output_schema: Mapping[str, object] | None = None
     retry: Retry = DEFAULT_RETRY
     timeout: float | None = None

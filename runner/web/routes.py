@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 from fastapi import APIRouter, Header, HTTPException, Query, Response
 
-from runner.errors import RunNotFound, RunNotResumable, RunOwned
+from runner.errors import RunNotFound, RunNotResumable, RunOwned, TaskNotFound
 from runner.queued import run_id_of
 from runner.service import RunService
 from runner.status import RUN_DONE, RunStatus
@@ -102,9 +102,10 @@ class Api:
 
     async def answer(self, run_id: str, task_id: str, given: shapes.Answer) -> shapes.Answered:
         """Answer what a task asks. The first answer counts. A run that nobody runs goes on when it is resumed."""
-        if task_id not in (await self._runs.get_run(run_id)).tasks:
-            raise HTTPException(404, f"run {run_id} has no task {task_id!r}")
-        taken = await self._runs.answer_question(run_id, task_id, given.value)
+        try:
+            taken = await self._runs.answer_question(run_id, task_id, given.value)
+        except TaskNotFound as error:
+            raise HTTPException(404, str(error)) from error
         return shapes.Answered(run_id=run_id, status=await self._status(run_id), taken=taken)
 
     async def events(

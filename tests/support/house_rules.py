@@ -28,6 +28,7 @@ PURE = (
     "runner/cli/text.py",
     "persistence/history.py",
     "persistence/rules.py",
+    "backends/errors.py",
     "backends/protocol.py",
     "backends/values.py",
     "persistence/changes.py",
