@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Generator
 from contextlib import contextmanager
+
+import anyio
 
 
 def cancels() -> int:
@@ -31,13 +34,13 @@ def _forget_cancels_since(before: int) -> None:
 @contextmanager
 def outlasting_cancellation() -> Generator[None]:
     """For a task that ends when it is told so, and not before: a native cancellation, such as the end of `asyncio.run`
-    has for every task, ends what is waited for in the block, and nothing else. Cancel scopes have to be shielded from.
+    has for every task, ends what is waited for in the block, and nothing else. That of a scope would come again.
     """
     before = cancels()
     try:
         yield
     except asyncio.CancelledError:
-        if not cancelled_since(before):
+        if not cancelled_since(before) or anyio.current_effective_deadline() == -math.inf:
             raise
         _forget_cancels_since(before)
 
