@@ -49,7 +49,7 @@ def test_the_failure_modes_are_those_of_the_code() -> None:
 
 @pytest.mark.parametrize("package", [runner, backends, persistence], ids=lambda package: package.__name__)
 def test_the_errors_of_each_package_are_those_of_the_code(package: ModuleType) -> None:
-    page = (ROOT / "docs" / "lifecycle.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
     rows = re.findall(rf"^\| (`.*`) \| `{package.__name__}` \|", page, re.MULTILINE)
     kept = {
         name

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import runner
-from runner import PlaitError, Retry, RunResult, Task, TaskResult, events
+from runner import Retry, RunResult, Task, TaskResult, events
 
 PAGE = (Path(__file__).parent.parent / "docs" / "python-api.md").read_text(encoding="utf-8")
 
@@ -50,13 +49,3 @@ def test_every_event_is_listed_with_its_fields() -> None:
 )
 def test_every_field_is_listed(heading: str, kind: type) -> None:
     assert rows(heading).keys() == {field.name for field in fields(kind)}
-
-
-def test_every_error_is_listed() -> None:
-    errors = [
-        name
-        for name in runner.__all__
-        if isinstance(one := getattr(runner, name), type) and issubclass(one, PlaitError)
-    ]
-    section = PAGE.partition("\n## Errors\n")[2].partition("\n## ")[0]
-    assert [name for name in errors if f"`{name}`" not in section] == []

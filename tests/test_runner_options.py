@@ -108,10 +108,10 @@ def test_kinds_that_there_are_not_are_refused(bad: Collection[str], message: str
 
 
 async def test_what_a_list_of_kinds_names_is_tried_again() -> None:
-    talker = Talker(lambda *_: BackendError(ErrorKind.RATE_LIMITED, "slow down"))
-    dag = DAG([Task("a", retry=Retry(2, on=["rate_limited"]))])
+    talker = Talker(lambda *_: BackendError(ErrorKind.REFUSED, "no"))
+    dag = DAG([Task("a", retry=Retry(2, on=["refused"]))])
     result = await ParallelRunner(talker, store=MemoryStore(), clock=QuickClock()).run(dag)
-    assert (result["a"].attempts, result["a"].error) == (2, "slow down")
+    assert (result["a"].attempts, result["a"].error) == (2, "no")
 
 
 @pytest.mark.parametrize("store", [None, MemoryStore()])
