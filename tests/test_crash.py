@@ -21,12 +21,16 @@ from tests.support.command import PLAIT, Done, environment, plait
 PLAN = """
 name: yours
 concurrency: 3
-inputs: {topic: tea}
+inputs: {topic: tea, chapters: [leaf, cup]}
 tasks:
   - {id: list, prompt: "Names of {{ topic }}"}
   - {id: one, prompt: "About {{ list }}", depends_on: [list], failure_mode: soft}
   - {id: two, prompt: "More about {{ list }}", depends_on: [list], retry: {attempts: 2, base_delay: 30}}
-  - {id: book, prompt: "{{ inputs.topic }} {{ two }}", depends_on: [one, two], at_most_once: true}
+  - {id: each-part, prompt: "{{ item }} of {{ list }}", for_each: chapters, depends_on: [list]}
+  - id: book
+    prompt: "{{ inputs.topic }} {{ two }} {{ results['each-part'] | tojson }}"
+    depends_on: [one, two, each-part]
+    at_most_once: true
   - {id: end, prompt: "Shorter.", continues: book}
 """
 
@@ -126,6 +130,25 @@ def test_a_violation_comes_with_the_command_that_shows_it_again(tmp_path: Path) 
     fine = crashtest(tmp_path, *again)
     assert (fine.code, fine.err) == (0, "")
     assert "all invariants held" in fine.out
+
+
+NO_CASES = """
+from runner.cli import main
+from runner.crash import case
+case.use_of = lambda task_id, part: "{{ " + task_id + " }}"
+main()
+"""
+
+
+def test_a_case_that_cannot_be_made_is_no_broken_invariant(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    for words in ([], ["--case", "kills-0"]):
+        command = [sys.executable, "-c", NO_CASES, "crashtest", "plan.yaml", *words]
+        done = warm.run(command, cwd=tmp_path, env=environment(), timeout=60)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "task 'book': {{ each-part }} means" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
 
 
 @pytest.mark.parametrize(

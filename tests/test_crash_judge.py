@@ -25,7 +25,7 @@ ENDS = expected(CASE)
 def test_the_end_of_every_failure_mode() -> None:
     modes = {"hard": FailureMode.HARD, "soft": FailureMode.SOFT, "skip": FailureMode.SKIP}
     first = [Task(name, failure_mode=mode, retry=Retry(2)) for name, mode in modes.items()]
-    then = [Task(f"after-{name}", f"after-{name}|{{{{ {name} }}}}", [name]) for name in modes]
+    then = [Task(f"after-{name}", f'after-{name}|{{{{ results["{name}"] }}}}', [name]) for name in modes]
     parts = {"hard": Part(refused=True), "soft": Part(failures=NEVER), "skip": Part(failures=NEVER)}
     parts |= {task.id: Part() for task in then}
     ends = expected(Case(DAG([*first, *then]), parts, ("x",), 1, {}))
@@ -60,8 +60,9 @@ def test_a_plan_keeps_its_shape_and_loses_what_only_a_model_can_do() -> None:
 
 
 def test_what_a_case_grows_to() -> None:
-    dag = DAG([Task("p", "p"), Task("l", "l"), Task("m", "m|{{ item }}", for_each="l"), Task("u", "u|{{ m }}", ["m"])])
-    parts = {"p": Part(adds=({"id": "new", "prompt": "new|{{ p }}", "depends_on": ["p"]},))}
+    last = Task("u", 'u|{{ results["m"] }}', ["m"])
+    dag = DAG([Task("p", "p"), Task("l", "l"), Task("m", "m|{{ item }}", for_each="l"), last])
+    parts = {"p": Part(adds=({"id": "new", "prompt": 'new|{{ results["p"] }}', "depends_on": ["p"]},))}
     parts |= {"l": Part(structured=True, items=2)} | {name: Part() for name in ("m", "u", "new", "r_p", "last")}
     told = forecast(Case(dag, parts, ("x",), 1, {}, reviewed=("p",)))
     assert set(told.ends) == {"p", "l", "m", "u", "new", "m.1", "m.2", "r_p", "last"}

@@ -27,6 +27,7 @@ from runner.crash.stage import Shown, Stage
 from runner.crash.tally import Tally
 from runner.crash.trial import Kind, Point, Trial
 from runner.dag import DAG
+from runner.errors import PlaitError
 
 SMALL, SAMPLE = 130, 12
 """A case that comes to a boundary so often at most is killed each time; one with more, in so many trials."""
@@ -64,7 +65,9 @@ class Campaign:
     workers: int = 0
 
     def run(self) -> Tally:
-        """All of it. Call it in a process without threads; raises RuntimeError otherwise, OSError for the folder."""
+        """All of it. Call it in a process without threads; raises RuntimeError otherwise, OSError for the folder, and
+        PlaitError for a case that no DAG can be made of.
+        """
         get_ready()
         workers = self.workers or os.cpu_count() or 1
         began = time.monotonic()
@@ -74,8 +77,8 @@ class Campaign:
             try:
                 for number, pid in enumerate(pids):
                     os.waitpid(pid, 0)
-                    tally.add(_handed_over(_outbox(place, number)))
-            except KeyboardInterrupt:
+                    tally.add(_handed_over(place, number))
+            except (KeyboardInterrupt, PlaitError):
                 _end(pids)
                 raise
         tally.planted = {bug.name: tally.planted.get(bug.name, False) for bug in PLANTED}
@@ -113,6 +116,9 @@ class Campaign:
             tally = self._work(Stage(place / f"worker-{number}"), number, workers)
             _outbox(place, number).write_text(tally.to_json(), encoding="utf-8")
             code = 0
+        except PlaitError as error:
+            # That a case cannot be made is no invariant of a run's that broke.
+            _last_words(place, number).write_text(str(error), encoding="utf-8")
         except Exception:
             traceback.print_exc()
         finally:
@@ -199,9 +205,17 @@ def _outbox(place: Path, number: int) -> Path:
     return place / f"tally-{number}.json"
 
 
-def _handed_over(path: Path) -> Tally:
+def _last_words(place: Path, number: int) -> Path:
+    return place / f"fault-{number}.txt"
+
+
+def _handed_over(place: Path, number: int) -> Tally:
+    """What the worker came to. Raises PlaitError where that could not try its cases at all."""
+    path, fault = _outbox(place, number), _last_words(place, number)
     if path.exists():
         return Tally.from_json(path.read_text(encoding="utf-8"))
+    if fault.exists():
+        raise PlaitError(f"nothing was tried, since no case could be made: {fault.read_text(encoding='utf-8')}")
     return Tally(violations=["a worker of the harness itself ended before its time"])
 
 

@@ -118,8 +118,13 @@ def lasting(task: Task, part: Part) -> Part:
 
 def prompt_of(task: Task, parts: Mapping[str, Part]) -> str:
     """A prompt that holds the results of all that the task waits for: a wrong one changes its answer."""
-    uses = [f"{{{{ {name}.mark }}}}" if parts[name].structured else f"{{{{ {name} }}}}" for name in task.upstream]
+    uses = [use_of(name, parts[name]) for name in task.upstream]
     return "|".join([task.id, *(["{{ item }}"] if task.for_each else []), *uses])
+
+
+def use_of(task_id: str, part: Part) -> str:
+    """What a prompt says to hold a task's result. In this form any id may stand: a name alone would end at its `-`."""
+    return f'{{{{ results["{task_id}"]{".mark" if part.structured else ""} }}}}'
 
 
 def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from runner.crash.case import MANY, NEVER, Case, Part, lasting, prompt_of
+from runner.crash.case import MANY, NEVER, Case, Part, lasting, prompt_of, use_of
 from runner.dag import DAG
 from runner.policy import Decision, RunView
 from runner.task import FailureMode, JsonValue, Retry, Task
@@ -98,7 +98,7 @@ def _specs(
     for number in range(rng.randint(1, 2)):
         name = f"{planner}_{number}"
         needed: list[JsonValue] = [spec["id"] for spec in specs if rng.random() < 0.5]
-        uses = [f"{{{{ {one} }}}}" for one in needed]
+        uses = [use_of(str(one), parts[str(one)]) for one in needed]
         spec: dict[str, JsonValue] = {"id": name, "prompt": "|".join([name, *uses]), "retry": _SPEC_RETRY}
         if rng.random() < 0.3:
             # What it goes on with is done, or fails, or is never run; nobody knew that it would be gone on with.

@@ -15,7 +15,8 @@ from runner.plan.added import tasks_of
 from runner.status import TASK_DONE, RunStatus, TaskStatus
 from runner.task import FailureMode, JsonValue, Task
 
-_USE = re.compile(r"\{\{ ([\w.-]+?)(?:\.mark)? \}\}")
+_USE = re.compile(r'\{\{ (?:results\["([^"]+)"\](?:\.mark)?|item) \}\}')
+"""As `use_of` has it; without a group it is the element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ class _Telling:
         if part.crashes or part.refused or part.failures >= most:
             skipped = task.failure_mode is FailureMode.SKIP
             return Expected(TaskStatus.SKIPPED if skipped else TaskStatus.FAILED, most)
-        prompt = _USE.sub(lambda use: str(task.item) if use[1] == "item" else self.ends[use[1]].value, task.prompt)
+        prompt = _USE.sub(lambda use: self.ends[use[1]].value if use[1] else str(task.item), task.prompt)
         past = self.ends[task.continues].history if task.continues is not None else ()
         text, data = answer(task.id, prompt, past, part)
         value = str(data["mark"]) if isinstance(data, dict) else text
