@@ -101,6 +101,17 @@ def test_each_agent_at_work_has_a_line_with_what_it_does_now(tmp_path: Path) -> 
     assert "I look around" not in lines["tests"]
 
 
+@pytest.mark.parametrize("kind", ["xterm-256color", "dumb"])
+def test_a_run_outlives_its_terminal(tmp_path: Path, kind: str) -> None:
+    make(tmp_path, TASKS)
+    with Terminal(tmp_path, "run", "plan.yaml", TERM=kind) as terminal:
+        terminal.until("told")
+        terminal.go_away()
+        (tmp_path / "go").touch()
+        assert terminal.wait() == 0
+    assert plait(tmp_path, "show", "last", "--json").value["status"] == "completed"
+
+
 def test_more_agents_than_lines_leave_room_for_the_rest(tmp_path: Path) -> None:
     agents = "".join(f'  - {{id: "a{i:02}", prompt: "tool Bash: step {i}"}}\n' for i in range(40))
     waiting = "".join(f'  - {{id: "w{i}", prompt: "x", depends_on: a00}}\n' for i in range(9))

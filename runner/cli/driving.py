@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
@@ -90,5 +91,6 @@ async def stop_when_told(
 
 def _leave_at_once(_number: int, _frame: FrameType | None) -> None:
     if sys.stderr.isatty():
-        os.write(2, _SHOW_CURSOR)
+        with suppress(OSError):
+            os.write(2, _SHOW_CURSOR)
     os._exit(AT_ONCE)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn, TextIO
 
@@ -23,11 +25,13 @@ TAKEN_OVER = 5
 CANCELLED = 6
 AT_ONCE = 130
 
+_LEFT = frozenset({errno.EPIPE, errno.EIO})  # the latter is said by a terminal that has gone away
+
 EXIT_CODES = """\
 Exit codes: 0 completed, or done as asked; 1 tasks failed; 2 usage or bad input (mistakes in a plan, an unknown run or
-task, a missing backend, a run that another process owns, a late answer); 3 the store cannot be used; 4 waiting for a
-person (plait questions, plait answer); 5 taken over by another process; 6 the run was cancelled, or left before its end
-by Ctrl-C; 130 left at once by a second Ctrl-C.
+task, a missing backend, a run that another process owns, a late answer); 3 the store cannot be used, or standard output
+not be written; 4 waiting for a person (plait questions, plait answer); 5 taken over by another process; 6 the run was
+cancelled, or left before its end by Ctrl-C; 130 left at once by a second Ctrl-C.
 """
 
 
@@ -47,7 +51,7 @@ class Fault(click.ClickException):
 def outcome(command: click.Command, arguments: Sequence[str]) -> int:
     """Run `command`; its exit code. What is nobody's fault but ours escapes as it is."""
     # Where a stream was closed before we came (`>&-`), Python has none.
-    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
+    sys.stdout, sys.stderr = sys.stdout or _nowhere(), _unfailing(sys.stderr) if sys.stderr else _nowhere()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets its escape, never an error.
         if reconfigure := getattr(stream, "reconfigure", None):
@@ -73,6 +77,28 @@ def outcome(command: click.Command, arguments: Sequence[str]) -> int:
 
 def _nowhere() -> TextIO:
     return Path(os.devnull).open("w")
+
+
+def _unfailing(stream: TextIO) -> TextIO:
+    """The same stream, whoever writes to it: what cannot be written to it is left out."""
+    try:
+        raw = _Unfailing(stream)
+    except (OSError, ValueError):  # it has no descriptor, as in tests
+        return stream
+    return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, line_buffering=True)
+
+
+class _Unfailing(io.FileIO):
+    """A file for what is said beside the work: a full disk or a terminal that has gone away must not end a run."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream.fileno(), "w", closefd=False)
+        self._stream = stream  # else its end would close the descriptor
+
+    def write(self, data: Any, /) -> int:
+        with suppress(OSError):
+            return super().write(data) or len(data)
+        return len(data)
 
 
 def fault_of(error: Exception) -> Fault | None:
@@ -113,15 +139,18 @@ def tell(text: str) -> bool:
 
 
 def write(stream: IO[str], text: str) -> bool:
-    """Write and flush. A reader that has left (`| head`) is no error: it is False, and what follows goes nowhere."""
+    """Write and flush. A reader that has left (`| head`, a terminal that was closed) is no error: it is False, and what
+    follows goes nowhere. Raises Fault when it cannot be written, as on a full disk.
+    """
     try:
         stream.write(text)
         stream.flush()
         return True
     except OSError as error:
-        if error.errno != errno.EPIPE:
-            raise
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+        if error.errno not in _LEFT:
+            why = f"standard output cannot be written: {error.strerror}; send it to another place"
+            raise Fault(why, STORE) from error
         return False

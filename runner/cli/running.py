@@ -172,14 +172,16 @@ async def see_through(
     """Show `run` to its end and say what it came to; the exit code. `store` is where the run is stored."""
     ending = await follow(run, dag, _display(dag, manner, statuses))
     result = ending.result
-    if manner.as_json:
-        report.tell_json(ending, manner.store)
-    else:
-        report.tell_result(ending.dag, result, manner.result_of)
-    if not manner.quiet:
-        report.say_summary(ending, manner.store, await _waiting(result, store))
-    elif result.status is not RunStatus.COMPLETED:
-        report.say_failure(result)
+    try:
+        if manner.as_json:
+            report.tell_json(ending, manner.store)
+        else:
+            report.tell_result(ending.dag, result, manner.result_of)
+    finally:  # a result that cannot be written is to be found
+        if not manner.quiet:
+            report.say_summary(ending, manner.store, await _waiting(result, store))
+        elif result.status is not RunStatus.COMPLETED:
+            report.say_failure(result)
     return report.exit_code(result)
 
 

@@ -96,7 +96,13 @@ class Terminal:
     def __exit__(self, _kind: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None) -> None:
         self._process.kill()
         self._process.wait()
-        os.close(self._master)
+        self.go_away()
+
+    def go_away(self) -> None:
+        """Be gone, as after a lost connection; no signal says so."""
+        if self._master >= 0:
+            os.close(self._master)
+            self._master = -1
 
     def until(self, marker: str) -> None:
         """Read until `marker` was seen."""
@@ -111,7 +117,7 @@ class Terminal:
 
     def wait(self) -> int:
         """Read to the end; the exit code."""
-        while self._read():
+        while self._master >= 0 and self._read():
             pass
         return self._process.wait(_LIMIT)
 
