@@ -27,6 +27,8 @@ sys.dont_write_bytecode = False
 # A suite that a script started in the background ignores Ctrl-C, and so would every command that it sends one to.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # and one under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

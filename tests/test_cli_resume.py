@@ -10,6 +10,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.support import warm
 from tests.support.command import PLAIT, Terminal, environment, plait, plait_here
 from tests.support.plans import calls, make, wait_for_call
@@ -91,7 +93,8 @@ def test_a_function_that_blocks_its_thread_does_not_keep_the_process(tmp_path: P
     assert "Traceback" not in err
 
 
-def test_sigterm_is_like_ctrl_c_and_a_live_run_is_not_taken_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_are_like_ctrl_c_and_a_live_run_is_not_taken_over(tmp_path: Path, number: int) -> None:
     make(tmp_path, HELD, hold="hold")
     with running(tmp_path) as process:
         wait_for_call(tmp_path, "two")
@@ -101,22 +104,37 @@ def test_sigterm_is_like_ctrl_c_and_a_live_run_is_not_taken_over(tmp_path: Path)
             assert (refused.code, refused.out) == (2, "")
             assert f"is being run by process {process.pid}" in refused.err
         assert "nothing to resume" in plait_here(tmp_path, "resume").err
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         _, err = process.communicate(timeout=20)
     assert process.returncode == 6
     assert "plait resume" in err
     assert calls(tmp_path) == ["one", "two"]
 
 
-def test_in_the_background_of_a_script_ctrl_c_is_meant_for_the_script(tmp_path: Path) -> None:
-    make(tmp_path, HELD, hold="wait")
-    words = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *PLAIT, "run", "plan.yaml"]
-    with subprocess.Popen(words, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) as process:
-        wait_for_call(tmp_path, "two")
-        process.send_signal(signal.SIGINT)
+def test_a_terminal_that_goes_away_says_so_more_than_once(tmp_path: Path) -> None:
+    make(tmp_path, "  - {id: a, prompt: one, backend: finish}\n", finish="finish")
+    with running(tmp_path) as process:
+        wait_for_call(tmp_path, "one")
+        process.send_signal(signal.SIGHUP)
+        assert process.stderr is not None
+        assert any("stopping" in line for line in process.stderr)
+        process.send_signal(signal.SIGHUP)
         (tmp_path / "go").touch()
         _, err = process.communicate(timeout=20)
-    assert (process.returncode, "3 of 3 tasks completed" in err) == (0, True)
+    assert (process.returncode, "1 of 1 task completed" in err) == (0, True), err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_in_the_background_of_a_script_ctrl_c_is_meant_for_the_script(tmp_path: Path, number: signal.Signals) -> None:
+    make(tmp_path, HELD, hold="finish")
+    trap = f'trap "" {number.name.removeprefix("SIG")}; exec "$@"'
+    words = ["sh", "-c", trap, "sh", *PLAIT, "run", "plan.yaml"]
+    with subprocess.Popen(words, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        wait_for_call(tmp_path, "two")
+        process.send_signal(number)
+        (tmp_path / "go").touch()
+        _, err = process.communicate(timeout=20)
+    assert (process.returncode, "3 of 3 tasks completed" in err) == (0, True), err
 
 
 def test_a_killed_run_is_shown_as_interrupted_and_is_the_one_to_resume(tmp_path: Path) -> None:

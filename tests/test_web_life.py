@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -155,14 +156,15 @@ def test_a_killed_server_loses_no_event_and_tells_none_twice(tmp_path: Path, ask
     assert [one.id for one in seen] == [seq for (seq,) in stored]
 
 
-def test_ctrl_c_leaves_runs_to_be_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_leaves_runs_to_be_resumed(tmp_path: Path, number: int) -> None:
     with served(tmp_path) as server, server.client() as client:
         run_id = created(client, HELD)
         with client.stream("GET", f"/api/runs/{run_id}/events") as stream:
             told = heard(stream)
             while next(told).data["task_id"] != "held":
                 pass
-            code, said = server.stop()  # an open stream is no reason to stay
+            code, said = server.stop(number)  # an open stream is no reason to stay
             assert list(told) == []
     assert (code, "Traceback" in said) == (6, False)
     assert not server.token_file.exists()

@@ -1,4 +1,4 @@
-"""Drives a run for a person: shows it, and leaves it well when asked to by Ctrl-C or SIGTERM."""
+"""Drives a run for a person: shows it, and leaves it well when asked to by Ctrl-C, SIGTERM or SIGHUP."""
 
 from __future__ import annotations
 
@@ -75,18 +75,30 @@ async def stop_when_told(
     stop: Callable[[], None], note: Callable[[str], None], *, task_status: anyio.abc.TaskStatus[None]
 ) -> None:
     """The first signal calls `stop`, the second one ends the process. One that is ignored from the start stays so: a
-    script that starts plait in the background keeps the Ctrl-C for itself from it.
+    script that starts plait in the background keeps the Ctrl-C for itself from it, and `nohup` the end of a terminal.
     """
-    heeded = [one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) != signal.SIG_IGN]
-    with anyio.open_signal_receiver(*heeded) as signals:
-        task_status.started()
-        async for _ in signals:
-            # From here on not through the event loop: a function of the user's may be what blocks it.
-            for number in heeded:
-                signal.signal(number, _leave_at_once)
-            note("stopping, and writing down where the run stands; once more to leave at once")
-            stop()
-            await anyio.sleep_forever()
+    heeded = [one for one in _AGAIN if signal.getsignal(one) != signal.SIG_IGN]
+    stopping = False
+    try:
+        with anyio.open_signal_receiver(*heeded) as signals:
+            task_status.started()
+            async for _ in signals:
+                stopping = True
+                # From here on not through the event loop: a function of the user's may be what blocks it.
+                for number in heeded:
+                    signal.signal(number, _AGAIN[number])
+                note("stopping, and writing down where the run stands; once more to leave at once")
+                stop()
+                await anyio.sleep_forever()
+    finally:
+        if stopping and signal.SIGHUP in heeded:
+            signal.signal(signal.SIGHUP, _stay)
+
+
+def _stay(_number: int, _frame: FrameType | None) -> None:
+    """A terminal that goes away says so more than once, through the kernel and through the shell; nobody is there who
+    could mean that it takes too long.
+    """
 
 
 def _leave_at_once(_number: int, _frame: FrameType | None) -> None:
@@ -94,3 +106,6 @@ def _leave_at_once(_number: int, _frame: FrameType | None) -> None:
         with suppress(OSError):
             os.write(2, _SHOW_CURSOR)
     os._exit(AT_ONCE)
+
+
+_AGAIN = {signal.SIGINT: _leave_at_once, signal.SIGTERM: _leave_at_once, signal.SIGHUP: _stay}

@@ -48,6 +48,14 @@ async def stubborn(prompt):
         await anyio.sleep_forever()
 
 
+async def finish(prompt):
+    log(prompt)
+    with anyio.CancelScope(shield=True):
+        while not Path("go").exists():
+            await anyio.sleep(0.01)
+    return "held: " + prompt
+
+
 def block(prompt):
     log(prompt)
     time.sleep(120)

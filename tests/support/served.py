@@ -48,9 +48,9 @@ class Served:
         given = {"authorization": f"Bearer {self.token}", **headers}
         return httpx.Client(base_url=self.url, headers=given, timeout=_LIMIT, trust_env=False)
 
-    def stop(self) -> tuple[int, str]:
+    def stop(self, number: int = signal.SIGINT) -> tuple[int, str]:
         """As Ctrl-C does; the exit code and what it said."""
-        self.process.send_signal(signal.SIGINT)
+        self.process.send_signal(number)
         said = self.process.communicate(timeout=_LIMIT)[1]
         return self.process.returncode, said
 
