@@ -71,6 +71,42 @@ def test_json_is_one_object_with_everything(tmp_path: Path) -> None:
     assert "a started" in done.err
 
 
+PRINTS = """
+import sys
+
+print("on import")
+
+
+async def waits(prompt):
+    print("while it waits", file=sys.stdout)
+    return prompt
+
+
+def works(prompt):
+    print("in a thread")
+    return prompt
+"""
+
+
+def test_what_functions_print_is_no_output_of_the_command(tmp_path: Path) -> None:
+    make(
+        tmp_path, "  - {id: a, prompt: one, backend: waits}\n  - {id: b, prompt: two, backend: works, depends_on: a}\n"
+    )
+    plan = tmp_path / "plan.yaml"
+    named = "".join(f'  {name}: {{kind: function, call: "prints.py:{name}"}}\n' for name in ("waits", "works"))
+    plan.write_text(plan.read_text().replace("backends:\n", f"backends:\n{named}"))
+    (tmp_path / "prints.py").write_text(PRINTS)
+    printed = ("on import", "while it waits", "in a thread")
+    done = plait(tmp_path, "run", "plan.yaml", "--json")
+    assert done.value["status"] == "completed"
+    assert [word for word in printed if word not in done.err] == []
+    assert plait(tmp_path, "run", "plan.yaml", "-q").out == "two\n"
+    with Terminal(tmp_path, "run", "plan.yaml", "--json", out=tmp_path / "out") as terminal:
+        assert terminal.wait() == 0
+    assert json.loads((tmp_path / "out").read_text())["status"] == "completed"
+    assert [word for word in printed if word.encode() not in terminal.seen] == []
+
+
 def test_inputs_and_concurrency_come_from_the_command_line(tmp_path: Path) -> None:
     plan = make(tmp_path, '  - {id: a, prompt: "{{ word }} {{ n }}"}\n')
     plan.write_text(plan.read_text().replace("tasks:", "inputs: {word: {required: true}, n: 1}\ntasks:"))

@@ -7,8 +7,9 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any, NoReturn, TextIO
 
@@ -25,6 +26,7 @@ TAKEN_OVER = 5
 CANCELLED = 6
 AT_ONCE = 130
 
+_output: ContextVar[TextIO | None] = ContextVar("_output", default=None)
 _LEFT = frozenset({errno.EPIPE, errno.EIO})  # the latter is said by a terminal that has gone away
 
 EXIT_CODES = """\
@@ -135,7 +137,25 @@ def say(text: str = "") -> None:
 
 def tell(text: str) -> bool:
     """A line of output, on standard output; False when its reader has left."""
-    return write(sys.stdout, text + "\n")
+    return write(output(), text + "\n")
+
+
+def output() -> TextIO:
+    """Standard output, also where `prints_aside` has put something else in its place."""
+    return _output.get() or sys.stdout
+
+
+@contextmanager
+def prints_aside() -> Generator[None]:
+    """What prints within, a function of the user's or its module, does so on standard error: standard output has what
+    we `tell`, and nothing else.
+    """
+    token = _output.set(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _output.reset(token)
 
 
 def write(stream: IO[str], text: str) -> bool:

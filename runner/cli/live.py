@@ -6,7 +6,6 @@ Nothing is ever parsed as markup: every piece is a `rich.text.Text` made of text
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group
@@ -43,8 +42,8 @@ class LiveDisplay:
             get_renderable=self._draw,
             auto_refresh=False,
             transient=True,
-            # What a function prints goes above the display, unless it goes to a file anyway.
-            redirect_stdout=sys.stdout.isatty(),
+            # What a function prints goes above the display.
+            redirect_stdout=True,
             redirect_stderr=True,
         )
         self._lines: list[Text] = []

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from runner.cli.exits import prints_aside
 from runner.cli.options import (
     concurrency_option,
     configure_log,
@@ -72,4 +73,5 @@ def orchestrate_command(goal: str, **options: Any) -> int:
     wish = Wish(options["backend"], options["model"], options["base_url"])
     team = Team(wish, options["planner"], options["executor"], options["reflector"])
     limits = {name: options[name] for name in ("max_iterations", "max_tasks", "reflect_every")}
-    return anyio.run(orchestrate, goal, team, limits, manner)
+    with prints_aside():
+        return anyio.run(orchestrate, goal, team, limits, manner)

@@ -43,7 +43,7 @@ def tell_result(dag: DAG, result: RunResult, only: str | None = None) -> None:
     """The texts of the final tasks, or of the task `only`, on standard output: as they are for a file, harmless for a
     terminal.
     """
-    fit = visible if sys.stdout.isatty() else without_controls
+    fit = visible if exits.output().isatty() else without_controls
     finals = [task for task in _finals(dag, result) if task.status is TaskStatus.COMPLETED]
     finals = [task for task in finals if only is None or task.id == only]
     for task in finals:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from runner.cli.exits import prints_aside
 from runner.cli.options import (
     backend_options,
     concurrency_option,
@@ -49,7 +50,8 @@ def run_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
     configure_log(options["log_style"], options["log_level"])
     loaded = read_plan(plan, inputs)
     backing = backing_of_plan(loaded, Wish(options["backend"], options["model"], options["base_url"]))
-    return anyio.run(run_plan, loaded, backing, _manner(options))
+    with prints_aside():
+        return anyio.run(run_plan, loaded, backing, _manner(options))
 
 
 @click.command("resume", short_help="Go on with a run.")
@@ -75,7 +77,8 @@ def resume_command(run: str | None, retry_failed: bool, plan: Path | None, **opt
 
     configure_log(options["log_style"], options["log_level"])
     wanted = Resumption(run, retry_failed, plan, options["dry_run"])
-    return anyio.run(resume_run, wanted, _manner(options))
+    with prints_aside():
+        return anyio.run(resume_run, wanted, _manner(options))
 
 
 @click.command("continue", short_help="Go on with a task's conversation.")
@@ -100,7 +103,8 @@ def continue_command(run: str, task: str, message: str, plan: Path | None, **opt
     if not message.strip():
         raise click.BadParameter("the message is empty")
     configure_log(options["log_style"], options["log_level"])
-    return anyio.run(continue_task, run, task, message, plan, _manner(options))
+    with prints_aside():
+        return anyio.run(continue_task, run, task, message, plan, _manner(options))
 
 
 def _manner(options: dict[str, Any]) -> Any:

@@ -19,7 +19,7 @@ from runner import PlaitError, Plan
 from runner.cli import report
 from runner.cli.backing import Backing, Kept, names_needed
 from runner.cli.driving import Ending, follow
-from runner.cli.exits import COMPLETED, Fault, say, tell
+from runner.cli.exits import COMPLETED, Fault, output, say, tell
 from runner.cli.knowing import knowing_runner
 from runner.cli.lookup import (
     find_run,
@@ -231,6 +231,6 @@ async def continue_task(word: str, task_id: str, message: str, moved_to: Path | 
         }
         report.tell_value(value)
     else:
-        fit = visible if sys.stdout.isatty() else without_controls
+        fit = visible if output().isatty() else without_controls
         tell(fit(reply.text).removesuffix("\n"))
     return COMPLETED

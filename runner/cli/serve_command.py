@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from runner.cli.exits import prints_aside
 from runner.cli.options import (
     backend_options,
     concurrency_option,
@@ -60,4 +61,5 @@ def serve_command(file: Path | None, **options: Any) -> int:
     configure_log(options["log_style"], options["log_level"])
     backing = backing_of_file(file, Wish(options["backend"], options["model"], options["base_url"]))
     where = Listening(options["host"], options["port"], options["store_path"], options["as_json"])
-    return anyio.run(serve, backing, where, options["concurrency"])
+    with prints_aside():
+        return anyio.run(serve, backing, where, options["concurrency"])
