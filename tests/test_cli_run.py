@@ -178,6 +178,8 @@ def test_only_the_backends_that_tasks_need_are_built(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["run", "absent.yaml"], "absent.yaml: cannot read the plan"),
+        (["run", "plan.yaml", "--store", ":memory:"], "a store is a file, not :memory:; name one with --store"),
+        (["runs", "--store", ":memory:"], "a store is a file, not :memory:; name one with --store"),
         (["run", "plan.yaml", "--set", "word"], "'word' is not name=value"),
         (["run", "plan.yaml", "--set", "nope=1"], "there is no input 'nope'; the plan has no inputs"),
         (["run", "plan.yaml", "--backend", "local"], "names its backends itself"),

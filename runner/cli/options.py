@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from runner.cli.exits import Fault
 from runner.cli.text import command
 
 DEFAULT_STORE = Path(".plait") / "plait.db"
@@ -18,6 +19,13 @@ STORE_VARIABLE = "PLAIT_STORE"
 PLAN_SUFFIXES = frozenset({".yaml", ".yml", ".json", ".toml"})
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _file(_context: click.Context, _parameter: click.Parameter, value: Path) -> Path:
+    if str(value) == ":memory:":
+        raise Fault("a store is a file, not :memory:; name one with --store, or write nothing down with --no-store")
+    return value
+
 
 store_option = click.option(
     "--store",
@@ -27,6 +35,7 @@ store_option = click.option(
     envvar=STORE_VARIABLE,
     show_default=True,
     show_envvar=True,
+    callback=_file,
     help="Where runs are written down.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
