@@ -22,6 +22,7 @@ from runner.web.stream import EventStream
 from tests.support.fakes import Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 
+JSON = {"content-type": "application/json"}
 TASKS = [{"id": "a", "prompt": "hello {{ who }}"}]
 
 
@@ -53,7 +54,7 @@ def test_a_posted_plan_is_a_plan() -> None:
         ({"inputs": [1]}, {}, "inputs"),
         ({"name": "\ud800"}, {}, "U+D800"),
         ({}, {"who": float("nan")}, "the plan holds what JSON does not have"),
-        ({}, {"who": "x" * 2**20}, "a plan may have 1 MiB"),
+        ({"name": "x" * 2**20}, {}, "a plan may have 1 MiB, this one has 1,048,"),
     ],
 )
 def test_what_a_posted_plan_may_not_say(changes: dict[str, Any], inputs: dict[str, Any], said: str) -> None:
@@ -61,6 +62,14 @@ def test_what_a_posted_plan_may_not_say(changes: dict[str, Any], inputs: dict[st
         posted_plan({"inputs": {"who": "Ada"}, "tasks": TASKS, **changes}, inputs, ["w"])
     assert said in str(refused.value)
     assert not str(refused.value).startswith("plan")  # there is no file, and no line in it
+
+
+async def test_large_inputs_are_no_large_plan() -> None:
+    value = "é" * 2**20
+    new = {"plan": {"inputs": {"who": "Ada"}, "tasks": [{"id": "a", "prompt": "{{ who }}"}]}, "inputs": {"who": value}}
+    async with application(MemoryStore()) as client:
+        answer = await client.post("/api/runs", content=json.dumps(new, ensure_ascii=False), headers=JSON)
+        assert answer.status_code == 201, answer.text[:300]
 
 
 def test_no_file_is_opened_for_a_posted_plan(tmp_path: Path) -> None:
@@ -101,7 +110,7 @@ async def application(store: Store) -> AsyncGenerator[httpx.AsyncClient]:
 )
 async def test_a_request_that_makes_no_sense(body: bytes) -> None:
     async with application(MemoryStore()) as client:
-        answer = await client.post("/api/runs", content=body, headers={"content-type": "application/json"})
+        answer = await client.post("/api/runs", content=body, headers=JSON)
     assert answer.status_code == 422, answer.text
     assert answer.json()["error"]["kind"] in {"invalid_request", "plan_invalid"}
 

@@ -77,10 +77,13 @@ def parse_plan(
     format: str = "yaml",  # noqa: A002 - the plain word
     folder: Path | None = None,
     overrides: Mapping[str, str] | None = None,
+    most: int | None = MAX_BYTES,
 ) -> Plan:
-    """The plan in `text`, which is `yaml`, `json` or `toml`; as `load_plan`, with paths relative to `folder`."""
+    """The plan in `text`, which is `yaml`, `json` or `toml`; as `load_plan`, with paths relative to `folder`. `most` is
+    how many bytes it may have; None where that was seen to before.
+    """
     folder = folder or Path()
-    return _build(read_source(text, format=format), Given(folder, overrides or {}), folder)
+    return _build(read_source(text, format=format, most=most), Given(folder, overrides or {}), folder)
 
 
 def _build(source: Source, given: Given, path: Path) -> Plan:

@@ -59,9 +59,17 @@ class Source:
         return PlanProblem(message, spell(path), line, column, self.file)
 
 
-def read_source(data: str | bytes, *, format: str = "yaml", file: str = "plan") -> Source:  # noqa: A002 - the plain word
-    """The values of `data`, which is `yaml`, `json` or `toml`. Raises PlanError when it cannot be read at all."""
-    text = _decode(data, file)
+def read_source(
+    data: str | bytes,
+    *,
+    format: str = "yaml",  # noqa: A002 - the plain word
+    file: str = "plan",
+    most: int | None = MAX_BYTES,
+) -> Source:
+    """The values of `data`, which is `yaml`, `json` or `toml` and has at most `most` bytes. Raises PlanError when it
+    cannot be read at all.
+    """
+    text = _decode(data, file, most)
     source = Source(file)
     if format == "json":
         _read_json(text, source)
@@ -81,9 +89,9 @@ def read_value(text: str) -> JsonValue:
     return source.value
 
 
-def _decode(data: str | bytes, file: str) -> str:
+def _decode(data: str | bytes, file: str, most: int | None) -> str:
     size = len(data) if isinstance(data, bytes) else len(data.encode("utf-8", "surrogatepass"))
-    if size > MAX_BYTES:
+    if most is not None and size > most:
         raise PlanError(
             [PlanProblem(f"a plan may have 1 MiB, this one has {size:,} bytes; move data into input files", file=file)]
         )

@@ -14,6 +14,7 @@ from typing import Any, cast
 from runner.plan import Plan, PlanError, PlanProblem, parse_plan
 from runner.plan.build import NAME_IT
 from runner.plan.inputs import no_input
+from runner.plan.source import MAX_BYTES
 
 _THE_SERVERS = {
     "backends": "the server has its backends from its own start; name one of them, or leave `backend` out",
@@ -26,6 +27,9 @@ def posted_plan(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Co
 
     Raises PlanError with every mistake found.
     """
+    if (size := len(_text(plan).encode("utf-8", "surrogatepass"))) > MAX_BYTES:
+        why = f"a plan may have 1 MiB, this one has {size:,} bytes; give large values beside it, in `inputs`"
+        raise PlanError([PlanProblem(why, file="")])
     problems = [PlanProblem(why, key, file="") for key, why in _THE_SERVERS.items() if key in plan]
     if isinstance(plan.get("inputs") or {}, dict):  # else the reader says what it should be
         declared = cast("dict[str, Any]", plan.get("inputs") or {})
@@ -35,17 +39,21 @@ def posted_plan(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Co
         raise PlanError(problems)
     # Only their names count for the plan; what they are is never part of it.
     named = {name: {"kind": "function", "call": "server:backend"} for name in backends}
+    text = _text({**plan, "backends": named})
     try:
-        text = json.dumps({**plan, "backends": named}, ensure_ascii=False, allow_nan=False)
+        return replace(parse_plan(text, format="json", most=None), backends={})
+    except PlanError as error:
+        there_are = f"; the server has {', '.join(map(repr, sorted(backends)))}, or leave 'backend' out"
+        raise PlanError([_of_a_post(problem, there_are) for problem in error.problems]) from None
+
+
+def _text(plan: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(plan, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
         raise PlanError([PlanProblem(f"the plan holds what JSON does not have: {error}", file="")]) from None
     except RecursionError:
         raise PlanError([PlanProblem("the plan is nested too deeply", file="")]) from None
-    try:
-        return replace(parse_plan(text, format="json"), backends={})
-    except PlanError as error:
-        there_are = f"; the server has {', '.join(map(repr, sorted(backends)))}, or leave 'backend' out"
-        raise PlanError([_of_a_post(problem, there_are) for problem in error.problems]) from None
 
 
 def _of_a_post(problem: PlanProblem, there_are: str) -> PlanProblem:
