@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from backends.spec import KINDS
 from tests.support.command import environment, plait_here
 from tests.support.plans import calls, make
 
@@ -60,6 +62,12 @@ def test_nothing_is_imported_that_is_not_needed(tmp_path: Path) -> None:
     assert "Exit codes: 0 completed, or done as asked; 1 tasks failed; 2 usage or bad input" in said
 
 
+def test_help_names_every_backend(tmp_path: Path) -> None:
+    for words in ("run", "orchestrate", "serve"):
+        said = " ".join(plait_here(tmp_path, words, "--help").out.split())
+        assert re.search(rf"--backend KIND {', '.join(KINDS[:-1])} or {KINDS[-1]}, for", said)
+
+
 def test_version(folder: Path) -> None:
     assert plait_here(folder, "version").out == f"plait {plait_here(folder, 'version', '--json').value['version']}\n"
 
@@ -94,7 +102,7 @@ def test_runs_are_listed_newest_first(folder: Path) -> None:
     assert [(run["status"], run["name"], run["done"], run["total"]) for run in runs] == [("failed", "trial", 3, 4)] * 2
     lines = plait_here(folder, "runs").out.splitlines()
     assert lines[0].split() == ["RUN", "NAME", "STATUS", "TASKS", "TOKENS", "AGE"]
-    assert [line.split()[:4] for line in lines[1:]] == [[run["run_id"], "trial", "failed", "2/4"] for run in runs]
+    assert [line.split()[:4] for line in lines[1:]] == [[run["run_id"], "trial", "failed", "3/4"] for run in runs]
     assert len(plait_here(folder, "runs", "--limit", "1", "--json").value) == 1
 
 

@@ -103,6 +103,8 @@ async def application(store: Store) -> AsyncGenerator[httpx.AsyncClient]:
         b'{"plan": {"tasks": [{"id": "a", "prompt": "a"}], "\\ud800": 1}}',
         b'{"plan": {"tasks": []}, "inputs": {"\\ud800": 1}}',
         b'{"plan": {"tasks": NaN}}',
+        b'{"plan": {"tasks": [{"id": "a", "prompt": "a", "prompt": "b"}]}}',
+        b'{"plan": {"tasks": [{"id": "a", "prompt": "a"}]}, "key": "k", "key": "k"}',
         b'{"plan": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}",
         b'{"plan": {"x": ' + b"9" * 5000 + b"}}",
     ],

@@ -57,7 +57,9 @@ def test_answers_come_with_resume(tmp_path: Path) -> None:
         run_id = created(client, PLAN)
         events(client, run_id, until_="run_waiting_input")
         refused(post(client, f"/api/runs/{run_id}/resume", {"answers": {"asks": "many"}}), 422, "refused")
-        refused(post(client, f"/api/runs/{run_id}/resume", {"answers": {"nobody": 1}}), 422, "refused")
+        refused(post(client, f"/api/runs/{run_id}/resume", {"answers": {"nobody": 1}}), 404, "not_found")
+        for odd in ("yes", 1):
+            refused(post(client, f"/api/runs/{run_id}/resume", {"retry_failed": odd}), 422, "invalid_request")
         assert post(client, f"/api/runs/{run_id}/resume", {"answers": {"asks": 3}}).status_code == 200
         assert events(client, run_id)[-1].event == "run_completed"
         refused(post(client, f"/api/runs/{run_id}/resume", {"answers": {"asks": 3}}), 409, "answer_conflict")

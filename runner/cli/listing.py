@@ -15,7 +15,7 @@ from runner.cli.report import tell_value
 from runner.cli.sections import tell_table
 from runner.cli.text import age, dollars, one_line, size, tokens
 from runner.owner import Liveness, liveness
-from runner.status import TASK_DONE, TaskStatus
+from runner.status import TASK_DONE
 
 
 async def list_runs(path: Path, limit: int, as_json: bool) -> int:
@@ -76,14 +76,19 @@ def _run_row(run: RunRecord) -> tuple[str, ...]:
         one_line(run.run_id),
         one_line(run.name, 40),
         shown_status(run).value,
-        f"{run.counts.get(TaskStatus.COMPLETED, 0):,}/{sum(run.counts.values()):,}",
+        f"{_done(run):,}/{sum(run.counts.values()):,}",
         tokens(run.input_tokens, run.output_tokens),
         age(time.time() - created),
     )
 
 
+def _done(run: RunRecord) -> int:
+    """How many tasks have come to their end, in whatever way: in the table, in JSON, over HTTP and on the terminal."""
+    return sum(run.counts.get(status, 0) for status in TASK_DONE)
+
+
 def run_value(run: RunRecord) -> dict[str, Any]:
-    """The run as JSON; `done` are the tasks that have come to their end, in whatever way."""
+    """The run as JSON."""
     return {
         "run_id": run.run_id,
         "name": run.name,
@@ -92,7 +97,7 @@ def run_value(run: RunRecord) -> dict[str, Any]:
         "started_at": run.started_at,
         "ended_at": run.ended_at,
         "error": run.error,
-        "done": sum(run.counts.get(status, 0) for status in TASK_DONE),
+        "done": _done(run),
         "total": sum(run.counts.values()),
         "counts": run.counts,
         "input_tokens": run.input_tokens,

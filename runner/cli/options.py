@@ -16,6 +16,8 @@ from runner.cli.text import command
 
 DEFAULT_STORE = Path(".plait") / "plait.db"
 STORE_VARIABLE = "PLAIT_STORE"
+KINDS = "openai, anthropic, local, claude-code, codex or gemini"
+"""What `--backend` may be, for its help: `backends.spec.KINDS`, which takes a while to import."""
 PLAN_SUFFIXES = frozenset({".yaml", ".yml", ".json", ".toml"})
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -53,9 +55,7 @@ def backend_options(function: F) -> F:
     """`--backend`, `--model` and `--base-url`."""
     function = click.option("--base-url", metavar="URL", help="An OpenAI-compatible server.")(function)
     function = click.option("--model", metavar="NAME", help="The model; for local, the path of a GGUF file.")(function)
-    return click.option(
-        "--backend", metavar="KIND", help="openai, anthropic or local, for a plan that leaves the choice open."
-    )(function)
+    return click.option("--backend", metavar="KIND", help=f"{KINDS}, for a plan that leaves the choice open.")(function)
 
 
 def log_options(function: F) -> F:

@@ -8,6 +8,7 @@ import click
 
 from runner.cli.exits import prints_aside
 from runner.cli.options import (
+    KINDS,
     concurrency_option,
     configure_log,
     is_text,
@@ -24,7 +25,7 @@ from runner.cli.options import (
 @click.option("--planner", metavar="KIND[:MODEL]", help="What plans, and writes the answer in the end.")
 @click.option("--executor", metavar="KIND[:MODEL]", help="What does the tasks.")
 @click.option("--reflector", metavar="KIND[:MODEL]", help="What judges how far the goal is reached.")
-@click.option("--backend", metavar="KIND", help="openai, anthropic or local, for those of the three not named.")
+@click.option("--backend", metavar="KIND", help=f"{KINDS}, for those of the three not named.")
 @click.option("--model", metavar="NAME", help="Their model; for local, the path of a GGUF file.")
 @click.option("--base-url", metavar="URL", help="An OpenAI-compatible server.")
 @click.option(

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
 from persistence.errors import StoreError
 from runner.errors import (
@@ -20,6 +21,7 @@ from runner.errors import (
     RunNotFound,
     RunNotResumable,
     RunOwned,
+    TaskNotFound,
 )
 from runner.plan import PlanError
 from runner.web.guard import problem
@@ -27,6 +29,7 @@ from runner.web.shapes import Problem
 
 _ANSWERS: dict[type[Exception], tuple[int, str]] = {
     RunNotFound: (404, "run_not_found"),
+    TaskNotFound: (404, "not_found"),
     RunOwned: (409, "run_owned"),
     RunNotResumable: (409, "run_not_resumable"),
     KeyConflict: (409, "key_conflict"),
@@ -89,7 +92,21 @@ async def _of_http(request: Request, error: Exception) -> JSONResponse:
         code, kind = _INVALID
     if code in _HTTP_KINDS and said == HTTPStatus(code).phrase:  # the framework says no more than the code
         said = f"there is no {request.method} {request.url.path} here; GET /openapi.json says what there is"
-    return JSONResponse(problem(kind, said), code, headers=error.headers)
+    headers = error.headers
+    if code == 405 and (methods := _methods(request)):  # the framework names those of one route, where two share a path
+        headers = {"allow": ", ".join(methods)}
+    return JSONResponse(problem(kind, said), code, headers=headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """What may be asked of the request's path."""
+    published: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
+    return sorted(
+        method.upper()
+        for path, methods in published.items()
+        if compile_path(path)[0].match(request.url.path)
+        for method in methods
+    )
 
 
 async def _of_request(_request: Request, error: Exception) -> JSONResponse:

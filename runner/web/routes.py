@@ -9,9 +9,9 @@ from typing import Annotated, Any, TypeAlias
 
 import anyio
 import anyio.to_thread
-from fastapi import APIRouter, Header, HTTPException, Query, Response
+from fastapi import APIRouter, Header, Query, Response
 
-from runner.errors import RunNotFound, RunNotResumable, RunOwned, TaskNotFound
+from runner.errors import RunNotFound, RunNotResumable, RunOwned
 from runner.queued import run_id_of
 from runner.service import RunService
 from runner.status import RUN_DONE, RunStatus
@@ -19,6 +19,7 @@ from runner.task import JsonValue
 from runner.web import shapes
 from runner.web.faults import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS
 from runner.web.posted import posted_plan
+from runner.web.reading import ReadOnce
 from runner.web.stream import PUBLISHED, EventStream
 
 _Answers: TypeAlias = dict[int | str, dict[str, Any]]
@@ -44,7 +45,7 @@ class Api:
 
     def router(self) -> APIRouter:
         """Every route under its path."""
-        router = APIRouter(prefix="/api/runs", responses=DOCUMENTED)
+        router = APIRouter(prefix="/api/runs", responses=DOCUMENTED, route_class=ReadOnce)
         again: _Answers = {200: {"model": shapes.Standing, "description": "The run of this key was there already."}}
         router.add_api_route("", self.create, methods=["POST"], status_code=201, responses={**DOCUMENTED, **again})
         router.add_api_route("", self.list_all, methods=["GET"])
@@ -102,10 +103,7 @@ class Api:
 
     async def answer(self, run_id: str, task_id: str, given: shapes.Answer) -> shapes.Answered:
         """Answer what a task asks. The first answer counts. A run that nobody runs goes on when it is resumed."""
-        try:
-            taken = await self._runs.answer_question(run_id, task_id, given.value)
-        except TaskNotFound as error:
-            raise HTTPException(404, str(error)) from error
+        taken = await self._runs.answer_question(run_id, task_id, given.value)
         return shapes.Answered(run_id=run_id, status=await self._status(run_id), taken=taken)
 
     async def events(

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
 from runner.looking import RunInfo, StoredEvent, TaskInfo
 from runner.queued import MOST_KEY_CHARACTERS
@@ -51,7 +51,7 @@ class Resumption(_Received):
 
     answers: dict[str, Json] = Field(default_factory=dict[str, Any])
     """Answers to the questions that tasks wait with, by task."""
-    retry_failed: bool = False
+    retry_failed: StrictBool = False
     """Run failed tasks again, and completed ones whose stored result is damaged."""
 
 
