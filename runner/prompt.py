@@ -20,8 +20,12 @@ from runner.task import JsonValue
 if TYPE_CHECKING:
     from runner.prompt_template import Template
 
-RESERVED_NAMES: frozenset[str] = frozenset({"inputs", "results", "item"})
-"""Names that never stand for a task: the run's inputs, all upstream results by id, and the element of a `for_each`."""
+CONSTANTS: frozenset[str] = frozenset({"true", "false", "none", "True", "False", "None"})
+"""Names that are values in a prompt: a task or an input called so would silently never be inserted."""
+RESERVED_NAMES: frozenset[str] = frozenset({"inputs", "results", "item", *CONSTANTS})
+"""Names that never stand for a task: the run's inputs, all upstream results by id, the element of a `for_each`, and
+constants.
+"""
 
 DEFAULT_LIMIT = 1_000_000
 
@@ -38,12 +42,7 @@ _SPECIAL = frozenset(
         "else",
         "elif",
         "for",
-        "true",
-        "false",
-        "none",
-        "True",
-        "False",
-        "None",
+        *CONSTANTS,
         "self",
         "super",
         "caller",

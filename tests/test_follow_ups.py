@@ -141,7 +141,7 @@ def test_the_settings_make_the_same_policy_again() -> None:
     ("make", "message"),
     [
         (lambda: FollowUp("critic"), "role 'critic' needs a prompt; only reviewer, tester"),
-        (lambda: FollowUp("work", "p"), "none of inputs, item, results, work"),
+        (lambda: FollowUp("work", "p"), "none of .*inputs, item, none, results, true, work"),
         (lambda: FollowUp("a b", "p"), "1 to 32 of letters"),
         (lambda: FollowUps({"coder": []}), "nothing follows role 'coder'"),
         (lambda: FollowUps({"coder": [FollowUp("tester"), FollowUp("tester")]}), "'tester' stands twice"),

@@ -50,6 +50,9 @@ CASES = {
     "duplicate key": (tasks('{id: a, prompt: "", id: b}'), 2, "tasks[0].id", "stands here twice"),
     "bad id": (tasks('{id: "a b", prompt: ""}'), 2, "tasks[0].id", "letters, digits"),
     "reserved id": (tasks('{id: item, prompt: ""}'), 2, "tasks[0].id", "reserved"),
+    "constant as id": (tasks('{id: none, prompt: ""}', '{id: b, prompt: "{{ none }}"}'), 2, "tasks[0].id", "reserved"),
+    "capital constant as id": (tasks('{id: "True", prompt: ""}'), 2, "tasks[0].id", "reserved"),
+    "constant as input": ('inputs: {"false": 1}\n' + tasks('{id: a, prompt: ""}'), 1, "inputs.false", "reserved"),
     "cycle": (
         tasks(*(f'{{id: {a}, prompt: "", depends_on: {b}}}' for a, b in ("ac", "ba", "cb"))),
         2,

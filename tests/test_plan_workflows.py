@@ -114,7 +114,7 @@ MISTAKES = {
     "no after": (TASKS + "workflows:\n- {steps: []}", 3, "workflows[0].after", "is missing"),
     "bad role": (steps("{role: a b, prompt: p}"), 5, "workflows[0].steps[0].role", "does not fit. Its own role: 1 to"),
     "bad role of a task": ("tasks:\n- {id: a, role: a b, prompt: ''}", 2, "tasks[0].role", "does not fit. What it is"),
-    "reserved role": (steps("{role: work, prompt: p}"), 5, "workflows[0].steps[0].role", "none of inputs, item"),
+    "reserved role": (steps("{role: work, prompt: p}"), 5, "workflows[0].steps[0].role", "false, inputs, item, none"),
     "no prompt": (steps("{role: critic}"), 5, "workflows[0].steps[0].role", "needs a prompt; only reviewer, tester"),
     "wrong value": (
         steps("{role: tester, retry: {attempts: 0}}"),

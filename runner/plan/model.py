@@ -11,11 +11,13 @@ from backends.errors import ErrorKind
 from backends.spec import BackendSpec
 from runner.dag import nearest
 from runner.policies.follow_ups import DEFAULT_CHAINS
+from runner.prompt import RESERVED_NAMES
 from runner.task import DEFAULT_RETRY, DEFAULT_RETRY_ON, NEVER_RETRIED
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = r"[0-9]{1,9}(\.[0-9]{1,3})?(ms|s|m|h)"
-_ID_SCHEMA = {"type": "string", "pattern": "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"}
+_RESERVED: dict[str, Any] = {"not": {"enum": sorted(RESERVED_NAMES)}}
+_ID_SCHEMA = {"type": "string", "pattern": "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$", **_RESERVED}
 _ROLE = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,31}$"
 _KINDS = [kind.value for kind in ErrorKind if kind.value not in NEVER_RETRIED]
 
@@ -53,8 +55,20 @@ Id: TypeAlias = Annotated[str, WithJsonSchema(_ID_SCHEMA)]
 Mode: TypeAlias = Literal["hard", "soft", "skip"]
 
 
+def _allow_empty(schema: dict[str, Any]) -> None:
+    """Let every key that may be left out be null, as `_leave_out_empty` has it."""
+    for name, shape in schema["properties"].items():
+        if name not in schema.get("required", ()) and {"type": "null"} not in shape.get("anyOf", ()):
+            about = {key: shape.pop(key) for key in ("default", "description", "title") if key in shape}
+            choices = shape.pop("anyOf", None) or [shape.copy()]
+            shape.clear()
+            shape |= {"anyOf": [*choices, {"type": "null"}], **about}
+
+
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, use_attribute_docstrings=True, json_schema_extra=_allow_empty
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -182,8 +196,11 @@ def _input_kind(value: Any) -> str:
     return "value"
 
 
+_PLAIN_VALUE = {"not": {"type": "object", "anyOf": [{"required": ["files"]}, {"required": ["required"]}]}}
 InputPart: TypeAlias = Annotated[
-    Annotated[FilesInput, Tag("files")] | Annotated[RequiredInput, Tag("required")] | Annotated[Any, Tag("value")],
+    Annotated[FilesInput, Tag("files")]
+    | Annotated[RequiredInput, Tag("required")]
+    | Annotated[Any, Tag("value"), WithJsonSchema(_PLAIN_VALUE)],
     Discriminator(_input_kind),
 ]
 
@@ -193,14 +210,14 @@ class PlanPart(_Part):
 
     name: str = ""
     """Shown in lists of runs. Default: the file's name."""
-    inputs: dict[str, InputPart] = Field(default_factory=dict[str, Any])
+    inputs: dict[str, InputPart] = Field(default_factory=dict[str, Any], json_schema_extra={"propertyNames": _RESERVED})
     """Values that prompts use by name, with their defaults; --set name=value replaces one."""
     defaults: DefaultsPart = Field(default_factory=DefaultsPart)
     backends: dict[str, BackendSpec] = Field(default_factory=dict[str, BackendSpec])
     """Backends by name. A plan without any runs on the backend that the command line chooses."""
     concurrency: int | None = Field(default=None, ge=1, le=10_000)
     """How many tasks run at once."""
-    tasks: list[TaskPart]
+    tasks: list[TaskPart] = Field(json_schema_extra={"minItems": 1})
     """The tasks, in any order."""
     workflows: list[WorkflowPart] = Field(default_factory=list[WorkflowPart])
     """What follows tasks of which `role`."""
@@ -214,13 +231,9 @@ SPEC_CLASSES: dict[str, type[BaseModel]] = {
 
 def plan_schema() -> dict[str, Any]:
     """The JSON Schema of the file format, as published in docs/plan.schema.json."""
-    schema = PlanPart.model_json_schema()
-    # "One of" would refuse a files input, since it is a plain value as well.
-    choices = schema["properties"]["inputs"]["additionalProperties"]
-    choices["anyOf"] = choices.pop("oneOf")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "plan.schema.json",
-        **schema,
+        **PlanPart.model_json_schema(),
         "title": "plait plan",
     }
