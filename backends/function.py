@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -12,6 +14,10 @@ from .errors import BackendError, ErrorKind
 from .protocol import Backend, JsonValue, Opening, Reply
 from .structured import Mismatch, Schema, invalid_output
 from .text import clean_text, one_line, parse_json
+
+_NOT_THEIRS = (Path(__file__).parent, Path(inspect.__file__).parent)
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Folders of code that no user writes for a plan: ours, Python's own, and what is installed."""
 
 Function: TypeAlias = Callable[[str], Awaitable[Any]] | Callable[[str], Any]
 """`async def f(prompt: str)` or `def f(prompt: str)`, giving text or any JSON value but None."""
@@ -22,7 +28,8 @@ class FunctionBackend:
 
     Text becomes the reply's `text`. Any other JSON value becomes its `data`, as JSON reads it back (a tuple is a list),
     and `text` is its JSON. None, NaN and what JSON cannot hold are errors of kind `unexpected`, and so is every
-    exception but BackendError, which passes through as it is. With an output schema the value has to fit it, text being
+    exception but BackendError, which passes through as it is; its message ends in the place in your code, such as
+    `(at tools.py:18 in count)`. With an output schema the value has to fit it, text being
     read as JSON first; a function gets no second try within the turn (`invalid_output`).
 
     A plain function runs in a worker thread of its own. Threads cannot be stopped: a cancelled or timed-out turn is
@@ -88,7 +95,8 @@ class _Call:
         except Exception as exc:
             name = type(exc).__name__
             detail = one_line(str(exc))
-            raise BackendError(ErrorKind.UNEXPECTED, f"{name}: {detail}" if detail else name) from exc
+            where = _place_of(exc)
+            raise BackendError(ErrorKind.UNEXPECTED, (f"{name}: {detail}" if detail else name) + where) from exc
         if self._opening.output_schema is not None:
             return self._checked(value)
         if isinstance(value, str):
@@ -106,6 +114,18 @@ class _Call:
             return Reply(text, schema.check(data))
         except Mismatch as mismatch:
             raise invalid_output(mismatch) from None
+
+
+def _place_of(error: Exception) -> str:
+    """The innermost line of the user's own code that `error` went through; empty where it met none."""
+    places = [
+        (Path(frame.f_code.co_filename), line, frame.f_code.co_name) for frame, line in walk_tb(error.__traceback__)
+    ]
+    for file, line, name in reversed(places):
+        theirs = _INSTALLED.isdisjoint(file.parts) and not any(file.is_relative_to(folder) for folder in _NOT_THEIRS)
+        if theirs and file.is_file():
+            return f" (at {one_line(file.name, 80)}:{line} in {name})"
+    return ""
 
 
 def _as_json(value: Any) -> tuple[str, JsonValue]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,6 +36,14 @@ class Log:
     def error(self, event: str, **values: Any) -> None:
         """What went wrong."""
         self._write(logging.ERROR, event, values)
+
+    def debug(self, event: str, error: BaseException, **values: Any) -> None:
+        """What went wrong in somebody else's code, with its traceback, which may quote prompts and answers."""
+        if logging.getLogger("plait").isEnabledFor(logging.DEBUG):
+            told = "".join(traceback.format_exception(error))
+            # What an error quotes may hold what acts on a terminal.
+            plain = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in told)
+            self._write(logging.DEBUG, event, {**values, "exception": plain})
 
     def _write(self, level: int, event: str, values: dict[str, Any]) -> None:
         if logging.getLogger("plait").isEnabledFor(level):

@@ -70,6 +70,7 @@ class Settling:
         return [self._completed(turn, outcome.reply, outcome.data_json, duration), *added]
 
     def _ended_badly(self, turn: Turn, error: BackendError, duration: float) -> events.TaskEvent:
+        self._log.debug("attempt_failed", error, task=turn.task.id, attempt=turn.number)
         if turn.takes_up and error.kind is ErrorKind.SESSION_LOST:
             return self._retrying(turn, error, duration, 0.0)  # not the task's fault: it starts over
         if turn.task.at_most_once and not turn.called and self._around.sink.away and turn.waits < len(STORE_WAITS_S):

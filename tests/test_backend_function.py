@@ -5,6 +5,7 @@ import enum
 import functools
 import json
 import math
+import re
 import threading
 import time
 from typing import Any
@@ -100,7 +101,8 @@ async def test_exceptions_become_unexpected_and_keep_their_cause() -> None:
 
     with pytest.raises(BackendError) as caught:
         await say(broken)
-    assert str(caught.value) == "unexpected: LookupError: no such thing"
+    place = rf"\(at test_backend_function\.py:{broken.__code__.co_firstlineno + 1} in broken\)"
+    assert re.fullmatch(rf"unexpected: LookupError: no such thing {place}", str(caught.value))
     assert isinstance(caught.value.__cause__, LookupError)
 
 
@@ -108,8 +110,27 @@ async def test_exceptions_without_words() -> None:
     async def broken(prompt: str) -> str:
         raise MemoryError
 
-    with pytest.raises(BackendError, match=r"^unexpected: MemoryError$"):
+    with pytest.raises(BackendError, match=r"^unexpected: MemoryError \(at test_backend_function\.py:\d+ in broken\)$"):
         await say(broken)
+
+
+@pytest.mark.parametrize("deep", [False, True], ids=["its own line", "a line of Python's own"])
+async def test_an_exception_names_the_innermost_line_of_the_users_code(deep: bool) -> None:
+    def inner(prompt: str) -> str:
+        found = json.loads("{") if deep else {}
+        return str(found["missing"])
+
+    def outer(prompt: str) -> str:
+        return inner(prompt)
+
+    line = inner.__code__.co_firstlineno + (1 if deep else 2)
+    with pytest.raises(BackendError, match=rf"\(at test_backend_function\.py:{line} in inner\)$"):
+        await say(outer)
+
+
+async def test_an_exception_that_met_no_code_of_the_users_names_no_place() -> None:
+    with pytest.raises(BackendError, match=r"^unexpected: ValueError: invalid literal for int\(\) .*: 'p'$"):
+        await say(int)
 
 
 async def test_backend_errors_pass_through() -> None:

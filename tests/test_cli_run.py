@@ -25,6 +25,7 @@ BROKEN = """
   - {id: x, prompt: knock, backend: fail}
   - {id: y, prompt: "{{ x }}", depends_on: x}
 """
+LEVELS = ("debug", "info")
 
 
 def test_the_result_goes_to_standard_output_and_all_else_to_standard_error(tmp_path: Path) -> None:
@@ -301,3 +302,16 @@ def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path) -> None:
         assert terminal.wait() == 0
     assert b"\x1b" not in terminal.seen
     assert b"a started (say)" in terminal.seen
+
+
+def test_a_function_that_fails_says_where_and_its_traceback_is_logged_for_debugging_alone(tmp_path: Path) -> None:
+    make(tmp_path, "  - {id: x, prompt: Private knock, backend: crash}\n", crash="crash")
+    levels = {
+        level: plait(tmp_path, "run", "plan.yaml", "--log", "json", "--log-level", level, "-q") for level in LEVELS
+    }
+    for done in levels.values():
+        assert re.search(r"KeyError: 'Private knock' \(at functions\.py:\d+ in look\)$", done.err, re.MULTILINE)
+    assert "look(prompt, {})" in levels["debug"].err
+    assert "Traceback" not in levels["info"].err
+    assert "in look" in plait(tmp_path, "show", "last").out
+    assert "in look" in plait(tmp_path, "log", "last").out

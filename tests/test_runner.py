@@ -76,7 +76,8 @@ async def test_structured_results_and_inputs_in_prompts() -> None:
     result = await runner.run(dag)
     assert echo.prompts[-1] == 'good {"label": "good", "score": 3} Ada re: {{ not a template }}|'
     assert result["review"].data == {"label": "good", "score": 3}
-    assert result["soft"].error == "ValueError: no luck"
+    line = broken.__code__.co_firstlineno + 1
+    assert result["soft"].error == f"ValueError: no luck (at test_runner.py:{line} in broken)"
     assert result.status is RunStatus.FAILED
 
 
