@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from runner.errors import Problem, PromptError, nearest
@@ -23,10 +23,13 @@ _MOST_FOLDED = 58
 
 @dataclass(frozen=True, slots=True)
 class _Unless:
-    """A problem, unless the second task of the `pair` of positions waits, through others, for the first."""
+    """A problem, unless the second task of the `pair` of positions waits, through others, for the first; `behind` is
+    what is said where the first waits for the second.
+    """
 
     pair: tuple[int, int]
     problem: Problem
+    behind: Problem
 
 
 class Checks:
@@ -142,11 +145,14 @@ class Checks:
         """What is wrong with the new tasks' prompts and aliases. Needs a graph without cycles."""
         found = [*self._in_aliases(), *self._in_prompts()]
         apart = self._dag.not_upstream(one.pair for one in found if isinstance(one, _Unless))
-        return [
-            one.problem if isinstance(one, _Unless) else one
-            for one in found
-            if not isinstance(one, _Unless) or one.pair in apart
-        ]
+        aside = self._dag.not_upstream((second, first) for first, second in apart)
+        problems: list[Problem] = []
+        for one in found:
+            if isinstance(one, Problem):
+                problems.append(one)
+            elif one.pair in apart:
+                problems.append(one.problem if one.pair[::-1] in aside else one.behind)
+        return problems
 
     def _in_prompts(self) -> Iterator[Problem | _Unless]:
         for place, task in enumerate(self._tasks):
@@ -187,8 +193,9 @@ class Checks:
                 hint = self._hint(name, self._positions) if isinstance(name, str) else ""
                 yield problem(f"stands for the unknown task {name!r}{hint}")
             elif (target := self._positions[name]) not in direct:
-                found = problem(f"stands for {name!r}, which is not upstream; add it to depends_on")
-                yield _Unless((target, self._start + place), found)
+                apart = problem(f"stands for {name!r}, which is not upstream; add it to depends_on")
+                behind = problem(f"stands for {name!r}, which waits for this very task; turn one of the two round")
+                yield _Unless((target, self._start + place), apart, behind)
 
     def _name_problem(self, task: Task, place: int, name: str) -> Iterator[Problem | _Unless]:
         if name in task.aliases or name in self._dag.inputs or name in {"inputs", "results"}:
@@ -204,9 +211,19 @@ class Checks:
             known = [*task.upstream, *task.aliases, *self._dag.inputs]
             message = f"the prompt uses {{{{ {name} }}}}, which is neither a task nor an input{self._hint(name, known)}"
             yield Problem(message, task.id, "prompt", None, place)
+        elif name == task.id:
+            yield Problem(uses_itself(name), task.id, "prompt", None, place)
         elif (target := self._positions[name]) not in self._dag.dependencies[self._start + place]:
-            message = f"the prompt uses {{{{ {name} }}}}, but {name!r} is not upstream; add it to depends_on"
-            yield _Unless((target, self._start + place), Problem(message, task.id, "prompt", None, place))
+            what = f"the prompt uses {{{{ {name} }}}}, but {name!r}"
+            apart = Problem(f"{what} is not upstream; add it to depends_on", task.id, "prompt", None, place)
+            behind = f"{what} waits for this very task; turn one of the two round"
+            pair = target, self._start + place
+            yield _Unless(pair, apart, replace(apart, message=behind))
+
+
+def uses_itself(name: str) -> str:
+    """What is said of a prompt that asks for its own task's result."""
+    return f"the prompt uses {{{{ {name} }}}}, its own task's result, which is not there yet; name another task"
 
 
 def _is_number(value: object) -> bool:

@@ -82,6 +82,11 @@ def check_template(tree: nodes.Template) -> PromptNames:
     return PromptNames(frozenset(found.names), frozenset(found.results), frozenset(found.inputs))
 
 
+def by_key(name: str) -> str:
+    """How `name`, which is no plain name, is written in a prompt."""
+    return f'write {{{{ results["{name}"] }}}} for a task, {{{{ inputs["{name}"] }}}} for an input'
+
+
 def _walk(node: nodes.Node, place: _Place, found: _Found) -> None:
     found.nodes += 1
     if place.depth > MAX_DEPTH:
@@ -104,7 +109,7 @@ def _walk_name(node: nodes.Name, place: _Place, found: _Found) -> None:
     if node.name == "loop" and place.loops:
         _refuse(node, "loop has the fields index, index0, first, last and length; write for example loop.index")
     if node.name in _MAGIC or node.name == "loop":
-        _refuse(node, f'{node.name!r} means something else in templates; write {{{{ results["{node.name}"] }}}}')
+        _refuse(node, f"{node.name!r} means something else in templates; {by_key(node.name)}")
     if node.name not in place.scope:
         found.names.add(node.name)
 
@@ -156,7 +161,7 @@ def _check_kind(node: nodes.Node) -> None:
         if node.name not in TESTS or node.args or node.kwargs or node.dyn_args or node.dyn_kwargs:
             _refuse(node, f"the test 'is {node.name}' is not available in prompts; there are {_list(TESTS)}")
     elif isinstance(node, nodes.Sub) and (dashed := _dashed(node)):
-        _refuse(node, f'{{{{ {dashed} }}}} means a subtraction; write {{{{ results["{dashed}"] }}}}')
+        _refuse(node, f"{{{{ {dashed} }}}} means a subtraction; {by_key(dashed)}")
     elif isinstance(node, _ARITHMETIC):
         _refuse(node, "arithmetic is not allowed in a prompt; let a function task compute the value")
     elif isinstance(node, nodes.Call):

@@ -22,11 +22,13 @@ from jinja2.visitor import NodeTransformer
 from backends.protocol import JsonInput
 from runner.errors import PromptError
 from runner.prompt import PromptNames, text_of, too_long, unknown_name
-from runner.prompt_check import TESTS, check_template
+from runner.prompt_check import TESTS, by_key, check_template
 from runner.prompt_filters import BUDGET_KEY, FILTERS, GUARDS, Budget
 
 MAX_TEMPLATE = 200_000  # characters; a prompt of plain names may be longer
 _FILE = "<prompt>"
+_NUMBERED = re.compile(r"\{\{-?\s*([0-9][0-9_]*[A-Za-z][\w-]*)", re.ASCII)
+"""A construct that begins with the id of a task such as `1a`, which the template language takes for a number."""
 
 
 class Template:
@@ -112,7 +114,11 @@ def _parse(prompt: str) -> nodes.Template:
     try:
         return _environment().parse(prompt)
     except TemplateSyntaxError as error:
-        raise PromptError(_syntax(error), error.lineno) from error
+        numbered = _NUMBERED.search(prompt)
+        if numbered is None:
+            raise PromptError(_syntax(error), error.lineno) from error
+        message = f"{{{{ {numbered[1]} }}}} begins with a digit, so it is no plain name; {by_key(numbered[1])}"
+        raise PromptError(message, prompt.count("\n", 0, numbered.start()) + 1) from error
     except (RecursionError, MemoryError) as error:
         raise PromptError("the prompt is nested too deep; make it simpler") from error
     except ValueError as error:  # such as a number of 5,000 digits

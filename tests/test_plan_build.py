@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -247,6 +248,17 @@ def test_overrides(tmp_path):
         "--set docs": f"no file matches {str(tmp_path / 'no')!r} in {Path.cwd()}",
         "--set nn": "there is no input 'nn'",
     }
+
+
+@pytest.mark.parametrize("text", ["[draft] hello", "{{ x }}", '[a] "b" it\'s', "plain", ' "quoted"', "[1, 2"])
+def test_any_text_can_be_given_for_a_required_input_as_the_message_says(text):
+    plan = "inputs: {r: {required: true}}\n" + tasks('{id: a, prompt: "{{ r }}"}')
+    given = text
+    if text.startswith(("[", "{")):
+        (wrong,) = mistakes(plan, overrides={"r": text})
+        (typed,) = shlex.split(wrong.message.partition("as text it is --set ")[2])
+        given = typed.removeprefix("r=")
+    assert parse_plan(plan, overrides={"r": given}).dag.inputs["r"] == text
 
 
 def test_the_published_schema_is_the_model():

@@ -72,6 +72,31 @@ CASES = {
         "tasks[1].prompt",
         "add it to depends_on",
     ),
+    "its own result": (tasks('{id: a, prompt: "{{ a }}"}'), 2, "tasks[0].prompt", "its own task's result"),
+    "the own result of a family": (
+        "inputs: {l: [1, 2]}\n" + tasks('{id: a, for_each: l, prompt: "{{ a }}"}'),
+        3,
+        "tasks[0].prompt",
+        "its own task's result",
+    ),
+    "a result that comes later": (
+        tasks('{id: a, prompt: "{{ b }}"}', '{id: b, prompt: "", depends_on: a}'),
+        2,
+        "tasks[0].prompt",
+        "'b' waits for this very task",
+    ),
+    "dashed input": (
+        "inputs: {my-input: 1}\n" + tasks('{id: a, prompt: "{{ my-input }}"}'),
+        3,
+        "tasks[0].prompt",
+        'means a subtraction; write {{ results["my-input"] }} for a task, {{ inputs["my-input"] }} for an input',
+    ),
+    "id that begins with a digit": (
+        "tasks:\n- {id: 1a, prompt: ''}\n- id: b\n  depends_on: 1a\n  prompt: |\n    one\n    {{ 1a }}\n",
+        7,
+        "tasks[1].prompt",
+        'begins with a digit, so it is no plain name; write {{ results["1a"] }} for a task',
+    ),
     "unknown input": (
         "inputs: {topic: x}\n" + tasks('{id: a, prompt: "{{ inputs.tpoic }}"}'),
         3,

@@ -12,6 +12,7 @@ from jsonschema.exceptions import SchemaError
 
 from backends.spec import FunctionSpec
 from runner.dag import nearest
+from runner.dag_check import uses_itself
 from runner.errors import Problem
 from runner.growth import TASKS_SCHEMA
 from runner.plan.errors import Path
@@ -167,6 +168,8 @@ class Graph:
         used = _USED.search(problem.message)
         families = {part.id for part in self._parts if part.for_each in self._items}
         if used and used[1] in families and "neither a task nor" in problem.message:
+            if problem.position is not None and self._parts[self._origins[problem.position][0]].id == used[1]:
+                return uses_itself(used[1])
             return f"the prompt uses {{{{ {used[1]} }}}}, but {used[1]!r} is not upstream; add it to depends_on"
         return problem.message
 

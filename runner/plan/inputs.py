@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import glob
+import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,8 @@ from runner.plan.source import Source, read_value
 from runner.plan.wording import describe
 from runner.task import JsonValue
 
+_SHORT = 60
+"""Characters of a value that is shown as it is to be typed."""
 TEXT_SUFFIXES = frozenset({".md", ".txt", ".rst"})
 
 
@@ -62,8 +66,26 @@ def _value(name: str, default: Any, given: Given) -> JsonValue:
     if isinstance(default, RequiredInput):
         if override is None:
             raise ValueError(f"this input has no default; give it with --set {name}=VALUE")
-        return _parsed(override) if override.lstrip().startswith(("[", "{")) else override
+        return _required(name, override)
     return cast(JsonValue, default) if override is None else _converted(override, default)
+
+
+def _required(name: str, text: str) -> JsonValue:
+    """Text as it is, unless it begins like a list or a mapping; text that begins so may stand in quotes."""
+    begin = text.lstrip()
+    if not begin.startswith(("[", "{", '"[', '"{', "'[", "'{")):
+        return text
+    try:
+        return read_value(text)
+    except PlanError as error:
+        quoted = (
+            shlex.quote(f"{name}={json.dumps(text, ensure_ascii=False)}")
+            if len(text) <= _SHORT
+            else f"'{name}=\"...\"'"
+        )
+        why = error.problems[0].message
+        message = f"{describe(text)} begins like a list or a mapping, but cannot be read as one ({why})"
+        raise ValueError(f"{message}; as text it is --set {quoted}") from error
 
 
 def _converted(text: str, default: Any) -> JsonValue:
