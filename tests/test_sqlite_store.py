@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 from pathlib import Path
@@ -202,6 +203,41 @@ async def test_a_write_protected_file_is_refused_for_writing(path: Path) -> None
             pass
     async with SQLiteStore(path, mode="read") as store:
         assert len(await store.list_runs()) == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+@pytest.mark.parametrize("left", ["nothing", "an empty log"])
+async def test_a_store_is_read_where_nothing_may_be_written(path: Path, left: str) -> None:
+    await make(path)
+    if left == "an empty log":
+        path.with_name(f"{path.name}-wal").touch()
+    path.chmod(0o400)
+    path.parent.chmod(0o500)
+    try:
+        with pytest.raises(StoreUnusable, match="may not be written"):
+            async with SQLiteStore(path):
+                pass
+        async with SQLiteStore(path, mode="read") as store:
+            assert len(await store.list_runs()) == 1
+    finally:
+        path.parent.chmod(0o700)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+async def test_a_log_that_may_not_be_read_is_never_left_out(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await Writer(store).write(*OPENING)
+        kept = path.parent.parent / "kept"
+        kept.mkdir()
+        for name in (path.name, f"{path.name}-wal"):
+            shutil.copy(path.with_name(name), kept / name)
+    kept.chmod(0o500)
+    try:
+        with pytest.raises(StoreUnusable, match="cannot be opened"):
+            async with SQLiteStore(kept / path.name, mode="read"):
+                pass
+    finally:
+        kept.chmod(0o700)
 
 
 # Readers and other writers.

@@ -61,11 +61,15 @@ def open_database(path: Path, mode: Mode, *, look_for_damage: bool = True) -> sq
             _create(path)
         _check_file(path)
         if mode != "read" and not os.access(path, os.W_OK):
-            raise StoreUnusable(f"{path} may not be written; change its permissions, or only read it (mode 'read')")
+            raise StoreUnusable(
+                f"{path} may not be written; change its permissions; to look at its runs it need not be"
+            )
         if mode != "read":
             _remove_abandoned(path)
-        version = _inspect(path, thoroughly=look_for_damage and mode != "read")
-        return _open_for_reading(path, version) if mode == "read" else _open_for_writing(path, version)
+        if mode != "read":
+            return _open_for_writing(path, _inspect(path, "ro", thoroughly=look_for_damage))
+        access = _access_for_reading(path)
+        return _open_for_reading(path, access, _inspect(path, access, thoroughly=False))
     except sqlite3.Error as error:
         raise StoreUnusable(f"{path} cannot be opened: {error}; check its permissions and its file system") from error
     except OSError as error:
@@ -91,7 +95,32 @@ def _check_file(path: Path) -> None:
         raise StoreUnusable(f"{path} is empty, so it is not a store; remove it, or choose another path")
 
 
-def _connect(path: Path, access: Literal["ro", "rw"]) -> sqlite3.Connection:
+_Access = Literal["ro", "rw", "ro&immutable=1"]
+
+
+def _access_for_reading(path: Path) -> _Access:
+    """How `path` can be read. Reading takes a lock in files beside the database, which have to be there or be made:
+    where neither is possible, it is read without, which is safe while nobody writes.
+    """
+    try:
+        with closing(_connect(path, "ro")) as connection:
+            connection.execute("PRAGMA user_version").fetchone()
+    except sqlite3.Error as error:  # any other one comes again, and is told then
+        locks_fail = error.sqlite_errorcode & 0xFF in {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
+        if locks_fail and not os.access(path.parent, os.W_OK) and _is_at_rest(path):
+            return "ro&immutable=1"
+    return "ro"
+
+
+def _is_at_rest(path: Path) -> bool:
+    """Whether all that was written is in the database itself: then nobody has it open for writing."""
+    try:
+        return path.with_name(f"{path.name}-wal").stat().st_size == 0
+    except FileNotFoundError:
+        return True
+
+
+def _connect(path: Path, access: _Access) -> sqlite3.Connection:
     return sqlite3.connect(
         f"{path.as_uri()}?mode={access}",
         uri=True,
@@ -102,10 +131,10 @@ def _connect(path: Path, access: Literal["ro", "rw"]) -> sqlite3.Connection:
     )
 
 
-def _inspect(path: Path, *, thoroughly: bool) -> int:
+def _inspect(path: Path, access: _Access, *, thoroughly: bool) -> int:
     """The file's schema version. Reads through a read-only connection, which never checkpoints a stranger's WAL."""
     try:
-        with closing(_connect(path, "ro")) as connection:
+        with closing(_connect(path, access)) as connection:
             connection.text_factory = forgiving  # what a check says of a damaged page may hold bytes of it
             (application_id,) = connection.execute("PRAGMA application_id").fetchone()
             version: int = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -137,8 +166,8 @@ def _damaged(path: Path, reason: str) -> StoreUnusable:
     return StoreUnusable(f"{path} is not a database or is damaged ({reason}); restore a copy, or choose another path")
 
 
-def _open_for_reading(path: Path, version: int) -> sqlite3.Connection:
-    connection = _connect(path, "ro")
+def _open_for_reading(path: Path, access: _Access, version: int) -> sqlite3.Connection:
+    connection = _connect(path, access)
     try:
         if version < SCHEMA_VERSION:
             connection.execute("PRAGMA temp_store = MEMORY")
