@@ -219,6 +219,16 @@ class Kept:
         specs = {name: self._spec(name) for name in self.specs}
         return {name: spec.make(self.folder) for name, spec in specs.items() if isinstance(spec, AgentSpec)}
 
+    def differing(self, now: Mapping[str, BackendSpec]) -> list[str]:
+        """Which options of backends are otherwise in the plan file than in the store, which is what counts for them."""
+        found: list[str] = []
+        for name in self.specs.keys() & now.keys():
+            kept = self._spec(name)
+            if kept is not None and not isinstance(kept, FunctionSpec):
+                old, new = kept.model_dump(), now[name].model_dump()
+                found += (f"backends.{name}.{key}" for key in {**old, **new} if old.get(key) != new.get(key))
+        return found
+
     def backing(self, names: Iterable[str], moved_to: Path | None) -> Backing:
         """The backends in `names`. `moved_to` is the plan file, if it is not where it was."""
         plan = self.plan if moved_to is None else moved_to.resolve()

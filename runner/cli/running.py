@@ -19,6 +19,7 @@ from runner import PlaitError, Plan
 from runner.cli import report
 from runner.cli.backing import Backing, Kept, names_needed
 from runner.cli.driving import Ending, follow
+from runner.cli.edited import say_if_edited
 from runner.cli.exits import COMPLETED, Fault, output, say, tell
 from runner.cli.knowing import knowing_runner
 from runner.cli.lookup import (
@@ -110,6 +111,7 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
             if not preview.ended and not await is_to_be_cancelled(store, record):
                 try:
                     _needed(record, dag, tasks, wanted)
+                    say_if_edited(record, tasks, wanted.plan)
                 except Fault as fault:
                     raise Fault(fault.message, fault.code, "plait: a resume would be refused: ") from None
             return code
@@ -118,6 +120,7 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
         if await is_to_be_cancelled(store, record):  # which needs no backend
             return await see_through(looking.start_resume(record.run_id), dag, manner, store)
         backing, names, statuses = _needed(record, dag, tasks, wanted)
+        say_if_edited(record, tasks, wanted.plan)
         async with backing.running(names) as made:
             concurrency = manner.concurrency or _stored_concurrency(record)
             runner = backing.runner(made, store=store, concurrency=concurrency)

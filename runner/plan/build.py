@@ -22,6 +22,7 @@ from runner.plan.wording import describe, explain
 from runner.plan.workflows import check_follow_ups, follow_ups_of
 
 if TYPE_CHECKING:
+    from backends.protocol import JsonValue
     from backends.spec import BackendSpec
     from runner.policies.follow_ups import FollowUps
 
@@ -61,6 +62,15 @@ def load_plan(path: str | Path, *, overrides: Mapping[str, str] | None = None) -
     inputs name; calls no backend. Raises PlanError with every mistake found.
     """
     path = Path(path)
+    return _load(path, Given(path.parent, overrides or {}))
+
+
+def load_plan_of_run(path: Path, inputs: Mapping[str, JsonValue]) -> Plan:
+    """The plan in the file as it is now, with the values that a run has for its inputs. Raises PlanError."""
+    return _load(path, Given(path.parent, {}, inputs))
+
+
+def _load(path: Path, given: Given) -> Plan:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -68,7 +78,7 @@ def load_plan(path: str | Path, *, overrides: Mapping[str, str] | None = None) -
         message = f"cannot read the plan: {error.strerror}; check the path"
         raise PlanError([PlanProblem(message, file=str(path))]) from error
     source = read_source(data, format=_FORMATS.get(path.suffix.lower(), "yaml"), file=str(path))
-    return _build(source, Given(path.parent, overrides or {}), path)
+    return _build(source, given, path)
 
 
 def parse_plan(

@@ -6,7 +6,7 @@ import glob
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,10 +24,13 @@ TEXT_SUFFIXES = frozenset({".md", ".txt", ".rst"})
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a person gives beside the file: `overrides` by input name, and the plan's folder for its relative paths."""
+    """What a person gives beside the file: `overrides` by input name, and the plan's folder for its relative paths.
+    `stored` are the values that a run already has.
+    """
 
     folder: Path
     overrides: Mapping[str, str]
+    stored: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
 
 
 def input_values(declared: Mapping[str, Any], given: Given, source: Source) -> dict[str, JsonValue]:
@@ -35,7 +38,7 @@ def input_values(declared: Mapping[str, Any], given: Given, source: Source) -> d
     values: dict[str, JsonValue] = {}
     for name, default in declared.items():
         try:
-            values[name] = _value(name, default, given)
+            values[name] = given.stored[name] if name in given.stored else _value(name, default, given)
         except ValueError as error:
             values[name] = None
             source.problems.append(_problem(name, str(error), given, source))

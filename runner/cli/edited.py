@@ -1,0 +1,77 @@
+"""What a plan file says otherwise by now than the stored run that it was made into."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from persistence.records import RunRecord, TaskRecord
+from runner.cli.backing import Kept, Wish, backing_of_file
+from runner.cli.exits import Fault, say
+from runner.plan import Plan, PlanError
+from runner.plan.build import load_plan_of_run
+from runner.policies.orchestrator import OrchestratorPolicy
+from runner.stored import StoredPolicy
+from runner.task import Task
+from runner.translate import task_of
+
+_MOST_NAMED = 5
+_FIELDS = {
+    **{name: name for name in ("prompt", "backend", "continues", "failure_mode", "retry", "timeout", "output_schema")},
+    **{name: name for name in ("weight", "for_each", "at_most_once", "metadata")},
+    "adds_tasks": "output",
+}
+"""Fields of a task, and what they are called in a plan file."""
+_INSTEAD = "a resume runs what is stored"
+
+
+def say_if_edited(record: RunRecord, tasks: Sequence[TaskRecord], moved_to: Path | None) -> None:
+    """Say what of the run's plan file, where it is found, goes unheeded because the store has it otherwise. Values of
+    inputs are not compared: they may have been given with --set.
+    """
+    kept = Kept.of(record)
+    path = kept.plan if moved_to is None else moved_to.resolve()
+    if path is None or not path.is_file():
+        return
+    try:
+        changed = list(_changes(path, kept, record, tasks))
+    except (PlanError, Fault):
+        say(f"the plan file has mistakes by now (`plait check` says which); {_INSTEAD}")
+        return
+    if changed:
+        more = [f"{len(changed) - _MOST_NAMED} more"] if len(changed) > _MOST_NAMED else []
+        named = ", ".join([*changed[:_MOST_NAMED], *more])
+        say(f"the plan file has changed since this run was stored ({named}); {_INSTEAD}")
+
+
+def _changes(path: Path, kept: Kept, record: RunRecord, tasks: Sequence[TaskRecord]) -> Iterator[str]:
+    settings, led_by = json.loads(record.settings), StoredPolicy.of(record)
+    if settings.get("posted") or (led_by is not None and led_by.kind == OrchestratorPolicy.kind):
+        yield from kept.differing(backing_of_file(path, Wish()).specs)  # its tasks came from elsewhere
+        return
+    plan = load_plan_of_run(path, settings.get("inputs", {}))
+    yield from kept.differing(plan.backends)
+    default = plan.default_backend or (next(iter(plan.backends)) if len(plan.backends) == 1 else None)
+    if default is not None and default != kept.default:
+        yield "defaults.backend"
+    yield from _changed_tasks(plan, tasks)
+    now = None if plan.policy is None else json.loads(json.dumps(plan.policy.settings()))
+    if now != (None if led_by is None else led_by.settings):
+        yield "workflows"
+
+
+def _changed_tasks(plan: Plan, tasks: Sequence[TaskRecord]) -> Iterator[str]:
+    given = {task.task_id: task_of(task) for task in tasks if task.added_by is None}
+    for task in plan.dag:
+        before = given.pop(task.id, None)
+        yield from [f"tasks.{task.id}"] if before is None else _changed_fields(before, task)
+    yield from (f"tasks.{name}" for name in given)
+
+
+def _changed_fields(before: Task, now: Task) -> Iterator[str]:
+    if list(before.depends_on) != list(now.depends_on):
+        yield f"tasks.{now.id}.depends_on"
+    for field, name in _FIELDS.items():
+        if getattr(before, field) != getattr(now, field):
+            yield f"tasks.{now.id}.{name}"
