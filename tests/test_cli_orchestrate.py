@@ -84,6 +84,10 @@ async def test_it_says_at_which_limit_it_stopped(tmp_path: Path) -> None:
         assert done.code == 0
         assert done.out == "found a; found c\n"
         assert "  stopped   no further task was begun: max_iterations is reached\n" in done.err
+        shown = (await plait(tmp_path, server, "show", "last")).out
+        assert "stopped   no further task was begun: max_iterations is reached\n" in shown
+        value = (await plait(tmp_path, server, "show", "last", "--json")).value
+        assert value["stopped"] == "max_iterations"
         done = await plait(tmp_path, server, *orchestrate("--max-tasks", "3", "--json", "--no-store"))
     assert done.value["policy_state"]["stopped"] == "max_tasks"
     assert done.value["policy_state"]["phase"] == "done"

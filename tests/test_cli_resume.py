@@ -252,21 +252,39 @@ def test_retry_failed_runs_what_failed_and_what_it_blocked(tmp_path: Path) -> No
     assert sorted(calls(tmp_path)) == ["in: knock", "knock", "knock", "one"]
 
 
+PYTHON_MADE = """
+import anyio
+from runner import DAG, ParallelRunner, Task
+from persistence import SQLiteStore
+async def main():
+    async def stop(prompt): run.stop(); await anyio.sleep_forever()
+    async with SQLiteStore('runs.db') as store:
+        async with ParallelRunner(stop, store=store).start(DAG([Task('a', 'x')])) as run: pass
+anyio.run(main)
+"""
+
+
 def test_a_run_that_python_made_says_how_to_go_on(tmp_path: Path) -> None:
-    script = (
-        "import anyio\n"
-        "from runner import DAG, ParallelRunner, Task\n"
-        "from persistence import SQLiteStore\n"
-        "async def main():\n"
-        "    async def stop(prompt): run.stop(); await anyio.sleep_forever()\n"
-        "    async with SQLiteStore('runs.db') as store:\n"
-        "        async with ParallelRunner(stop, store=store).start(DAG([Task('a', 'x')])) as run: pass\n"
-        "anyio.run(main)\n"
-    )
-    warm.run([PLAIT[0], "-c", script], cwd=tmp_path, env=environment(), timeout=30).check_returncode()
+    warm.run([PLAIT[0], "-c", PYTHON_MADE], cwd=tmp_path, env=environment(), timeout=30).check_returncode()
     refused = plait_here(tmp_path, "resume", "--store", "runs.db")
     assert (refused.code, len(refused.err.splitlines())) == (2, 1)
     assert "ParallelRunner(...).resume(run_id)" in refused.err
+    assert "plait resume" not in plait_here(tmp_path, "show", "last", "--store", "runs.db").out
+    found = plait_here(tmp_path, "doctor", "--store", "runs.db").out
+    assert re.search("is interrupted.*; go on with it from Python$", found, re.MULTILINE)
+
+
+def test_resume_without_a_name_passes_over_runs_that_python_made(tmp_path: Path) -> None:
+    interrupted_run(tmp_path)
+    (ours,) = plait_here(tmp_path, "runs", "--json").value
+    warm.run(
+        [PLAIT[0], "-c", PYTHON_MADE.replace("runs.db", ".plait/plait.db")], cwd=tmp_path, env=environment(), timeout=30
+    )
+    newest, before = plait_here(tmp_path, "runs", "--json").value
+    assert (newest["status"], before["run_id"]) == ("interrupted", ours["run_id"])
+    (tmp_path / "go").touch()
+    resumed = plait_here(tmp_path, "resume", "--json")
+    assert (resumed.code, resumed.value["run_id"], resumed.value["status"]) == (0, ours["run_id"], "completed")
 
 
 TALKER = """

@@ -26,6 +26,7 @@ from backends.spec import KINDS, AnthropicSpec, BackendSpec, FunctionSpec, OpenA
 from persistence.records import RunRecord
 from runner import DAG, ParallelRunner, Plan
 from runner.cli.exits import Fault
+from runner.cli.lookup import names_its_backends
 from runner.config import needed_backends, policy_backends, task_backends
 from runner.dag import nearest
 from runner.parallel import DEFAULT_BACKEND
@@ -204,15 +205,15 @@ class Kept:
     @classmethod
     def of(cls, run: RunRecord) -> Kept:
         """Raises Fault for a run that did not come from a plan file."""
-        settings = json.loads(run.settings)
-        specs, default, folder = (settings.get(key) for key in ("backends", "default_backend", "folder"))
-        if not (isinstance(specs, dict) and isinstance(default, str) and isinstance(folder, str)):
+        if not names_its_backends(run):
             raise Fault(
                 f"run {run.run_id} was not made by `plait run`, so its store does not say which backends it needs; "
                 "go on with it from Python: ParallelRunner(...).resume(run_id)"
             )
+        settings = json.loads(run.settings)
+        specs, default, folder = (settings[key] for key in ("backends", "default_backend", "folder"))
         plan = settings.get("plan")
-        return cls(run.run_id, cast("dict[str, Any]", specs), default, Path(folder), Path(plan) if plan else None)
+        return cls(run.run_id, specs, default, Path(folder), Path(plan) if plan else None)
 
     def outliving(self) -> dict[str, Backend]:
         """Those whose turns may have outlived their runner, to ask them what is left. Nothing is started or checked."""

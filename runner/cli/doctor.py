@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from persistence.sqlite import health
 from persistence.sqlite.health import Finding, Fitness
 from runner.cli.doctor_agents import agents_value, of_agents, of_left_over
 from runner.cli.exits import COMPLETED, STORE, tell
-from runner.cli.lookup import shown_status, store_for_reading
+from runner.cli.lookup import names_its_backends, shown_status, store_for_reading
 from runner.cli.options import DEFAULT_STORE, plait
 from runner.cli.report import tell_value
 from runner.cli.text import columns, counted, one_line
@@ -78,7 +78,7 @@ def _store(given: Path) -> Iterator[Finding]:
 
 def _runs(path: Path) -> Iterator[Finding]:
     try:
-        runs = anyio.run(_all_runs, path)
+        runs, ours = anyio.run(_runs_and_ours, path)
     except StoreError as error:
         yield Finding("runs", Fitness.BAD, str(error))
         return
@@ -88,12 +88,21 @@ def _runs(path: Path) -> Iterator[Finding]:
     if not interrupted and not under_way:
         yield Finding("runs", Fitness.OK, f"{counted(len(runs), 'run')}, none under way or interrupted")
     yield from map(_under_way, under_way)
-    yield from _interrupted(path, interrupted)
+    yield from _interrupted(path, interrupted, ours)
 
 
 async def _all_runs(path: Path) -> tuple[RunRecord, ...]:
     async with store_for_reading(path) as store:
         return await store.list_runs(_ALL)
+
+
+async def _runs_and_ours(path: Path) -> tuple[tuple[RunRecord, ...], set[str]]:
+    """All runs, and which of the interrupted ones that are shown the command can go on with."""
+    async with store_for_reading(path) as store:
+        runs = await store.list_runs(_ALL)
+        shown = [run.run_id for run in runs if shown_status(run) is RunStatus.INTERRUPTED][:_MOST_RUNS]
+        whole = [await store.get_run(run_id) for run_id in shown]
+        return runs, {run.run_id for run in whole if run is not None and names_its_backends(run)}
 
 
 def _under_way(run: RunRecord) -> Finding:
@@ -102,14 +111,15 @@ def _under_way(run: RunRecord) -> Finding:
     return Finding("runs", Fitness.OK, f"{run.run_id} is being run by {by}")
 
 
-def _interrupted(path: Path, runs: list[RunRecord]) -> Iterator[Finding]:
+def _interrupted(path: Path, runs: list[RunRecord], ours: Collection[str]) -> Iterator[Finding]:
     for run in runs[:_MOST_RUNS]:
         owner = run.owner
         whose = f": process {owner.pid} on {owner.host} {_state(owner)}" if owner else ""
-        advice = plait(path, "resume", run.run_id)
+        advice = plait(path, "resume", run.run_id) if run.run_id in ours else "go on with it from Python"
         yield Finding("runs", Fitness.WARNING, f"{run.run_id} is interrupted{whose}", advice)
     if len(runs) > _MOST_RUNS:
-        more = f"{len(runs) - _MOST_RUNS:,} more are interrupted"
+        left = len(runs) - _MOST_RUNS
+        more = f"{left:,} more {'is' if left == 1 else 'are'} interrupted"
         yield Finding("runs", Fitness.WARNING, more, plait(path, "runs", "--limit", "1000"))
 
 

@@ -15,13 +15,15 @@ from runner.cli.adders import adders
 from runner.cli.colour import coloured
 from runner.cli.exits import COMPLETED, tell
 from runner.cli.listing import run_value
-from runner.cli.lookup import find_run, find_task, shown_status, store_for_reading
+from runner.cli.lookup import find_run, find_task, names_its_backends, shown_status, store_for_reading
 from runner.cli.options import plait
-from runner.cli.report import tell_value
+from runner.cli.report import WHY_STOPPED, stop_of, tell_value
 from runner.cli.sections import tell_answers, tell_question, tell_section, tell_table
 from runner.cli.text import counted, dollars, one_line, seconds, tokens, visible
 from runner.cli.waiting import waiting_in
 from runner.clock import iso
+from runner.deciding import decided_of
+from runner.policies.orchestrator import Stop
 from runner.retrying import next_tries
 from runner.status import RUN_DONE, RunStatus, TaskStatus
 
@@ -39,7 +41,8 @@ async def show_run(path: Path, word: str, as_json: bool) -> int:
         tries = {name: iso(when) for name, when in (await next_tries(store, run.run_id, waiting)).items()}
     if as_json:
         values = [{**_task_value(task), "next_try_at": tries.get(task.task_id)} for task in tasks]
-        tell_value({**run_value(run), "settings": json.loads(run.settings), "tasks": values})
+        stopped = _stop(run)
+        tell_value({**run_value(run), "stopped": stopped, "settings": json.loads(run.settings), "tasks": values})
         return COMPLETED
     _tell_run(run)
     who = ("ADDED BY",) if added else ()
@@ -51,7 +54,7 @@ async def show_run(path: Path, word: str, as_json: bool) -> int:
     next_commands: list[str] = []
     if any(TaskStatus(task.status) is TaskStatus.WAITING_INPUT for task in tasks):
         next_commands.append("questions")
-    if shown_status(run) in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}:
+    if shown_status(run) in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT} and names_its_backends(run):
         next_commands.append("resume")
     if next_commands:
         tell("")
@@ -68,6 +71,8 @@ def _tell_run(run: RunRecord) -> None:
     tell(f"{'name':<9} {one_line(run.name)}")
     tell(f"{'status':<9} {coloured(status.value, status, sys.stdout)}, {_progress(run)}")
     _tell_if("error", run.error)
+    stopped = _stop(run)
+    _tell_if("stopped", None if stopped is None else WHY_STOPPED[stopped])
     _tell_if("backends" if settings.get("posted") else "plan", plan if isinstance(plan, str) else None)
     _tell_if("created", run.created_at)
     _tell_if("ended", run.ended_at)
@@ -75,6 +80,13 @@ def _tell_run(run: RunRecord) -> None:
     used = " ".join(filter(None, (tokens(run.input_tokens, run.output_tokens), dollars(run.cost_usd))))
     _tell_if("tokens", used)
     tell("")
+
+
+def _stop(run: RunRecord) -> Stop | None:
+    try:
+        return stop_of(decided_of(run.policy_state).state)
+    except (ValueError, KeyError, TypeError):  # damaged; everything else can be shown all the same
+        return None
 
 
 def _progress(run: RunRecord) -> str:

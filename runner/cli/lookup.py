@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -85,12 +86,27 @@ async def newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
     wanted = {RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}
     if retry_failed:
         wanted |= RUN_REOPENINGS
+    refused: RunRecord | None = None
     for run in await store.list_runs(FAR_BACK):
         if shown_status(run) in wanted:
-            return await find_run(store, run.run_id)
+            found = await find_run(store, run.run_id)
+            if names_its_backends(found):
+                return found
+            refused = refused or found
+    if refused is not None:  # which `resume` says why
+        return refused
     kinds = "queued, interrupted, waiting" + (" or failed" if retry_failed else " for a person")
     hint = "" if retry_failed else " (--retry-failed looks for failed ones, too)"
     raise Fault(f"nothing to resume: no run in the store is {kinds}{hint}; `plait runs` lists them")
+
+
+def names_its_backends(run: RunRecord) -> bool:
+    """Whether the store says which backends the run needs, as for all that the command made: only then can the command
+    go on with it. `run` is a record with its settings.
+    """
+    settings = json.loads(run.settings)
+    kinds = {"backends": dict, "default_backend": str, "folder": str}
+    return all(isinstance(settings.get(name), kind) for name, kind in kinds.items())
 
 
 def shown_status(run: RunRecord) -> RunStatus:

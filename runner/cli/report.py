@@ -21,7 +21,7 @@ from runner.status import RunStatus, TaskStatus
 from runner.task import JsonValue
 
 _MOST_FAILURES = 10
-_WHY_STOPPED = {
+WHY_STOPPED = {
     Stop.MAX_ITERATIONS: "no further task was begun: max_iterations is reached",
     Stop.MAX_TASKS: "no further task was planned: max_tasks is reached",
     Stop.NO_PROGRESS: "it made no progress any more",
@@ -148,11 +148,18 @@ def _numbers(ending: Ending) -> Iterator[str]:
         yield dollars(usage.cost_usd)
 
 
-def _stopped(policy_state: JsonValue) -> Iterator[str]:
-    """Why an orchestrator came to its end before its reflector called it done."""
+def stop_of(policy_state: JsonValue) -> Stop | None:
+    """Why an orchestrator came to its end before its reflector called it done, read from what its policy gave back
+    last; None for every other run.
+    """
     stopped = policy_state.get("stopped") if isinstance(policy_state, dict) else None
-    if isinstance(stopped, str) and stopped in set(Stop):
-        yield f"  stopped   {_WHY_STOPPED[Stop(stopped)]}"
+    return Stop(stopped) if isinstance(stopped, str) and stopped in set(Stop) else None
+
+
+def _stopped(policy_state: JsonValue) -> Iterator[str]:
+    stopped = stop_of(policy_state)
+    if stopped is not None:
+        yield f"  stopped   {WHY_STOPPED[stopped]}"
 
 
 def _failures(result: RunResult) -> Iterator[str]:
