@@ -48,6 +48,18 @@ def killed(folder: Path, plan: str = PLAN) -> None:
     assert plait(folder, "run", "plan.yaml").code == -signal.SIGKILL
 
 
+def test_a_killed_task_that_must_not_happen_twice_is_among_the_questions_before_any_resume(tmp_path: Path) -> None:
+    killed(tmp_path)
+    for words in ((), ("last",)):
+        (one,) = plait_here(tmp_path, "questions", *words, "--json").value
+        assert (one["task"], one["kind"], one["attempt"]) == ("pay", "at_most_once", 1)
+        assert "did it take effect?" in one["question"]
+    asked = plait_here(tmp_path, "questions").out
+    answered = plait_here(tmp_path, *one["command"].replace("TEXT", "receipt").split()[1:])
+    assert (answered.code, f"answer    {one['command']}\n" in asked) == (0, True)
+    assert plait_here(tmp_path, "questions").out == "nothing waits for a person\n"
+
+
 def test_a_task_that_must_not_happen_twice_is_asked_about(tmp_path: Path) -> None:
     killed(tmp_path)
     dry = plait_here(tmp_path, "resume", "last", "--dry-run")

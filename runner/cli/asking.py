@@ -9,18 +9,22 @@ from typing import Any
 from persistence.protocol import Store
 from persistence.records import RunRecord
 from runner.cli.exits import COMPLETED, tell
-from runner.cli.lookup import FAR_BACK, find_run, store_for_reading
+from runner.cli.knowing import knowing_runner
+from runner.cli.lookup import FAR_BACK, find_run, shown_status, store_for_reading
 from runner.cli.report import tell_value
 from runner.cli.text import one_line, visible
 from runner.cli.waiting import Waiting, waiting_in
+from runner.owner import Liveness, liveness
 from runner.status import RUN_DONE, RunStatus, TaskStatus
+from runner.translate import task_of
+from runner.verdict import Action
 
 
 async def list_questions(word: str | None, path: Path, as_json: bool) -> int:
     """Show what the run that `word` names waits for, or every run in the store; the exit code."""
     async with store_for_reading(path) as store:
         runs = [await find_run(store, word)] if word is not None else await _waiting_runs(store)
-        found = [(run, await waiting_in(store, run.run_id)) for run in runs]
+        found = [(run, [*await waiting_in(store, run.run_id), *await _cut(store, run)]) for run in runs]
     if as_json:
         tell_value([_value(one, path) for _, waiting in found for one in waiting])
         return COMPLETED
@@ -34,7 +38,28 @@ async def list_questions(word: str | None, path: Path, as_json: bool) -> int:
 
 async def _waiting_runs(store: Store) -> list[RunRecord]:
     runs = await store.list_runs(FAR_BACK)
-    return [run for run in runs if run.counts.get(TaskStatus.WAITING_INPUT) and RunStatus(run.status) not in RUN_DONE]
+    asks = (TaskStatus.WAITING_INPUT, TaskStatus.RUNNING)
+    return [run for run in runs if any(map(run.counts.get, asks)) and RunStatus(run.status) not in RUN_DONE]
+
+
+async def _cut(store: Store, run: RunRecord) -> list[Waiting]:
+    """The tasks marked at_most_once that were under way when the run's process died: they wait for a person from then
+    on, which the next resume only writes down.
+    """
+    if shown_status(run) is not RunStatus.INTERRUPTED or (run.owner and liveness(run.owner) is not Liveness.DEAD):
+        return []
+    tasks = await store.list_tasks(run.run_id)
+    cut = {one.task_id: one for one in tasks if one.status == TaskStatus.RUNNING and task_of(one).at_most_once}
+    whole = await store.get_run(run.run_id) if cut else None
+    if whole is None:
+        return []
+    async with knowing_runner(store, whole, tasks) as knowing:
+        verdicts = (await knowing.preview_resume(run.run_id)).tasks
+    return [
+        Waiting(run.run_id, name, one.attempt, verdicts[name].reason, None)
+        for name, one in cut.items()
+        if verdicts[name].action is Action.ASK
+    ]
 
 
 def _tell_run(run: RunRecord, waiting: Sequence[Waiting], path: Path) -> None:
