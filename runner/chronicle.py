@@ -18,6 +18,7 @@ from persistence.files import files_root
 from persistence.protocol import Store
 from persistence.records import EventRecord
 from runner.folders import run_folder, turn_files
+from runner.questions import answers_of
 from runner.task import JsonValue
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class Chronicle:
         self._has_files = False
         self._after = 0
         self._turns: list[_Turn] = []
+        self._placed = 0
+        self._asked: dict[str, int] = {}
 
     @property
     def is_at_work(self) -> bool:
@@ -76,8 +79,11 @@ class Chronicle:
         while records := await self._store.list_events(self._run_id, self._after, _EVENTS_AT_ONCE):
             for record in records:
                 self._after = record.seq
+                first = self._placed
+                if record.kind in {"run_created", "tasks_added"}:
+                    self._placed += json.loads(record.detail)["tasks"]
                 if self._task_id in {None, record.task_id}:
-                    async for entry in self._event(record):
+                    async for entry in self._event(record, first):
                         yield entry
         for entry in self._meanwhile(None):
             yield entry
@@ -92,7 +98,7 @@ class Chronicle:
         for turn in self._turns:
             turn.close()
 
-    async def _event(self, record: EventRecord) -> AsyncIterator[Entry]:
+    async def _event(self, record: EventRecord, first: int) -> AsyncIterator[Entry]:
         for entry in self._meanwhile(record.at):
             yield entry
         for turn in [turn for turn in self._turns if turn.ends_with(record)]:
@@ -104,7 +110,7 @@ class Chronicle:
             turn.close()
         if record.kind == "task_started":
             self._turns.append(self._turn(record.task_id or "", record.attempt or 0))
-        detail = {**json.loads(record.detail), **await self._of_attempt(record)}
+        detail = {**json.loads(record.detail), **await self._of_attempt(record), **await self._of_tasks(record, first)}
         yield Entry(record.at, record.kind, record.task_id, record.attempt, detail, record.seq)
 
     def _meanwhile(self, until: str | None) -> Iterator[Entry]:
@@ -140,6 +146,29 @@ class Chronicle:
         names = ("session_id",) if record.kind == _OPENED else _OF_AN_ATTEMPT
         told = {name: getattr(found, name, None) for name in names}
         return {name: value for name, value in told.items() if value is not None}
+
+    async def _of_tasks(self, record: EventRecord, first: int) -> Mapping[str, JsonValue]:
+        """What is stored with tasks of the event: the ids of those that were added, from position `first` on; what was
+        asked; what was answered, and by whom.
+        """
+        if record.kind not in {"tasks_added", "task_waiting_input", "task_answered"}:
+            return {}
+        tasks = await self._store.list_tasks(self._run_id)
+        if record.kind == "tasks_added":
+            return {"ids": [task.task_id for task in tasks[first : self._placed]]}
+        task = next((task for task in tasks if task.task_id == record.task_id), None)
+        if task is None:
+            return {}
+        if record.kind == "task_waiting_input":
+            self._asked[task.task_id] = record.attempt or 0
+        attempt = self._asked.get(task.task_id)
+        given = next((one for one in answers_of(task.answers) if one.attempt == attempt), None)
+        if record.kind == "task_answered":
+            return {} if given is None else {"by": given.by, "answer": given.text}
+        question = (
+            task.question if given is None and task.attempt == attempt else None if given is None else given.question
+        )
+        return {} if question is None else {"question": question}
 
 
 class _Turn:

@@ -47,6 +47,11 @@ def test_a_plan_grows_and_its_last_tasks_are_what_it_comes_to(folder: Path) -> N
     assert "list completed" in done.err
     assert "2 tasks added by each: each.1, each.2\n" in done.err
     assert "7 of 7 tasks completed" in done.err
+    named = [line.partition(": ")[2] for line in done.err.splitlines() if " added by " in line]
+    logged = [
+        line.partition(" added: ")[2] for line in plait_here(folder, "log", "last").out.splitlines() if " added" in line
+    ]
+    assert named and logged == named
 
 
 def test_a_plan_that_a_task_made_is_no_result(tmp_path: Path) -> None:

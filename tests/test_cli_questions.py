@@ -191,3 +191,13 @@ def test_what_is_asked_never_acts_on_a_terminal(tmp_path: Path) -> None:
         assert attack.encode() not in seen, name
     answered = plait(tmp_path, "answer", "last", "a", "\x1b[31mred")
     assert (answered.code, "\x1b" in answered.err) == (0, False)
+
+
+def test_the_log_tells_what_was_asked_and_answered_as_the_terminal_does(waiting: Path) -> None:
+    assert "waits for a person: Where to? And why?" in plait_here(waiting, "log", "last").out
+    plait_here(waiting, "answer", "last", "where", "Rome")
+    (waiting / "go").touch()
+    plait_here(waiting, "resume", "last", "-q")
+    told = plait_here(waiting, "log", "last").out
+    assert "waits for a person: Where to? And why?" in told
+    assert "answered by person: Rome" in told

@@ -76,6 +76,20 @@ def _spent(detail: Detail) -> str:
     return " ".join(filter(None, (seconds(_number(detail, "duration_s")), f"{used} tokens" if used else "", cost)))
 
 
+def _told(text: str) -> str:
+    return f": {one_line(text, _LONGEST)}" if text else ""
+
+
+def _ids(detail: Detail) -> str:
+    ids = detail.get("ids")
+    return ", ".join(map(str, ids)) if isinstance(ids, list) else ""
+
+
+def _answered(detail: Detail) -> str:
+    by = _text(detail, "by")
+    return f"answered by {one_line(by)}{_told(_text(detail, 'answer'))}" if by else "answered"
+
+
 def _text(detail: Detail, name: str) -> str:
     found = detail.get(name)
     return found if isinstance(found, str) else ""
@@ -91,7 +105,7 @@ def _count(detail: Detail, name: str) -> int:
 
 
 _WORDS: Mapping[str, Callable[[Detail], str]] = {
-    "tasks_added": lambda detail: f"{counted(_count(detail, 'tasks'), 'task')} added",
+    "tasks_added": lambda detail: f"{counted(_count(detail, 'tasks'), 'task')} added{_told(_ids(detail))}",
     "task_started": lambda detail: f"started ({one_line(_text(detail, 'backend'))})",
     "task_adopted": lambda _: "is taken over: it has outlived the process that began it",
     "session_opened": lambda detail: f"session {one_line(_text(detail, 'session_id'))}",
@@ -101,7 +115,7 @@ _WORDS: Mapping[str, Callable[[Detail], str]] = {
     "task_cancelled": partial(_ended, TaskStatus.CANCELLED),
     "task_retried": _retried,
     "task_interrupted": lambda detail: f"interrupted: {one_line(_text(detail, 'reason'), _LONGEST)}",
-    "task_waiting_input": lambda _: "waits for a person",
-    "task_answered": lambda _: "answered",
+    "task_waiting_input": lambda detail: f"waits for a person{_told(_text(detail, 'question'))}",
+    "task_answered": _answered,
     "task_reopened": lambda _: "is to run again",
 }
