@@ -267,6 +267,12 @@ def test_the_published_schema_is_the_model():
     Draft202012Validator.check_schema(published)
 
 
+@pytest.mark.parametrize("head", ["", 'name: "   "\n'])
+def test_a_plan_without_a_name_or_a_suffix_is_called_like_its_file(tmp_path, head):
+    (tmp_path / "night").write_text(head + tasks('{id: a, prompt: ""}'))
+    assert load_plan(tmp_path / "night").name == "night"
+
+
 @pytest.mark.parametrize("name", ["hello", "digest"])
 def test_examples(name, tmp_path):
     path = ROOT / "examples" / f"{name}.yaml"

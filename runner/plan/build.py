@@ -102,7 +102,7 @@ def _build(source: Source, given: Given, path: Path) -> Plan:
         raise PlanError(source.problems)
     _check_backends(part, source)
     values = input_values(part.inputs, given, source)
-    name = part.name or (path.stem if path.suffix else "")
+    name = part.name.strip() or ("" if path.is_dir() else path.stem)
     dag = _dag(Graph(part, values, source), name, lost)
     policy = follow_ups_of(part, source)
     if dag is not None and policy is not None:
