@@ -6,6 +6,7 @@ goes on where it was. It asks what OPENAI_BASE_URL and OPENAI_API_KEY point to.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from pathlib import Path
 
@@ -56,5 +57,10 @@ async def main(document: str, name: str) -> int:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/review.py FILE")
     file = Path(sys.argv[1])
-    sys.exit(anyio.run(main, file.read_text(encoding="utf-8"), file.stem))
+    text = file.read_text(encoding="utf-8")
+    # Another file, or the same one edited, is another review.
+    digest = hashlib.sha256(f"{file.resolve()}\n{text}".encode()).hexdigest()[:12]
+    sys.exit(anyio.run(main, text, digest))
