@@ -1,8 +1,8 @@
 """OpenAI, and every server that speaks its chat completions, on the official SDK.
 
 Requests are always streamed: some servers notice that a client went away only while they stream, so this is what makes
-a cancel stop the work. The SDK takes a stream that merely ends for a complete answer; here only a finish reason makes
-an answer complete.
+a cancel stop the work. The SDK takes a stream that merely ends for a complete answer; here only a finish reason that
+is known to be good makes an answer complete.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ from .text import clean_text, one_line
 
 DEFAULT_MODEL = "gpt-5.4-mini"
 """Used when no model is named and the server is OpenAI's own."""
+# In lower case. Only what is known to be good makes an answer whole: servers invent further reasons all the time.
+_WHOLE = frozenset({"stop", "eos", "eos_token", "stop_sequence", "end_turn"})
+_TOO_LONG = frozenset({"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"})
+_TOOLS = frozenset({"tool_calls", "function_call"})
+_DECLINED = frozenset({"safety", "recitation", "prohibited_content", "blocklist", "spii", "sensitive", "refusal"})
 
 
 @dataclass(eq=False)
@@ -116,29 +121,35 @@ class _Answer:
                 self._texts.append(text)
                 self._opening.on_output(Output("text", clean_text(text)))
             self._refusals.append(getattr(delta, "refusal", None) or "")
-            self._reason = getattr(choice, "finish_reason", None) or self._reason
+            self._reason = str(getattr(choice, "finish_reason", None) or "") or self._reason
 
     def finish(self, max_tokens: int | None) -> Message:
         """The whole message, or the BackendError for why there is none."""
         refusal = "".join(self._refusals)
-        if refusal or self._reason == "content_filter":
-            why = one_line(refusal, 200) if refusal else "a content filter stopped the answer"
+        reason = (self._reason or "").lower()
+        if refusal or reason in _DECLINED or reason.startswith("content_filter"):
+            why = one_line(refusal, 200) if refusal else f"a content filter stopped the answer ({self._said})"
             raise BackendError(ErrorKind.REFUSED, f"the model declined: {why}")
-        if self._reason == "length":
+        if reason in _TOO_LONG:
             raise BackendError(
                 ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._usage.output_tokens), usage=self._usage
             )
-        if self._reason in {"tool_calls", "function_call"}:
+        if reason in _TOOLS:
             raise BackendError(ErrorKind.UNEXPECTED, "the model asked for a tool, and none was offered to it")
-        if self._reason is None or self._reason == "error":
+        if reason not in _WHOLE:
             raise BackendError(ErrorKind.TRANSIENT, self._cut())
         # Joined before it is cleaned: a pair of surrogates may be split over two chunks.
         return Message("assistant", clean_text("".join(self._texts)), self._usage)
 
+    @property
+    def _said(self) -> str:
+        return f"finish reason {one_line(self._reason or '', 60)!r}"
+
     def _cut(self) -> str:
         if not self._chunks:
             return "the server's answer held no events at all; is base_url that of a chat completions API?"
-        return f"the answer broke off after {self._chunks} events, without a finish reason"
+        how = f"with {self._said}" if self._reason else "without a finish reason"
+        return f"the answer broke off after {self._chunks} events, {how}"
 
 
 def length_message(max_tokens: int | None, output_tokens: int) -> str:
