@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from .errors import BackendError, ErrorKind
 from .openai import length_message
-from .protocol import JsonValue, Message, Opening, Output, Usage
-from .remote import RemoteBackend
+from .protocol import JsonValue, Message, Opening, Output
+from .remote import RemoteBackend, Spent
 from .text import clean_text
 
 DEFAULT_MODEL = "claude-haiku-4-5"
@@ -45,8 +45,8 @@ class AnthropicBackend(RemoteBackend):
     url_env: ClassVar[str] = "ANTHROPIC_BASE_URL"
     default_url: ClassVar[str] = "https://api.anthropic.com"
 
-    async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message]) -> Message:
-        answer = _Answer(opening)
+    async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message], spent: Spent) -> Message:
+        answer = _Answer(opening, spent)
         async with await client.messages.create(**self._request(opening, messages)) as stream:
             async for event in stream:
                 answer.add(event)
@@ -80,11 +80,11 @@ class AnthropicBackend(RemoteBackend):
 class _Answer:
     """An answer as it comes in, event by event."""
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: Opening, spent: Spent) -> None:
         self._opening = opening
+        self._spent = spent
         self._texts: list[str] = []
         self._reason: str | None = None
-        self._input = self._output = 0
         self._events = 0
 
     def add(self, event: Any) -> None:
@@ -103,21 +103,16 @@ class _Answer:
         # Totals so far, not increments; tokens read from or written to the prompt cache are counted apart.
         cached = ("cache_creation_input_tokens", "cache_read_input_tokens")
         read = sum(getattr(usage, name, None) or 0 for name in ("input_tokens", *cached))
-        self._input = max(self._input, read)
-        self._output = max(self._output, getattr(usage, "output_tokens", None) or 0)
-
-    @property
-    def _usage(self) -> Usage:
-        return Usage(self._input, self._output)
+        self._spent.note(read, getattr(usage, "output_tokens", None) or 0)
 
     def finish(self, max_tokens: int) -> Message:
         """The whole message, or the BackendError for why there is none."""
         if self._reason in {"end_turn", "stop_sequence"}:
-            return Message("assistant", clean_text("".join(self._texts)), self._usage)
+            return Message("assistant", clean_text("".join(self._texts)), self._spent.usage)
         if self._reason == "refusal":
             raise BackendError(ErrorKind.REFUSED, "the model declined to answer")
         if self._reason == "max_tokens":
-            raise BackendError(ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._output), usage=self._usage)
+            raise BackendError(ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._spent.usage.output_tokens))
         if self._reason == "model_context_window_exceeded":
             raise BackendError(ErrorKind.CONTEXT_OVERFLOW, "the answer was cut: the model's context is full")
         if self._reason is not None:

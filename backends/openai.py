@@ -12,8 +12,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
 from .errors import BackendError, ErrorKind
-from .protocol import NO_USAGE, Message, Opening, Output, Usage
-from .remote import RemoteBackend
+from .protocol import Message, Opening, Output
+from .remote import RemoteBackend, Spent
 from .text import clean_text, one_line
 
 DEFAULT_MODEL = "gpt-5.4-mini"
@@ -54,9 +54,9 @@ class OpenAIBackend(RemoteBackend):
     url_env: ClassVar[str] = "OPENAI_BASE_URL"
     default_url: ClassVar[str] = "https://api.openai.com/v1"
 
-    async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message]) -> Message:
+    async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message], spent: Spent) -> Message:
         request = self._request(await self._choose_model(client), opening, messages)
-        answer = _Answer(opening)
+        answer = _Answer(opening, spent)
         async with await client.chat.completions.create(**request) as stream:
             async for chunk in stream:
                 answer.add(chunk)
@@ -99,21 +99,19 @@ class OpenAIBackend(RemoteBackend):
 class _Answer:
     """An answer as it comes in. Chunks of lenient servers lack fields; nothing here relies on one being there."""
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: Opening, spent: Spent) -> None:
         self._opening = opening
+        self._spent = spent
         self._texts: list[str] = []
         self._refusals: list[str] = []
         self._reason: str | None = None
-        self._usage = NO_USAGE
         self._chunks = 0
 
     def add(self, chunk: Any) -> None:
         self._chunks += 1
         usage = getattr(chunk, "usage", None)
         if usage is not None:
-            self._usage = Usage(
-                getattr(usage, "prompt_tokens", None) or 0, getattr(usage, "completion_tokens", None) or 0
-            )
+            self._spent.note(getattr(usage, "prompt_tokens", None) or 0, getattr(usage, "completion_tokens", None) or 0)
         for choice in getattr(chunk, "choices", None) or ():
             delta = getattr(choice, "delta", None)
             text = getattr(delta, "content", None)
@@ -131,15 +129,13 @@ class _Answer:
             why = one_line(refusal, 200) if refusal else f"a content filter stopped the answer ({self._said})"
             raise BackendError(ErrorKind.REFUSED, f"the model declined: {why}")
         if reason in _TOO_LONG:
-            raise BackendError(
-                ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._usage.output_tokens), usage=self._usage
-            )
+            raise BackendError(ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._spent.usage.output_tokens))
         if reason in _TOOLS:
             raise BackendError(ErrorKind.UNEXPECTED, "the model asked for a tool, and none was offered to it")
         if reason not in _WHOLE:
             raise BackendError(ErrorKind.TRANSIENT, self._cut())
         # Joined before it is cleaned: a pair of surrogates may be split over two chunks.
-        return Message("assistant", clean_text("".join(self._texts)), self._usage)
+        return Message("assistant", clean_text("".join(self._texts)), self._spent.usage)
 
     @property
     def _said(self) -> str:

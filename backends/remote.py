@@ -19,9 +19,20 @@ import anyio
 from anyio.to_thread import run_sync
 
 from .errors import BackendError, BackendUnavailable, ErrorKind
-from .protocol import Conversation, Message, Opening
+from .protocol import NO_USAGE, Conversation, Message, Opening, Usage
 from .replay import ReplayConversation
 from .sdk import NO_KEY, Server, find_server, require, translate
+
+
+class Spent:
+    """What a request has cost so far, as its stream tells it: totals, again and again, and zeros where it forgot."""
+
+    def __init__(self) -> None:
+        self.usage = NO_USAGE
+
+    def note(self, read: int, written: int) -> None:
+        """It has come to `read` tokens of input and `written` of output, or more."""
+        self.usage = Usage(max(self.usage.input_tokens, read), max(self.usage.output_tokens, written))
 
 
 @dataclass(eq=False, kw_only=True)
@@ -76,8 +87,8 @@ class RemoteBackend(ABC):
         await self.aclose()
 
     @abstractmethod
-    async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message]) -> Message:
-        """One streamed request; may raise whatever the SDK does."""
+    async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message], spent: Spent) -> Message:
+        """One streamed request, its cost noted in `spent` as it becomes known; may raise whatever the SDK does."""
 
     @property
     def _is_custom(self) -> bool:
@@ -119,16 +130,19 @@ class RemoteBackend(ABC):
         )
 
     async def _guarded(self, client: Any, opening: Opening, messages: Sequence[Message]) -> Message:
+        spent = Spent()
         try:
             # The SDK's own limit is one on the silence between two reads; a slow drip would pass it for ever.
             with anyio.fail_after(self.request_timeout):
-                return await self._ask(client, opening, messages)
-        except BackendError:
+                return await self._ask(client, opening, messages, spent)
+        except BackendError as error:
+            error.usage = spent.usage
             raise
         except TimeoutError:
             text = f"no whole answer from {self._server.name} within {self.request_timeout:g} s (request_timeout)"
             failure = BackendError(ErrorKind.TIMEOUT, text)
         except Exception as exc:
             failure = translate(exc, self._server)
+        failure.usage = spent.usage
         # Raised out here so that it carries no context: see sdk.py.
         raise failure

@@ -211,6 +211,14 @@ async def test_refusal_field() -> None:
         with pytest.raises(BackendError, match=r"I cannot do that\.") as caught:
             await say(make(server))
     assert caught.value.kind is ErrorKind.REFUSED
+    assert caught.value.usage == Usage(11, 7)
+
+
+async def test_a_repair_that_fails_adds_to_what_the_first_answer_cost() -> None:
+    async with serve(events(WIRE.parts("no")), events(WIRE.parts("no", reason="abort"))) as server:
+        with pytest.raises(BackendError) as caught:
+            await say(make(server), opening=Opening(output_schema=SCHEMA))
+    assert caught.value.usage == Usage(22, 14)
 
 
 async def test_lenient_servers() -> None:
