@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 from .errors import BackendError, ErrorKind
 from .openai import length_message
 from .protocol import JsonValue, Message, Opening, Output
-from .remote import RemoteBackend, Spent
+from .remote import RemoteBackend, Spent, in_words
 from .text import clean_text
 
 DEFAULT_MODEL = "claude-haiku-4-5"
@@ -27,8 +27,8 @@ class AnthropicBackend(RemoteBackend):
     models take none. `max_tokens` bounds one answer. `request_timeout` is seconds for one whole request.
 
     Earlier messages are sent along to continue a conversation; the server keeps nothing. With an output schema the
-    server is asked to keep to it as far as it can express it, the answer is checked, and asked for once more when it
-    does not fit. The SDK's own retries are off. Cancelling a turn closes its connection.
+    server is asked to keep to it as far as it can express it, else the model; the answer is checked, and asked for once
+    more when it does not fit. The SDK's own retries are off. Cancelling a turn closes its connection.
 
     `aclose` and `async with` free the client; leaving it to the end of the program is harmless.
     """
@@ -47,22 +47,23 @@ class AnthropicBackend(RemoteBackend):
 
     async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message], spent: Spent) -> Message:
         answer = _Answer(opening, spent)
-        async with await client.messages.create(**self._request(opening, messages)) as stream:
+        build = partial(self._request, opening, messages)
+        async with await self._begin(client.messages.create, build, opening) as stream:
             async for event in stream:
                 answer.add(event)
         return answer.finish(self.max_tokens)
 
-    def _request(self, opening: Opening, messages: Sequence[Message]) -> dict[str, Any]:
+    def _request(self, opening: Opening, messages: Sequence[Message], avoided: Set[str]) -> dict[str, Any]:
         systems = [self.system or "", *(message.content for message in messages if message.role == "system")]
         # Fields that some versions of the SDK do not know go into the body as they are.
         body: dict[str, Any] = {}
         if self.temperature is not None:
             body["temperature"] = self.temperature
         if opening.output_schema is not None:
-            wanted = _native_schema(opening.output_schema)
+            words = in_words(opening.output_schema)
+            wanted = None if words in avoided else _native_schema(opening.output_schema)
             if wanted is None:
-                schema = json.dumps(opening.output_schema, ensure_ascii=False)
-                systems.append(f"Answer with nothing but JSON that fits this JSON Schema: {schema}")
+                systems.append(words)
             else:
                 body["output_config"] = {"format": {"type": "json_schema", "schema": wanted}}
         request: dict[str, Any] = {

@@ -7,13 +7,14 @@ is known to be good makes an answer complete.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 from .errors import BackendError, ErrorKind
 from .protocol import Message, Opening, Output
-from .remote import RemoteBackend, Spent
+from .remote import RemoteBackend, Spent, in_words
 from .text import clean_text, one_line
 
 DEFAULT_MODEL = "gpt-5.4-mini"
@@ -35,8 +36,9 @@ class OpenAIBackend(RemoteBackend):
     `temperature` and `max_tokens` are left to the server when None. `request_timeout` is seconds for one whole request.
 
     Earlier messages are sent along to continue a conversation; the server keeps nothing. With an output schema the
-    server is asked to keep to it, the answer is checked, and asked for once more when it does not fit. The SDK's own
-    retries are off. Cancelling a turn closes its connection, upon which the server stops working on it.
+    server is asked to keep to it, or the model where the server refuses that; the answer is checked, and asked for once
+    more when it does not fit. The SDK's own retries are off. Cancelling a turn closes its connection, upon which the
+    server stops working on it.
 
     `aclose` and `async with` free the client; leaving it to the end of the program is harmless.
     """
@@ -55,9 +57,9 @@ class OpenAIBackend(RemoteBackend):
     default_url: ClassVar[str] = "https://api.openai.com/v1"
 
     async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message], spent: Spent) -> Message:
-        request = self._request(await self._choose_model(client), opening, messages)
+        build = partial(self._request, await self._choose_model(client), opening, messages)
         answer = _Answer(opening, spent)
-        async with await client.chat.completions.create(**request) as stream:
+        async with await self._begin(client.chat.completions.create, build, opening) as stream:
             async for chunk in stream:
                 answer.add(chunk)
         return answer.finish(self.max_tokens)
@@ -74,10 +76,13 @@ class OpenAIBackend(RemoteBackend):
         self._listed_model = names[0]
         return names[0]
 
-    def _request(self, model: str, opening: Opening, messages: Sequence[Message]) -> dict[str, Any]:
+    def _request(self, model: str, opening: Opening, messages: Sequence[Message], avoided: Set[str]) -> dict[str, Any]:
+        schema = opening.output_schema
+        words = "" if schema is None else in_words(schema)
+        system = "\n\n".join(clean_text(text) for text in (self.system, words if words in avoided else "") if text)
         sent = [{"role": message.role, "content": message.content} for message in messages]
-        if self.system:
-            sent.insert(0, {"role": "system", "content": clean_text(self.system)})
+        if system:
+            sent.insert(0, {"role": "system", "content": system})
         # OpenAI's newer models refuse the old name of the limit, other servers know only that one.
         limit = "max_tokens" if self._is_custom else "max_completion_tokens"
         request: dict[str, Any] = {
@@ -90,9 +95,9 @@ class OpenAIBackend(RemoteBackend):
             request["temperature"] = self.temperature
         if self.max_tokens is not None:
             request[limit] = self.max_tokens
-        if opening.output_schema is not None:
-            schema = {"name": "answer", "schema": dict(opening.output_schema)}
-            request["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if schema is not None and words not in avoided:
+            wanted = {"name": "answer", "schema": dict(schema)}
+            request["response_format"] = {"type": "json_schema", "json_schema": wanted}
         return request
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +20,12 @@ import anyio
 from anyio.to_thread import run_sync
 
 from .errors import BackendError, BackendUnavailable, ErrorKind
-from .protocol import NO_USAGE, Conversation, Message, Opening, Usage
+from .protocol import NO_USAGE, Conversation, JsonValue, Message, Opening, Output, Usage
 from .replay import ReplayConversation
 from .sdk import NO_KEY, Server, find_server, require, translate
+
+# What a server's words hold that takes no schema, or not this one.
+_SCHEMA_WORDS = ("schema", "response_format", "output_config", "grammar")
 
 
 class Spent:
@@ -50,6 +54,7 @@ class RemoteBackend(ABC):
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _client: Any = field(default=None, init=False, repr=False)
     _server: Server = field(default=Server("", NO_KEY), init=False, repr=False)
+    _avoided: set[str] = field(default_factory=set[str], init=False, repr=False)
 
     package: ClassVar[str]
     """The SDK's module, which is also the name of our extra."""
@@ -89,6 +94,32 @@ class RemoteBackend(ABC):
     @abstractmethod
     async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message], spent: Spent) -> Message:
         """One streamed request, its cost noted in `spent` as it becomes known; may raise whatever the SDK does."""
+
+    async def _begin(
+        self, create: Callable[..., Awaitable[Any]], build: Callable[[Set[str]], dict[str, Any]], opening: Opening
+    ) -> Any:
+        """The stream that answers the request made by `build`, which is told what to avoid: what the server refuses and
+        can be put in another way is put so, and so from then on.
+        """
+        avoided = set(self._avoided)
+        while True:
+            request = build(avoided)
+            try:
+                stream = await create(**request)
+            except Exception as exc:
+                avoided |= self._to_avoid(_complaint(exc), opening)
+                if build(avoided) == request:
+                    raise
+            else:
+                self._avoided |= avoided
+                return stream
+            opening.on_output(Output("notice", "the server refuses a part of the request; asking without it"))
+
+    def _to_avoid(self, complaint: str, opening: Opening) -> set[str]:
+        """What can be put in another way of what the server complains about, in lower case."""
+        if opening.output_schema is not None and any(word in complaint for word in _SCHEMA_WORDS):
+            return {in_words(opening.output_schema)}
+        return set()
 
     @property
     def _is_custom(self) -> bool:
@@ -146,3 +177,13 @@ class RemoteBackend(ABC):
         failure.usage = spent.usage
         # Raised out here so that it carries no context: see sdk.py.
         raise failure
+
+
+def in_words(schema: Mapping[str, JsonValue]) -> str:
+    """What a model is told where the server itself cannot be given `schema`."""
+    return f"Answer with nothing but JSON that fits this JSON Schema: {json.dumps(schema, ensure_ascii=False)}"
+
+
+def _complaint(exc: Any) -> str:
+    """All that a server said which refused a request, in lower case; nothing for errors of other kinds."""
+    return str(exc.body).lower() if getattr(exc, "status_code", None) in {400, 422} else ""

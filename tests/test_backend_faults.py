@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from email.utils import formatdate
-from typing import Any, TypeAlias
+from typing import Any
 
 import anyio
 import pytest
 
-from backends import AnthropicBackend, BackendError, ErrorKind, OpenAIBackend, Opening, Usage
+from backends import BackendError, ErrorKind, Opening
+from tests.support.remotes import Remote, dialect, make
 from tests.support.wire import (
     Answer,
-    ChatCompletions,
     Dialect,
-    Messages,
     Script,
     events,
     hang_up,
@@ -24,14 +23,9 @@ from tests.support.wire import (
     silence,
 )
 
-Remote: TypeAlias = OpenAIBackend | AnthropicBackend
 K = ErrorKind
+__all__ = ["dialect"]
 SECRET = "sk-canary-9d3f1c77"
-
-
-@pytest.fixture(params=["openai", "anthropic"])
-def dialect(request: pytest.FixtureRequest) -> Dialect:
-    return ChatCompletions() if request.param == "openai" else Messages()
 
 
 @pytest.fixture(autouse=True)
@@ -41,11 +35,6 @@ def _key(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> G
     caplog.set_level("INFO")
     yield
     assert SECRET not in caplog.text
-
-
-def make(dialect: Dialect, url: str, request_timeout: float = 10.0) -> Remote:
-    kind = OpenAIBackend if dialect.name == "openai" else AnthropicBackend
-    return kind("m", base_url=url + dialect.prefix, request_timeout=request_timeout)
 
 
 async def fail(backend: Remote) -> BackendError:
@@ -170,26 +159,6 @@ async def test_streams_that_stop_midway(dialect: Dialect, end: str, kind: ErrorK
 async def test_answers_that_end_for_another_reason(dialect: Dialect, reason: str, kind: ErrorKind) -> None:
     error, _ = await failure(dialect, events(dialect.parts("so far", reason=reason)))
     assert error.kind is kind
-
-
-@pytest.mark.parametrize(
-    "reason", ["length", "content_filter", "tool_calls", "model_context_window_exceeded", "pause_turn"]
-)
-async def test_what_an_unusable_answer_cost_is_told(dialect: Dialect, reason: str) -> None:
-    error, _ = await failure(dialect, events(dialect.parts("so far", reason=reason)))
-    assert error.usage == Usage(11, 7)
-
-
-@pytest.mark.parametrize("end", ["clean", "cut", "hang", "error"])
-async def test_what_a_broken_stream_cost_so_far_is_told(dialect: Dialect, end: str) -> None:
-    parts = dialect.parts("half an ", reason=None)
-    if isinstance(dialect, ChatCompletions):  # as those servers send it that count as they go
-        parts.append(dialect.chunk(None, usage={"prompt_tokens": 11, "completion_tokens": 1}))
-    if end == "error":
-        parts.append(dialect.error_event("overloaded_error", "sorry"))
-    answer = events(parts, end="clean" if end == "error" else end)  # type: ignore[arg-type]
-    error, _ = await failure(dialect, answer, request_timeout=1.5 if end == "hang" else 10.0)
-    assert error.usage == Usage(11, 1)
 
 
 @pytest.mark.parametrize(

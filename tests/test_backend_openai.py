@@ -214,13 +214,6 @@ async def test_refusal_field() -> None:
     assert caught.value.usage == Usage(11, 7)
 
 
-async def test_a_repair_that_fails_adds_to_what_the_first_answer_cost() -> None:
-    async with serve(events(WIRE.parts("no")), events(WIRE.parts("no", reason="abort"))) as server:
-        with pytest.raises(BackendError) as caught:
-            await say(make(server), opening=Opening(output_schema=SCHEMA))
-    assert caught.value.usage == Usage(22, 14)
-
-
 async def test_lenient_servers() -> None:
     """No role chunk, no usage, null where others leave out, no [DONE]: complete all the same."""
     parts = [

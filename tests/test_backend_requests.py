@@ -1,0 +1,81 @@
+"""What requests ask for, and what is asked instead where a server refuses a part of it, in both wire formats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backends import BackendError, ErrorKind, Opening
+from tests.support.remotes import Remote, dialect, make
+from tests.support.wire import Dialect, events, serve
+
+__all__ = ["dialect"]
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+OTHER_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+
+
+async def ask_for(backend: Remote, schema: dict[str, Any]) -> Any:
+    async with backend.open(Opening(output_schema=schema)) as conversation:
+        return (await conversation.send("How many?")).data
+
+
+def carries_schema(body: dict[str, Any]) -> bool:
+    return bool({"response_format", "output_config"} & body.keys())
+
+
+def system_of(body: dict[str, Any]) -> str:
+    found = [m["content"] for m in body["messages"] if m["role"] == "system"]
+    return str(body.get("system", found[0] if found else ""))
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (400, "Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model."),
+        (400, "output_config.format: Extra inputs are not permitted"),
+        (422, "failed to parse Grammar"),
+    ],
+)
+async def test_a_server_that_takes_no_schema_is_told_it_in_words(dialect: Dialect, status: int, said: str) -> None:
+    refusal, answer = dialect.error(status, "invalid_request_error", said), events(dialect.parts('{"n": 3}'))
+    async with serve(refusal, answer) as server:
+        backend = make(dialect, server.url)
+        assert await ask_for(backend, SCHEMA) == {"n": 3}
+        assert await ask_for(backend, SCHEMA) == {"n": 3}
+    assert [carries_schema(body) for body in server.bodies] == [True, False, False], "asked once, remembered"
+    assert ["JSON Schema" in system_of(body) for body in server.bodies] == [False, True, True]
+
+
+async def test_one_schema_refused_is_not_all_of_them(dialect: Dialect) -> None:
+    refusal = dialect.error(400, "invalid_request_error", "this schema is too complex")
+    answers = (events(dialect.parts('{"n": 3}')), events(dialect.parts("[3]")))
+    async with serve(refusal, *answers) as server:
+        backend = make(dialect, server.url)
+        assert await ask_for(backend, SCHEMA) == {"n": 3}
+        assert await ask_for(backend, OTHER_SCHEMA) == [3]
+    assert [carries_schema(body) for body in server.bodies] == [True, False, True]
+
+
+async def test_a_request_refused_without_its_schema_too_has_failed(dialect: Dialect) -> None:
+    answer = dialect.error(400, "invalid_request_error", "no such model, whatever the schema")
+    async with serve(answer) as server:
+        backend = make(dialect, server.url)
+        for _ in range(2):
+            with pytest.raises(BackendError, match="no such model") as caught:
+                await ask_for(backend, SCHEMA)
+            assert caught.value.kind is ErrorKind.INVALID_REQUEST
+            assert caught.value.__context__ is None
+    assert [carries_schema(body) for body in server.bodies] == [True, False] * 2, "nothing was learnt from that"
+
+
+async def test_a_schema_already_in_words_is_not_asked_for_twice(dialect: Dialect) -> None:
+    async with serve(dialect.error(400, "invalid_request_error", "I dislike the word schema")) as server:
+        with pytest.raises(BackendError):
+            await ask_for(make(dialect, server.url), {"type": "object", "properties": {"a": {}}})
+    assert [carries_schema(body) for body in server.bodies] == ([True, False] if dialect.name == "openai" else [False])
