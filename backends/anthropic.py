@@ -128,20 +128,54 @@ def _native_schema(schema: Mapping[str, JsonValue]) -> dict[str, Any] | None:
     """`schema` as the API takes it, which knows a part of JSON Schema only; None for what it cannot express."""
     from anthropic import transform_schema  # noqa: PLC0415 - the SDK is imported when it is first used
 
-    if _has_open_object(schema):
-        return None
     try:
-        return transform_schema(dict(schema))
-    except (AssertionError, AttributeError, TypeError, ValueError):
+        return transform_schema(dict(schema)) if _Expressible(schema).holds() else None
+    except (AssertionError, AttributeError, RecursionError, TypeError, ValueError):
         return None
 
 
-def _has_open_object(schema: Any) -> bool:
-    # The SDK would turn an object of any keys into an empty one.
-    if isinstance(schema, list):
-        return any(_has_open_object(item) for item in schema)  # pyright: ignore[reportUnknownVariableType]
-    if not isinstance(schema, Mapping):
-        return False
-    if schema.get("type") == "object" and not schema.get("properties"):  # pyright: ignore[reportUnknownMemberType]
-        return True
-    return any(_has_open_object(value) for value in schema.values())  # pyright: ignore[reportUnknownVariableType]
+# What the SDK moves into the description, where it forbids what the schema allows, or leaves a reference to nothing.
+_BEYOND = frozenset({"definitions", "$anchor", "patternProperties", "allOf", "if", "not"})
+# It closes each object that it meets, so no two of these can be said of one value.
+_SHAPES = frozenset({"properties", "anyOf", "oneOf", "$ref"})
+_LOCAL = "#/$defs/"
+
+
+class _Expressible:
+    """Whether the API can be given a schema: one that the SDK neither breaks nor makes narrower on its way."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = schema
+        self._defs: Mapping[str, Any] = schema.get("$defs") or {}
+        self._open: list[str] = []
+        self._good: set[str] = set()
+
+    def holds(self) -> bool:
+        return self._fits(self._schema) and all(map(self._refers_well, (_LOCAL + name for name in self._defs)))
+
+    def _fits(self, schema: Mapping[str, Any]) -> bool:
+        if _BEYOND & schema.keys() or len(_SHAPES & schema.keys()) > 1:
+            return False
+        if schema.get("additionalProperties", False) is not False:
+            return False
+        if schema.get("type") == "object" and not schema.get("properties"):
+            return False  # one of any keys, which the SDK would turn into an empty one
+        return all(map(self._fits, _parts(schema))) and ("$ref" not in schema or self._refers_well(schema["$ref"]))
+
+    def _refers_well(self, reference: str) -> bool:
+        name = reference.removeprefix(_LOCAL)
+        if name in self._good:
+            return True
+        if name == reference or name not in self._defs or name in self._open:
+            return False
+        self._open.append(name)
+        fits = self._fits(self._defs[name])
+        self._open.pop()
+        self._good |= {name} if fits else set()
+        return fits
+
+
+def _parts(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The schemas right within `schema` that the API is given."""
+    items = [schema["items"]] if "items" in schema else []
+    return [*schema.get("properties", {}).values(), *schema.get("anyOf", ()), *schema.get("oneOf", ()), *items]
