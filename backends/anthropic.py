@@ -15,6 +15,8 @@ from .text import clean_text
 
 DEFAULT_MODEL = "claude-haiku-4-5"
 """Used when no model is named."""
+# Tokens read from or written to the prompt cache are counted apart.
+_READ = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 
 
 @dataclass(eq=False)
@@ -92,19 +94,13 @@ class _Answer:
         self._events += 1
         kind = getattr(event, "type", None)
         if kind == "message_start":
-            self._count(getattr(event.message, "usage", None))
+            self._spent.note(getattr(event.message, "usage", None), read=_READ, written="output_tokens")
         elif kind == "content_block_delta" and getattr(event.delta, "type", None) == "text_delta":
             self._texts.append(event.delta.text)
             self._opening.on_output(Output("text", clean_text(event.delta.text)))
         elif kind == "message_delta":
             self._reason = event.delta.stop_reason or self._reason
-            self._count(getattr(event, "usage", None))
-
-    def _count(self, usage: Any) -> None:
-        # Totals so far, not increments; tokens read from or written to the prompt cache are counted apart.
-        cached = ("cache_creation_input_tokens", "cache_read_input_tokens")
-        read = sum(getattr(usage, name, None) or 0 for name in ("input_tokens", *cached))
-        self._spent.note(read, getattr(usage, "output_tokens", None) or 0)
+            self._spent.note(getattr(event, "usage", None), read=_READ, written="output_tokens")
 
     def finish(self, max_tokens: int) -> Message:
         """The whole message, or the BackendError for why there is none."""

@@ -114,9 +114,7 @@ class _Answer:
 
     def add(self, chunk: Any) -> None:
         self._chunks += 1
-        usage = getattr(chunk, "usage", None)
-        if usage is not None:
-            self._spent.note(getattr(usage, "prompt_tokens", None) or 0, getattr(usage, "completion_tokens", None) or 0)
+        self._spent.note(getattr(chunk, "usage", None), read=("prompt_tokens",), written="completion_tokens")
         for choice in getattr(chunk, "choices", None) or ():
             delta = getattr(choice, "delta", None)
             text = getattr(delta, "content", None)

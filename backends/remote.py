@@ -19,6 +19,7 @@ from uuid import uuid4
 import anyio
 from anyio.to_thread import run_sync
 
+from .agents.fields import count, number
 from .errors import BackendError, BackendUnavailable, ErrorKind
 from .protocol import NO_USAGE, Conversation, JsonValue, Message, Opening, Output, Usage
 from .replay import ReplayConversation
@@ -34,9 +35,19 @@ class Spent:
     def __init__(self) -> None:
         self.usage = NO_USAGE
 
-    def note(self, read: int, written: int) -> None:
-        """It has come to `read` tokens of input and `written` of output, or more."""
-        self.usage = Usage(max(self.usage.input_tokens, read), max(self.usage.output_tokens, written))
+    def note(self, usage: Any, *, read: Sequence[str], written: str) -> None:
+        """It has come to what the SDK's `usage` says, or more. `read` and `written` name its counts of tokens; what is
+        no count, as with some gateways, is taken for nothing: no answer is lost for that.
+        """
+        if usage is None:
+            return
+        tokens = sum(count(getattr(usage, name, None)) for name in read)
+        costs = [cost for cost in (self.usage.cost_usd, number(getattr(usage, "cost", None))) if cost is not None]
+        self.usage = Usage(
+            max(self.usage.input_tokens, tokens),
+            max(self.usage.output_tokens, count(getattr(usage, written, None))),
+            max(costs, default=None),
+        )
 
 
 @dataclass(eq=False, kw_only=True)
