@@ -26,7 +26,8 @@ class AnthropicBackend(RemoteBackend):
     `model` None means DEFAULT_MODEL. `base_url` None means ANTHROPIC_BASE_URL where that is set, else Anthropic.
     `api_key_env` names the environment variable that holds the key; it is read at the first conversation, and only
     Anthropic itself insists on it. `system` is the system prompt. `temperature` is left to the server when None; newer
-    models take none. `max_tokens` bounds one answer. `request_timeout` is seconds for one whole request.
+    models take none. `max_tokens` bounds one answer. `request_timeout` is seconds for one whole request, at
+    most 15 of them for connecting.
 
     Earlier messages are sent along to continue a conversation; the server keeps nothing. With an output schema the
     server is asked to keep to it as far as it can express it, else the model; the answer is checked, and asked for once

@@ -33,7 +33,8 @@ class OpenAIBackend(RemoteBackend):
     `model` None means the first one that the server lists, or DEFAULT_MODEL at OpenAI itself. `base_url` None means
     OPENAI_BASE_URL where that is set, else OpenAI. `api_key_env` names the environment variable that holds the key; it
     is read at the first conversation, and only OpenAI itself insists on it. `system` is the system prompt.
-    `temperature` and `max_tokens` are left to the server when None. `request_timeout` is seconds for one whole request.
+    `temperature` and `max_tokens` are left to the server when None. `request_timeout` is seconds for one whole request,
+    at most 15 of them for connecting.
 
     Earlier messages are sent along to continue a conversation; the server keeps nothing. With an output schema the
     server is asked to keep to it, or the model where the server refuses that; the answer is checked, and asked for once

@@ -25,6 +25,8 @@ from .protocol import NO_USAGE, Conversation, JsonValue, Message, Opening, Outpu
 from .replay import ReplayConversation
 from .sdk import NO_KEY, Server, find_server, require, translate
 
+CONNECT_LIMIT = 15.0
+"""Most seconds until a server has taken a connection; thinking about an answer may take far longer."""
 # What a server's words hold that takes no schema, or not this one.
 _SCHEMA_WORDS = ("schema", "response_format", "output_config", "grammar")
 
@@ -166,10 +168,9 @@ class RemoteBackend(ABC):
         limits = type(sdk.DEFAULT_CONNECTION_LIMITS)(max_connections=None, max_keepalive_connections=0)
         # No redirects: the key would follow them to another host.
         http = sdk.DefaultAsyncHttpxClient(limits=limits, follow_redirects=False, trust_env=trust_env)
+        timeout = sdk.Timeout(self.request_timeout, connect=min(CONNECT_LIMIT, self.request_timeout))
         make = getattr(sdk, self.client_class)
-        return make(
-            api_key=server.key, base_url=server.url, max_retries=0, timeout=self.request_timeout, http_client=http
-        )
+        return make(api_key=server.key, base_url=server.url, max_retries=0, timeout=timeout, http_client=http)
 
     async def _guarded(self, client: Any, opening: Opening, messages: Sequence[Message]) -> Message:
         spent = Spent()
