@@ -19,6 +19,7 @@ from .text import clean_text, one_line
 
 DEFAULT_MODEL = "gpt-5.4-mini"
 """Used when no model is named and the server is OpenAI's own."""
+_OLD_LIMIT = "max_tokens"
 # In lower case. Only what is known to be good makes an answer whole: servers invent further reasons all the time.
 _WHOLE = frozenset({"stop", "eos", "eos_token", "stop_sequence", "end_turn"})
 _TOO_LONG = frozenset({"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"})
@@ -84,8 +85,8 @@ class OpenAIBackend(RemoteBackend):
         sent = [{"role": message.role, "content": message.content} for message in messages]
         if system:
             sent.insert(0, {"role": "system", "content": system})
-        # OpenAI's newer models refuse the old name of the limit, other servers know only that one.
-        limit = "max_tokens" if self._is_custom else "max_completion_tokens"
+        # OpenAI's newer models refuse the old name of the limit, many other servers know only that one.
+        limit = _OLD_LIMIT if self._is_custom and _OLD_LIMIT not in avoided else "max_completion_tokens"
         request: dict[str, Any] = {
             "model": model,
             "messages": sent,
@@ -100,6 +101,10 @@ class OpenAIBackend(RemoteBackend):
             wanted = {"name": "answer", "schema": dict(schema)}
             request["response_format"] = {"type": "json_schema", "json_schema": wanted}
         return request
+
+    def _to_avoid(self, complaint: str, opening: Opening) -> set[str]:
+        limit = {_OLD_LIMIT} if "max_completion_tokens" in complaint else set[str]()
+        return limit | super()._to_avoid(complaint, opening)
 
 
 class _Answer:

@@ -138,9 +138,11 @@ class RemoteBackend(ABC):
     def _is_custom(self) -> bool:
         """Whether another server than the vendor's own is asked."""
         try:
-            return urlsplit(self._url).hostname != urlsplit(self.default_url).hostname
+            host, own = (urlsplit(url).hostname or "" for url in (self._url, self.default_url))
         except ValueError:  # no URL at all, which is said when it is connected to
             return True
+        # A region's host is the vendor's own, such as eu.api.openai.com.
+        return not f".{host}".endswith(f".{own}")
 
     @property
     def _url(self) -> str:

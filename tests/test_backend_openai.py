@@ -96,6 +96,10 @@ async def test_openai_itself_insists_on_a_key(monkeypatch: pytest.MonkeyPatch) -
         OpenAIBackend(api_key_env="MY_KEY").check()
     with pytest.raises(BackendUnavailable, match="set OPENAI_API_KEY"):
         OpenAIBackend(base_url="https://api.openai.com/v1/").check()
+    with pytest.raises(BackendUnavailable, match="set OPENAI_API_KEY"):
+        OpenAIBackend(base_url="https://eu.api.openai.com/v1").check()
+    OpenAIBackend(base_url="https://notapi.openai.com.example/v1").check()
+    OpenAIBackend(base_url="https://notapi.openai.com/v1").check()
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     backend.check()
 

@@ -8,7 +8,7 @@ import pytest
 
 from backends import BackendError, ErrorKind, Opening
 from tests.support.remotes import Remote, dialect, make
-from tests.support.wire import Dialect, events, serve
+from tests.support.wire import ChatCompletions, Dialect, events, serve
 
 __all__ = ["dialect"]
 SCHEMA: dict[str, Any] = {
@@ -79,3 +79,27 @@ async def test_a_schema_already_in_words_is_not_asked_for_twice(dialect: Dialect
         with pytest.raises(BackendError):
             await ask_for(make(dialect, server.url), {"type": "object", "properties": {"a": {}}})
     assert [carries_schema(body) for body in server.bodies] == ([True, False] if dialect.name == "openai" else [False])
+
+
+NEW_NAME = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+
+
+async def test_a_server_that_wants_the_new_name_of_the_limit_gets_it() -> None:
+    wire = ChatCompletions()
+    refusal = wire.error(400, "invalid_request_error", NEW_NAME)
+    schema_refused = wire.error(400, "invalid_request_error", "response_format is not supported")
+    async with serve(refusal, schema_refused, events(wire.parts('{"n": 3}'))) as server:
+        backend = make(wire, server.url, max_tokens=5)
+        assert await ask_for(backend, SCHEMA) == {"n": 3}
+        assert await ask_for(backend, SCHEMA) == {"n": 3}
+    limits = [{name: body[name] for name in body if name.startswith("max_")} for body in server.bodies]
+    assert limits == [{"max_tokens": 5}, *[{"max_completion_tokens": 5}] * 3]
+    assert [carries_schema(body) for body in server.bodies] == [True, True, False, False]
+
+
+async def test_without_a_limit_its_name_is_no_reason_to_ask_again() -> None:
+    wire = ChatCompletions()
+    async with serve(wire.error(400, "invalid_request_error", NEW_NAME)) as server:
+        with pytest.raises(BackendError, match="max_completion_tokens"):
+            await ask_for(make(wire, server.url), SCHEMA)
+    assert len(server.requests) == 1
