@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 from .errors import BackendError, ErrorKind
 from .openai import length_message
-from .protocol import Message, Opening, Output, Usage
-from .remote import RemoteBackend
+from .protocol import Message, Opening, Output
+from .remote import RemoteBackend, Spent, in_words
 from .sdk import expect_events
 from .text import clean_text, one_line
 
 DEFAULT_MODEL = "claude-haiku-4-5"
 """Used when no model is named."""
+# Tokens read from or written to the prompt cache are counted apart.
+_READ = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 
 
 @dataclass(eq=False)
@@ -25,11 +27,13 @@ class AnthropicBackend(RemoteBackend):
     `model` None means DEFAULT_MODEL. `base_url` None means ANTHROPIC_BASE_URL where that is set, else Anthropic.
     `api_key_env` names the environment variable that holds the key; it is read at the first conversation, and only
     Anthropic itself insists on it. `system` is the system prompt. `temperature` is left to the server when None; newer
-    models take none. `max_tokens` bounds one answer. `request_timeout` is seconds for one whole request.
+    models take none. `max_tokens` bounds one answer. `request_timeout` is seconds for one whole request, at
+    most 15 of them for connecting. `extra` is merged into the body of each request: what else the server can do,
+    such as `{"thinking": {"type": "adaptive"}}`; ValueError for fields that plait sets.
 
     Earlier messages are sent along to continue a conversation; the server keeps nothing. With an output schema the
-    server is asked to keep to it as far as it can express it, the answer is checked, and asked for once more when it
-    does not fit. The SDK's own retries are off. Cancelling a turn closes its connection.
+    server is asked to keep to it as far as it can express it, else the model; the answer is checked, and asked for once
+    more when it does not fit. The SDK's own retries are off. Cancelling a turn closes its connection.
 
     `aclose` and `async with` free the client; leaving it to the end of the program is harmless.
     """
@@ -39,32 +43,33 @@ class AnthropicBackend(RemoteBackend):
     api_key_env: str = "ANTHROPIC_API_KEY"
     system: str | None = field(default=None, repr=False)
     temperature: float | None = None
-    max_tokens: int = 4096
+    max_tokens: int = 16_384
 
     package: ClassVar[str] = "anthropic"
     client_class: ClassVar[str] = "AsyncAnthropic"
     url_env: ClassVar[str] = "ANTHROPIC_BASE_URL"
     default_url: ClassVar[str] = "https://api.anthropic.com"
 
-    async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message]) -> Message:
-        answer = _Answer(opening)
-        async with await client.messages.create(**self._request(opening, messages)) as stream:
+    async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message], spent: Spent) -> Message:
+        answer = _Answer(opening, spent)
+        build = partial(self._request, opening, messages)
+        async with await self._begin(client.messages.create, build, opening) as stream:
             await expect_events(stream.response, self._server)
             async for event in stream:
                 answer.add(event)
         return answer.finish(self.max_tokens)
 
-    def _request(self, opening: Opening, messages: Sequence[Message]) -> dict[str, Any]:
+    def _request(self, opening: Opening, messages: Sequence[Message], avoided: Set[str]) -> dict[str, Any]:
         systems = [self.system or "", *(message.content for message in messages if message.role == "system")]
         # Fields that some versions of the SDK do not know go into the body as they are.
-        body: dict[str, Any] = {}
+        body: dict[str, Any] = dict(self.extra or {})
         if self.temperature is not None:
             body["temperature"] = self.temperature
         if opening.output_schema is not None:
-            wanted = _native_schema(opening.output_schema)
+            words = in_words(opening.output_schema)
+            wanted = None if words in avoided else _native_schema(opening.output_schema)
             if wanted is None:
-                schema = json.dumps(opening.output_schema, ensure_ascii=False)
-                systems.append(f"Answer with nothing but JSON that fits this JSON Schema: {schema}")
+                systems.append(words)
             else:
                 body["output_config"] = {"format": {"type": "json_schema", "schema": wanted}}
         request: dict[str, Any] = {
@@ -82,47 +87,36 @@ class AnthropicBackend(RemoteBackend):
 class _Answer:
     """An answer as it comes in, event by event."""
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: Opening, spent: Spent) -> None:
         self._opening = opening
+        self._spent = spent
         self._texts: list[str] = []
         self._reason: str | None = None
         self._why = ""
-        self._input = self._output = 0
         self._events = 0
 
     def add(self, event: Any) -> None:
         self._events += 1
         kind = getattr(event, "type", None)
         if kind == "message_start":
-            self._count(getattr(event.message, "usage", None))
+            self._spent.note(getattr(event.message, "usage", None), read=_READ, written="output_tokens")
         elif kind == "content_block_delta" and getattr(event.delta, "type", None) == "text_delta":
             self._texts.append(event.delta.text)
             self._opening.on_output(Output("text", clean_text(event.delta.text)))
         elif kind == "message_delta":
             self._reason = event.delta.stop_reason or self._reason
             self._why = getattr(getattr(event.delta, "stop_details", None), "explanation", None) or self._why
-            self._count(getattr(event, "usage", None))
-
-    def _count(self, usage: Any) -> None:
-        # Totals so far, not increments; tokens read from or written to the prompt cache are counted apart.
-        cached = ("cache_creation_input_tokens", "cache_read_input_tokens")
-        read = sum(getattr(usage, name, None) or 0 for name in ("input_tokens", *cached))
-        self._input = max(self._input, read)
-        self._output = max(self._output, getattr(usage, "output_tokens", None) or 0)
-
-    @property
-    def _usage(self) -> Usage:
-        return Usage(self._input, self._output)
+            self._spent.note(getattr(event, "usage", None), read=_READ, written="output_tokens")
 
     def finish(self, max_tokens: int) -> Message:
         """The whole message, or the BackendError for why there is none."""
         if self._reason in {"end_turn", "stop_sequence"}:
-            return Message("assistant", clean_text("".join(self._texts)), self._usage)
+            return Message("assistant", clean_text("".join(self._texts)), self._spent.usage)
         if self._reason == "refusal":
             why = f": {one_line(self._why, 200)}" if self._why else ""
             raise BackendError(ErrorKind.REFUSED, f"the model declined to answer{why}")
         if self._reason == "max_tokens":
-            raise BackendError(ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._output), usage=self._usage)
+            raise BackendError(ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._spent.usage.output_tokens))
         if self._reason == "model_context_window_exceeded":
             raise BackendError(ErrorKind.CONTEXT_OVERFLOW, "the answer was cut: the model's context is full")
         if self._reason is not None:
@@ -137,20 +131,54 @@ def _native_schema(schema: Mapping[str, object]) -> dict[str, Any] | None:
     """`schema` as the API takes it, which knows a part of JSON Schema only; None for what it cannot express."""
     from anthropic import transform_schema  # noqa: PLC0415 - the SDK is imported when it is first used
 
-    if _has_open_object(schema):
-        return None
     try:
-        return transform_schema(dict(schema))
-    except (AssertionError, AttributeError, TypeError, ValueError):
+        return transform_schema(dict(schema)) if _Expressible(schema).holds() else None
+    except (AssertionError, AttributeError, RecursionError, TypeError, ValueError):
         return None
 
 
-def _has_open_object(schema: Any) -> bool:
-    # The SDK would turn an object of any keys into an empty one.
-    if isinstance(schema, list):
-        return any(_has_open_object(item) for item in schema)  # pyright: ignore[reportUnknownVariableType]
-    if not isinstance(schema, Mapping):
-        return False
-    if schema.get("type") == "object" and not schema.get("properties"):  # pyright: ignore[reportUnknownMemberType]
-        return True
-    return any(_has_open_object(value) for value in schema.values())  # pyright: ignore[reportUnknownVariableType]
+# What the SDK moves into the description, where it forbids what the schema allows, or leaves a reference to nothing.
+_BEYOND = frozenset({"definitions", "$anchor", "patternProperties", "allOf", "if", "not"})
+# It closes each object that it meets, so no two of these can be said of one value.
+_SHAPES = frozenset({"properties", "anyOf", "oneOf", "$ref"})
+_LOCAL = "#/$defs/"
+
+
+class _Expressible:
+    """Whether the API can be given a schema: one that the SDK neither breaks nor makes narrower on its way."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = schema
+        self._defs: Mapping[str, Any] = schema.get("$defs") or {}
+        self._open: list[str] = []
+        self._good: set[str] = set()
+
+    def holds(self) -> bool:
+        return self._fits(self._schema) and all(map(self._refers_well, (_LOCAL + name for name in self._defs)))
+
+    def _fits(self, schema: Mapping[str, Any]) -> bool:
+        if _BEYOND & schema.keys() or len(_SHAPES & schema.keys()) > 1:
+            return False
+        if schema.get("additionalProperties", False) is not False:
+            return False
+        if schema.get("type") == "object" and not schema.get("properties"):
+            return False  # one of any keys, which the SDK would turn into an empty one
+        return all(map(self._fits, _parts(schema))) and ("$ref" not in schema or self._refers_well(schema["$ref"]))
+
+    def _refers_well(self, reference: str) -> bool:
+        name = reference.removeprefix(_LOCAL)
+        if name in self._good:
+            return True
+        if name == reference or name not in self._defs or name in self._open:
+            return False
+        self._open.append(name)
+        fits = self._fits(self._defs[name])
+        self._open.pop()
+        self._good |= {name} if fits else set()
+        return fits
+
+
+def _parts(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The schemas right within `schema` that the API is given."""
+    items = [schema["items"]] if "items" in schema else []
+    return [*schema.get("properties", {}).values(), *schema.get("anyOf", ()), *schema.get("oneOf", ()), *items]

@@ -1,24 +1,31 @@
 """OpenAI, and every server that speaks its chat completions, on the official SDK.
 
 Requests are always streamed: some servers notice that a client went away only while they stream, so this is what makes
-a cancel stop the work. The SDK takes a stream that merely ends for a complete answer; here only a finish reason makes
-an answer complete.
+a cancel stop the work. The SDK takes a stream that merely ends for a complete answer; here only a finish reason that
+is known to be good makes an answer complete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 from .errors import BackendError, ErrorKind
-from .protocol import NO_USAGE, Message, Opening, Output, Usage
-from .remote import RemoteBackend
+from .protocol import Message, Opening, Output
+from .remote import RemoteBackend, Spent, in_words
 from .sdk import broken_off, expect_events
 from .text import clean_text, one_line
 
 DEFAULT_MODEL = "gpt-5.4-mini"
 """Used when no model is named and the server is OpenAI's own."""
+_OLD_LIMIT = "max_tokens"
+# In lower case. Only what is known to be good makes an answer whole: servers invent further reasons all the time.
+_WHOLE = frozenset({"stop", "eos", "eos_token", "stop_sequence", "end_turn"})
+_TOO_LONG = frozenset({"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"})
+_TOOLS = frozenset({"tool_calls", "function_call"})
+_DECLINED = frozenset({"safety", "recitation", "prohibited_content", "blocklist", "spii", "sensitive", "refusal"})
 
 
 @dataclass(eq=False)
@@ -28,11 +35,14 @@ class OpenAIBackend(RemoteBackend):
     `model` None means the first one that the server lists, or DEFAULT_MODEL at OpenAI itself. `base_url` None means
     OPENAI_BASE_URL where that is set, else OpenAI. `api_key_env` names the environment variable that holds the key; it
     is read at the first conversation, and only OpenAI itself insists on it. `system` is the system prompt.
-    `temperature` and `max_tokens` are left to the server when None. `request_timeout` is seconds for one whole request.
+    `temperature` and `max_tokens` are left to the server when None. `request_timeout` is seconds for one whole request,
+    at most 15 of them for connecting. `extra` is merged into the body of each request: what else the server can do,
+    such as `{"reasoning_effort": "low"}`; ValueError for fields that plait sets.
 
     Earlier messages are sent along to continue a conversation; the server keeps nothing. With an output schema the
-    server is asked to keep to it, the answer is checked, and asked for once more when it does not fit. The SDK's own
-    retries are off. Cancelling a turn closes its connection, upon which the server stops working on it.
+    server is asked to keep to it, or the model where the server refuses that; the answer is checked, and asked for once
+    more when it does not fit. The SDK's own retries are off. Cancelling a turn closes its connection, upon which the
+    server stops working on it.
 
     `aclose` and `async with` free the client; leaving it to the end of the program is harmless.
     """
@@ -50,10 +60,10 @@ class OpenAIBackend(RemoteBackend):
     url_env: ClassVar[str] = "OPENAI_BASE_URL"
     default_url: ClassVar[str] = "https://api.openai.com/v1"
 
-    async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message]) -> Message:
-        request = self._request(await self._choose_model(client), opening, messages)
-        answer = _Answer(opening)
-        async with await client.chat.completions.create(**request) as stream:
+    async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message], spent: Spent) -> Message:
+        build = partial(self._request, await self._choose_model(client), opening, messages)
+        answer = _Answer(opening, spent)
+        async with await self._begin(client.chat.completions.create, build, opening) as stream:
             await expect_events(stream.response, self._server)
             async for chunk in stream:
                 if getattr(chunk, "object", None) == "error":  # vLLM
@@ -73,46 +83,50 @@ class OpenAIBackend(RemoteBackend):
         self._listed_model = names[0]
         return names[0]
 
-    def _request(self, model: str, opening: Opening, messages: Sequence[Message]) -> dict[str, Any]:
+    def _request(self, model: str, opening: Opening, messages: Sequence[Message], avoided: Set[str]) -> dict[str, Any]:
+        schema = opening.output_schema
+        words = "" if schema is None else in_words(schema)
+        system = "\n\n".join(clean_text(text) for text in (self.system, words if words in avoided else "") if text)
         sent = [{"role": message.role, "content": message.content} for message in messages]
-        if self.system:
-            sent.insert(0, {"role": "system", "content": clean_text(self.system)})
-        # OpenAI's newer models refuse the old name of the limit, other servers know only that one.
-        limit = "max_tokens" if self._is_custom else "max_completion_tokens"
+        if system:
+            sent.insert(0, {"role": "system", "content": system})
+        # OpenAI's newer models refuse the old name of the limit, many other servers know only that one.
+        limit = _OLD_LIMIT if self._is_custom and _OLD_LIMIT not in avoided else "max_completion_tokens"
         request: dict[str, Any] = {
             "model": model,
             "messages": sent,
             "stream": True,
             "stream_options": {"include_usage": True},
+            "extra_body": dict(self.extra or {}),
         }
         if self.temperature is not None:
             request["temperature"] = self.temperature
         if self.max_tokens is not None:
             request[limit] = self.max_tokens
-        if opening.output_schema is not None:
-            schema = {"name": "answer", "schema": dict(opening.output_schema)}
-            request["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if schema is not None and words not in avoided:
+            wanted = {"name": "answer", "schema": dict(schema)}
+            request["response_format"] = {"type": "json_schema", "json_schema": wanted}
         return request
+
+    def _to_avoid(self, complaint: str, opening: Opening) -> set[str]:
+        limit = {_OLD_LIMIT} if "max_completion_tokens" in complaint else set[str]()
+        return limit | super()._to_avoid(complaint, opening)
 
 
 class _Answer:
     """An answer as it comes in. Chunks of lenient servers lack fields; nothing here relies on one being there."""
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: Opening, spent: Spent) -> None:
         self._opening = opening
+        self._spent = spent
         self._texts: list[str] = []
         self._refusals: list[str] = []
         self._reason: str | None = None
-        self._usage = NO_USAGE
         self._chunks = 0
 
     def add(self, chunk: Any) -> None:
         self._chunks += 1
-        usage = getattr(chunk, "usage", None)
-        if usage is not None:
-            self._usage = Usage(
-                getattr(usage, "prompt_tokens", None) or 0, getattr(usage, "completion_tokens", None) or 0
-            )
+        self._spent.note(getattr(chunk, "usage", None), read=("prompt_tokens",), written="completion_tokens")
         for choice in getattr(chunk, "choices", None) or ():
             delta = getattr(choice, "delta", None)
             text = getattr(delta, "content", None)
@@ -120,29 +134,33 @@ class _Answer:
                 self._texts.append(text)
                 self._opening.on_output(Output("text", clean_text(text)))
             self._refusals.append(getattr(delta, "refusal", None) or "")
-            self._reason = getattr(choice, "finish_reason", None) or self._reason
+            self._reason = str(getattr(choice, "finish_reason", None) or "") or self._reason
 
     def finish(self, max_tokens: int | None) -> Message:
         """The whole message, or the BackendError for why there is none."""
         refusal = "".join(self._refusals)
-        if refusal or self._reason == "content_filter":
-            why = one_line(refusal, 200) if refusal else "a content filter stopped the answer"
+        reason = (self._reason or "").lower()
+        if refusal or reason in _DECLINED or reason.startswith("content_filter"):
+            why = one_line(refusal, 200) if refusal else f"a content filter stopped the answer ({self._said})"
             raise BackendError(ErrorKind.REFUSED, f"the model declined: {why}")
-        if self._reason == "length":
-            raise BackendError(
-                ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._usage.output_tokens), usage=self._usage
-            )
-        if self._reason in {"tool_calls", "function_call"}:
+        if reason in _TOO_LONG:
+            raise BackendError(ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._spent.usage.output_tokens))
+        if reason in _TOOLS:
             raise BackendError(ErrorKind.UNEXPECTED, "the model asked for a tool, and none was offered to it")
-        if self._reason is None or self._reason == "error":
+        if reason not in _WHOLE:
             raise BackendError(ErrorKind.TRANSIENT, self._cut())
         # Joined before it is cleaned: a pair of surrogates may be split over two chunks.
-        return Message("assistant", clean_text("".join(self._texts)), self._usage)
+        return Message("assistant", clean_text("".join(self._texts)), self._spent.usage)
+
+    @property
+    def _said(self) -> str:
+        return f"finish reason {one_line(self._reason or '', 60)!r}"
 
     def _cut(self) -> str:
         if not self._chunks:
             return "the server's answer held no events at all; is base_url that of a chat completions API?"
-        return f"the answer broke off after {self._chunks} events, without a finish reason"
+        how = f"with {self._said}" if self._reason else "without a finish reason"
+        return f"the answer broke off after {self._chunks} events, {how}"
 
 
 def length_message(max_tokens: int | None, output_tokens: int) -> str:

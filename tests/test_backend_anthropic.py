@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from backends import AnthropicBackend, BackendError, BackendUnavailable, ErrorKind, Message, Opening, Output, Usage
 from backends.anthropic import DEFAULT_MODEL
@@ -103,6 +105,56 @@ async def test_schemas_beyond_the_api_are_asked_for_in_words(schema: dict[str, A
             assert (await say(make(server), opening=with_schema)).data == {"key": "value"}
     assert "output_config" not in server.bodies[0]
     assert "JSON Schema" in server.bodies[0]["system"]
+
+
+TEXT = {"type": "string"}
+LEAF = {"type": "object", "properties": {"a": TEXT}, "required": ["a"]}
+REFERS = {"type": "object", "properties": {"a": {"$ref": "#/$defs/N"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"definitions": {"N": TEXT}, "type": "object", "properties": {"a": {"$ref": "#/definitions/N"}}},
+        {"type": "object", "properties": {"a": TEXT, "b": {"$ref": "#/properties/a"}}},
+        {"$defs": {"N": {"$anchor": "n", **TEXT}}, "type": "object", "properties": {"a": {"$ref": "#n"}}},
+        {"$defs": {"M": TEXT}, **REFERS},
+        {"$defs": {"N": REFERS}, **REFERS},
+        {"type": "object", "properties": {"a": TEXT, "inner": {"$ref": "#"}}},
+        {"$defs": {"N": LEAF}, "$ref": "#/$defs/N", "properties": {"b": TEXT}},
+        {"type": "array", "items": {"allOf": [LEAF, {"type": "object", "properties": {"b": TEXT}}]}},
+        {**LEAF, "additionalProperties": TEXT},
+        {**LEAF, "additionalProperties": True},
+        {**LEAF, "patternProperties": {"^x": TEXT}},
+        {**LEAF, "not": {"required": ["b"]}},
+        {**LEAF, "if": {"required": ["b"]}, "then": {"required": ["c"]}},
+        {**LEAF, "anyOf": [{"type": "object", "properties": {"b": TEXT}}]},
+        {"anyOf": [TEXT, {**LEAF, "oneOf": [LEAF]}]},
+    ],
+)
+async def test_schemas_that_the_api_would_break_or_narrow_are_asked_for_in_words(schema: dict[str, Any]) -> None:
+    async with serve(events(WIRE.parts('{"a": "x"}'))) as server:
+        with suppress(BackendError):  # some of them refer to nothing
+            await say(make(server), opening=Opening(output_schema=schema))
+    assert "output_config" not in server.bodies[0]
+    assert "JSON Schema" in server.bodies[0]["system"]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$defs": {"N": LEAF}, "$ref": "#/$defs/N"},
+        {"$defs": {"N": {"anyOf": [LEAF, TEXT]}, "M": {"$ref": "#/$defs/N"}}, "anyOf": [LEAF, {"$ref": "#/$defs/M"}]},
+        {"type": "object", "properties": {"a": TEXT, "not": TEXT, "if": LEAF, "definitions": TEXT, "$ref": TEXT}},
+        {"type": "object", "properties": {"a": {"enum": ["x", "allOf"], "default": "x"}}},
+    ],
+)
+async def test_schemas_that_the_api_keeps_are_given_to_it(schema: dict[str, Any]) -> None:
+    async with serve(events(WIRE.parts('{"a": "x"}'))) as server:
+        reply = await say(make(server), opening=Opening(output_schema=schema))
+    assert reply.data == {"a": "x"}
+    assert Draft202012Validator(server.bodies[0]["output_config"]["format"]["schema"]).is_valid(reply.data)
+    assert "system" not in server.bodies[0]
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import ExitStack
 from email.utils import formatdate
-from typing import Any, TypeAlias
+from typing import Any
 
 import anyio
 import pytest
 
-from backends import AnthropicBackend, BackendError, ErrorKind, OpenAIBackend, Opening
+from backends import BackendError, ErrorKind, Opening
+from tests.support.remotes import Remote, dialect, make
 from tests.support.wire import (
     Answer,
-    ChatCompletions,
     Dialect,
-    Messages,
     Script,
     events,
     hang_up,
@@ -24,14 +25,9 @@ from tests.support.wire import (
     silence,
 )
 
-Remote: TypeAlias = OpenAIBackend | AnthropicBackend
 K = ErrorKind
+__all__ = ["dialect"]
 SECRET = "sk-canary-9d3f1c77"
-
-
-@pytest.fixture(params=["openai", "anthropic"])
-def dialect(request: pytest.FixtureRequest) -> Dialect:
-    return ChatCompletions() if request.param == "openai" else Messages()
 
 
 @pytest.fixture(autouse=True)
@@ -41,11 +37,6 @@ def _key(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> G
     caplog.set_level("INFO")
     yield
     assert SECRET not in caplog.text
-
-
-def make(dialect: Dialect, url: str, request_timeout: float = 10.0) -> Remote:
-    kind = OpenAIBackend if dialect.name == "openai" else AnthropicBackend
-    return kind("m", base_url=url + dialect.prefix, request_timeout=request_timeout)
 
 
 async def fail(backend: Remote) -> BackendError:
@@ -164,7 +155,8 @@ async def test_waiting_times_that_are_none(dialect: Dialect, header: str) -> Non
 )
 async def test_streams_that_stop_midway(dialect: Dialect, end: str, kind: ErrorKind, words: str) -> None:
     parts = dialect.parts("half an ", reason=None)
-    error, _ = await failure(dialect, events(parts, end=end), request_timeout=0.4)  # type: ignore[arg-type]
+    limit = 0.4 if end == "hang" else 10.0
+    error, _ = await failure(dialect, events(parts, end=end), limit)  # type: ignore[arg-type]
     assert error.kind is kind
     assert words in error.message
 
@@ -252,6 +244,20 @@ async def test_nobody_listens(dialect: Dialect) -> None:
     error = await fail(make(dialect, url))
     assert error.kind is K.TRANSIENT
     assert "127.0.0.1" in error.message
+
+
+async def test_connecting_has_a_limit_of_its_own(dialect: Dialect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.remote.CONNECT_LIMIT", 0.3)
+    with socket.socket() as deaf, ExitStack() as waiting:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        for _ in range(4):  # its backlog is full: whoever comes now hears nothing, as from a host that is away
+            client = waiting.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(deaf.getsockname())
+        with anyio.fail_after(8):
+            error = await fail(make(dialect, f"http://127.0.0.1:{deaf.getsockname()[1]}", 600.0))
+    assert error.kind is K.TIMEOUT
 
 
 async def test_silence_is_a_timeout(dialect: Dialect) -> None:

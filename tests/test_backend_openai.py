@@ -96,6 +96,10 @@ async def test_openai_itself_insists_on_a_key(monkeypatch: pytest.MonkeyPatch) -
         OpenAIBackend(api_key_env="MY_KEY").check()
     with pytest.raises(BackendUnavailable, match="set OPENAI_API_KEY"):
         OpenAIBackend(base_url="https://api.openai.com/v1/").check()
+    with pytest.raises(BackendUnavailable, match="set OPENAI_API_KEY"):
+        OpenAIBackend(base_url="https://eu.api.openai.com/v1").check()
+    OpenAIBackend(base_url="https://notapi.openai.com.example/v1").check()
+    OpenAIBackend(base_url="https://notapi.openai.com/v1").check()
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     backend.check()
 
@@ -178,12 +182,40 @@ async def test_length_says_which_limit(max_tokens: int | None, words: str) -> No
             await say(make(server, max_tokens=max_tokens))
 
 
+@pytest.mark.parametrize("reason", ["stop", "STOP", "eos", "eos_token", "stop_sequence", "end_turn"])
+async def test_good_finish_reasons_of_all_servers(reason: str) -> None:
+    async with serve(events(WIRE.parts("all of it", reason=reason))) as server:
+        assert (await say(make(server))).text == "all of it"
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        *((name, ErrorKind.CONTEXT_OVERFLOW) for name in ("MAX_TOKENS", "model_length")),
+        ("model_context_window_exceeded", ErrorKind.CONTEXT_OVERFLOW),
+        *((name, ErrorKind.REFUSED) for name in ("content_filter: PROHIBITED_CONTENT", "SAFETY", "RECITATION")),
+        *((name, ErrorKind.REFUSED) for name in ("sensitive", "blocklist", "SPII", "prohibited_content")),
+        ("function_call", ErrorKind.UNEXPECTED),
+        *((name, ErrorKind.TRANSIENT) for name in ("abort", "insufficient_system_resource", "network_error")),
+        *((name, ErrorKind.TRANSIENT) for name in ("cancelled", "timeout", "error", "a reason of next year")),
+    ],
+)
+async def test_no_other_finish_reason_makes_an_answer_whole(reason: str, kind: ErrorKind) -> None:
+    async with serve(events(WIRE.parts("half an ans", reason=reason))) as server:
+        with pytest.raises(BackendError) as caught:
+            await say(make(server))
+    assert caught.value.kind is kind
+    if kind in {ErrorKind.TRANSIENT, ErrorKind.REFUSED}:
+        assert f"finish reason {reason!r}" in caught.value.message
+
+
 async def test_refusal_field() -> None:
     parts = [WIRE.chunk({"delta": {"refusal": "I cannot "}}), WIRE.chunk({"delta": {"refusal": "do that."}})]
     async with serve(events([*parts, *WIRE.parts()])) as server:
         with pytest.raises(BackendError, match=r"I cannot do that\.") as caught:
             await say(make(server))
     assert caught.value.kind is ErrorKind.REFUSED
+    assert caught.value.usage == Usage(11, 7)
 
 
 async def test_lenient_servers() -> None:

@@ -1,0 +1,103 @@
+"""What requests to a model cost, as far as the server tells, in both wire formats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from backends import BackendError, Opening, Usage
+from tests.support.remotes import dialect, make
+from tests.support.wire import Answer, ChatCompletions, Dialect, Messages, events, serve
+
+__all__ = ["dialect"]
+
+
+async def failure(
+    dialect: Dialect, *answers: Answer, request_timeout: float = 10.0, schema: dict[str, Any] | None = None
+) -> BackendError:
+    async with serve(*answers) as server:
+        backend = make(dialect, server.url, request_timeout)
+        with pytest.raises(BackendError) as caught:
+            async with backend.open(Opening(output_schema=schema)) as conversation:
+                await conversation.send("Hello.")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "reason", ["length", "content_filter", "tool_calls", "model_context_window_exceeded", "pause_turn"]
+)
+async def test_what_an_unusable_answer_cost_is_told(dialect: Dialect, reason: str) -> None:
+    error = await failure(dialect, events(dialect.parts("so far", reason=reason)))
+    assert error.usage == Usage(11, 7)
+
+
+@pytest.mark.parametrize("end", ["clean", "cut", "hang", "error"])
+async def test_what_a_broken_stream_cost_so_far_is_told(dialect: Dialect, end: str) -> None:
+    parts = dialect.parts("half an ", reason=None)
+    if isinstance(dialect, ChatCompletions):  # as those servers send it that count as they go
+        parts.append(dialect.chunk(None, usage={"prompt_tokens": 11, "completion_tokens": 1}))
+    if end == "error":
+        parts.append(dialect.error_event("overloaded_error", "sorry"))
+    answer = events(parts, end="clean" if end == "error" else end)  # type: ignore[arg-type]
+    error = await failure(dialect, answer, request_timeout=1.5 if end == "hang" else 10.0)
+    assert error.usage == Usage(11, 1)
+
+
+async def test_a_repair_that_fails_adds_to_what_the_first_answer_cost(dialect: Dialect) -> None:
+    answers = (events(dialect.parts("no")), events(dialect.parts("no", reason="length")))
+    error = await failure(dialect, *answers, schema={"type": "array", "items": {"type": "string"}})
+    assert error.usage == Usage(22, 14)
+
+
+async def cost_of(usages: Sequence[Any]) -> Usage:
+    """What an answer with these usages, one behind the other, is said to have cost."""
+    wire = ChatCompletions()
+    parts = [wire.chunk({"delta": {"content": "hi"}, "finish_reason": "stop"})]
+    parts += [wire.chunk(None, usage=usage) for usage in usages]
+    async with serve(events(parts)) as server, make(wire, server.url).open(Opening()) as conversation:
+        reply = await conversation.send("Hello.")
+    assert reply.text == "hi"
+    assert {type(reply.usage.input_tokens), type(reply.usage.output_tokens)} == {int}
+    return reply.usage
+
+
+TOLD = {"prompt_tokens": 11, "completion_tokens": 7}
+
+
+@pytest.mark.parametrize(
+    ("usages", "cost"),
+    [
+        ([{"prompt_tokens": 11.0, "completion_tokens": 7.0}], Usage(11, 7)),
+        ([{"prompt_tokens": -1, "completion_tokens": 7}], Usage(0, 7)),
+        ([{"prompt_tokens": "11", "completion_tokens": None}], Usage()),
+        ([{"prompt_tokens": True, "completion_tokens": 1e300}], Usage()),
+        (["much"], Usage()),
+        ([[]], Usage()),
+        ([{}], Usage()),
+        ([TOLD, {}], Usage(11, 7)),
+        ([TOLD, {"prompt_tokens": 0, "completion_tokens": 0}], Usage(11, 7)),
+    ],
+)
+async def test_odd_counts_of_tokens_cost_no_answer(usages: Sequence[Any], cost: Usage) -> None:
+    assert await cost_of(usages) == cost
+
+
+@pytest.mark.parametrize(
+    ("said", "cost"), [(0.0123, 0.0123), (0, 0.0), (-1, None), ("0.1", None), (None, None), (float("nan"), None)]
+)
+async def test_costs_in_dollars_where_the_server_tells_them(said: Any, cost: float | None) -> None:
+    assert await cost_of([{**TOLD, "cost": said}]) == Usage(11, 7, cost)
+
+
+async def test_odd_counts_of_the_messages_api_cost_no_answer() -> None:
+    wire = Messages()
+    begun = {"id": "m1", "type": "message", "role": "assistant", "content": []}
+    parts = [
+        wire.event("message_start", message={**begun, "usage": {"input_tokens": "8", "cache_read_input_tokens": 3.0}}),
+        wire.event("content_block_delta", index=0, delta={"type": "text_delta", "text": "hi"}),
+        wire.event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": -7}),
+    ]
+    async with serve(events(parts)) as server, make(wire, server.url).open(Opening()) as conversation:
+        assert (await conversation.send("Hello.")).usage == Usage(3, 0)
