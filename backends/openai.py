@@ -7,6 +7,7 @@ is known to be good makes an answer complete.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -18,6 +19,8 @@ from .remote import RemoteBackend, Spent, in_words
 from .sdk import broken_off, expect_events
 from .text import clean_text, one_line
 
+_NOT_FOR_CHAT = re.compile("embed|rerank|whisper|tts", re.IGNORECASE)
+"""What the names of models hold that servers list beside those that answer."""
 DEFAULT_MODEL = "gpt-5.4-mini"
 """Used when no model is named and the server is OpenAI's own."""
 _OLD_LIMIT = "max_tokens"
@@ -32,9 +35,9 @@ _DECLINED = frozenset({"safety", "recitation", "prohibited_content", "blocklist"
 class OpenAIBackend(RemoteBackend):
     """Chat completions through the `openai` SDK (extra `openai`), which is imported at the first conversation.
 
-    `model` None means the first one that the server lists, or DEFAULT_MODEL at OpenAI itself. `base_url` None means
-    OPENAI_BASE_URL where that is set, else OpenAI. `api_key_env` names the environment variable that holds the key; it
-    is read at the first conversation, and only OpenAI itself insists on it. `system` is the system prompt.
+    `model` None means the first one for chats that the server lists, or DEFAULT_MODEL at OpenAI itself. `base_url` None
+    means OPENAI_BASE_URL where that is set, else OpenAI. `api_key_env` names the environment variable that holds the
+    key; it is read at the first conversation, and only OpenAI itself insists on it. `system` is the system prompt.
     `temperature` and `max_tokens` are left to the server when None. `request_timeout` is seconds for one whole request,
     at most 15 of them for connecting. `extra` is merged into the body of each request: what else the server can do,
     such as `{"reasoning_effort": "low"}`; ValueError for fields that plait sets.
@@ -80,8 +83,8 @@ class OpenAIBackend(RemoteBackend):
         names: list[str] = [model.id for model in listed.data or ()]
         if not names:
             raise BackendError(ErrorKind.INVALID_REQUEST, f"{self._server.name} lists no model; name one with `model`")
-        self._listed_model = names[0]
-        return names[0]
+        self._listed_model = next((name for name in names if not _NOT_FOR_CHAT.search(name)), names[0])
+        return self._listed_model
 
     def _request(self, model: str, opening: Opening, messages: Sequence[Message], avoided: Set[str]) -> dict[str, Any]:
         schema = opening.output_schema

@@ -64,7 +64,7 @@ async def test_turns_of_one_conversation_build_on_each_other() -> None:
 
 async def test_a_server_without_key_and_model_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    listed = plain(200, {"object": "list", "data": [{"id": "first", "object": "model"}, {"id": "other"}]})
+    listed = plain(200, {"object": "list", "data": [{"id": "nomic-embed-text"}, {"id": "first"}, {"id": "other"}]})
     async with serve(listed, events(WIRE.parts("x"))) as server:
         backend = make(server, None)
         await say(backend)
