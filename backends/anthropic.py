@@ -27,7 +27,8 @@ class AnthropicBackend(RemoteBackend):
     `api_key_env` names the environment variable that holds the key; it is read at the first conversation, and only
     Anthropic itself insists on it. `system` is the system prompt. `temperature` is left to the server when None; newer
     models take none. `max_tokens` bounds one answer. `request_timeout` is seconds for one whole request, at
-    most 15 of them for connecting.
+    most 15 of them for connecting. `extra` is merged into the body of each request: what else the server can do,
+    such as `{"thinking": {"type": "adaptive"}}`; ValueError for fields that plait sets.
 
     Earlier messages are sent along to continue a conversation; the server keeps nothing. With an output schema the
     server is asked to keep to it as far as it can express it, else the model; the answer is checked, and asked for once
@@ -59,7 +60,7 @@ class AnthropicBackend(RemoteBackend):
     def _request(self, opening: Opening, messages: Sequence[Message], avoided: Set[str]) -> dict[str, Any]:
         systems = [self.system or "", *(message.content for message in messages if message.role == "system")]
         # Fields that some versions of the SDK do not know go into the body as they are.
-        body: dict[str, Any] = {}
+        body: dict[str, Any] = dict(self.extra or {})
         if self.temperature is not None:
             body["temperature"] = self.temperature
         if opening.output_schema is not None:

@@ -35,7 +35,8 @@ class OpenAIBackend(RemoteBackend):
     OPENAI_BASE_URL where that is set, else OpenAI. `api_key_env` names the environment variable that holds the key; it
     is read at the first conversation, and only OpenAI itself insists on it. `system` is the system prompt.
     `temperature` and `max_tokens` are left to the server when None. `request_timeout` is seconds for one whole request,
-    at most 15 of them for connecting.
+    at most 15 of them for connecting. `extra` is merged into the body of each request: what else the server can do,
+    such as `{"reasoning_effort": "low"}`; ValueError for fields that plait sets.
 
     Earlier messages are sent along to continue a conversation; the server keeps nothing. With an output schema the
     server is asked to keep to it, or the model where the server refuses that; the answer is checked, and asked for once
@@ -92,6 +93,7 @@ class OpenAIBackend(RemoteBackend):
             "messages": sent,
             "stream": True,
             "stream_options": {"include_usage": True},
+            "extra_body": dict(self.extra or {}),
         }
         if self.temperature is not None:
             request["temperature"] = self.temperature

@@ -24,9 +24,15 @@ from .errors import BackendError, BackendUnavailable, ErrorKind
 from .protocol import NO_USAGE, Conversation, JsonValue, Message, Opening, Output, Usage
 from .replay import ReplayConversation
 from .sdk import NO_KEY, Server, find_server, require, translate
+from .text import one_line
 
 CONNECT_LIMIT = 15.0
 """Most seconds until a server has taken a connection; thinking about an answer may take far longer."""
+# What `extra` may not set: what has a setting of its own, and what makes an answer one that is understood here.
+_OURS = frozenset(
+    {"model", "messages", "system", "stream", "stream_options", "n", "temperature", "max_tokens"}
+    | {"max_completion_tokens", "response_format", "output_config", "output_format"}
+)
 # What a server's words hold that takes no schema, or not this one.
 _SCHEMA_WORDS = ("schema", "response_format", "output_config", "grammar")
 
@@ -64,6 +70,7 @@ class RemoteBackend(ABC):
     base_url: str | None = None
     api_key_env: str
     request_timeout: float = 600.0
+    extra: Mapping[str, JsonValue] | None = field(default=None, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _client: Any = field(default=None, init=False, repr=False)
     _server: Server = field(default=Server("", NO_KEY), init=False, repr=False)
@@ -74,6 +81,9 @@ class RemoteBackend(ABC):
     client_class: ClassVar[str]
     url_env: ClassVar[str]
     default_url: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_extra(self.extra)
 
     def new_session_id(self) -> str | None:
         """A random id; it names the conversation in the store, the server never sees it."""
@@ -191,6 +201,20 @@ class RemoteBackend(ABC):
         failure.usage = spent.usage
         # Raised out here so that it carries no context: see sdk.py.
         raise failure
+
+
+def check_extra(extra: Mapping[str, JsonValue] | None) -> None:
+    """ValueError when `extra` holds what cannot be merged into a request."""
+    taken = ", ".join(sorted(_OURS & set(extra or ())))
+    if taken:
+        raise ValueError(
+            f"extra may not hold {taken}: plait decides about it; model, system, temperature and max_tokens are "
+            "settings beside extra"
+        )
+    try:
+        json.dumps(extra, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise ValueError(f"extra has to hold what JSON can hold: {one_line(str(exc), 120)}") from None
 
 
 def in_words(schema: Mapping[str, JsonValue]) -> str:

@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from .agents.spec import AcpSpec, AgentSpec, ClaudeCodeSpec, CodexSpec, GeminiSpec
 from .anthropic import AnthropicBackend
@@ -24,6 +24,7 @@ from .function import as_backend
 from .local import LocalBackend, missing_parts
 from .openai import OpenAIBackend
 from .protocol import Backend
+from .remote import check_extra
 from .spec_base import BASE_URL, Spec
 from .text import one_line
 
@@ -56,6 +57,16 @@ class _RemoteSpec(_ModelSpec):
         description="URL of the server, for another one than the default; without a user, password or query in it.",
     )
     request_timeout: float = Field(default=600.0, gt=0, description="Seconds for one whole request.")
+    extra: dict[str, Any] | None = Field(
+        default=None,
+        description="Further fields of each request's body, as the server names them, such as reasoning_effort.",
+    )
+
+    @field_validator("extra")
+    @classmethod
+    def _extra_can_be_merged(cls, extra: dict[str, Any] | None) -> dict[str, Any] | None:
+        check_extra(extra)
+        return extra
 
 
 class OpenAISpec(_RemoteSpec):

@@ -103,3 +103,34 @@ async def test_without_a_limit_its_name_is_no_reason_to_ask_again() -> None:
         with pytest.raises(BackendError, match="max_completion_tokens"):
             await ask_for(make(wire, server.url), SCHEMA)
     assert len(server.requests) == 1
+
+
+EXTRA: dict[str, Any] = {"top_p": 0.9, "stop": ["END"], "seed": None, "thinking": {"type": "adaptive"}}
+
+
+async def test_extra_fields_go_into_each_request(dialect: Dialect) -> None:
+    async with serve(events(dialect.parts('{"n": 3}'))) as server:
+        backend = make(dialect, server.url, extra=EXTRA, temperature=0.5)
+        for _ in range(2):
+            assert await ask_for(backend, SCHEMA) == {"n": 3}
+    for body in server.bodies:
+        assert EXTRA.items() <= body.items()
+        assert body["temperature"] == 0.5
+        assert carries_schema(body)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"messages": [], "stream": False, "seed": 3}, "may not hold messages, stream: plait decides"),
+        *(({name: 1}, f"may not hold {name}") for name in ("model", "system", "temperature", "max_tokens", "n")),
+        *(({name: 1}, f"may not hold {name}") for name in ("stream_options", "response_format", "output_config")),
+        ({"max_completion_tokens": 1}, "may not hold max_completion_tokens"),
+        ({"seed": float("nan")}, "what JSON can hold"),
+        ({"seed": b"3"}, "what JSON can hold"),
+        ({"stop": "\udc80"}, "what JSON can hold"),
+    ],
+)
+def test_extra_fields_that_cannot_be_merged(dialect: Dialect, extra: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make(dialect, "http://127.0.0.1:9", extra=extra)

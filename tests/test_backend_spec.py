@@ -81,6 +81,19 @@ def test_build_makes_each_kind(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(build(call("mine.py:shout"), folder=folder), FunctionBackend)
 
 
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+def test_extra_fields_are_kept_compared_and_built(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("K", "k")
+    spec = SPECS.validate_python({"kind": kind, "api_key_env": "K", "extra": {"seed": 3, "stop": None}})
+    kept = SPECS.dump_python(spec, mode="json", exclude_none=True)
+    assert kept["extra"] == {"seed": 3, "stop": None}
+    assert SPECS.validate_python(kept) == spec
+    assert SPECS.validate_python({**kept, "extra": {"seed": 4}}) != spec
+    made = build(spec, folder=folder)
+    assert isinstance(made, OpenAIBackend | AnthropicBackend)
+    assert made.extra == {"seed": 3, "stop": None}
+
+
 def test_build_of_a_local_model_finds_it_beside_the_plan(folder: Path) -> None:
     pytest.importorskip("xllamacpp")
     with pytest.raises(BackendUnavailable, match=r"no model file .*tiny\.gguf"):
@@ -109,6 +122,9 @@ def test_build_says_which_key_is_missing(spec: Any, folder: Path, monkeypatch: p
         {"kind": "openai", "api_key": "sk-never"},
         {"kind": "openai", "temperature": -1},
         {"kind": "openai", "request_timeout": 0},
+        {"kind": "openai", "extra": {"messages": []}},
+        {"kind": "anthropic", "extra": ["thinking"]},
+        {"kind": "local", "extra": {}},
         {"kind": "anthropic", "max_tokens": None},
         {"kind": "local", "slots": 0},
         {"kind": "local", "concurrency": 0},

@@ -150,6 +150,12 @@ CASES = {
         "backends.a.modle",
         "did you mean 'model'?",
     ),
+    "extra sets what plait sets": (
+        "backends:\n  a: {kind: openai, extra: {stream: false}}\n" + tasks('{id: a, prompt: ""}'),
+        2,
+        "backends.a.extra",
+        "extra may not hold stream",
+    ),
     "bad call": (
         "backends: {a: {kind: function, call: x}}\n" + tasks('{id: a, prompt: ""}'),
         1,
