@@ -42,7 +42,7 @@ class AnthropicBackend(RemoteBackend):
     api_key_env: str = "ANTHROPIC_API_KEY"
     system: str | None = field(default=None, repr=False)
     temperature: float | None = None
-    max_tokens: int = 4096
+    max_tokens: int = 16_384
 
     package: ClassVar[str] = "anthropic"
     client_class: ClassVar[str] = "AsyncAnthropic"

@@ -84,7 +84,7 @@ class AnthropicSpec(_RemoteSpec):
 
     kind: Literal["anthropic"]
     max_tokens: int = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - this API cannot do without
-        default=4096, ge=1, description="Most tokens of one answer; an answer that reaches it is an error."
+        default=16_384, ge=1, description="Most tokens of one answer; an answer that reaches it is an error."
     )
     api_key_env: str = Field(
         default="ANTHROPIC_API_KEY",
