@@ -7,23 +7,23 @@ is known to be good makes an answer complete.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+from .agents.fields import at
 from .errors import BackendError, ErrorKind
-from .protocol import Message, Opening, Output
+from .protocol import JsonValue, Message, Opening, Output
 from .remote import RemoteBackend, Spent, in_words
 from .sdk import broken_off, expect_events
 from .text import clean_text, one_line
 
-_NOT_FOR_CHAT = re.compile("embed|rerank|whisper|tts", re.IGNORECASE)
-"""What the names of models hold that servers list beside those that answer."""
 DEFAULT_MODEL = "gpt-5.4-mini"
 """Used when no model is named and the server is OpenAI's own."""
 _OLD_LIMIT = "max_tokens"
+# What the names of models hold that servers list beside those that answer.
+_NO_CHAT = ("embed", "whisper", "tts", "rerank")
 # In lower case. Only what is known to be good makes an answer whole: servers invent further reasons all the time.
 _WHOLE = frozenset({"stop", "eos", "eos_token", "stop_sequence", "end_turn"})
 _TOO_LONG = frozenset({"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"})
@@ -35,9 +35,9 @@ _DECLINED = frozenset({"safety", "recitation", "prohibited_content", "blocklist"
 class OpenAIBackend(RemoteBackend):
     """Chat completions through the `openai` SDK (extra `openai`), which is imported at the first conversation.
 
-    `model` None means the first one for chats that the server lists, or DEFAULT_MODEL at OpenAI itself. `base_url` None
-    means OPENAI_BASE_URL where that is set, else OpenAI. `api_key_env` names the environment variable that holds the
-    key; it is read at the first conversation, and only OpenAI itself insists on it. `system` is the system prompt.
+    `model` None means the first one for prompts that the server lists, or DEFAULT_MODEL at OpenAI itself. `base_url`
+    None means OPENAI_BASE_URL where that is set, else OpenAI. `api_key_env` names the environment variable that holds
+    the key; it is read at the first conversation, and only OpenAI itself insists on it. `system` is the system prompt.
     `temperature` and `max_tokens` are left to the server when None. `request_timeout` is seconds for one whole request,
     at most 15 of them for connecting. `extra` is merged into the body of each request: what else the server can do,
     such as `{"reasoning_effort": "low"}`; ValueError for fields that plait sets.
@@ -79,12 +79,26 @@ class OpenAIBackend(RemoteBackend):
             return self.model or self._listed_model or ""
         if not self._is_custom:
             return DEFAULT_MODEL
-        listed = await client.models.list()
-        names: list[str] = [model.id for model in listed.data or ()]
-        if not names:
-            raise BackendError(ErrorKind.INVALID_REQUEST, f"{self._server.name} lists no model; name one with `model`")
-        self._listed_model = next((name for name in names if not _NOT_FOR_CHAT.search(name)), names[0])
+        self._listed_model = self._first(await self._list(client))
         return self._listed_model
+
+    async def _list(self, client: Any) -> list[str]:
+        try:
+            return [model.id for model in (await client.models.list()).data or ()]
+        except (AttributeError, TypeError, ValueError):  # a page for people, or JSON of another shape
+            pass
+        text = (
+            f"{self._server.name} does not list its models as this API does; is base_url right? Name one with `model`"
+        )
+        raise BackendError(ErrorKind.INVALID_REQUEST, text)
+
+    def _first(self, names: Sequence[str]) -> str:
+        found = next((name for name in names if not any(word in name.lower() for word in _NO_CHAT)), None)
+        if found is None:
+            others = f" that answers prompts ({one_line(', '.join(names), 80)})" if names else ""
+            text = f"{self._server.name} lists no model{others}; name one with `model`"
+            raise BackendError(ErrorKind.INVALID_REQUEST, text)
+        return found
 
     def _request(self, model: str, opening: Opening, messages: Sequence[Message], avoided: Set[str]) -> dict[str, Any]:
         schema = opening.output_schema
@@ -132,8 +146,8 @@ class _Answer:
         self._spent.note(getattr(chunk, "usage", None), read=("prompt_tokens",), written="completion_tokens")
         for choice in getattr(chunk, "choices", None) or ():
             delta = getattr(choice, "delta", None)
-            text = getattr(delta, "content", None)
-            if isinstance(text, str) and text:
+            text = _text(getattr(delta, "content", None))
+            if text:
                 self._texts.append(text)
                 self._opening.on_output(Output("text", clean_text(text)))
             self._refusals.append(getattr(delta, "refusal", None) or "")
@@ -164,6 +178,13 @@ class _Answer:
             return "the server's answer held no events at all; is base_url that of a chat completions API?"
         how = f"with {self._said}" if self._reason else "without a finish reason"
         return f"the answer broke off after {self._chunks} events, {how}"
+
+
+def _text(content: Any) -> str:
+    """The text of a delta's content, which Mistral's models that think send in parts, their thoughts among them."""
+    parts = cast("list[object]", content) if isinstance(content, list) else [content]
+    texts = [at(cast("JsonValue", part), "text") if isinstance(part, dict) else part for part in parts]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def length_message(max_tokens: int | None, output_tokens: int) -> str:

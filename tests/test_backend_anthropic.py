@@ -157,6 +157,17 @@ async def test_schemas_that_the_api_keeps_are_given_to_it(schema: dict[str, Any]
     assert "system" not in server.bodies[0]
 
 
+TOO_MUCH = "max_tokens: 16384 > 4096, which is the maximum allowed number of output tokens for claude-3-haiku-20240307"
+
+
+async def test_a_model_that_cannot_write_as_much_as_max_tokens_allows() -> None:
+    async with serve(WIRE.error(400, "invalid_request_error", TOO_MUCH)) as server:
+        with pytest.raises(BackendError, match=TOO_MUCH) as caught:
+            await say(make(server))
+    assert caught.value.kind is ErrorKind.INVALID_REQUEST
+    assert [body["max_tokens"] for body in server.bodies] == [16_384]
+
+
 @pytest.mark.parametrize(
     ("reason", "kind", "words"),
     [

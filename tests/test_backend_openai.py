@@ -10,7 +10,7 @@ import pytest
 
 from backends import BackendError, BackendUnavailable, ErrorKind, Message, OpenAIBackend, Opening, Output, Usage
 from backends.openai import DEFAULT_MODEL
-from tests.support.wire import ChatCompletions, Script, events, plain, serve
+from tests.support.wire import Answer, ChatCompletions, Script, events, plain, serve
 
 WIRE = ChatCompletions()
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -73,11 +73,34 @@ async def test_a_server_without_key_and_model_name(monkeypatch: pytest.MonkeyPat
     assert [body["model"] for body in server.bodies[1:]] == ["first", "first"]
 
 
-async def test_a_server_that_lists_no_model() -> None:
-    async with serve(plain(200, {"object": "list", "data": []})) as server:
-        with pytest.raises(BackendError, match="name one with `model`") as caught:
+def listing(*names: str) -> Answer:
+    return plain(200, {"object": "list", "data": [{"id": name} for name in names]})
+
+
+NO_CHAT = ("text-embedding-3", "Whisper-1", "tts-1", "bge-reranker")
+
+
+async def test_models_that_answer_no_prompts_are_passed_over() -> None:
+    async with serve(listing(*NO_CHAT, "small"), events(WIRE.parts("x"))) as server:
+        await say(make(server, None))
+    assert server.bodies[-1]["model"] == "small"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (listing(), "lists no model; name one with `model`"),
+        (listing(*NO_CHAT), r"lists no model that answers prompts \(text-emb.*; name one with `model`"),
+        (plain(200, b"<html>welcome</html>"), "does not list its models .* Name one with `model`"),
+        (plain(200, {"data": [3]}), "does not list its models"),
+    ],
+)
+async def test_a_server_that_lists_no_model(answer: Answer, words: str) -> None:
+    async with serve(answer) as server:
+        with pytest.raises(BackendError, match=words) as caught:
             await say(make(server, None))
     assert caught.value.kind is ErrorKind.INVALID_REQUEST
+    assert caught.value.__context__ is None
 
 
 async def test_base_url_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,33 +203,6 @@ async def test_length_says_which_limit(max_tokens: int | None, words: str) -> No
     async with serve(events(WIRE.parts("so far", reason="length"))) as server:
         with pytest.raises(BackendError, match=words):
             await say(make(server, max_tokens=max_tokens))
-
-
-@pytest.mark.parametrize("reason", ["stop", "STOP", "eos", "eos_token", "stop_sequence", "end_turn"])
-async def test_good_finish_reasons_of_all_servers(reason: str) -> None:
-    async with serve(events(WIRE.parts("all of it", reason=reason))) as server:
-        assert (await say(make(server))).text == "all of it"
-
-
-@pytest.mark.parametrize(
-    ("reason", "kind"),
-    [
-        *((name, ErrorKind.CONTEXT_OVERFLOW) for name in ("MAX_TOKENS", "model_length")),
-        ("model_context_window_exceeded", ErrorKind.CONTEXT_OVERFLOW),
-        *((name, ErrorKind.REFUSED) for name in ("content_filter: PROHIBITED_CONTENT", "SAFETY", "RECITATION")),
-        *((name, ErrorKind.REFUSED) for name in ("sensitive", "blocklist", "SPII", "prohibited_content")),
-        ("function_call", ErrorKind.UNEXPECTED),
-        *((name, ErrorKind.TRANSIENT) for name in ("abort", "insufficient_system_resource", "network_error")),
-        *((name, ErrorKind.TRANSIENT) for name in ("cancelled", "timeout", "error", "a reason of next year")),
-    ],
-)
-async def test_no_other_finish_reason_makes_an_answer_whole(reason: str, kind: ErrorKind) -> None:
-    async with serve(events(WIRE.parts("half an ans", reason=reason))) as server:
-        with pytest.raises(BackendError) as caught:
-            await say(make(server))
-    assert caught.value.kind is kind
-    if kind in {ErrorKind.TRANSIENT, ErrorKind.REFUSED}:
-        assert f"finish reason {reason!r}" in caught.value.message
 
 
 async def test_refusal_field() -> None:
