@@ -25,7 +25,10 @@ def cancelled_since(before: int) -> bool:
     return cancels() > before
 
 
-def _forget_cancels_since(before: int) -> None:
+def forget_cancels_since(before: int) -> None:
+    """For a task of ours that has called a backend: one that has cancelled that task and caught this itself, as
+    home-made time-outs do, must not have it taken for cancelled from then on. A cancelled scope cancels it again.
+    """
     task = asyncio.current_task()
     while task is not None and task.cancelling() > before:
         task.uncancel()
@@ -42,14 +45,4 @@ def outlasting_cancellation() -> Generator[None]:
     except asyncio.CancelledError:
         if not cancelled_since(before) or anyio.current_effective_deadline() == -math.inf:
             raise
-        _forget_cancels_since(before)
-
-
-@contextmanager
-def unmarked() -> Generator[None]:
-    """For a task of ours that calls a backend in the block: one that has cancelled that task and caught this itself, as
-    home-made time-outs do, must not have it taken for cancelled from then on. A cancelled scope cancels it again.
-    """
-    before = cancels()
-    yield
-    _forget_cancels_since(before)
+        forget_cancels_since(before)

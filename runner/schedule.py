@@ -137,8 +137,8 @@ class Schedule:
             return None
         best: _Lane | None = None
         for lane in self._lanes.values():
-            may_start = lane.heap and lane.taken + 1 <= lane.limit and not lane.throttled
-            if may_start and (best is None or lane.heap[0] < best.heap[0]):
+            is_open = lane.heap and not lane.throttled and lane.taken + 1 <= lane.limit
+            if is_open and (best is None or lane.heap[0] < best.heap[0]):
                 best = lane
         if best is None:
             return self._take_alone() if self._alone_heap else None

@@ -26,7 +26,7 @@ from backends.protocol import (
 from backends.text import clean_text
 from runner import events
 from runner.attempt import Outcome, attempt, classified, countable
-from runner.cancelling import unmarked
+from runner.cancelling import cancels, forget_cancels_since
 from runner.clock import Clock
 from runner.feed import Feed
 from runner.folders import turn_files
@@ -202,8 +202,9 @@ class Turns:
             await make_room(opening.files.turn)
         turn.called = True
         said = INTERRUPTED if turn.takes_up else turn.prompt
-        with unmarked():
-            outcome = await attempt(backend, opening, said, self._time_left(turn), answers)
+        before = cancels()
+        outcome = await attempt(backend, opening, said, self._time_left(turn), answers)
+        forget_cancels_since(before)
         turn.over = True
         if outcome.reply is not None and outcome.reply.session_id is not None:
             self._session(turn, outcome.reply.session_id, last=True)
