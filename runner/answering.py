@@ -16,8 +16,7 @@ from persistence.records import TaskRecord
 from runner.adoption import with_left
 from runner.clock import iso
 from runner.config import Config
-from runner.dag import nearest
-from runner.errors import AnswerConflict, PlaitError, RunOwned, TaskNotFound
+from runner.errors import AnswerConflict, PlaitError, RunOwned
 from runner.feed import Feed
 from runner.given import first_notes, given_answers, open_questions, question_of, too_late
 from runner.inbox import AnswerNote, answer_note
@@ -48,8 +47,7 @@ class Settlement:
 async def settle(config: Config, run: StoredRun, task_id: str, settlement: Settlement) -> None:
     """See `ParallelRunner.answer`. The run is claimed, settled and left."""
     dag, run_id = run.state.dag, run.record.run_id
-    if task_id not in dag:
-        raise TaskNotFound(f"run {run_id} has no task {task_id!r}{nearest(task_id, (task.id for task in dag))}")
+    run.require_task(task_id)
     await wait_until_free(config, run, Feed())
     position, run = dag.position(task_id), await with_left(config, run)
     record, verdict = run.tasks[position], judge(dag, run.tasks, heard=Heard(left=run.left))[position]

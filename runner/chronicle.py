@@ -11,12 +11,13 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from backends.agents.watch import TurnWatch
 from persistence.files import files_root
 from persistence.protocol import Store
-from persistence.records import EventRecord
+from persistence.records import EventRecord, TaskRecord
 from runner.folders import run_folder, turn_files
 from runner.questions import answers_of
 from runner.task import JsonValue
@@ -33,6 +34,7 @@ _ENDS = frozenset(
     f"task_{how}" for how in ("completed", "failed", "skipped", "retried", "interrupted", "waiting_input", "cancelled")
 )
 _OPENED = "session_opened"
+_NEED_TASKS = frozenset({"tasks_added", "task_waiting_input", "task_answered"})
 _OF_AN_ATTEMPT = ("error", "duration_s", "input_tokens", "output_tokens", "cost_usd")
 
 
@@ -77,13 +79,14 @@ class Chronicle:
         """What has happened since the last call, as far as it is there. Raises StoreError."""
         self._has_files = self._root is not None and run_folder(self._root, self._run_id).is_dir()
         while records := await self._store.list_events(self._run_id, self._after, _EVENTS_AT_ONCE):
+            tasks = await self._of_interest(records)
             for record in records:
                 self._after = record.seq
                 first = self._placed
                 if record.kind in {"run_created", "tasks_added"}:
                     self._placed += json.loads(record.detail)["tasks"]
                 if self._task_id in {None, record.task_id}:
-                    async for entry in self._event(record, first):
+                    async for entry in self._event(record, tasks, first):
                         yield entry
         for entry in self._meanwhile(None):
             yield entry
@@ -98,7 +101,13 @@ class Chronicle:
         for turn in self._turns:
             turn.close()
 
-    async def _event(self, record: EventRecord, first: int) -> AsyncIterator[Entry]:
+    async def _of_interest(self, records: Sequence[EventRecord]) -> Mapping[str, TaskRecord]:
+        """The run's tasks by id as they are by now, where one of the events needs them: once for all of these."""
+        if not any(record.kind in _NEED_TASKS for record in records):
+            return {}
+        return {task.task_id: task for task in await self._store.list_tasks(self._run_id)}
+
+    async def _event(self, record: EventRecord, tasks: Mapping[str, TaskRecord], first: int) -> AsyncIterator[Entry]:
         for entry in self._meanwhile(record.at):
             yield entry
         for turn in [turn for turn in self._turns if turn.ends_with(record)]:
@@ -110,7 +119,8 @@ class Chronicle:
             turn.close()
         if record.kind == "task_started":
             self._turns.append(self._turn(record.task_id or "", record.attempt or 0))
-        detail = {**json.loads(record.detail), **await self._of_attempt(record), **await self._of_tasks(record, first)}
+        of_attempt = await self._of_attempt(record)
+        detail = {**json.loads(record.detail), **of_attempt, **self._of_tasks(record, tasks, first)}
         yield Entry(record.at, record.kind, record.task_id, record.attempt, detail, record.seq)
 
     def _meanwhile(self, until: str | None) -> Iterator[Entry]:
@@ -147,16 +157,15 @@ class Chronicle:
         told = {name: getattr(found, name, None) for name in names}
         return {name: value for name, value in told.items() if value is not None}
 
-    async def _of_tasks(self, record: EventRecord, first: int) -> Mapping[str, JsonValue]:
+    def _of_tasks(self, record: EventRecord, tasks: Mapping[str, TaskRecord], first: int) -> Mapping[str, JsonValue]:
         """What is stored with tasks of the event: the ids of those that were added, from position `first` on; what was
         asked; what was answered, and by whom.
         """
-        if record.kind not in {"tasks_added", "task_waiting_input", "task_answered"}:
+        if record.kind not in _NEED_TASKS:
             return {}
-        tasks = await self._store.list_tasks(self._run_id)
         if record.kind == "tasks_added":
-            return {"ids": [task.task_id for task in tasks[first : self._placed]]}
-        task = next((task for task in tasks if task.task_id == record.task_id), None)
+            return {"ids": list(islice(tasks, first, self._placed))}
+        task = tasks.get(record.task_id or "")
         if task is None:
             return {}
         if record.kind == "task_waiting_input":

@@ -15,8 +15,7 @@ from runner.checkpoint import Checkpointer
 from runner.clock import iso
 from runner.config import Config, require_backends
 from runner.conversation import load_past
-from runner.dag import nearest
-from runner.errors import PlaitError, TaskNotFound, TurnNotStored
+from runner.errors import PlaitError, TurnNotStored
 from runner.feed import Feed
 from runner.folders import turn_files
 from runner.leftovers import end_leftovers, under_way
@@ -44,8 +43,7 @@ _WHY = {
 async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Reply:
     """See `ParallelRunner.continue_task`. The run is claimed meanwhile, so that two people cannot speak at once."""
     dag, run_id = run.state.dag, run.record.run_id
-    if task_id not in dag:
-        raise TaskNotFound(f"run {run_id} has no task {task_id!r}{nearest(task_id, (task.id for task in dag))}")
+    run.require_task(task_id)
     task, message = dag[task_id], clean_text(message)
     name = dag.backend_of(task) or config.default
     require_backends(config, {name}, f"task {task_id!r}")

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from backends.protocol import JsonInput
 from persistence.records import TaskRecord
-from runner.dag import nearest
-from runner.errors import AnswerConflict, PlaitError, TaskNotFound
+from runner.errors import AnswerConflict, PlaitError
 from runner.inbox import AnswerNote, answer_in
 from runner.log import logger
 from runner.questions import Asking, OpenQuestion
@@ -94,8 +93,7 @@ def question_of(run: StoredRun, task_id: str) -> tuple[Asking, TaskRecord]:
     any more.
     """
     run_id, dag = run.record.run_id, run.state.dag
-    if task_id not in dag:
-        raise TaskNotFound(f"run {run_id} has no task {task_id!r}{nearest(task_id, (task.id for task in dag))}")
+    run.require_task(task_id)
     position = dag.position(task_id)
     record, asking = run.tasks[position], run.state.asking.get(position)
     if asking is None and TaskStatus(record.status) is TaskStatus.WAITING_INPUT:

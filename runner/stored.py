@@ -11,7 +11,7 @@ from persistence.boundaries import reached
 from persistence.protocol import Store
 from persistence.records import MessageRecord, RunRecord, TaskRecord
 from runner.config import Config
-from runner.errors import RunNotFound, RunNotResumable, StoreRequired
+from runner.errors import RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
 from runner.result import RunResult
 from runner.state import RunState
 from runner.status import RUN_DONE, RUN_REOPENINGS, RunStatus, TaskStatus
@@ -32,6 +32,13 @@ class StoredRun:
     @property
     def status(self) -> RunStatus:
         return RunStatus(self.record.status)
+
+    def require_task(self, task_id: str) -> None:
+        """Raise TaskNotFound unless the run has the task."""
+        dag = self.state.dag
+        if task_id not in dag:
+            hint = nearest(task_id, (task.id for task in dag))
+            raise TaskNotFound(f"run {self.record.run_id} has no task {task_id!r}{hint}")
 
 
 @dataclass(frozen=True, slots=True)

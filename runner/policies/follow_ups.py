@@ -216,7 +216,7 @@ def _follow_up(step: FollowUp, task: Task, earlier: Mapping[str, str], task_id: 
         prompt=step.prompt,
         depends_on=tuple(earlier.values()),
         backend=step.backend,
-        failure_mode=FailureMode(step.failure_mode),
+        failure_mode=step.failure_mode,
         retry=step.retry,
         timeout=step.timeout,
         output_schema=step.output_schema,
