@@ -90,21 +90,16 @@ async def test_error_answers(dialect: Dialect, status: int, code: str, kind: Err
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("status", "words"),
     [
-        "prompt is too long: 210000 tokens > 200000 maximum",
-        "This model's maximum context length is 4096 tokens.",
-        "input length and `max_tokens` exceed context limit: 198000 + 8192 > 200000",
+        (400, "prompt is too long: 210000 tokens > 200000 maximum"),
+        (400, "This model's maximum context length is 4096 tokens."),
+        (400, "input length and `max_tokens` exceed context limit: 198000 + 8192 > 200000"),
+        (429, "Request too large for gpt-5 on tokens per min (TPM): Limit 30000, Requested 41000."),
     ],
 )
-async def test_overlong_prompts_told_in_words_only(dialect: Dialect, words: str) -> None:
-    error, _ = await failure(dialect, dialect.error(400, "invalid_request_error", words))
-    assert error.kind is K.CONTEXT_OVERFLOW
-
-
-async def test_a_rate_limit_that_one_request_alone_is_above_is_not_waited_for(dialect: Dialect) -> None:
-    words = "Request too large for gpt-5 on tokens per min (TPM): Limit 30000, Requested 41000."
-    error, _ = await failure(dialect, dialect.error(429, "rate_limit_exceeded", words))
+async def test_overlong_prompts_told_in_words_only(dialect: Dialect, status: int, words: str) -> None:
+    error, _ = await failure(dialect, dialect.error(status, "rate_limit_exceeded" if status == 429 else "", words))
     assert error.kind is K.CONTEXT_OVERFLOW
 
 

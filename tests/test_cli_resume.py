@@ -186,58 +186,6 @@ def test_a_plan_that_is_gone_or_has_lost_its_function_is_one_clear_line(tmp_path
     assert (resumed.code, resumed.out) == (0, "re: three held: two\n")
 
 
-EDITED = """
-name: trial
-inputs: {names: [x, y]}
-backends:
-  say: {kind: function, call: "functions.py:say"}
-  far: {kind: openai, model: m, base_url: "http://127.0.0.1:9/v1"}
-defaults: {backend: say}
-tasks:
-  - {id: a, prompt: one}
-  - {id: b, prompt: knock, backend: far, depends_on: a, retry: {attempts: 1}}
-  - {id: c, prompt: "{{ item }}", for_each: names}
-"""
-EDITS = {
-    "nothing that counts": (
-        {'call: "functions.py:say': 'call: "functions.py:hold', "name: trial": "name: other"},
-        None,
-    ),
-    "a backend": ({"127.0.0.1:9": "127.0.0.1:8", "model: m": "model: n"}, "backends.far.model, backends.far.base_url"),
-    "tasks": (
-        {"prompt: one": "prompt: two", "depends_on: a, ": "timeout: 5, ", "id: c": "id: d"},
-        "tasks.a.prompt, tasks.b.depends_on, tasks.b.timeout, tasks.d.1, tasks.d.2, 2 more",
-    ),
-    "the default": ({"defaults: {backend: say}": "defaults: {backend: far}"}, "defaults.backend"),
-    "follow-ups": ({"tasks:": "workflows: [{after: coder}]\ntasks:"}, "workflows"),
-    "a mistake": ({"tasks:": "tsks:"}, "the plan file has mistakes by now (`plait check` says which); a resume runs"),
-}
-
-
-@pytest.mark.parametrize("edit", EDITS)
-def test_a_resume_says_what_of_an_edited_plan_goes_unheeded(tmp_path: Path, edit: str) -> None:
-    edits, said = EDITS[edit]
-    plan = make(tmp_path, "")
-    plan.write_text(EDITED)
-    assert plait_here(tmp_path, "run", "plan.yaml", "--set", "names=[p, q]", OPENAI_API_KEY="k").code == 1
-    for words in (["--dry-run"], ["-q"]):
-        plan.write_text(EDITED)
-        before = plait_here(tmp_path, "resume", "last", "--retry-failed", *words)
-        text = EDITED
-        for old, new in edits.items():
-            assert old in text
-            text = text.replace(old, new)
-        plan.write_text(text)
-        after = plait_here(tmp_path, "resume", "last", "--retry-failed", *words)
-        assert (before.code, "the plan file" in before.err) == (after.code, False)
-        lines = [line for line in after.err.splitlines() if "the plan file" in line]
-        if edit == "a mistake":
-            assert (len(lines), said is not None and said in lines[0]) == (1, True)
-        else:
-            whole = f"the plan file has changed since this run was stored ({said}); a resume runs what is stored"
-            assert lines == ([] if said is None else [whole])
-
-
 def test_retry_failed_runs_what_failed_and_what_it_blocked(tmp_path: Path) -> None:
     tasks = '  - {id: a, prompt: one}\n  - {id: x, prompt: knock, backend: fail}\n  - {id: y, prompt: "{{ x }}"}\n'
     make(tmp_path, tasks.replace('"{{ x }}"', '"{{ x }}", depends_on: x'), fail="fail")
@@ -285,55 +233,6 @@ def test_resume_without_a_name_passes_over_runs_that_python_made(tmp_path: Path)
     (tmp_path / "go").touch()
     resumed = plait_here(tmp_path, "resume", "--json")
     assert (resumed.code, resumed.value["run_id"], resumed.value["status"]) == (0, ours["run_id"], "completed")
-
-
-TALKER = """
-from backends import Message, Reply, Usage
-
-class Talk:
-    def __init__(self, opening):
-        self.session_id = opening.session_id
-
-    async def __aenter__(self):
-        return self
-
-    async def __aexit__(self, *error):
-        pass
-
-    async def send(self, prompt):
-        return Reply(f"re: {prompt}", session_id=self.session_id, usage=Usage(2, 3))
-
-class Talker:
-    def new_session_id(self):
-        return "s1"
-
-    def open(self, opening):
-        return Talk(opening)
-
-talker = Talker()
-"""
-
-
-def test_continue_says_something_in_a_stored_conversation(tmp_path: Path) -> None:
-    (tmp_path / "talking.py").write_text(TALKER)
-    (tmp_path / "plan.yaml").write_text(
-        'backends: {t: {kind: function, call: "talking.py:talker"}}\ntasks:\n  - {id: a, prompt: one}\n'
-    )
-    done = plait_here(tmp_path, "run", "plan.yaml")
-    assert done.code == 0
-    assert "continue" in done.err
-    said = plait_here(tmp_path, "continue", "last", "a", "and then?")
-    assert (said.code, said.out, said.err) == (0, "re: and then?\n", "")
-    told = plait_here(tmp_path, "continue", "last", "a", "more", "--json").value
-    assert (told["task"], told["text"]) == ("a", "re: more")
-    shown = plait_here(tmp_path, "show", "last", "a")
-    assert "-- user (a person, after the run) --\nand then?\n" in shown.out
-    assert "\ntokens    2+3\n          and 4+6 in turns after the run" in shown.out
-    assert plait_here(tmp_path, "show", "last", "a", "--json").value["text"] == "re: one"
-    for words, message in ((["last", "z", "hi"], "has no task 'z'"), (["last", "a", " "], "the message is empty")):
-        refused = plait_here(tmp_path, "continue", *words)
-        assert refused.code == 2
-        assert message in refused.err
 
 
 def test_a_store_that_goes_away_costs_no_result_and_is_told(tmp_path: Path) -> None:

@@ -292,39 +292,6 @@ def test_blocks_of_the_page():
         parse_plan(block, folder=ROOT)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"tasks": [{"id": "a"}]},
-        {"tasks": [{"id": "a", "prompt": None}]},
-        {"tasks": [{"id": ".a", "prompt": ""}]},
-        {"tasks": [{"id": "item", "prompt": ""}]},
-        {"tasks": [{"id": "None", "prompt": ""}]},
-        {"tasks": []},
-        {"tasks": [{"id": "a", "prompt": ""}], "x": 1},
-        {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"r": {"required": False}}},
-        {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"r": {"files": "*", "most": 3}}},
-        {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"results": 1}},
-    ],
-)
-def test_the_schema_refuses_what_the_reader_refuses(wrong):
-    assert not Draft202012Validator(plan_schema()).is_valid(wrong)
-    mistakes(json.dumps(wrong), format="json")
-
-
-@pytest.mark.parametrize(
-    "empty",
-    [
-        {"tasks": [{"id": "a", "prompt": "", "depends_on": None, "retry": None, "at_most_once": None}]},
-        {"tasks": [{"id": "a", "prompt": ""}], "name": None, "inputs": None, "defaults": {"failure_mode": None}},
-        {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"r": None, "m": {"a": 1}, "l": [1]}, "workflows": None},
-    ],
-)
-def test_the_schema_accepts_a_key_with_nothing_behind_it_as_the_reader_does(empty):
-    Draft202012Validator(plan_schema()).validate(empty)
-    parse_plan(json.dumps(empty), format="json")
-
-
 def test_importing_the_package_reads_no_yaml():
     late = ("yaml", "pydantic", "jsonschema", "jinja2")
     code = f"import sys, runner; sys.exit(any(name in sys.modules for name in {late}))"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +32,7 @@ from persistence.contract.samples import (
     whole,
 )
 from runner import DAG, ParallelRunner, RunStatus, Task
-from tests.support.database import edit, in_child, make
+from tests.support.database import edit, make
 from tests.support.fakes import QuickClock, Talker
 
 if TYPE_CHECKING:
@@ -260,49 +259,3 @@ async def test_reading_while_another_connection_writes(path: Path) -> None:
         run = await reader.get_run(RUN)
         assert run is not None
         assert run.epoch == 2
-
-
-WRITE_RUNS = """
-import asyncio, sys
-from persistence import SQLiteStore
-from persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
-
-async def main(path, name, runs):
-    async with SQLiteStore(path) as store:
-        for number in range(runs):
-            writer = Writer(store, f"{name}-{number}")
-            await writer.write(*OPENING)
-            for change in (START_A, ASK, ANSWER, DONE_A):
-                await writer.write(change)
-                print(writer.run_id, writer.next_seq - 1, flush=True)
-
-asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
-"""
-
-
-async def test_two_processes_make_and_fill_one_store(path: Path) -> None:
-    children = [in_child(WRITE_RUNS, str(path), name, "30") for name in ("left", "right")]
-    for child in children:
-        _, errors = child.communicate(timeout=60)
-        assert (child.returncode, errors) == (0, "")
-    async with SQLiteStore(path, mode="existing") as store:
-        runs = await store.list_runs(1000)
-        assert [(run.last_seq, run.counts) for run in runs] == [(7, {"completed": 1, "pending": 2})] * 60
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
-
-
-@pytest.mark.parametrize("acknowledged", [1, 3, 50])
-async def test_what_was_acknowledged_survives_a_kill(path: Path, acknowledged: int) -> None:
-    child = in_child(WRITE_RUNS, str(path), "run", "100000")
-    assert child.stdout is not None
-    lines = [child.stdout.readline() for _ in range(acknowledged)]
-    child.send_signal(signal.SIGKILL)
-    lines += child.communicate(timeout=30)[0].splitlines()
-    last = {line.split()[0]: int(line.split()[1]) for line in lines if len(line.split()) == 2}
-    async with SQLiteStore(path, mode="existing") as store:
-        for run_id, seq in last.items():
-            run = await store.get_run(run_id)
-            assert run is not None
-            assert run.last_seq >= seq
-            await store.write(Writer(store, run_id).batch(*OPENING, START_A, ASK, ANSWER, DONE_A))
-            assert len(await store.list_messages(run_id, "a")) == 2

@@ -7,6 +7,11 @@ from pathlib import Path
 
 _LIMIT = 30.0  # seconds
 
+CHAIN = """
+  - {id: a, prompt: one}
+  - {id: b, prompt: "two {{ a }}", depends_on: a}
+"""
+"""Two tasks, one behind the other."""
 FUNCTIONS = """
 import os
 import time

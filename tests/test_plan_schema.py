@@ -1,0 +1,42 @@
+"""The published JSON Schema of plan files, beside what the reader takes."""
+
+import json
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from runner.plan import PlanError, parse_plan, plan_schema
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tasks": [{"id": "a"}]},
+        {"tasks": [{"id": "a", "prompt": None}]},
+        {"tasks": [{"id": ".a", "prompt": ""}]},
+        {"tasks": [{"id": "item", "prompt": ""}]},
+        {"tasks": [{"id": "None", "prompt": ""}]},
+        {"tasks": []},
+        {"tasks": [{"id": "a", "prompt": ""}], "x": 1},
+        {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"r": {"required": False}}},
+        {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"r": {"files": "*", "most": 3}}},
+        {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"results": 1}},
+    ],
+)
+def test_the_schema_refuses_what_the_reader_refuses(wrong):
+    assert not Draft202012Validator(plan_schema()).is_valid(wrong)
+    with pytest.raises(PlanError):
+        parse_plan(json.dumps(wrong), format="json")
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        {"tasks": [{"id": "a", "prompt": "", "depends_on": None, "retry": None, "at_most_once": None}]},
+        {"tasks": [{"id": "a", "prompt": ""}], "name": None, "inputs": None, "defaults": {"failure_mode": None}},
+        {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"r": None, "m": {"a": 1}, "l": [1]}, "workflows": None},
+    ],
+)
+def test_the_schema_accepts_a_key_with_nothing_behind_it_as_the_reader_does(empty):
+    Draft202012Validator(plan_schema()).validate(empty)
+    parse_plan(json.dumps(empty), format="json")
