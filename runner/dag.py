@@ -108,10 +108,10 @@ class DAG:
         for name, parts in (gathered or {}).items():
             self.join(self._position[name], [self._position[part] for part in parts])
         order = _topological(self.dependencies, self.dependents, start)
-        if len(order) < len(tasks):
-            problems.append(self._cycle_problem(start, order))
-        else:
-            problems += checks.prompts()
+        has_cycles = len(order) < len(tasks)
+        if has_cycles:
+            problems += self._cycle_problems(start, order)
+        problems += checks.prompts(has_cycles)
         if not start:
             self._order = order
             problems += checks.inputs()
@@ -239,20 +239,26 @@ class DAG:
             candidates = self.dependents[best]
         return path
 
-    def _cycle_problem(self, start: int, order: Sequence[int]) -> Problem:
+    def _cycle_problems(self, start: int, order: Sequence[int]) -> list[Problem]:
+        """One cycle of each part of the graph whose tasks all wait for each other."""
         import networkx as nx  # noqa: PLC0415 - only on the way to an error
 
         left = set(range(start, len(self.tasks))) - set(order)
         graph: nx.DiGraph[int] = nx.DiGraph()
         graph.add_edges_from((one, other) for one in left for other in self.dependents[one] if other in left)
-        edges = cast("list[tuple[int, int]]", nx.find_cycle(graph))  # pyright: ignore[reportUnknownMemberType]
-        cycle = [self.tasks[one].id for one, _ in edges]
-        # Start at the one declared first, so that the same mistake always reads the same.
-        first = min(range(len(cycle)), key=lambda i: self._position[cycle[i]])
-        cycle = cycle[first:] + cycle[:first]
-        spelt = " -> ".join([*cycle, cycle[0]])
-        message = f"these tasks wait for each other: {spelt}; remove one of these dependencies"
-        return Problem(message, cycle[0], "depends_on", None, self._position[cycle[0]] - start)
+        problems: list[Problem] = []
+        for part in sorted(map(sorted, nx.strongly_connected_components(graph))):
+            if len(part) == 1 and not graph.has_edge(part[0], part[0]):
+                continue  # it only waits for those in a cycle
+            edges = cast("list[tuple[int, int]]", nx.find_cycle(graph.subgraph(part)))  # pyright: ignore[reportUnknownMemberType]
+            cycle = [self.tasks[one].id for one, _ in edges]
+            # Start at the one declared first, so that the same mistake always reads the same.
+            first = min(range(len(cycle)), key=lambda i: self._position[cycle[i]])
+            cycle = cycle[first:] + cycle[:first]
+            spelt = " -> ".join([*cycle, cycle[0]])
+            message = f"these tasks wait for each other: {spelt}; remove one of these dependencies"
+            problems.append(Problem(message, cycle[0], "depends_on", None, self._position[cycle[0]] - start))
+        return problems
 
 
 def _topological(dependencies: Sequence[tuple[int, ...]], dependents: Sequence[list[int]], start: int) -> list[int]:

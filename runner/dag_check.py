@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-from runner.errors import Problem, PromptError, nearest
-from runner.prompt import RESERVED_NAMES, names_used
+from runner.errors import Problem, nearest
+from runner.prompt import RESERVED_NAMES, look_into
 from runner.task import Retry, Task
 
 if TYPE_CHECKING:
@@ -141,9 +141,13 @@ class Checks:
                 owner = "a reserved template name" if name in RESERVED_NAMES else "the id of a task"
                 yield Problem(f"input {name!r} is also {owner}; call it something else", None, "inputs")
 
-    def prompts(self) -> list[Problem]:
-        """What is wrong with the new tasks' prompts and aliases. Needs a graph without cycles."""
+    def prompts(self, has_cycles: bool) -> list[Problem]:
+        """What is wrong with the new tasks' prompts and aliases. In a graph that has cycles nobody knows who is
+        upstream of whom.
+        """
         found = [*self._in_aliases(), *self._in_prompts()]
+        if has_cycles:
+            return [one for one in found if isinstance(one, Problem)]
         apart = self._dag.not_upstream(one.pair for one in found if isinstance(one, _Unless))
         aside = self._dag.not_upstream((second, first) for first, second in apart)
         problems: list[Problem] = []
@@ -158,11 +162,9 @@ class Checks:
         for place, task in enumerate(self._tasks):
             if not _is_text(task.prompt) or "{" not in task.prompt:
                 continue
-            try:
-                used = names_used(task.prompt)
-            except PromptError as error:
-                yield Problem(str(error), task.id, "prompt", None, place, error.line)
-                continue
+            used, mistakes = look_into(task.prompt)
+            for mistake in mistakes:
+                yield Problem(str(mistake), task.id, "prompt", None, place, mistake.line)
             for name in sorted(used.names):
                 yield from self._name_problem(task, place, name)
             for name in sorted(used.results):

@@ -71,12 +71,29 @@ _NOTHING = PromptNames()
 
 def names_used(prompt: str) -> PromptNames:
     """The names that `prompt` uses. Raises PromptError, with the line, for what cannot be parsed or is not allowed."""
+    names, mistakes = look_into(prompt)
+    if mistakes:
+        raise first_of(mistakes)
+    return names
+
+
+def look_into(prompt: str) -> tuple[PromptNames, Sequence[PromptError]]:
+    """The names that `prompt` uses, as far as they can be told, and everything that is wrong with it in itself."""
     if "{" not in prompt:
-        return _NOTHING
+        return _NOTHING, ()
     simple = _simple_names(prompt)
     if simple is None:
-        return _template(prompt).names
-    return PromptNames(frozenset(simple)) if simple else _NOTHING
+        try:
+            template = _template(prompt)
+        except PromptError as error:
+            return _NOTHING, (error,)
+        return template.names, template.mistakes
+    return (PromptNames(frozenset(simple)) if simple else _NOTHING), ()
+
+
+def first_of(mistakes: Sequence[PromptError]) -> PromptError:
+    """The first of a prompt's mistakes, to be raised: those are kept, and what is raised gathers tracebacks."""
+    return PromptError(str(mistakes[0]), mistakes[0].line)
 
 
 def render(prompt: str, values: Mapping[str, JsonInput], *, limit: int = DEFAULT_LIMIT) -> str:

@@ -6,8 +6,8 @@ An allow-list, so that what jinja2 learns tomorrow is refused until somebody has
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 from jinja2 import nodes
 
@@ -23,6 +23,8 @@ TESTS: frozenset[str] = frozenset(
 MAX_DEPTH = 60
 MAX_NODES = 20_000
 MAX_LOOPS = 3
+MAX_MISTAKES = 20
+"""How many mistakes of one prompt are told at once."""
 
 _LOOP_FIELDS = frozenset({"index", "index0", "first", "last", "length"})
 _ALLOWED = (
@@ -55,12 +57,25 @@ _ARITHMETIC = (
 _MAGIC = frozenset({"self", "super", "caller", "varargs", "kwargs"})
 
 
+class _Enough(Exception):  # noqa: N818 - no error
+    """Looking further makes no sense."""
+
+
 @dataclass(slots=True)
 class _Found:
+    """`defines_names`: something that is not allowed may give names a meaning that cannot be told here."""
+
     names: set[str] = field(default_factory=set[str])
     results: set[str] = field(default_factory=set[str])
     inputs: set[str] = field(default_factory=set[str])
-    nodes: int = 0
+    parts: int = 0
+    mistakes: dict[tuple[str, int], PromptError] = field(default_factory=dict[tuple[str, int], PromptError])
+    defines_names: bool = False
+
+    def refuse(self, node: nodes.Node, message: str) -> None:
+        self.mistakes.setdefault((message, node.lineno), PromptError(message, node.lineno))
+        if len(self.mistakes) >= MAX_MISTAKES:
+            raise _Enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +90,15 @@ class _Place:
         return _Place(self.scope, self.loops, self.depth + 1)
 
 
-def check_template(tree: nodes.Template) -> PromptNames:
-    """The names that a parsed prompt uses. Raises PromptError for the first thing in it that is not allowed."""
+def check_template(tree: nodes.Template) -> tuple[PromptNames, tuple[PromptError, ...]]:
+    """The names that a parsed prompt uses, as far as they can be told, and what in it is not allowed, in its order."""
     found = _Found()
-    _walk(tree, _Place(), found)
-    return PromptNames(frozenset(found.names), frozenset(found.results), frozenset(found.inputs))
+    with suppress(_Enough):
+        _walk(tree, _Place(), found)
+    mistakes = tuple(found.mistakes.values())
+    if found.defines_names:
+        return PromptNames(), mistakes
+    return PromptNames(frozenset(found.names), frozenset(found.results), frozenset(found.inputs)), mistakes
 
 
 def by_key(name: str) -> str:
@@ -88,11 +107,13 @@ def by_key(name: str) -> str:
 
 
 def _walk(node: nodes.Node, place: _Place, found: _Found) -> None:
-    found.nodes += 1
+    found.parts += 1
     if place.depth > MAX_DEPTH:
-        _refuse(node, f"the prompt is nested deeper than {MAX_DEPTH} levels; make it simpler")
-    if found.nodes > MAX_NODES:
-        _refuse(node, f"the prompt has more than {MAX_NODES:,} parts; make it simpler")
+        found.refuse(node, f"the prompt is nested deeper than {MAX_DEPTH} levels; make it simpler")
+        raise _Enough
+    if found.parts > MAX_NODES:
+        found.refuse(node, f"the prompt has more than {MAX_NODES:,} parts; make it simpler")
+        raise _Enough
     if isinstance(node, nodes.Name):
         _walk_name(node, place, found)
     elif isinstance(node, nodes.For):
@@ -100,29 +121,30 @@ def _walk(node: nodes.Node, place: _Place, found: _Found) -> None:
     elif isinstance(node, nodes.Getattr | nodes.Getitem):
         _walk_field(node, place, found)
     else:
-        _check_kind(node)
-        for child in node.iter_child_nodes():
+        for child in _allowed_parts(node, found):
             _walk(child, place.deeper(), found)
 
 
 def _walk_name(node: nodes.Name, place: _Place, found: _Found) -> None:
     if node.name == "loop" and place.loops:
-        _refuse(node, "loop has the fields index, index0, first, last and length; write for example loop.index")
-    if node.name in _MAGIC or node.name == "loop":
-        _refuse(node, f"{node.name!r} means something else in templates; {by_key(node.name)}")
-    if node.name not in place.scope:
+        found.refuse(node, "loop has the fields index, index0, first, last and length; write for example loop.index")
+    elif node.name in _MAGIC or node.name == "loop":
+        found.refuse(node, f"{node.name!r} means something else in templates; {by_key(node.name)}")
+    elif node.name not in place.scope:
         found.names.add(node.name)
 
 
 def _walk_for(node: nodes.For, place: _Place, found: _Found) -> None:
     if place.loops >= MAX_LOOPS:
-        _refuse(node, f"loops may be nested {MAX_LOOPS} deep")
+        found.refuse(node, f"loops may be nested {MAX_LOOPS} deep")
+        return
     if node.recursive:
-        _refuse(node, "recursive loops are not allowed in a prompt")
+        found.refuse(node, "recursive loops are not allowed in a prompt")
     if not isinstance(node.target, nodes.Name):
-        _refuse(node, "a loop has one name: write {% for part in parts %}")
+        found.refuse(node, "a loop has one name: write {% for part in parts %}")
     _walk(node.iter, place.deeper(), found)
-    inside = _Place(place.scope | {node.target.name}, place.loops + 1, place.depth + 1)
+    targets = [node.target] if isinstance(node.target, nodes.Name) else node.target.find_all(nodes.Name)
+    inside = _Place(place.scope.union(name.name for name in targets), place.loops + 1, place.depth + 1)
     for child in (*node.body, *((node.test,) if node.test else ())):
         _walk(child, inside, found)
     for child in node.else_:
@@ -133,9 +155,9 @@ def _walk_field(node: nodes.Getattr | nodes.Getitem, place: _Place, found: _Foun
     key = node.attr if isinstance(node, nodes.Getattr) else _constant(node.arg)
     owner = node.node
     if isinstance(owner, nodes.Name) and owner.name == "loop" and place.loops and key in _LOOP_FIELDS:
-        if isinstance(node, nodes.Getattr):
-            return
-        _refuse(node, f"write loop.{key}")
+        if isinstance(node, nodes.Getitem):
+            found.refuse(node, f"write loop.{key}")
+        return
     if isinstance(owner, nodes.Name) and owner.name not in place.scope and isinstance(key, str):
         if owner.name == "results":
             found.results.add(key)
@@ -145,7 +167,8 @@ def _walk_field(node: nodes.Getattr | nodes.Getitem, place: _Place, found: _Foun
     if isinstance(node, nodes.Getitem) and not isinstance(node.arg, nodes.Neg):
         _walk(node.arg, place.deeper(), found)
     elif isinstance(node, nodes.Getitem) and key is None:
-        _check_kind(node.arg)
+        for child in _allowed_parts(node.arg, found):
+            _walk(child, place.deeper(), found)
 
 
 def _constant(node: nodes.Node) -> object:
@@ -154,29 +177,35 @@ def _constant(node: nodes.Node) -> object:
     return node.value if isinstance(node, nodes.Const) else None
 
 
-def _check_kind(node: nodes.Node) -> None:
+def _allowed_parts(node: nodes.Node, found: _Found) -> Iterable[nodes.Node]:
+    """The parts of `node` to look at next: without those where what is wrong with it would be told once more."""
     if isinstance(node, nodes.Filter):
-        _check_filter(node)
+        _check_filter(node, found)
     elif isinstance(node, nodes.Test):
         if node.name not in TESTS or node.args or node.kwargs or node.dyn_args or node.dyn_kwargs:
-            _refuse(node, f"the test 'is {node.name}' is not available in prompts; there are {_list(TESTS)}")
+            found.refuse(node, f"the test 'is {node.name}' is not available in prompts; there are {_list(TESTS)}")
     elif isinstance(node, nodes.Sub) and (dashed := _dashed(node)):
-        _refuse(node, f"{{{{ {dashed} }}}} means a subtraction; {by_key(dashed)}")
+        found.refuse(node, f"{{{{ {dashed} }}}} means a subtraction; {by_key(dashed)}")
+        return ()
     elif isinstance(node, _ARITHMETIC):
-        _refuse(node, "arithmetic is not allowed in a prompt; let a function task compute the value")
+        found.refuse(node, "arithmetic is not allowed in a prompt; let a function task compute the value")
     elif isinstance(node, nodes.Call):
-        _refuse(node, "calls are not allowed in a prompt; use a filter, as in {{ name | upper }}")
+        found.refuse(node, "calls are not allowed in a prompt; use a filter, as in {{ name | upper }}")
+        return [child for child in node.iter_child_nodes() if child is not node.node]
+    elif isinstance(node, nodes.FilterBlock):
+        found.refuse(node, "filter blocks are not allowed in a prompt; use {{ name | upper }}")
+        return node.body
     elif not isinstance(node, _ALLOWED):
-        _refuse(node, f"{type(node).__name__.lower()} is not allowed in a prompt; there are if, for and filters")
+        found.refuse(node, f"{type(node).__name__.lower()} is not allowed in a prompt; there are if, for and filters")
+        found.defines_names = found.defines_names or isinstance(node, nodes.Stmt)
+    return node.iter_child_nodes()
 
 
-def _check_filter(node: nodes.Filter) -> None:
-    if node.node is None:
-        _refuse(node, "filter blocks are not allowed in a prompt; use {{ name | upper }}")
+def _check_filter(node: nodes.Filter, found: _Found) -> None:
     if node.name not in FILTERS:
-        _refuse(node, f"the filter {node.name!r} is not available in prompts; there are {_list(FILTERS)}")
-    if node.dyn_args or node.dyn_kwargs:
-        _refuse(node, f"write the arguments of {node.name!r} one by one")
+        found.refuse(node, f"the filter {node.name!r} is not available in prompts; there are {_list(FILTERS)}")
+    elif node.dyn_args or node.dyn_kwargs:
+        found.refuse(node, f"write the arguments of {node.name!r} one by one")
 
 
 def _dashed(node: nodes.Node) -> str | None:
@@ -193,7 +222,3 @@ def _dashed(node: nodes.Node) -> str | None:
 
 def _list(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
-
-
-def _refuse(node: nodes.Node, message: str) -> NoReturn:
-    raise PromptError(message, node.lineno)

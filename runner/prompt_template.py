@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from jinja2.visitor import NodeTransformer
 
 from backends.protocol import JsonInput
 from runner.errors import PromptError
-from runner.prompt import PromptNames, text_of, too_long, unknown_name
+from runner.prompt import PromptNames, first_of, text_of, too_long, unknown_name
 from runner.prompt_check import TESTS, by_key, check_template
 from runner.prompt_filters import BUDGET_KEY, FILTERS, GUARDS, Budget
 
@@ -32,15 +32,19 @@ _NUMBERED = re.compile(r"\{\{-?\s*([0-9][0-9_]*[A-Za-z][\w-]*)", re.ASCII)
 
 
 class Template:
-    """A parsed and checked prompt."""
+    """A parsed and checked prompt; one with `mistakes` cannot be rendered."""
 
     def __init__(self, prompt: str) -> None:
         tree = _parse(prompt)
-        self.names: PromptNames = check_template(tree)
-        self._compiled = _compile(tree)
+        self.names: PromptNames
+        self.mistakes: Sequence[PromptError]
+        self.names, self.mistakes = check_template(tree)
+        self._compiled = None if self.mistakes else _compile(tree)
 
     def render(self, values: Mapping[str, JsonInput], limit: int) -> str:
         """See `runner.prompt.render`."""
+        if self._compiled is None:
+            raise first_of(self.mistakes)
         try:
             return _collect(self._compiled.generate({**values, BUDGET_KEY: Budget(limit)}), limit)
         except PromptError as error:
@@ -54,7 +58,7 @@ class Template:
 
 @lru_cache(maxsize=128)
 def compile_template(prompt: str) -> Template:
-    """The template of `prompt`. Raises PromptError for what cannot be parsed or is not allowed."""
+    """The template of `prompt`. Raises PromptError for what cannot be parsed."""
     return Template(prompt)
 
 

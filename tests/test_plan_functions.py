@@ -27,7 +27,7 @@ def problems_with(folder: Path, call: str, files: dict[str, str]) -> list[str]:
         path.write_text(MARK + code)
     plan = folder / "plan.yaml"
     plan.write_text(f'backends:\n  f: {{kind: function, call: "{call}"}}\ntasks: [{{id: a, prompt: x}}]\n')
-    found = [one.message for one in missing_functions(load_plan(plan))]
+    found = [message for _, message in missing_functions(load_plan(plan).backends, folder)]
     assert not (folder / "ran").exists()
     return found
 
@@ -126,3 +126,23 @@ def test_check_says_it_with_its_place(tmp_path: Path) -> None:
     )
     assert said in plait_here(tmp_path, "check", "plan.toml").err
     assert not (tmp_path / "ran").exists()
+
+
+def test_missing_functions_are_said_with_all_other_mistakes(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text("def answer(prompt): ...")
+    lines = [
+        "backends:",
+        '  f: {kind: function, call: "tools.py:anser"}',
+        '  ok: {kind: function, call: "tools.py:answer"}',
+        "  wrong: {kind: function, cal: x}",
+        'tasks: [{id: a, backend: f, prompt: "{{ b }}"}]',
+    ]
+    (tmp_path / "plan.yaml").write_text("\n".join(lines))
+    done = plait_here(tmp_path, "check", "plan.yaml")
+    said = [line.split(": ")[:2] for line in done.err.splitlines()]
+    assert said == [
+        ["plan.yaml:2:29", "backends.f.call"],
+        ["plan.yaml:4:10", "backends.wrong.call"],
+        ["plan.yaml:4:27", "backends.wrong.cal"],
+        ["plan.yaml:5:37", "tasks[0].prompt"],
+    ]

@@ -24,7 +24,6 @@ from runner.cli.report import tell_value
 from runner.cli.text import counted, one_line, seconds, tokens, visible
 from runner.graph import Look, mermaid, page, svg
 from runner.layout import layers
-from runner.plan.functions import missing_functions
 from runner.translate import dag_of
 
 _LONGEST_PATH = 12  # tasks of the critical path that are named
@@ -33,7 +32,7 @@ _LONGEST_PATH = 12  # tasks of the critical path that are named
 def check(path: Path, inputs: Mapping[str, str], as_json: bool) -> int:
     """Say what the plan would run; its mistakes go the way of all errors, or into the JSON."""
     try:
-        plan = _read_with_functions(path, inputs)
+        plan = read_plan(path, inputs, with_functions=True)
     except PlanError as error:
         if not as_json:
             raise
@@ -57,14 +56,6 @@ def check(path: Path, inputs: Mapping[str, str], as_json: bool) -> int:
         kind = backend["kind"] or "chosen when it is run"
         tell(f"  backend       {one_line(name)}: {kind}, {counted(backend['tasks'], 'task')}")
     return COMPLETED
-
-
-def _read_with_functions(path: Path, inputs: Mapping[str, str]) -> Plan:
-    """The plan, whose functions are there as far as can be told. Raises PlanError."""
-    plan = read_plan(path, inputs)
-    if missing := missing_functions(plan):
-        raise PlanError(missing)
-    return plan
 
 
 def _facts(plan: Plan) -> dict[str, Any]:

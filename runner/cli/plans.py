@@ -8,10 +8,13 @@ from pathlib import Path
 from runner import Plan, load_plan
 from runner.cli.exits import Fault
 from runner.cli.options import is_text
+from runner.plan.build import load_plan_with_functions
 
 
-def read_plan(path: Path, inputs: Mapping[str, str]) -> Plan:
-    """The plan in the file at `path`. Raises PlanError with every mistake."""
+def read_plan(path: Path, inputs: Mapping[str, str], *, with_functions: bool = False) -> Plan:
+    """The plan in the file at `path`. `with_functions`: those that it calls have to be there as well. Raises
+    PlanError with every mistake.
+    """
     if not is_text(str(path)):
         raise Fault(f"the name of the plan file {str(path)!r} is not text in UTF-8, so it cannot be stored; rename it")
-    return load_plan(path, overrides=inputs)
+    return load_plan_with_functions(path, inputs) if with_functions else load_plan(path, overrides=inputs)

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from runner.dag import DAG, nearest
 from runner.errors import DAGError
 from runner.plan.errors import Path as Where
-from runner.plan.errors import PlanError, PlanProblem
+from runner.plan.errors import PlanError, PlanProblem, spell
+from runner.plan.functions import missing_functions
 from runner.plan.graph import Graph
 from runner.plan.inputs import Given, input_values
 from runner.plan.model import PlanPart
@@ -65,12 +66,17 @@ def load_plan(path: str | Path, *, overrides: Mapping[str, str] | None = None) -
     return _load(path, Given(path.parent, overrides or {}))
 
 
+def load_plan_with_functions(path: Path, overrides: Mapping[str, str]) -> Plan:
+    """As `load_plan`; the functions that its backends call are looked up as well, and none of their code is run."""
+    return _load(path, Given(path.parent, overrides), with_functions=True)
+
+
 def load_plan_of_run(path: Path, inputs: Mapping[str, JsonValue]) -> Plan:
     """The plan in the file as it is now, with the values that a run has for its inputs. Raises PlanError."""
     return _load(path, Given(path.parent, {}, inputs))
 
 
-def _load(path: Path, given: Given) -> Plan:
+def _load(path: Path, given: Given, *, with_functions: bool = False) -> Plan:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -78,7 +84,7 @@ def _load(path: Path, given: Given) -> Plan:
         message = f"cannot read the plan: {error.strerror}; check the path"
         raise PlanError([PlanProblem(message, file=str(path))]) from error
     source = read_source(data, format=_FORMATS.get(path.suffix.lower(), "yaml"), file=str(path))
-    return _build(source, given, path)
+    return _build(source, given, path, with_functions=with_functions)
 
 
 def parse_plan(
@@ -96,11 +102,13 @@ def parse_plan(
     return _build(read_source(text, format=format, most=most), Given(folder, overrides or {}), folder)
 
 
-def _build(source: Source, given: Given, path: Path) -> Plan:
+def _build(source: Source, given: Given, path: Path, *, with_functions: bool = False) -> Plan:
     part, lost = _shape(source)
     if part is None:
         raise PlanError(source.problems)
     _check_backends(part, source)
+    if with_functions:
+        _look_up_functions(part, path.parent, source)
     values = input_values(part.inputs, given, source)
     name = part.name.strip() or ("" if path.is_dir() else path.stem)
     dag = _dag(Graph(part, values, source), name, lost)
@@ -137,6 +145,15 @@ def _check_backends(part: PlanPart, source: Source) -> None:
         if name is not None and name not in part.backends:
             hint = nearest(name, part.backends) or NAME_IT
             source.problems.append(source.problem(path, f"unknown backend {name!r}{hint}"))
+
+
+def _look_up_functions(part: PlanPart, folder: Path, source: Source) -> None:
+    # Where a backend is wrong in itself, another one has been put in its place.
+    wrong = {problem.where for problem in source.problems}
+    for name, message in missing_functions(part.backends, folder):
+        backend = spell(("backends", name))
+        if not any(where == backend or where.startswith(f"{backend}.") for where in wrong):
+            source.problems.append(source.problem(("backends", name, "call"), message))
 
 
 def _dag(graph: Graph, name: str, lost: set[int]) -> DAG | None:

@@ -10,39 +10,27 @@ import ast
 import importlib.machinery
 import importlib.util
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from backends.spec import FunctionSpec
 from runner.dag import nearest
-from runner.plan.build import Plan
-from runner.plan.errors import PlanError, PlanProblem
-from runner.plan.source import MAX_BYTES, Source, read_source
+
+if TYPE_CHECKING:
+    from backends.spec import BackendSpec
 
 _MAKES_NAMES = frozenset({"globals", "vars", "exec", "eval", "setattr", "__getattr__", "__dict__", "modules"})
 _MOVES_MODULES = frozenset({"__path__", "modules", "meta_path", "path_hooks"})
 
 
-def missing_functions(plan: Plan) -> list[PlanProblem]:
-    """A problem, with its place in the plan file, for each function that cannot be there. Reads the files that define
-    them; imports nothing.
+def missing_functions(backends: Mapping[str, BackendSpec], folder: Path) -> Iterator[tuple[str, str]]:
+    """The name of each backend whose function cannot be there, and why. `folder` is where relative paths start. Reads
+    the files that define the functions; imports nothing.
     """
-    calls = {name: spec.call for name, spec in plan.backends.items() if isinstance(spec, FunctionSpec)}
-    said = {name: problem for name, call in calls.items() if (problem := _problem(call, plan.folder))}
-    if not said:
-        return []
-    source = _places(plan.path)
-    return [source.problem(("backends", name, "call"), problem) for name, problem in said.items()]
-
-
-def _places(path: Path) -> Source:
-    form = path.suffix.lower().removeprefix(".")
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        return read_source(data, format=form if form in {"json", "toml"} else "yaml", file=str(path))
-    except (OSError, PlanError):  # it came as text, or has changed since it was read
-        return Source(str(path))
+    for name, spec in backends.items():
+        if isinstance(spec, FunctionSpec) and (problem := _problem(spec.call, folder)):
+            yield name, problem
 
 
 def _problem(call: str, folder: Path) -> str | None:

@@ -13,6 +13,7 @@ from runner.plan.graph import check_schema, line_in, retry_of
 from runner.plan.model import FollowUpPart, PlanPart
 from runner.plan.source import Source
 from runner.policies.follow_ups import FollowUp, FollowUps, circle_of
+from runner.prompt import look_into
 from runner.task import FailureMode
 
 
@@ -54,6 +55,8 @@ def _step_path(follow_ups: FollowUps, after: str, place: int) -> Path:
 def _made(step: FollowUpPart, path: Path, part: PlanPart, source: Source) -> FollowUp | None:
     check_schema(step.output_schema, (*path, "output_schema"), source)
     defaults = part.defaults
+    for mistake in look_into(step.prompt or "")[1]:
+        source.problems.append(source.problem((*path, "prompt"), str(mistake), line=mistake.line))
     try:
         return FollowUp(
             step.role,
@@ -64,8 +67,8 @@ def _made(step: FollowUpPart, path: Path, part: PlanPart, source: Source) -> Fol
             retry_of(step, defaults),
             defaults.timeout if step.timeout is None else step.timeout,
         )
-    except PromptError as error:
-        source.problems.append(source.problem((*path, "prompt"), str(error), line=error.line))
+    except PromptError:  # said above
+        return None
     except ValueError as error:
         _complain(source, (*path, "role"), str(error))
     return None
