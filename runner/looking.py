@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from backends.protocol import Usage
 from persistence.protocol import Store
@@ -13,7 +14,7 @@ from runner.clock import Clock
 from runner.errors import RunNotFound
 from runner.owner import seems_free
 from runner.questions import OpenQuestion, asking_of
-from runner.status import RUN_DONE, RunStatus, TaskStatus
+from runner.status import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
 from runner.task import JsonValue
 
 UNDER_WAY = frozenset({RunStatus.RUNNING, RunStatus.CANCELLING})
@@ -72,6 +73,11 @@ class RunInfo:
     usage: Usage
     tasks: Mapping[str, TaskInfo] = field(default_factory=dict[str, TaskInfo])
 
+    @property
+    def done(self) -> int:
+        """How many tasks have come to their end, in whatever way."""
+        return sum(self.counts.get(status, 0) for status in TASK_DONE)
+
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
@@ -102,7 +108,7 @@ async def look_up(store: Store, run_id: str, now: float, with_tasks: bool) -> Ru
     """The run, with its tasks if they are wanted. Raises RunNotFound, StoreError."""
     record = await _record(store, run_id)
     records = await store.list_tasks(run_id) if with_tasks else ()
-    return run_info(record, now, {task.task_id: _task_info(run_id, task) for task in records})
+    return run_info(record, now, {task.task_id: task_info(run_id, task) for task in records})
 
 
 def run_info(run: RunRecord, now: float, tasks: Mapping[str, TaskInfo] | None = None) -> RunInfo:
@@ -121,7 +127,8 @@ def run_info(run: RunRecord, now: float, tasks: Mapping[str, TaskInfo] | None = 
     )
 
 
-def _task_info(run_id: str, task: TaskRecord) -> TaskInfo:
+def task_info(run_id: str, task: TaskRecord) -> TaskInfo:
+    """What the record of a task of that run says."""
     return TaskInfo(
         task.task_id,
         TaskStatus(task.status),
@@ -151,6 +158,58 @@ def _asks(run_id: str, task: TaskRecord) -> OpenQuestion | None:
         return OpenQuestion.of(run_id, task.task_id, task.attempt, asking_of(task.question, task.asked))
     except (ValueError, KeyError, TypeError):  # damaged: its text alone is better than nothing
         return None
+
+
+def run_value(run: RunInfo) -> dict[str, Any]:
+    """The run as JSON, without its tasks: what the command prints of it and what HTTP tells."""
+    return {
+        "run_id": run.run_id,
+        "name": run.name,
+        "status": run.status.value,
+        "created_at": run.created_at,
+        "started_at": run.started_at,
+        "ended_at": run.ended_at,
+        "error": run.error,
+        "done": run.done,
+        "total": sum(run.counts.values()),
+        "counts": {status.value: number for status, number in run.counts.items()},
+        **usage_value(run.usage),
+    }
+
+
+def task_value(task: TaskInfo) -> dict[str, Any]:
+    """The task as JSON, as `run_value`."""
+    asks = task.asks
+    return {
+        "task_id": task.task_id,
+        "status": task.status.value,
+        "depends_on": task.depends_on,
+        "backend": task.backend,
+        "attempts": task.attempts,
+        "text": task.text,
+        "data": task.data,
+        "damaged": task.damaged,
+        "error_kind": task.error_kind,
+        "error": task.error,
+        "question": task.question,
+        "asks": None if asks is None else asks_value(asks),
+        "session_id": task.session_id,
+        **usage_value(task.usage),
+        "duration_s": task.duration_s,
+        "started_at": task.started_at,
+        "ended_at": task.ended_at,
+        "added_by": task.added_by,
+    }
+
+
+def asks_value(question: OpenQuestion) -> dict[str, Any]:
+    """What belongs to a question, as JSON."""
+    return {"schema": question.schema, "default": question.default, "deadline_at": question.deadline_at}
+
+
+def usage_value(usage: Usage) -> dict[str, Any]:
+    """The tokens and the cost, as JSON."""
+    return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cost_usd": usage.cost_usd}
 
 
 async def history(store: Store, run_id: str, after: int, clock: Clock, poll: float) -> AsyncGenerator[StoredEvent]:

@@ -35,7 +35,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 def test_a_plan_of_agents_runs_and_each_conversation_goes_on(home: Home) -> None:
     done = plait(home.path, "run", "plan.yaml", "--json")
     assert done.code == 0, done.err
-    tasks = {task["id"]: task for task in done.value["tasks"]}
+    tasks = {task["task_id"]: task for task in done.value["tasks"]}
     sessions = {tasks[name]["session_id"] for name in tasks}
     assert len(sessions) == 4
     users = {

@@ -51,11 +51,11 @@ def _kill_at_work(home: Home) -> None:
 
 def _judged(home: Home) -> dict[str, str]:
     verdicts = plait_here(home.path, "resume", "--dry-run", "--json").value["tasks"]
-    return {one["id"]: one["action"] for one in verdicts}
+    return {one["task_id"]: one["action"] for one in verdicts}
 
 
 def _told(done: Any) -> dict[str, Any]:
-    return {task["id"]: task for task in done["tasks"]}
+    return {task["task_id"]: task for task in done["tasks"]}
 
 
 def _sent(home: Home, prompt: str) -> int:

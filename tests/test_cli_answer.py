@@ -52,7 +52,7 @@ def test_a_killed_task_that_must_not_happen_twice_is_among_the_questions_before_
     killed(tmp_path)
     for words in ((), ("last",)):
         (one,) = plait_here(tmp_path, "questions", *words, "--json").value
-        assert (one["task"], one["kind"], one["attempt"]) == ("pay", "at_most_once", 1)
+        assert (one["task_id"], one["kind"], one["attempt"]) == ("pay", "at_most_once", 1)
         assert "did it take effect?" in one["question"]
     asked = plait_here(tmp_path, "questions").out
     answered = plait_here(tmp_path, *one["command"].replace("TEXT", "receipt").split()[1:])
@@ -86,7 +86,7 @@ def test_a_task_that_must_not_happen_twice_is_asked_about(tmp_path: Path) -> Non
 def test_the_receipt_says_what_may_be_billed_twice(tmp_path: Path) -> None:
     killed(tmp_path, PLAN.replace(", at_most_once: true", ""))
     dry = plait_here(tmp_path, "resume", "--dry-run", "--json").value
-    assert [(task["id"], task["action"]) for task in dry["tasks"]] == [
+    assert [(task["task_id"], task["action"]) for task in dry["tasks"]] == [
         ("before", "keep"),
         ("pay", "start over"),
         ("after", "start"),
@@ -112,7 +112,7 @@ tasks:
     assert [plait(tmp_path, "resume").code for _ in range(2)] == [-signal.SIGKILL] * 2
     last = plait(tmp_path, "resume", "--json")
     assert last.code == 1
-    tasks = {task["id"]: task for task in last.value["tasks"]}
+    tasks = {task["task_id"]: task for task in last.value["tasks"]}
     assert (tasks["bad"]["error_kind"], tasks["bad"]["attempts"], tasks["good"]["status"]) == (
         "crashed",
         3,

@@ -44,7 +44,7 @@ def test_continue_says_something_in_a_stored_conversation(tmp_path: Path) -> Non
     said = plait_here(tmp_path, "continue", "last", "a", "and then?")
     assert (said.code, said.out, said.err) == (0, "re: and then?\n", "")
     told = plait_here(tmp_path, "continue", "last", "a", "more", "--json").value
-    assert (told["task"], told["text"]) == ("a", "re: more")
+    assert (told["task_id"], told["text"]) == ("a", "re: more")
     shown = plait_here(tmp_path, "show", "last", "a")
     assert "-- user (a person, after the run) --\nand then?\n" in shown.out
     assert "\ntokens    2+3\n          and 4+6 in turns after the run" in shown.out

@@ -78,9 +78,9 @@ def test_a_dry_run_says_the_same_and_deletes_nothing(folder: Path) -> None:
     assert (would["dry_run"], would["kept"], would["freed_bytes"]) == (True, 2, 0)
     assert runs(folder) == before
     did = plait_here(folder, "gc", "--keep", "2", "--json").value
-    assert did["deleted"] == would["deleted"]
-    assert [run["run_id"] for run in did["deleted"]] == before[2:]
-    assert did["deleted"][0]["size_bytes"] > 0
+    assert did["runs"] == would["runs"]
+    assert [run["run_id"] for run in did["runs"]] == before[2:]
+    assert did["runs"][0]["size_bytes"] > 0
 
 
 def test_a_large_run_gives_its_space_back_and_its_text_is_gone(folder: Path) -> None:
@@ -97,11 +97,11 @@ def test_a_large_run_gives_its_space_back_and_its_text_is_gone(folder: Path) -> 
 
 def test_age_counts_from_the_end(folder: Path) -> None:
     oldest = runs(folder)[-1]
-    assert plait_here(folder, "gc", "--older-than", "1h", "--json").value["deleted"] == []
+    assert plait_here(folder, "gc", "--older-than", "1h", "--json").value["runs"] == []
     edit(folder / STORE, f"UPDATE runs SET ended_at = '2001-01-01T00:00:00.000Z' WHERE run_id = '{oldest}'")
-    assert plait_here(folder, "gc", "--older-than", "30d", "--keep", "3", "--json").value["deleted"] == []
+    assert plait_here(folder, "gc", "--older-than", "30d", "--keep", "3", "--json").value["runs"] == []
     done = plait_here(folder, "gc", "--older-than", "30d", "--keep", "1", "--json").value
-    assert [run["run_id"] for run in done["deleted"]] == [oldest]
+    assert [run["run_id"] for run in done["runs"]] == [oldest]
 
 
 def test_what_can_be_resumed_or_is_under_way_stays(folder: Path) -> None:
@@ -149,9 +149,9 @@ def test_while_somebody_reads_it_says_that_something_remains(folder: Path) -> No
         reader.execute("SELECT count(*) FROM runs").fetchone()
         done = plait_here(folder, "gc", "--keep", "1", "--json")
         assert (done.code, done.value["remains"] is None, len(done.err.splitlines())) == (0, False, 1)
-        assert len(done.value["deleted"]) == 2
+        assert len(done.value["runs"]) == 2
     done = plait_here(folder, "gc", "--keep", "1", "--json")
-    assert (done.err, done.value["remains"], done.value["deleted"]) == ("", None, [])
+    assert (done.err, done.value["remains"], done.value["runs"]) == ("", None, [])
     assert done.value["freed_bytes"] >= 0
 
 

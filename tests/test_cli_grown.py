@@ -85,7 +85,7 @@ def test_the_graph_of_a_run_shows_what_was_added_by_whom(folder: Path) -> None:
     assert drawn.count("added by each") == 2
     assert "class t3,t4,t5,t6 added\n" in drawn.replace("added", "added", 1)
     value = plait_here(folder, "graph", "last", "--json").value
-    by = {task["id"]: task["added_by"] for task in value["tasks"]}
+    by = {task["task_id"]: task["added_by"] for task in value["tasks"]}
     assert by == {
         "plan": None,
         "list": None,

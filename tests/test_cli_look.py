@@ -142,7 +142,7 @@ def test_a_task_is_shown_with_its_conversation(folder: Path) -> None:
     assert '-- assistant --\n{"kind": "good", "words": 3}\n' in out
     assert "-- attempts --\n1  completed  data" in out
     value = plait_here(folder, "show", "last", "x", "--json").value
-    assert [attempt["error"] for attempt in value["attempts"]] == ["the door is shut"]
+    assert [attempt["error"] for attempt in value["history"]] == ["the door is shut"]
 
 
 def test_the_history_is_shown(folder: Path) -> None:

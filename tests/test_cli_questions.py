@@ -97,7 +97,7 @@ def test_questions_are_listed_with_all_there_is_to_know(waiting: Path) -> None:
     run_id = plait_here(waiting, "runs", "--json").value[0]["run_id"]
     assert f"    answer    plait answer {run_id} many JSON\n" in listed.out
     value = plait_here(waiting, "questions", "last", "--json").value
-    assert [(one["task"], one["kind"], one["schema"], one["default"]) for one in value] == [
+    assert [(one["task_id"], one["kind"], one["schema"], one["default"]) for one in value] == [
         ("where", "question", None, None),
         ("many", "question", {"type": "integer"}, 2),
     ]
@@ -133,7 +133,7 @@ def test_a_task_that_asks_may_be_settled_instead(waiting: Path, words: tuple[str
     assert (settled.code, "is answered" in settled.err) == (0, True)
     plait_here(waiting, "answer", "last", "where", "Rome")
     resumed = plait_here(waiting, "resume", "--json")
-    assert (resumed.code, {one["id"]: one["status"] for one in resumed.value["tasks"]}["many"]) == (code, status)
+    assert (resumed.code, {one["task_id"]: one["status"] for one in resumed.value["tasks"]}["many"]) == (code, status)
 
 
 def test_text_goes_where_json_is_wanted_if_it_fits(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_json_is_one_object_with_everything(tmp_path: Path) -> None:
     done = plait(tmp_path, "run", "plan.yaml", "--json")
     value = done.value
     assert (done.code, value["status"], value["ran"], value["reused"]) == (1, "failed", 2, 0)
-    assert [(task["id"], task["status"], task["text"], task["error_kind"]) for task in value["tasks"]] == [
+    assert [(task["task_id"], task["status"], task["text"], task["error_kind"]) for task in value["tasks"]] == [
         ("a", "completed", "re: one", None),
         ("x", "failed", "", "auth"),
         ("y", "pending", "", None),

@@ -39,7 +39,7 @@ async def test_the_digest_of_a_folder(tmp_path: Path) -> None:
         (tmp_path / "texts" / name).write_text(text)
     done = plait(tmp_path, "run", "digest.yaml", "--backend", "local", "--set", "docs=texts", "--json")
     assert done.code == 0, done.err
-    tasks = {task["id"]: task for task in done.value["tasks"]}
+    tasks = {task["task_id"]: task for task in done.value["tasks"]}
     families = Counter(task_id.split(".")[0] for task_id in tasks)
     assert families == {"text": 3, "summary": 3, "kind": 3, "rank": 1, "headline": 1, "digest": 1}
     assert {task["status"] for task in tasks.values()} <= {"completed", "skipped"}

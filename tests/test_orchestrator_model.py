@@ -23,7 +23,7 @@ pytestmark = [
 def test_the_shipped_goal_is_reached(tmp_path: Path) -> None:
     done = plait(tmp_path, "orchestrate", GOAL, "--backend", "local", "--max-iterations", "4", "--json")
     assert done.code == 0, done.err
-    tasks = {task["id"]: task for task in done.value["tasks"]}
+    tasks = {task["task_id"]: task for task in done.value["tasks"]}
     state = done.value["policy_state"]
     assert (state["phase"], tasks["answer"]["status"]) == ("done", "completed")
     assert tasks["answer"]["text"]

@@ -245,13 +245,13 @@ def test_the_command_runs_and_resumes_a_plan_with_follow_ups(tmp_path: Path) -> 
     (tmp_path / "work.py").write_text(WORK)
     done = plait(tmp_path, "run", "plan.yaml", "--json")
     assert done.code == 1, done.err
-    tasks = {task["id"]: task for task in done.value["tasks"]}
+    tasks = {task["task_id"]: task for task in done.value["tasks"]}
     followed = {f"build.{n}.{role}" for n in (1, 2) for role in ("reviewer", "tester")}
     assert tasks.keys() == {"list", "build", "build.1", "build.2", *followed}
     assert [name for name, task in tasks.items() if task["status"] == TaskStatus.FAILED] == ["build.2.tester"]
     (tmp_path / "mended").touch()
     done = plait(tmp_path, "resume", "last", "--retry-failed", "--json")
     assert done.code == 0, done.err
-    tasks = {task["id"]: task for task in done.value["tasks"]}
+    tasks = {task["task_id"]: task for task in done.value["tasks"]}
     assert tasks["build.2.tester"]["text"] == "(test build b (review build b))"
     assert len(tasks) == 8

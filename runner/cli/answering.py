@@ -42,7 +42,7 @@ async def answer_task(which: tuple[str, str], word: Word, path: Path, as_json: b
                 await runner.answer(record.run_id, task.task_id, word.how, word.text)
         record = await find_run(store, record.run_id)
     if as_json:
-        report.tell_value({"run_id": record.run_id, "task": task.task_id, "answer": word.how, "taken": taken})
+        report.tell_value({"run_id": record.run_id, "task_id": task.task_id, "answer": word.how, "taken": taken})
         return COMPLETED
     said = word.text if word.how == "value" else word.how
     say(f"task {task.task_id} of run {record.run_id} is answered: {said}{_what_became(record, taken)}")

@@ -77,12 +77,12 @@ def _value(one: Waiting, path: Path) -> dict[str, Any]:
     asked = one.question
     return {
         "run_id": one.run_id,
-        "task": one.task_id,
+        "task_id": one.task_id,
         "attempt": one.attempt,
         "kind": "at_most_once" if asked is None else "question",
         "question": one.text,
         "schema": None if asked is None or asked.schema is None else dict(asked.schema),
         "default": None if asked is None else asked.default,
-        "deadline": None if asked is None else asked.deadline_at,
+        "deadline_at": None if asked is None else asked.deadline_at,
         "command": one.command(path),
     }

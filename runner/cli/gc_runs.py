@@ -80,7 +80,7 @@ def _value(outcome: _Outcome) -> dict[str, object]:
     purged = outcome.purged
     return {
         "dry_run": purged is None,
-        "deleted": [
+        "runs": [
             {
                 "run_id": run.run_id,
                 "name": run.name,

@@ -14,8 +14,8 @@ from runner.cli.lookup import shown_status, store_for_reading
 from runner.cli.report import tell_value
 from runner.cli.sections import tell_table
 from runner.cli.text import age, dollars, one_line, size, tokens
+from runner.looking import run_info, run_value
 from runner.owner import Liveness, liveness
-from runner.status import TASK_DONE
 
 
 async def list_runs(path: Path, limit: int, as_json: bool) -> int:
@@ -23,7 +23,7 @@ async def list_runs(path: Path, limit: int, as_json: bool) -> int:
     async with store_for_reading(path) as store:
         runs = await store.list_runs(limit)
     if as_json:
-        tell_value([run_value(run) for run in runs])
+        tell_value([_value(run) for run in runs])
         return COMPLETED
     if not runs:
         return _tell_no_runs()
@@ -38,7 +38,7 @@ async def list_runs_at_length(path: Path, limit: int, as_json: bool) -> int:
         runs = await store.list_runs(limit)
         sizes = await store.run_sizes()
     if as_json:
-        tell_value([{**run_value(run), **_long_value(run, sizes.get(run.run_id, 0))} for run in runs])
+        tell_value([{**_value(run), **_long_value(run, sizes.get(run.run_id, 0))} for run in runs])
         return COMPLETED
     if not runs:
         return _tell_no_runs()
@@ -71,36 +71,17 @@ def _tell_no_runs() -> int:
 
 
 def _run_row(run: RunRecord) -> tuple[str, ...]:
+    info = run_info(run, time.time())
     created = datetime.fromisoformat(run.created_at).timestamp()
     return (
         one_line(run.run_id),
         one_line(run.name, 40),
-        shown_status(run).value,
-        f"{_done(run):,}/{sum(run.counts.values()):,}",
+        info.status.value,
+        f"{info.done:,}/{sum(run.counts.values()):,}",
         tokens(run.input_tokens, run.output_tokens),
         age(time.time() - created),
     )
 
 
-def _done(run: RunRecord) -> int:
-    """How many tasks have come to their end, in whatever way: in the table, in JSON, over HTTP and on the terminal."""
-    return sum(run.counts.get(status, 0) for status in TASK_DONE)
-
-
-def run_value(run: RunRecord) -> dict[str, Any]:
-    """The run as JSON."""
-    return {
-        "run_id": run.run_id,
-        "name": run.name,
-        "status": shown_status(run).value,
-        "created_at": run.created_at,
-        "started_at": run.started_at,
-        "ended_at": run.ended_at,
-        "error": run.error,
-        "done": _done(run),
-        "total": sum(run.counts.values()),
-        "counts": run.counts,
-        "input_tokens": run.input_tokens,
-        "output_tokens": run.output_tokens,
-        "cost_usd": run.cost_usd,
-    }
+def _value(run: RunRecord) -> dict[str, Any]:
+    return run_value(run_info(run, time.time()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,6 @@ from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRe
 from runner.cli.adders import adders
 from runner.cli.colour import coloured
 from runner.cli.exits import COMPLETED, tell
-from runner.cli.listing import run_value
 from runner.cli.lookup import find_run, find_task, names_its_backends, shown_status, store_for_reading
 from runner.cli.options import plait
 from runner.cli.report import WHY_STOPPED, stop_of, tell_value
@@ -23,6 +23,7 @@ from runner.cli.text import counted, dollars, one_line, seconds, tokens, visible
 from runner.cli.waiting import waiting_in
 from runner.clock import iso
 from runner.deciding import decided_of
+from runner.looking import run_info, run_value, task_info, task_value
 from runner.policies.orchestrator import Stop
 from runner.retrying import next_tries
 from runner.status import RUN_DONE, RunStatus, TaskStatus
@@ -40,9 +41,9 @@ async def show_run(path: Path, word: str, as_json: bool) -> int:
         added = await adders(store, run, tasks)
         tries = {name: iso(when) for name, when in (await next_tries(store, run.run_id, waiting)).items()}
     if as_json:
-        values = [{**_task_value(task), "next_try_at": tries.get(task.task_id)} for task in tasks]
-        stopped = _stop(run)
-        tell_value({**run_value(run), "stopped": stopped, "settings": json.loads(run.settings), "tasks": values})
+        values = [{**_task_value(run, task), "next_try_at": tries.get(task.task_id)} for task in tasks]
+        shown = run_value(run_info(run, time.time()))
+        tell_value({**shown, "stopped": _stop(run), "settings": json.loads(run.settings), "tasks": values})
         return COMPLETED
     _tell_run(run)
     who = ("ADDED BY",) if added else ()
@@ -116,12 +117,14 @@ def _task_row(run: RunRecord, task: TaskRecord, tries: Mapping[str, str]) -> tup
     )
 
 
-def _task_value(task: TaskRecord) -> dict[str, Any]:
+def _task_value(run: RunRecord, task: TaskRecord) -> dict[str, Any]:
     return {
-        **asdict(task),
-        "data": None if task.data is None else json.loads(task.data),
-        "asked": None if task.asked is None else json.loads(task.asked),
+        **task_value(task_info(run.run_id, task)),
+        "position": task.position,
+        "prompt": task.prompt,
         "answers": None if task.answers is None else json.loads(task.answers),
+        "crashes": task.crashes,
+        "session_confirmed": task.session_confirmed,
         "spec": json.loads(task.spec),
     }
 
@@ -135,8 +138,8 @@ async def show_task(path: Path, word: str, task_id: str, as_json: bool) -> int:
         messages = await store.list_messages(run.run_id, task.task_id)
         waiting = [] if task.question is None else await waiting_in(store, run.run_id)
     if as_json:
-        extra = {"messages": [asdict(one) for one in messages], "attempts": [asdict(one) for one in attempts]}
-        tell_value({"run_id": run.run_id, **_task_value(task), **extra})
+        extra = {"messages": [asdict(one) for one in messages], "history": [asdict(one) for one in attempts]}
+        tell_value({"run_id": run.run_id, **_task_value(run, task), **extra})
         return COMPLETED
     _tell_task(run, task, messages)
     tell_section("prompt", task.prompt)

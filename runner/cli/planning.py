@@ -137,7 +137,7 @@ class _Scene:
 def _as_value(scene: _Scene) -> dict[str, Any]:
     tasks = [
         {
-            "id": task.id,
+            "task_id": task.id,
             "depends_on": task.upstream,
             "status": look.status and look.status.value,
             "added_by": look.added_by,

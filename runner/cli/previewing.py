@@ -53,7 +53,7 @@ def _value(preview: Preview) -> dict[str, object]:
 
 def _task(verdict: Verdict) -> dict[str, object]:
     return {
-        "id": verdict.task_id,
+        "task_id": verdict.task_id,
         "action": verdict.action.value,
         "reason": verdict.reason,
         "possibly_billed_twice": verdict.repeats,

@@ -15,6 +15,7 @@ from runner.cli.options import plait
 from runner.cli.text import counted, dollars, one_line, seconds, tokens, visible, without_controls
 from runner.cli.waiting import Waiting
 from runner.dag import DAG
+from runner.looking import usage_value
 from runner.policies.orchestrator import Stop
 from runner.result import RunResult, TaskResult
 from runner.status import RunStatus, TaskStatus
@@ -63,8 +64,8 @@ def tell_json(ending: Ending, store: Path | None) -> None:
             "ran": ending.ran,
             "adopted": result.receipt.adopted if result.receipt else 0,
             "possibly_billed_twice": result.receipt.repeated if result.receipt else 0,
-            "seconds": round(ending.took, 3),
-            **_usage(result),
+            "duration_s": round(ending.took, 3),
+            **usage_value(result.usage),
             "store": None if store is None else str(store),
             "degraded": [
                 {"since": one.since, "until": one.until, "error": one.error, "lost": one.lost}
@@ -83,26 +84,19 @@ def tell_value(value: Any) -> None:
 
 def _task(task: TaskResult) -> dict[str, Any]:
     return {
-        "id": task.id,
+        "task_id": task.id,
         "status": task.status.value,
         "text": task.text,
         "data": task.data,
         "error_kind": task.error_kind,
         "error": task.error,
         "attempts": task.attempts,
-        "input_tokens": task.usage.input_tokens,
-        "output_tokens": task.usage.output_tokens,
-        "cost_usd": task.usage.cost_usd,
-        "seconds": task.duration_s,
+        **usage_value(task.usage),
+        "duration_s": task.duration_s,
         "session_id": task.session_id,
         "reused": task.reused,
         "question": task.question,
     }
-
-
-def _usage(result: RunResult) -> dict[str, Any]:
-    usage = result.usage
-    return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cost_usd": usage.cost_usd}
 
 
 def say_summary(ending: Ending, store: Path | None, waiting: Sequence[Waiting] = ()) -> None:

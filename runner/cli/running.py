@@ -38,6 +38,7 @@ from runner.cli.text import visible, without_controls
 from runner.cli.waiting import Waiting, waiting_in
 from runner.dag import DAG
 from runner.inbox import is_to_be_cancelled
+from runner.looking import usage_value
 from runner.policies import policy_of
 from runner.policies.orchestrator import OrchestratorPolicy
 from runner.policies.orchestrator_prompts import ANSWER_ID
@@ -225,12 +226,10 @@ async def continue_task(word: str, task_id: str, message: str, moved_to: Path | 
     if manner.as_json:
         value: dict[str, Any] = {
             "run_id": record.run_id,
-            "task": task_id,
+            "task_id": task_id,
             "text": reply.text,
             "session_id": reply.session_id,
-            "input_tokens": reply.usage.input_tokens,
-            "output_tokens": reply.usage.output_tokens,
-            "cost_usd": reply.usage.cost_usd,
+            **usage_value(reply.usage),
         }
         report.tell_value(value)
     else:

@@ -25,7 +25,7 @@ def as_value(tally: Tally) -> dict[str, Any]:
         "failure_rate_below": tally.bound if not tally.violations else None,
         "planted_bugs": tally.planted,
         "violations": tally.violations,
-        "seconds": round(tally.seconds, 1),
+        "duration_s": round(tally.seconds, 1),
     }
 
 

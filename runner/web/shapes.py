@@ -8,9 +8,9 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
-from runner.looking import RunInfo, StoredEvent, TaskInfo
+from runner.looking import RunInfo, StoredEvent, run_value, task_value
 from runner.queued import MOST_KEY_CHARACTERS
-from runner.status import TASK_DONE, RunStatus, TaskStatus
+from runner.status import RunStatus, TaskStatus
 
 MOST_SEQ = 2**53
 
@@ -188,38 +188,14 @@ class Problem(_Sent):
 
 def summary(run: RunInfo) -> Summary:
     """The run in a list."""
-    return Summary.model_validate(_values(run))
+    return Summary.model_validate(run_value(run))
 
 
 def detail(run: RunInfo) -> Detail:
     """The run with its tasks."""
-    return Detail.model_validate({**_values(run), "tasks": [_task(task) for task in run.tasks.values()]})
+    return Detail.model_validate({**run_value(run), "tasks": [task_value(task) for task in run.tasks.values()]})
 
 
 def event(one: StoredEvent) -> EventShape:
     """The event as it is told."""
     return EventShape.model_validate(asdict(one))
-
-
-def _values(run: RunInfo) -> dict[str, Any]:
-    return {
-        "run_id": run.run_id,
-        "status": run.status,
-        "name": run.name,
-        "created_at": run.created_at,
-        "started_at": run.started_at,
-        "ended_at": run.ended_at,
-        "error": run.error,
-        "done": sum(run.counts.get(status, 0) for status in TASK_DONE),
-        "total": sum(run.counts.values()),
-        "counts": dict(run.counts),
-        "input_tokens": run.usage.input_tokens,
-        "output_tokens": run.usage.output_tokens,
-        "cost_usd": run.usage.cost_usd,
-    }
-
-
-def _task(task: TaskInfo) -> dict[str, Any]:
-    values = asdict(task)
-    usage = values.pop("usage")
-    return {**values, **{name: usage[name] for name in ("input_tokens", "output_tokens", "cost_usd")}}
