@@ -68,4 +68,4 @@ async def finish_cancelling(config: Config, run: StoredRun, feed: Feed) -> RunRe
     await end_leftovers(run.store, record.run_id)
     for event in happened:
         feed.publish(event)
-    return RunResult(record.run_id, RunStatus.CANCELLED, state.all_results(), receipt=state.receipt())
+    return state.result(record.run_id, RunStatus.CANCELLED, receipt=state.receipt())

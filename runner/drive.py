@@ -197,7 +197,7 @@ async def _execute(
     last = left[-1]
     assert isinstance(last, events.RunEnded)
     receipt = run.state.receipt() if run.resumed else None
-    return RunResult(run.run_id, last.status, run.state.all_results(), last.error, receipt=receipt)
+    return run.state.result(run.run_id, last.status, last.error, receipt)
 
 
 async def _nothing() -> None:

@@ -289,7 +289,7 @@ class ParallelRunner:
                     require_unfailed(run)
                 return ended_result(run)
             if not await wait_until_free(config, run, feed, control):
-                return RunResult(run_id, RunStatus.INTERRUPTED, run.state.all_results())
+                return run.state.result(run_id, RunStatus.INTERRUPTED)
             if await is_to_be_cancelled(run.store, run.record):
                 return await finish_cancelling(config, run, feed)
             return await drive(await take_over(config, run, how), config, feed, control)

@@ -16,7 +16,8 @@ class TaskResult:
     """Where a task stands at the end. `text` and `data` are set when it completed, the error fields when it failed.
 
     `attempts` counts all attempts, earlier processes included. `reused` is True when an earlier process did it.
-    `question` is what a person is asked while it is waiting_input.
+    `usage` and `duration_s` (seconds) are those of the last one. `question` is what a person is asked while it is
+    waiting_input.
     """
 
     id: str
@@ -68,7 +69,8 @@ class RunResult:
     """What a run came to. `tasks` holds every task by id, in the order of the DAG.
 
     `status` is completed, failed, waiting_input, cancelled or interrupted. `degraded` lists when the store was away;
-    empty is good. `receipt` is there after a resume that found something left to do.
+    empty is good. `receipt` is there after a resume that found something left to do. `usage` sums up all attempts,
+    those that failed and those of earlier processes included; turns of `continue_task` are none.
     """
 
     run_id: str
@@ -77,6 +79,7 @@ class RunResult:
     error: str | None = None
     degraded: tuple[Degradation, ...] = ()
     receipt: Receipt | None = None
+    usage: Usage = NO_USAGE
     text: Mapping[str, str] = field(init=False)
     """The text of every completed task, by id."""
 
@@ -86,15 +89,6 @@ class RunResult:
 
     def __getitem__(self, task_id: str) -> TaskResult:
         return self.tasks[task_id]
-
-    @property
-    def usage(self) -> Usage:
-        """Tokens and cost of every task's last attempt, those of earlier processes included; the store sums up all."""
-        total = NO_USAGE
-        for task in self.tasks.values():
-            if task.usage is not NO_USAGE:
-                total += task.usage
-        return total
 
     @property
     def failed(self) -> tuple[str, ...]:

@@ -52,6 +52,9 @@ class Settling:
 
     def settle(self, turn: Turn, outcome: Outcome, duration: float) -> list[events.Event]:
         """What the outcome of `turn` came to; the first event is the task's own."""
+        ended = outcome.reply or outcome.error
+        if ended is not None and ended.usage is not NO_USAGE:
+            self._state.usage += ended.usage
         if outcome.asked is not None:
             if turn.task.at_most_once:
                 return [self._failed(turn, BackendError(ErrorKind.UNEXPECTED, _TOO_LATE_TO_ASK), duration)]

@@ -10,16 +10,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from backends.protocol import JsonInput, Reply, Usage
+from backends.protocol import NO_USAGE, JsonInput, Reply, Usage
 from persistence.records import TaskRecord
 from runner import events
 from runner.dag import DAG
 from runner.past import GoingOn, Past
 from runner.prompt import names_used, render
 from runner.questions import Answered, Asking, Way, answers_of, asking_of
-from runner.result import Receipt, TaskResult
+from runner.result import Receipt, RunResult, TaskResult
 from runner.retrying import Failures
-from runner.status import TASK_DONE, TASK_STATUSES, TASK_TRANSITIONS, TaskStatus, may_follow
+from runner.status import TASK_DONE, TASK_STATUSES, TASK_TRANSITIONS, RunStatus, TaskStatus, may_follow
 from runner.task import JsonValue, Task
 from runner.verdict import last_chance
 
@@ -71,6 +71,8 @@ class RunState:
         """Tasks whose attempt an earlier process began, and this one has taken over."""
         self.repeats: frozenset[int] = frozenset()
         """Tasks with an attempt that may be paid for twice, once they are begun."""
+        self.usage = NO_USAGE
+        """What all attempts that have ended cost, those of earlier processes included."""
         for position, record in enumerate(records):
             self._load(position, record)
 
@@ -248,6 +250,12 @@ class RunState:
         """An upstream task's value; the empty text when it was skipped or failed softly."""
         result = self.results.get(self.dag.position(task_id))
         return "" if result is None or result.status is not TaskStatus.COMPLETED else result.value
+
+    def result(
+        self, run_id: str, status: RunStatus, error: str | None = None, receipt: Receipt | None = None
+    ) -> RunResult:
+        """What the run of that id has come to."""
+        return RunResult(run_id, status, self.all_results(), error, receipt=receipt, usage=self.usage)
 
     def all_results(self) -> Mapping[str, TaskResult]:
         """Every task by id, those that are not done included."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from backends.protocol import LeftTurn
+from backends.protocol import LeftTurn, Usage
 from persistence.boundaries import reached
 from persistence.protocol import Store
 from persistence.records import MessageRecord, RunRecord, TaskRecord
@@ -77,6 +77,7 @@ async def stored_run(config: Config, run_id: str) -> StoredRun:
     if damaged := await _with_damaged_talk(store, run_id, state):
         tasks = tuple(replace(task, damaged=True) if task.task_id in damaged else task for task in tasks)
         state = RunState(dag, tasks)
+    state.usage = Usage(record.input_tokens, record.output_tokens, record.cost_usd)
     reached("resume.read")
     return StoredRun(store, record, tasks, state)
 
@@ -122,9 +123,8 @@ def require_unfailed(run: StoredRun) -> None:
 
 def ended_result(run: StoredRun) -> RunResult:
     """What the store holds of a run that has ended. A completed run with damaged results counts as failed."""
-    results = run.state.all_results()
-    damaged = [record.task_id for record in run.tasks if record.damaged]
+    run_id, damaged = run.record.run_id, [record.task_id for record in run.tasks if record.damaged]
     if not damaged:
-        return RunResult(run.record.run_id, run.status, results, run.record.error)
+        return run.state.result(run_id, run.status, run.record.error)
     error = f"the stored results of {', '.join(damaged[:5])} are damaged; resume with retry_failed runs them again"
-    return RunResult(run.record.run_id, RunStatus.FAILED, results, error)
+    return run.state.result(run_id, RunStatus.FAILED, error)

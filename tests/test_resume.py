@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from backends import BackendError, ErrorKind
+from backends import BackendError, ErrorKind, Reply, Usage
 from persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store
 from runner import (
     DAG,
@@ -49,6 +49,22 @@ async def test_resume_of_a_complete_run_runs_nothing(store: Store) -> None:
     again = await ParallelRunner(Talker(), store=store).resume(first.run_id)
     assert (again.status, again.text, again.reused) == (RunStatus.COMPLETED, first.text, 4)
     assert again.usage == first.usage
+
+
+async def test_a_runs_usage_is_that_of_all_its_attempts(store: Store) -> None:
+    spent = Usage(100, 10, 0.25)
+    broken = BackendError(ErrorKind.TRANSIENT, "cut", usage=spent)
+    dag = DAG([Task("a", prompt="a", retry=Retry(3, 0.0)), Task("b", prompt="b", retry=Retry(1), depends_on=["a"])])
+    failing = Talker(lambda prompt, _: broken if prompt == "b" or len(failing.prompts) < 3 else Reply("a", usage=spent))
+    runner = ParallelRunner(failing, store=store)
+    first = await runner.run(dag, run_id="r")
+    assert (first["a"].attempts, first["a"].usage, first.usage) == (3, spent, Usage(400, 40, 1.0))
+    assert (await runner.resume("r")).usage == first.usage
+    again = await ParallelRunner(Talker(lambda *_: Reply("b", usage=spent)), store=store).resume("r", retry_failed=True)
+    record = await store.get_run("r")
+    assert record is not None
+    assert again.status is RunStatus.COMPLETED
+    assert again.usage == Usage(500, 50, 1.25) == Usage(record.input_tokens, record.output_tokens, record.cost_usd)
 
 
 async def test_everything_of_a_task_survives(store: Store) -> None:
