@@ -71,7 +71,8 @@ class AnthropicBackend(RemoteBackend):
             if wanted is None:
                 systems.append(words)
             else:
-                body["output_config"] = {"format": {"type": "json_schema", "schema": wanted}}
+                own: Any = body.get("output_config", {})
+                body["output_config"] = {**own, "format": {"type": "json_schema", "schema": wanted}}
         request: dict[str, Any] = {
             "model": self.model or DEFAULT_MODEL,
             "max_tokens": self.max_tokens,

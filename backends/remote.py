@@ -31,7 +31,7 @@ CONNECT_LIMIT = 15.0
 # What `extra` may not set: what has a setting of its own, and what makes an answer one that is understood here.
 _OURS = frozenset(
     {"model", "messages", "system", "stream", "stream_options", "n", "temperature", "max_tokens"}
-    | {"max_completion_tokens", "response_format", "output_config", "output_format"}
+    | {"max_completion_tokens", "response_format", "output_format"}
 )
 # What a server's words hold that takes no schema, or not this one.
 _SCHEMA_WORDS = ("schema", "response_format", "output_config", "grammar")
@@ -208,11 +208,16 @@ class RemoteBackend(ABC):
 
 def check_extra(extra: Mapping[str, JsonValue] | None) -> None:
     """ValueError when `extra` holds what cannot be merged into a request."""
-    taken = ", ".join(sorted(_OURS & set(extra or ())))
+    taken = _OURS & set(extra or ())
+    output = (extra or {}).get("output_config", {})
+    if not isinstance(output, Mapping):
+        taken |= {"output_config"}
+    elif "format" in output:  # what stands beside it, such as the effort, is the user's
+        taken |= {"output_config.format"}
     if taken:
         raise ValueError(
-            f"extra may not hold {taken}: plait decides about it; model, system, temperature and max_tokens are "
-            "settings beside extra"
+            f"extra may not hold {', '.join(sorted(taken))}: plait decides about it; model, system, "
+            "temperature and max_tokens are settings beside extra"
         )
     try:
         json.dumps(extra, allow_nan=False, ensure_ascii=False).encode()

@@ -77,6 +77,18 @@ async def test_schema_as_far_as_the_api_can_express_it() -> None:
     assert reply.data == {"n": 3}
 
 
+async def test_effort_and_cache_go_beside_the_schema() -> None:
+    extra = {"output_config": {"effort": "low"}, "cache_control": {"type": "ephemeral"}}
+    async with serve(events(WIRE.parts('{"n": 3}')), events(WIRE.parts("x"))) as server:
+        backend = make(server, extra=extra)
+        assert (await say(backend, opening=Opening(output_schema=SCHEMA))).data == {"n": 3}
+        await say(backend)
+    first, second = server.bodies
+    assert (first["output_config"]["effort"], first["output_config"]["format"]["type"]) == ("low", "json_schema")
+    assert second["output_config"] == {"effort": "low"}
+    assert first["cache_control"] == second["cache_control"] == {"type": "ephemeral"}
+
+
 async def test_what_the_api_cannot_express_is_checked_here() -> None:
     async with serve(events(WIRE.parts('{"n": 0}')), events(WIRE.parts('{"n": 1}'))) as server:
         reply = await say(make(server), opening=Opening(output_schema=SCHEMA))

@@ -125,6 +125,7 @@ async def test_extra_fields_go_into_each_request(dialect: Dialect) -> None:
         ({"messages": [], "stream": False, "seed": 3}, "may not hold messages, stream: plait decides"),
         *(({name: 1}, f"may not hold {name}") for name in ("model", "system", "temperature", "max_tokens", "n")),
         *(({name: 1}, f"may not hold {name}") for name in ("stream_options", "response_format", "output_config")),
+        ({"output_config": {"effort": "low", "format": {}}}, "may not hold output_config.format: plait decides"),
         ({"max_completion_tokens": 1}, "may not hold max_completion_tokens"),
         ({"seed": float("nan")}, "what JSON can hold"),
         ({"seed": b"3"}, "what JSON can hold"),
