@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ async def test_at_most_once_stays_at_work_whatever_becomes_of_what_it_began_with
     )
     await world.killed(2)
     if why == "damaged":
-        with sqlite3.connect(world.folder / "runs.db") as database:
+        with closing(sqlite3.connect(world.folder / "runs.db")) as database, database:
             database.execute("UPDATE tasks SET text = 'other' WHERE task_id = 'first'")
     async with world.store() as store:
         runner = ParallelRunner(world.backend, store=store)

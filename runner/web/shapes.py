@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
+from backends.protocol import JsonValue
 from runner.looking import RunInfo, StoredEvent, run_value, task_value
 from runner.queued import MOST_KEY_CHARACTERS
 from runner.status import RunStatus, TaskStatus
@@ -15,12 +17,22 @@ from runner.status import RunStatus, TaskStatus
 MOST_SEQ = 2**53
 
 
-def _json(value: Any) -> Any:
-    try:
-        json.dumps(value, allow_nan=False)
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
+MOST_LEVELS = 500
+"""How deep a value may be nested: less than any version of Python can read and write."""
+
+
+def _json(value: JsonValue) -> JsonValue:
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        level = [inner for one in level for inner in _within(one)]
+    if level:
+        raise ValueError(f"is nested deeper than {MOST_LEVELS} levels")
+    json.dumps(value, allow_nan=False)
     return value
+
+
+def _within(value: JsonValue) -> Iterable[JsonValue]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 Json: TypeAlias = Annotated[Any, AfterValidator(_json)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
+import gc
+import inspect
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final, Literal, get_args
 
@@ -84,10 +85,13 @@ class Cancelled:
 
 
 def _close(coro: Coroutine[Any, Any, Any]) -> None:
-    """A task that is cancelled before its first step never begins its coroutine, as is no fault of the call's."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        coro.close()
+    """A task that is cancelled before its first step never begins its coroutine, nor the one that anyio has wrapped in
+    it, as is no fault of the call's.
+    """
+    if inspect.getcoroutinestate(coro) == inspect.CORO_CREATED:
+        held = [one for known in inspect.getcoroutinelocals(coro).values() for one in (known, *gc.get_referents(known))]
+        for one in (coro, *filter(inspect.iscoroutine, held)):
+            one.close()
 
 
 class _Counted:
