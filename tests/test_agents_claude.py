@@ -194,7 +194,7 @@ API_ERROR: dict[str, Any] = {
         ({"result": "Prompt is too long"}, ErrorKind.CONTEXT_OVERFLOW, None),
         ({"result": "...", "api_error": "max_output_tokens"}, ErrorKind.CONTEXT_OVERFLOW, None),
         ({"result": "Claude AI usage limit reached|1795000060"}, ErrorKind.RATE_LIMITED, 60.0),
-        ({"result": "You've hit your limit · resets 12pm (UTC)"}, ErrorKind.RATE_LIMITED, 3_200.0),
+        ({"result": "You've hit your limit · resets 12pm (UTC)"}, ErrorKind.RATE_LIMITED, 3_260.0),
         ({"result": "This appears to violate our Usage Policy"}, ErrorKind.REFUSED, None),
         ({"result": "", "stop_reason": "refusal"}, ErrorKind.REFUSED, None),
         ({"result": "", "terminal_reason": "aborted_streaming"}, ErrorKind.CRASHED, None),

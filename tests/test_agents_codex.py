@@ -147,8 +147,8 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("message", "kind", "wait"),
     [
-        ("You've hit your usage limit. Upgrade to Pro, or try again at 12:06 PM.", ErrorKind.RATE_LIMITED, 3560.0),
-        ("You've hit your usage limit. Try again at Nov 20th, 2026 11:06 AM.", ErrorKind.RATE_LIMITED, 172_760.0),
+        ("You've hit your usage limit. Upgrade to Pro, or try again at 12:06 PM.", ErrorKind.RATE_LIMITED, 3620.0),
+        ("You've hit your usage limit. Try again at Nov 20th, 2026 11:06 AM.", ErrorKind.RATE_LIMITED, 172_820.0),
         ("You've hit your usage limit. Try again later.", ErrorKind.RATE_LIMITED, None),
         ("stream disconnected: Rate limit reached. Please try again in 11.054s.", ErrorKind.RATE_LIMITED, 11.054),
         ("Quota exceeded. Check your plan and billing details.", ErrorKind.AUTH, None),

@@ -19,11 +19,17 @@ _CLOCK = re.compile(
     r"(?P<hour>\d{1,2})(?::(?P<minute>\d{2}))? ?(?P<half>[ap])m(?: \((?P<zone>[\w+/-]{1,40})\))?",
     re.IGNORECASE,
 )
+_MINUTE, _JUST_OVER = timedelta(minutes=1), timedelta(minutes=10)
+"""A time of day is told without its seconds, so it lasts a minute. One that has passed by less than ten is today's, not
+tomorrow's: clocks differ, and the limit may end a moment later than it was said to.
+"""
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
 
 def seconds_left(text: str, now: float) -> float | None:
     """How many seconds after `now` (Unix time) the limit that `text` tells of ends; None where it does not say.
+
+    What is told to the minute ends with that minute.
 
     Known are "try again in 3 days 4 hours", "retry in 38.4s", "reset after 10h15m3s", "resets 3pm (Europe/Berlin)",
     "try again at Nov 25th, 2026 3:05 PM" (local time), and "usage limit reached|1795000000".
@@ -46,17 +52,18 @@ def _short(unit: str) -> str:
 
 
 def _moment(found: re.Match[str], now: float) -> float:
-    """The next time at which the clock shows what `found` says."""
+    """The end of the minute in which the clock shows what `found` says, the next time or a moment ago."""
     here = datetime.fromtimestamp(now, UTC).astimezone(_zone(found["zone"]))
     hour = int(found["hour"]) % 12 + (12 if found["half"].lower() == "p" else 0)
     then = here.replace(hour=hour, minute=int(found["minute"] or 0), second=0, microsecond=0)
     if found["month"] is None:
-        return (then if then > here else then + timedelta(days=1)).timestamp()
+        days = (then + timedelta(days=day) + _MINUTE for day in (-1, 0, 1))
+        return next(end for end in days if end > here - _JUST_OVER).timestamp()
     month = _MONTHS.index(found["month"].lower()) + 1
     then = then.replace(year=int(found["year"] or here.year), month=month, day=int(found["day"]))
     if found["year"] is None and then < here - timedelta(days=1):
         then = then.replace(year=here.year + 1)
-    return then.timestamp()
+    return (then + _MINUTE).timestamp()
 
 
 def _zone(name: str | None) -> ZoneInfo | None:
