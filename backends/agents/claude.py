@@ -33,6 +33,9 @@ _ENVIRONMENT: Mapping[str, str] = {
     "DISABLE_ERROR_REPORTING": "1",
     "DISABLE_AUTOUPDATER": "1",
 }
+_CHOICES = frozenset({"anyOf", "oneOf", "allOf"})
+_LONGEST_ARGUMENT = 100_000
+"""Bytes; Linux takes arguments of 128 KiB."""
 _PASSES = (
     "ANTHROPIC_API_KEY",
     "ANTHROPIC_AUTH_TOKEN",
@@ -153,7 +156,9 @@ class ClaudeCodeBackend(CliBackend):
         yield "max-turns", self.max_turns
         yield "max-budget-usd", self.max_budget_usd
         if call.output_schema is not None:
-            yield "json-schema", json.dumps(call.output_schema, ensure_ascii=False)
+            # It knows no other version than the one that it takes it for.
+            schema = {key: call.output_schema[key] for key in call.output_schema if key != "$schema"}
+            yield "json-schema", json.dumps(schema, ensure_ascii=False)
         for option, words in (("system-prompt", self.system), ("append-system-prompt", self.append_system)):
             if words is not None:
                 path = call.folder / f"{option}.txt"
@@ -171,9 +176,12 @@ class ClaudeCodeBackend(CliBackend):
             # It has that tool only where somebody seems to be there to be asked. The hook is asked first.
             yield "--permission-prompt-tool=stdio"
 
-    def takes_schema(self, schema: Mapping[str, object]) -> bool:  # noqa: ARG002 - it takes any
-        """Always."""
-        return True
+    def takes_schema(self, schema: Mapping[str, object]) -> bool:
+        """Whether it is one of the schemas that its server takes for a tool's input, and an argument can hold. Its own
+        check knows fewer words than we do: what it refuses it is told in words, too.
+        """
+        is_plain = schema.get("type") == "object" and _CHOICES.isdisjoint(schema)
+        return is_plain and len(json.dumps(dict(schema))) < _LONGEST_ARGUMENT
 
     def says(self, call: Call, prompt: str) -> str:
         """Nothing beside an answer: what it asked about is still waiting in the session, and goes on by itself."""

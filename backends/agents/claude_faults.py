@@ -16,10 +16,13 @@ PHRASES: Phrases = (
     # Another process has the session, or had it a moment ago.
     ("already in use", ErrorKind.TRANSIENT),
     ("error: unknown option", ErrorKind.INVALID_REQUEST),
+    ("error: --json-schema is not", ErrorKind.INVALID_REQUEST),
     ("is invalid. allowed choices", ErrorKind.INVALID_REQUEST),
     ("root/sudo privileges", ErrorKind.INVALID_REQUEST),
     *COMMON,
 )
+REFUSES_SCHEMA = ("--json-schema is not", "input_schema")
+"""What it says of a schema that is more than its own check knows, or than its server takes for a tool's input."""
 _LIMITS: Mapping[str, ErrorKind] = {
     # What the user allowed is used up. Not a kind that is tried again by itself: that would spend it once more.
     "error_max_turns": ErrorKind.CONTEXT_OVERFLOW,

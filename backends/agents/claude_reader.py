@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Literal
 
 from backends.agents.claude_asking import question_of
-from backends.agents.claude_faults import PHRASES, kind_of_result
-from backends.agents.faults import failure, no_outcome
+from backends.agents.claude_faults import PHRASES, REFUSES_SCHEMA, kind_of_result
+from backends.agents.faults import SchemaRefused, failure, no_outcome
 from backends.agents.fields import Tally, at, count, deed, number, shown, tables, text
 from backends.agents.program import Answered, Call, Ending
 from backends.agents.resets import seconds_left
@@ -34,6 +34,7 @@ class ClaudeReader:
             "system/permission_denied": self._deny,
             "system/background_tasks_changed": self._background,
         }
+        self._has_schema = call.output_schema is not None
         self._begins = not call.resume and call.forks is None
         self._now = now
         self._session: str | None = None
@@ -106,6 +107,7 @@ class ClaudeReader:
         is_cut = not self._is_final and ending.status != 0
         if result is None or is_cut:
             kind, message = no_outcome("Claude Code", ending, PHRASES)
+            self._check_schema(message)
             raise failure(kind, message, usage=self.usage, goes_on=self._session is not None)
         if at(result, "is_error") is not False or text(result, "subtype") != "success":
             raise self._failure(result)
@@ -208,9 +210,14 @@ class ClaudeReader:
         errors = at(result, "errors")
         first = errors[0] if isinstance(errors, list) and errors else None
         message = text(result, "result") or (first if isinstance(first, str) else "") or "it says no reason"
+        self._check_schema(message)
         kind = kind_of_result(result, message, self._error)
         kept = self._session is not None
         return failure(kind, f"Claude Code: {message}", wait=self._hint(message), usage=self.usage, goes_on=kept)
+
+    def _check_schema(self, message: str) -> None:
+        if self._has_schema and any(phrase in message for phrase in REFUSES_SCHEMA):
+            raise SchemaRefused(message)
 
     def _hint(self, message: str) -> float | None:
         """Seconds to wait: the limit's end, as a number or in words, or what its own last wait was."""

@@ -38,6 +38,13 @@ _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _STATUS = re.compile(r'(?:\bstatus|\bAPI Error|"code)"?:? *(?:code )?([45]\d\d)\b', re.IGNORECASE)
 
 
+class SchemaRefused(BackendError):  # noqa: N818
+    """The program, or its server, does not take the schema that it was given; nothing was done."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorKind.INVALID_REQUEST, said(message))
+
+
 def classify(message: str, phrases: Phrases, status: int = 0, words: Sequence[str] = ()) -> ErrorKind:
     """The kind of the error that `message` tells of, with its HTTP `status` and its machine-readable `words`, where
     they are known.

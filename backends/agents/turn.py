@@ -25,7 +25,7 @@ from backends.protocol import NO_USAGE, Files, JsonValue, Message, Opening, Outp
 from backends.structured import Mismatch, Schema, invalid_output, repair_prompt
 from backends.text import clean_text, one_line
 
-from .faults import hide
+from .faults import SchemaRefused, hide
 from .kept import digest
 from .past import TOLD, Unheard, cut_before, feed, parsed
 from .program import Answered, Call, Ending, Reader
@@ -90,6 +90,11 @@ class CliConversation:
             if self._opening.forks and not self._exists and not self._backend.can_fork:
                 raise BackendError(ErrorKind.SESSION_LOST, f"{self._backend.kind} cannot branch one off")
             return await self._exchange(turn, prompt, sent)
+        except SchemaRefused as refused:
+            self._opening.on_output(Output("notice", f"asked in words for what fits the schema: {refused.message}"))
+            self._asked = None
+            turn.clear()
+            return await self._first(turn, prompt)
         except BackendError as error:
             if error.kind is ErrorKind.SESSION_LOST and self._rewinds:
                 # It was cut before its last messages were in the session's file. What is there is gone on from.

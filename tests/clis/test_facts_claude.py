@@ -221,6 +221,15 @@ def test_structured_answer(world: World):
     assert "structured_output" not in plain and (plain["subtype"], plain["is_error"]) == ("success", False)
 
 
+def test_schemas_that_it_refuses(world: World):
+    """A word that its check does not know, and a version by name, end it before it asks anything."""
+    for more in ({"prefixItems": []}, {"$schema": "https://json-schema.org/draft/2020-12/schema"}):
+        turn = claude(world, "CR", "--json-schema", json.dumps({"type": "object", **more}))
+        assert (turn.status, turn.stdout) == (1, "")
+        assert "Error: --json-schema is not a valid JSON Schema: " in turn.stderr
+    assert world.stub.requests() == []
+
+
 def test_denied(world: World):
     """A tool that nobody allowed does not run; the result is a success that lists it in permission_denials."""
     ran = world.root / "ran"

@@ -46,6 +46,14 @@ def refuse(message: str) -> None:
     sys.exit(1)
 
 
+def check_schema() -> None:
+    """It knows the words of draft 7 alone; here, none of those that stand in tests."""
+    schema = OPTIONS.get("json-schema", "")
+    for key in ("$schema", "prefixItems", "discriminator"):
+        if f'"{key}"' in schema:
+            refuse(f'Error: --json-schema is not a valid JSON Schema: strict mode: unknown keyword: "{key}"')
+
+
 def begin() -> tuple[str, list[dict[str, str]]]:
     """The session of this call, and what was said in it."""
     (HOME / "sessions").mkdir(exist_ok=True)
@@ -138,6 +146,7 @@ def ask_person(talk: Talk, use: dict[str, object]) -> dict[str, object]:
 
 
 def main() -> None:
+    check_schema()
     session, said = begin()
     prompt = sys.stdin.read()
     talk = Talk(session, said)
