@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends import BackendError, ClaudeCodeBackend, CodexBackend, GeminiBackend
-from backends.agents.faults import said
+from backends.agents.faults import COMMON, no_outcome, said
 from backends.agents.fields import number, shown
 from backends.agents.program import Answered, Call, Ending, Reader
 from backends.agents.resets import seconds_left
@@ -206,3 +206,35 @@ def test_numbers_that_are_none_and_words_that_are_too_long() -> None:
 @pytest.mark.parametrize("key", ["sk-ant-api03-abcdefghijk", "AIzaSyA-1234567890", "ghp_abcdefghij", "Bearer abc.def"])
 def test_what_looks_like_a_key_is_not_repeated(key: str) -> None:
     assert said(f"Incorrect API key provided: {key} (of sk-1)") == "Incorrect API key provided: *** (of sk-1)"
+
+
+NODE = """file:///x/gemini.js:3
+  throw new Error("boom")
+        ^
+
+Error: the settings cannot be read
+    at file:///x/gemini.js:3:9 {
+  code: 'EACCES',
+}
+
+Node.js v22.23.3
+"""
+RUST = """thread 'main' panicked at src/main.rs:1:2:
+no entropy
+note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace
+"""
+
+
+@pytest.mark.parametrize(
+    ("stderr", "told"),
+    [
+        (NODE, ": Error: the settings cannot be read"),
+        (RUST, ": no entropy"),
+        ("\x1b[31mNo.\x1b[0m\n", ": No."),
+        ("    at main\n", ": at main"),
+        ("", ""),
+    ],
+)
+def test_a_crash_is_told_by_the_line_that_says_why(stderr: str, told: str) -> None:
+    _, message = no_outcome("It", Ending(1, stderr), COMMON)
+    assert said(message) == f"It ended with status 1 before its turn was over{told}"

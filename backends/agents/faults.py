@@ -23,6 +23,7 @@ COMMON: Phrases = (
     ("rate limit", ErrorKind.RATE_LIMITED),
     ("prompt is too long", ErrorKind.CONTEXT_OVERFLOW),
     ("context window", ErrorKind.CONTEXT_OVERFLOW),
+    ("exceeds the maximum length", ErrorKind.CONTEXT_OVERFLOW),
     ("usage policy", ErrorKind.REFUSED),
     ("not logged in", ErrorKind.AUTH),
     ("please run /login", ErrorKind.AUTH),
@@ -34,6 +35,9 @@ NETWORK = (
 )
 """Variables that say how the network is reached; every agent may have them."""
 _KEYS = re.compile(r"\b(?:sk-|AIza|gh[opsu]_|github_pat_|eyJ)[\w.-]{8,}|\bBearer +\S+")
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+_BELOW = (" ", "\t", "Node.js v", "Bun v", "note: run with")
+"""How lines begin that say nothing of what went wrong: where it did, and with which version."""
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _STATUS = re.compile(r'(?:\bstatus|\bAPI Error|"code)"?:? *(?:code )?([45]\d\d)\b', re.IGNORECASE)
 
@@ -103,13 +107,15 @@ def no_outcome(program: str, ending: Ending, phrases: Phrases, noise: tuple[str,
     """Kind and message for a `program` that ended without a word about its turn, but perhaps one on stderr, where the
     lines that begin with `noise` say nothing.
     """
-    told = (line for line in ending.stderr.splitlines() if not line.startswith(noise))
+    told = (line for line in _COLOURS.sub("", ending.stderr).splitlines() if not line.startswith(noise))
     lines = [line for line in told if any(map(str.isalnum, line))]
     if ending.status is None or ending.status >= 0:
         for line in reversed(lines):
             if kind := _by_phrase(line, phrases):
                 return kind, f"{program}: {line}"
-    last = f": {lines[-1]}" if lines else ""
+    # What a runtime adds to an error stands below it.
+    telling = [line for line in lines if not line.startswith(_BELOW)] or lines
+    last = f": {telling[-1]}" if telling else ""
     return ErrorKind.CRASHED, f"{program} {_how(ending.status)} before its turn was over{last}"
 
 
