@@ -121,6 +121,7 @@ LOST = [
     {"code": -32603, "message": "Internal error", "data": {"details": "no rollout found for thread id x"}},
     {"code": -32603, "message": "Internal error: OpenCode service failure", "data": {"service": "session"}},
     {"code": -32602, "message": "Session not found: x"},
+    {"code": -32603, "message": "Internal error", "data": "invalid history lineage for x: missing source rollout"},
 ]
 
 
@@ -130,6 +131,20 @@ def test_a_session_that_the_agent_does_not_know_is_lost(error: Any) -> None:
     held = hold(talk, [start(loadSession=True), failed(error, 2)])
     assert held.error is not None
     assert (held.error.kind, held.error.goes_on) == (ErrorKind.SESSION_LOST, False)
+
+
+def test_a_session_that_is_opened_but_gone_is_lost() -> None:
+    error = {"code": -32603, "message": "Internal error", "data": {"message": "thread not found: x"}}
+    held = hold(new_talk(), [start(), OPEN, failed(error)])
+    assert held.error is not None
+    assert (held.error.kind, held.error.goes_on) == (ErrorKind.SESSION_LOST, False)
+
+
+def test_an_agent_without_settings_is_not_asked_again_and_again() -> None:
+    error = {"code": -32603, "message": "Internal error", "data": "Configuration value not found: GOOSE_PROVIDER"}
+    held = hold(new_talk(), [start(), failed(error, 2)])
+    assert held.error is not None
+    assert held.error.kind is ErrorKind.INVALID_REQUEST and "GOOSE_PROVIDER" in held.error.message
 
 
 def test_a_session_that_is_busy_is_not_lost() -> None:

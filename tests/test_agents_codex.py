@@ -111,6 +111,18 @@ def test_a_turn_in_another_session_is_over_before_the_model_is_asked() -> None:
     assert seen.error is not None and seen.error.kind is ErrorKind.SESSION_LOST
 
 
+@pytest.mark.parametrize(
+    ("told", "kind"),
+    [
+        ("thread/fork failed: invalid paginated history lineage for x: missing source rollout", ErrorKind.SESSION_LOST),
+        ("turn/start failed: Input exceeds the maximum length of 1048576 characters.", ErrorKind.CONTEXT_OVERFLOW),
+    ],
+)
+def test_what_it_says_before_a_turn(told: str, kind: ErrorKind) -> None:
+    seen = _read(status=1, stderr=f"Reading prompt from stdin...\nError: {told} (code -32600)\n")
+    assert seen.error is not None and (seen.error.kind, seen.error.goes_on) == (kind, False)
+
+
 ITEMS: list[tuple[dict[str, Any], tuple[str, str]]] = [
     (
         {"type": "file_change", "changes": [{"path": "a.py", "kind": "add"}, {"path": "b.py"}]},

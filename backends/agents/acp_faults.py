@@ -17,6 +17,10 @@ PHRASES: Phrases = (
     # Another process has the session, or had it a moment ago.
     ("active writer", ErrorKind.TRANSIENT),
     ("already in use", ErrorKind.TRANSIENT),
+    # It was opened from an index, and its file is gone.
+    ("thread not found", ErrorKind.SESSION_LOST),
+    ("missing source rollout", ErrorKind.SESSION_LOST),
+    ("configuration value not found", ErrorKind.INVALID_REQUEST),
     *COMMON,
 )
 _LOST: Phrases = (

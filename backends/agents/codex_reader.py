@@ -14,6 +14,7 @@ from backends.protocol import NO_USAGE, JsonValue, Output, Usage
 
 _PHRASES: Phrases = (
     ("no rollout found", ErrorKind.SESSION_LOST),
+    ("missing source rollout", ErrorKind.SESSION_LOST),
     # Another process has the session, or had it a moment ago.
     ("already has an active writer", ErrorKind.TRANSIENT),
     ("quota exceeded. check your plan", ErrorKind.AUTH),

@@ -188,3 +188,17 @@ async def test_an_answer_in_a_schema(world: World, kind: str):
     reply = await send(backend, 'J [[json {"a": 1}]]', session_id=backend.new_session_id(), output_schema=schema)
     assert reply.data == {"a": 1}
     assert tokens(reply.usage) == counted(kind, world.stub.requests())
+
+
+@FORKING
+async def test_a_branch_off_from_a_session_whose_file_is_gone(world: World, kind: str):
+    backend = backend_of(kind, world)
+    parent = await send(backend, "P1", session_id=backend.new_session_id(), files=files_of(world.folder, 1))
+    assert parent.session_id is not None
+    for file in backend.session_files(parent.session_id):
+        file.unlink()
+    opening = {"session_id": backend.new_session_id(), "forks": parent.session_id, "files": files_of(world.folder, 2)}
+    history = (Message("user", "My name is Ada."), Message("assistant", "Hello Ada."))
+    reply = await send(backend, "Who?", history=history, **opening)
+    assert [message.role for message in reply.messages] == ["user", "system", "assistant"]
+    assert "My name is Ada." in world.asked("Who?")[-1].prompts[-1]
