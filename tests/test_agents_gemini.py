@@ -167,6 +167,39 @@ def test_a_result_without_a_reason_is_explained_by_the_error_before(message: str
     assert seen.others == [("notice", message)]
 
 
+SUCCESS = {"type": "result", "status": "success"}
+
+
+@pytest.mark.parametrize("before", [[], [SAID, TOOL, {"type": "tool_result"}]])
+def test_a_success_without_a_word_is_none(before: list[dict[str, Any]]) -> None:
+    seen = _read(*before, SUCCESS)
+    assert seen.error is not None and seen.error.kind is ErrorKind.CONTEXT_OVERFLOW
+    assert "do not fit into its model's context" in seen.error.message
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("Loop detected, stopping execution", ErrorKind.TRANSIENT),
+        ("Agent execution blocked: no shell today", ErrorKind.REFUSED),
+    ],
+)
+def test_a_success_whose_last_word_is_an_error_is_none(message: str, kind: ErrorKind) -> None:
+    stopped = {"type": "error", "severity": "warning", "message": message}
+    seen = _read(SAID, stopped, SUCCESS)
+    assert seen.error is not None
+    assert (seen.error.kind, seen.error.message, seen.error.goes_on) == (kind, f"Gemini: {message}", False)
+    went_on = _read(stopped, SAID, SUCCESS)
+    assert went_on.answered is not None and went_on.answered.text == "Let me see."
+
+
+def test_a_login_that_has_run_out_is_no_crash() -> None:
+    told = "Manual authorization is required but the current session is non-interactive. Please run the Gemini CLI"
+    seen = read(PROGRAM.reader(Call(Path("/nowhere"))), "", Ending(41, f"Error\n\x1b[31m{told}\x1b[0m\n"))
+    assert seen.error is not None
+    assert (seen.error.kind, seen.error.message) == (ErrorKind.AUTH, f"Gemini: {told}")
+
+
 COMMON = ["--output-format=stream-json", "--skip-trust"]
 
 

@@ -30,10 +30,13 @@ _PHRASES: Phrases = (
     ("input token count", ErrorKind.CONTEXT_OVERFLOW),
     ("max session turns", ErrorKind.CONTEXT_OVERFLOW),
     ("no final response text", ErrorKind.TRANSIENT),
+    ("agent execution blocked", ErrorKind.REFUSED),
+    ("manual authorization is required", ErrorKind.AUTH),
     *COMMON,
 )
 _EXITS = {status % 256: status for status in (400, 401, 403, 404, 408, 413, 429, 500, 502, 503, 504, 529)}
 """Where it says nothing else about an error of the server's, its exit status is what is left of that one's."""
+_SILENT = "it ended its turn without a word, as it does where prompt and history do not fit into its model's context"
 _NOISE = ("Warning: ", "Ripgrep is not available", "YOLO mode is enabled", "Loaded cached credentials")
 
 
@@ -46,6 +49,7 @@ class GeminiReader:
         self._has_said = False
         self._pieces: list[str] = []
         self._error = ""
+        """What it said of its turn last, if nothing came after it."""
         self._result: Mapping[str, JsonValue] | None = None
 
     @property
@@ -84,7 +88,7 @@ class GeminiReader:
             case "message":
                 return self._message(event)
             case "tool_use":
-                self._has_said = True
+                self._has_said, self._error = True, ""
                 return [Output("tool", deed(text(event, "tool_name"), at(event, "parameters")))]
             case "tool_result":
                 # The answer is what is said after the last of them.
@@ -106,13 +110,17 @@ class GeminiReader:
             raise failure(kind, message, goes_on=self._has_said)
         if text(self._result, "status") != "success":
             raise self._failure(self._result, _EXITS.get(ending.status or 0, 0))
+        if self._error:  # the end of a turn that was stopped, in a loop or by a hook, is told as a success
+            raise failure(classify(self._error, _PHRASES), f"Gemini: {self._error}", usage=self.usage)
+        if not self._pieces:
+            raise failure(ErrorKind.CONTEXT_OVERFLOW, f"Gemini: {_SILENT}", usage=self.usage)
         return Answered("".join(self._pieces), usage=self.usage)
 
     def _message(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         piece = text(event, "content")
         if text(event, "role") != "assistant" or not piece:
             return []
-        self._has_said = True
+        self._has_said, self._error = True, ""
         self._pieces.append(piece)
         return [Output("text", piece)]
 

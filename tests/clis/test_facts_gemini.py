@@ -146,6 +146,13 @@ def test_system_prompt(world: World):
     assert world.asked("GS1")[-1].system.startswith("You are a lighthouse.")
 
 
+def test_beyond_the_context(world: World):
+    """A prompt that does not fit into the model's context is sent to nobody; the turn is a success without a word."""
+    turn = gemini(world, "GB " + "lorem ip " * 500_000)
+    assert (result(turn)["status"], turn.of("message", role="assistant")) == ("success", [])
+    assert world.stub.requests() == []
+
+
 def test_no_shell_by_default(world: World):
     """Without an approval mode the shell tool is not there at all."""
     assert "no shell tool is offered" in text(gemini(world, "GN [[tool echo x]]"))
