@@ -144,7 +144,8 @@ class Opening:
     `history` holds the same. With `resume` it is a session of its own already, and `forks` says nothing any more.
     `files` are there where the store keeps files, for an `OutlivingBackend`. `adopts` marks a turn that a process began
     which has died since, and that `OutlivingBackend.left` found alive or ended: its answer is waited for and returned,
-    and nothing is sent. If it ends without one, that is `crashed`.
+    and nothing is sent. If it ends without one, that is `crashed`. In `timeout` seconds the turn is cancelled, None for
+    never: a backend that ends it itself just before can say what it cost, and that it goes on.
     """
 
     session_id: str | None = None
@@ -160,6 +161,7 @@ class Opening:
     adopts: bool = False
     on_output: Callable[[Output], None] = _ignore_output
     on_session: Callable[[str], None] = _ignore_session
+    timeout: float | None = None
 
 
 class Conversation(Protocol):

@@ -245,15 +245,14 @@ class Turns:
         return past
 
     def _opening(self, turn: Turn, past: Past) -> Opening:
-        going_on, answer = turn.going_on, None
-        history = past.messages
+        going_on, answer, history = turn.going_on, None, past.messages
         if going_on is not None:
             history += (*going_on.said, *going_on.refused)
             if going_on.answer is not None and not going_on.interrupted:
                 answer = Answer(going_on.answer.value)
         task = turn.task
         files = self._files(turn) if self._outlive[self._around.names[turn.position]] else None
-        return Opening(  # by position: thirteen keywords take as long as all else that is done here
+        return Opening(  # by position: fourteen keywords take as long as all else that is done here
             turn.session_id,
             turn.resume,
             history,
@@ -267,6 +266,7 @@ class Turns:
             turn.adopted is not None,
             partial(self._output, turn),
             partial(self._session, turn),
+            self._time_left(turn),
         )
 
     def _files(self, turn: Turn) -> Files | None:

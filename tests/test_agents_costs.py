@@ -9,6 +9,9 @@ import pytest
 from backends import BackendError, CodexBackend
 from backends.agents.sessions import Sessions
 from backends.protocol import Files, Usage
+from persistence import SQLiteStore
+from runner import DAG, ParallelRunner, Retry, Task, TaskStatus
+from runner.turn import INTERRUPTED
 from tests.support.agents import Home, send
 
 SCHEMA = {"type": "object", "properties": {"mood": {"type": "string"}}, "required": ["mood"]}
@@ -80,3 +83,17 @@ async def test_tokens_that_an_agent_counts_by_session_are_not_lost_either(home: 
     known = {"session_id": "t-1", "resume": True}
     replies = [await send(backend, "Work.", files=home.files(), **known, adopts=again) for again in (False, True, True)]
     assert [reply.usage for reply in replies] == [Usage(30, 7)] * 3
+
+
+async def test_a_turn_beyond_its_tasks_time_says_what_it_cost_and_is_gone_on_with(home: Home) -> None:
+    """A turn's own limit is heeded just before the runner cuts it off, which leaves nobody to tell what it cost."""
+    prompt, timeout = "Work. [[tool]] [[until /nowhere]]", 3.0
+    once, twice = (Retry(attempts=tries, base_delay=0) for tries in (1, 2))
+    dag = DAG([Task(name, prompt, timeout=timeout, retry=retry) for name, retry in (("a", once), ("b", twice))])
+    async with SQLiteStore(home.path / "runs.db") as store:
+        result = await ParallelRunner(home.claude(), store=store).run(dag)
+        first, second = await store.list_attempts(result.run_id, "b")
+    assert (result["a"].error_kind, result["a"].error) == ("timeout", "no answer within the task's timeout of 3 s")
+    assert result["a"].usage.input_tokens == first.input_tokens == 20
+    assert (result["b"].status, second.input_tokens) == (TaskStatus.COMPLETED, 10)
+    assert home.prompts[-1] == INTERRUPTED

@@ -59,7 +59,7 @@ class AcpConversation(CliConversation):
     async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[Unheard]) -> Child:
         assert isinstance(reader, Talk)
         talk = self._talk = reader
-        until = anyio.current_time() + self._backend.turn_timeout
+        until = self._until()
         talk.aims = replace(
             talk.aims,
             prompt=self._backend.says(call, sent),

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _PATIENCE = 30.0
 """Seconds to wait for another process to be done with a session."""
+_EARLY = 0.5
+"""Seconds, but at most a tenth of it, before a task's time is over that its turn is ended: its cost is known here."""
 LAST_WORD = 5.0
 """Seconds that an agent gets to end by itself once it has said its last word: it may still write its session down."""
 
@@ -55,6 +57,8 @@ class CliConversation:
         self._said = False
         self._calls = 0
         self._rewinds = opening.goes_on
+        limit = opening.timeout
+        self._ends = None if limit is None else anyio.current_time() + limit - min(_EARLY, limit / 10)
         schema = opening.output_schema
         self._schema = None if schema is None else Schema(schema)
         self._asked = schema if schema is not None and backend.takes_schema(schema) else None
@@ -149,6 +153,8 @@ class CliConversation:
             used = reader.usage if error.usage == NO_USAGE else error.usage
             error.usage = self._cost_unheard(cut) + self._own(call.folder, self._session_id, used)
             error.goes_on = error.goes_on and reader.session_id is not None
+            if error.kind is ErrorKind.TIMEOUT and self._ends is not None and anyio.current_time() >= self._ends:
+                error.message = f"no answer within the task's timeout of {self._opening.timeout:g} s"
             hide(error, self._given())
             _told(call.folder)
             raise
@@ -174,13 +180,17 @@ class CliConversation:
     async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[Unheard]) -> Child:
         """The child of this call, when it has ended and `reader` has read it all."""
         on_line = partial(self._on_line, reader)
-        until = anyio.current_time() + self._backend.turn_timeout
+        until = self._until()
         async with AsyncExitStack() as held:
             child = await self._found(held, call) or await self._start(held, call, sent, cut)
             await child.follow(on_line, idle=self._backend.idle_timeout, until=until)
             await child.wait(LAST_WORD)
         self._note_skipped(child)
         return child
+
+    def _until(self) -> float:
+        until = anyio.current_time() + self._backend.turn_timeout
+        return until if self._ends is None else min(until, self._ends)
 
     async def _found(self, held: AsyncExitStack, call: Call) -> Child | None:
         """The child of this call, where another process began it."""
