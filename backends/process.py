@@ -183,13 +183,20 @@ def _refused(start: Start, error: OSError | ValueError) -> BackendError | Backen
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         if not start.cwd.is_dir():
             return BackendUnavailable(f"there is no folder {start.cwd} to work in; name another one with cwd")
-        return BackendUnavailable(f"there is no program {program}; install it, or name its path with command")
+        return BackendUnavailable(_missing(program))
     if isinstance(error, PermissionError):
         return BackendUnavailable(f"{program} may not be executed in {start.cwd}: {error.strerror}")
     if error.errno == errno.ENOEXEC:
         return BackendUnavailable(f"{program} is not a program for this machine; name another one with command")
     kind = ErrorKind.INVALID_REQUEST if error.errno == errno.E2BIG else ErrorKind.TRANSIENT
     return BackendError(kind, one_line(f"cannot start {program}: {error.strerror}"))
+
+
+def _missing(program: str) -> str:
+    if os.sep in program and Path(program).is_file():
+        what = "the one that its first line names, or another system's loader"
+        return f"{program} needs a program that is not here: {what}; install that"
+    return f"there is no program {program}; install it, or name its path with command"
 
 
 def _unwritten(start: Start, error: OSError) -> BackendError:

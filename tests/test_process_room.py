@@ -109,6 +109,7 @@ async def test_a_child_that_would_fill_the_disk_is_ended(
 
 REFUSED: list[tuple[str, Callable[[Path], Start], type[Exception], str]] = [
     ("no program", lambda folder: Start(["no-such"], {}, folder, b""), BackendUnavailable, "no program no-such"),
+    ("no interpreter", lambda folder: Start([_script(folder)], {}, folder, b""), BackendUnavailable, "first line"),
     ("no folder", lambda folder: Start(["true"], {}, folder / "x", b""), BackendUnavailable, "no folder .*/x to work"),
     ("a file", lambda folder: Start([str(ROOT / "README.md")], {}, folder, b""), BackendUnavailable, "not be executed"),
     ("no binary", lambda folder: Start([_empty(folder)], {}, folder, b""), BackendUnavailable, "not a program"),
@@ -116,6 +117,13 @@ REFUSED: list[tuple[str, Callable[[Path], Start], type[Exception], str]] = [
     ("surrogates", lambda folder: Start(["true", "\ud800"], {}, folder, b""), BackendError, "invalid_request: "),
     ("too long", lambda folder: Start(["true", "a" * 2**22], {}, folder, b""), BackendError, "request: .* long"),
 ]  # fmt: skip
+
+
+def _script(folder: Path) -> str:
+    program = folder / "program"
+    program.write_text("#!/no/such/node\n")
+    program.chmod(0o700)
+    return str(program)
 
 
 def _empty(folder: Path) -> str:
