@@ -11,9 +11,12 @@ from typing import Any
 import anyio
 import pytest
 
+from backends import AcpBackend
+from backends.agents.cli import CliBackend
 from backends.agents.installed import look_for_agents
-from backends.agents.known import AGENTS, agent
+from backends.agents.known import AGENTS, Agent, agent
 from backends.memory import available_memory
+from backends.process import child_environment
 from backends.proctable import start_time
 from tests.clis.install import known
 from tests.support.agents import make_home, until
@@ -244,12 +247,30 @@ def test_agents_whose_plait_was_killed_are_told_with_what_to_do(
     assert children() == [("ok", "none left behind", "")]
 
 
+def test_an_agent_has_the_variables_by_which_it_counts_as_logged_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    gemini = agent("gemini")
+    assert gemini is not None
+    backends = [(one, _backend_of(one)) for one in AGENTS] + [(gemini, AcpBackend(command=["gemini", "--acp"]))]
+    for one, backend in backends:
+        judged_by = {one.login.folder[0], *one.login.keys, *one.login.elsewhere}
+        for name in judged_by:
+            monkeypatch.setenv(name, "x")
+        assert judged_by <= child_environment(backend.passes).keys(), one.name
+
+
+def _backend_of(one: Agent) -> CliBackend:
+    if not one.backend:
+        return AcpBackend(command=[one.program, *one.arguments])
+    module, _, name = one.backend.partition(":")
+    backend: CliBackend = getattr(import_module(f"backends.agents.{module}"), name)()
+    return backend
+
+
 def test_the_table_of_agents_is_true() -> None:
     assert len({one.name for one in AGENTS}) == len(AGENTS)
     for one in AGENTS:
         if one.backend:
-            module, _, name = one.backend.partition(":")
-            backend = getattr(import_module(f"backends.agents.{module}"), name)
+            backend = _backend_of(one)
             assert (backend.kind, backend.program, backend.install) == (one.name, one.program, one.install)
     installed = {cli.command: cli.version for cli in known().values()}
     for one in AGENTS:

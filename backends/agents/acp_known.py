@@ -28,6 +28,10 @@ class Agent:
 
 
 _OPENAI = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_HOST", "OPENAI_MODEL", "OPENROUTER_API_KEY")
+_CLAUDE = ("ANTHROPIC_CUSTOM_HEADERS", "ANTHROPIC_VERTEX_PROJECT_ID", "AWS_ACCESS_KEY_ID", "AWS_BEARER_TOKEN_BEDROCK",
+           "AWS_CONFIG_FILE", "AWS_PROFILE", "AWS_REGION", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
+           "AWS_SHARED_CREDENTIALS_FILE", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLOUD_ML_REGION",
+           "GOOGLE_APPLICATION_CREDENTIALS")  # fmt: skip
 _ANTHROPIC = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL", "ANTHROPIC_MODEL", "ANTHROPIC_HOST",
               "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CONFIG_DIR", "CLAUDE_CODE_TMPDIR")  # fmt: skip
 _GOOGLE = ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GEMINI_MODEL", "GOOGLE_GEMINI_BASE_URL", "GOOGLE_CLOUD_PROJECT",
@@ -39,7 +43,7 @@ KNOWN = (
     Agent(
         "claude-agent-acp",
         "claude-agent-acp",
-        _ANTHROPIC,
+        (*_ANTHROPIC, *_CLAUDE),
         {
             "CLAUDE_CODE_MAX_RETRIES": "0",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -52,7 +56,7 @@ KNOWN = (
     Agent(
         "gemini",
         "gemini-cli",
-        _GOOGLE,
+        ("GEMINI_CLI_HOME", "GOOGLE_GENAI_USE_GCA", *_GOOGLE),
         {"GEMINI_CLI_NO_RELAUNCH": "true"},
         spoils_loaded=True,
     ),
@@ -68,7 +72,7 @@ KNOWN = (
         ("OPENCODE_CONFIG", "OPENCODE_CONFIG_CONTENT", *_OPENAI, *_ANTHROPIC, *_GOOGLE),
         forks=True,
     ),
-    Agent("qwen", "qwen-code", ("DASHSCOPE_API_KEY", *_OPENAI)),
+    Agent("qwen", "qwen-code", ("DASHSCOPE_API_KEY", "QWEN_HOME", *_OPENAI)),
 )
 
 
