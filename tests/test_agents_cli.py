@@ -23,7 +23,7 @@ from backends import (
 )
 from backends.contract import BackendContract, Subject
 from backends.protocol import Usage
-from tests.support.agents import Home, send, send_opened, until
+from tests.support.agents import Home, fails, send, send_opened, until
 
 
 class TestContract(BackendContract):
@@ -87,6 +87,15 @@ async def test_files_of_a_turn_are_for_this_user_alone(home: Home) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_dir()} == {0o700}
     assert {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_file()} == {0o600}
     assert "One." not in (files.turn / "1" / "over.json").read_text()
+
+
+@pytest.mark.parametrize("prompt", ["", " \n\t"])
+async def test_an_empty_prompt_is_a_mistake_and_starts_no_agent(home: Home, prompt: str) -> None:
+    for backend in (home.claude(), home.acp()):
+        failed = await fails(backend, prompt)
+        assert failed.kind is ErrorKind.INVALID_REQUEST
+        assert failed.message == f"the prompt is empty: say what {backend.kind} is to do"
+    assert home.calls == []
 
 
 async def test_an_answer_that_does_not_fit_is_asked_for_once_more(home: Home) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from backends.childfile import read_known
@@ -13,8 +14,14 @@ from backends.values import value
 
 from .program import Reader
 
-TOLD = "told"
+_TOLD = "told"
 """A file beside a turn's output: how it failed, and what that cost, was told to the runner."""
+
+
+def mark_told(folder: Path) -> None:
+    """The runner is told how the call failed and what it cost: nobody has to count it again."""
+    with suppress(OSError):
+        (folder / _TOLD).touch(mode=0o600)
 
 
 def exchanges(turn: Path) -> list[Path]:
@@ -72,7 +79,7 @@ def cut_before(turn: Path, make: Callable[[Path], Reader]) -> list[Unheard]:
     unheard: list[Unheard] = []
     for attempt in earlier(turn):
         calls = exchanges(attempt)
-        if not calls or (calls[-1] / TOLD).exists():
+        if not calls or (calls[-1] / _TOLD).exists():
             break
         found = [Unheard(folder, make(folder), folder == calls[-1]) for folder in reversed(calls)]
         for one in found:

@@ -27,7 +27,7 @@ from backends.text import clean_text, one_line
 
 from .faults import SchemaRefused, hide
 from .kept import digest
-from .past import TOLD, Unheard, cut_before, feed, parsed
+from .past import Unheard, cut_before, feed, mark_told, parsed
 from .program import Answered, Call, Ending, Reader
 from .replaying import replayed
 from .sessions import SessionInUse, Sessions, first_before, since
@@ -72,6 +72,10 @@ class CliConversation:
     async def send(self, prompt: str) -> Reply:
         """See `Conversation.send`."""
         turn: list[Message] = []
+        if not prompt.strip():  # which agents take for a crash, or ask a model with nothing
+            raise BackendError(
+                ErrorKind.INVALID_REQUEST, f"the prompt is empty: say what {self._backend.kind} is to do"
+            )
         try:
             answered = await self._first(turn, clean_text(prompt))
             data = None
@@ -156,7 +160,7 @@ class CliConversation:
             if error.kind is ErrorKind.TIMEOUT and self._ends is not None and anyio.current_time() >= self._ends:
                 error.message = f"no answer within the task's timeout of {self._opening.timeout:g} s"
             hide(error, self._given())
-            _told(call.folder)
+            mark_told(call.folder)
             raise
         self._said, self._exists = True, True
         usage = self._cost_unheard(cut)
@@ -290,11 +294,3 @@ def _read(answered: Answered, schema: Schema) -> JsonValue:
 
 def _cost(messages: list[Message] | tuple[Message, ...]) -> Usage:
     return sum((message.usage for message in messages), NO_USAGE)
-
-
-def _told(folder: Path) -> None:
-    """The runner is told how the call failed and what it cost: nobody has to count it again."""
-    try:
-        (folder / TOLD).touch(mode=0o600)
-    except OSError:
-        return
