@@ -177,3 +177,17 @@ def test_options_that_make_no_sense_are_refused() -> None:
             AcpBackend(command=command)
     with pytest.raises(ValueError, match="permissions"):
         AcpBackend(command=["goose"], permissions="maybe")  # type: ignore[arg-type]
+
+
+async def test_a_session_that_has_another_ones_id_by_now_is_not_gone_on_with(home: Home) -> None:
+    goose = home.acp("--name=goose")  # which counts the sessions of a day
+    other = await send(goose, "The launch code is 1234.")
+    known = {"session_id": other.session_id, "resume": True}
+    history = (Message("user", "My name is Ada."), Message("assistant", "Hello Ada."))
+    reply = await send(goose, "Who am I?", **known, history=history)
+    assert reply.session_id != other.session_id
+    assert [message.role for message in reply.messages] == ["user", "system", "assistant"]
+    assert "My name is Ada." in home.prompts[-1]
+    assert "1234" not in str(home.calls[-1]["said"])
+    history = (Message("user", "The launch code is 1234."), Message("assistant", other.text))
+    assert (await send(goose, "And now?", **known, history=history)).session_id == other.session_id

@@ -14,6 +14,7 @@ class Agent:
     lower case. `passes` and `sets` as in `Program`.
 
     `forks`: it can branch off from a session. `spoils_loaded`: a session that it has loaded is gone the next time.
+    `counts_sessions`: its ids are those of a day, so where its home is another one, or was emptied, they name others.
     `error_begins`: how an answer begins that is an error. `counts_answers`: one without a count of tokens is an error.
     """
 
@@ -23,6 +24,7 @@ class Agent:
     sets: Mapping[str, str] = field(default_factory=dict[str, str])
     forks: bool = False
     spoils_loaded: bool = False
+    counts_sessions: bool = False
     error_begins: str | None = None
     counts_answers: bool = False
 
@@ -64,6 +66,7 @@ KNOWN = (
         "goose",
         "goose",
         ("GOOSE_PROVIDER", "GOOSE_MODEL", "GOOSE_MODE", "GOOSE_DISABLE_KEYRING", *_OPENAI, *_ANTHROPIC, *_GOOGLE),
+        counts_sessions=True,
         error_begins="Ran into this error:",
     ),
     Agent(

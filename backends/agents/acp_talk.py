@@ -37,7 +37,7 @@ _CANCELLED: JsonValue = {"outcome": {"outcome": "cancelled"}}
 @value
 class Aims:
     """What is wanted of a turn, beside what its Call says. `prompt` is what is said; `holds` are prompts one of which
-    the session has to hold already, if there are any.
+    the session has to hold already, if there are any; so are `told` where an id may be another session's by now.
     """
 
     cwd: str
@@ -48,6 +48,7 @@ class Aims:
     grant: Grant | None = None
     prompt: str = ""
     holds: Sequence[str] = ()
+    told: Sequence[str] = ()
 
 
 class Talk:
@@ -200,9 +201,13 @@ class Talk:
 
     def _open(self, step: Step) -> None:
         if not self._said.asks(step):
-            message = opening(step, self._call, self.aims.cwd, self._who, checks=bool(self.aims.holds))
+            message = opening(step, self._call, self.aims.cwd, self._who, checks=bool(self._has_to_hold))
             self._opens = text(message, "method")
             self._said.say(message)
+
+    @property
+    def _has_to_hold(self) -> Sequence[str]:
+        return self.aims.holds or (self.aims.told if self._who.agent.counts_sessions else ())
 
     def _is_open(self, event: Mapping[str, JsonValue]) -> None:
         if "error" in event:
@@ -236,7 +241,7 @@ class Talk:
 
     def _go_on(self) -> None:
         """The next thing to be set, or the prompt."""
-        if self._opens == "session/load" and not self._updates.holds(self.aims.holds):
+        if self._opens == "session/load" and not self._updates.holds(self._has_to_hold):
             raise self._fails(ErrorKind.SESSION_LOST, "what was asked before never got into the session")
         while self._to_set:
             message = self._to_set.pop(0)

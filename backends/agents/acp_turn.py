@@ -35,6 +35,8 @@ _STOP = 10.0
 """The same where the turn ends with a question: what it writes down by then is there when the answer comes."""
 _SLACK = 5.0
 """Seconds beyond the turn's time after which nobody is expected any more to have a word with the agent."""
+_TELLING = 3
+"""So many prompts tell a conversation from others, also where the agent has forgotten some."""
 _GRANTED = "granted"
 
 
@@ -65,6 +67,7 @@ class AcpConversation(CliConversation):
             prompt=self._backend.says(call, sent),
             grant=self._grant,
             holds=list(self._asked_before()) if self._opening.goes_on and not self._said else (),
+            told=self._told_before() if call.resume and not self._said else (),
         )
         async with AsyncExitStack() as held:
             child = await self._found(held, call) or await self._start(held, call, "", cut)
@@ -120,6 +123,10 @@ class AcpConversation(CliConversation):
         # An agent that was killed may have forgotten what it had counted.
         cost = usage.cost_usd if usage.cost_usd < (before.cost_usd or 0.0) else since(usage, before).cost_usd
         return replace(usage, cost_usd=cost)
+
+    def _told_before(self) -> Sequence[str]:
+        """The longest prompts of the conversation so far: short ones may stand in any."""
+        return sorted((one.content for one in self._opening.history if one.role == "user"), key=len)[-_TELLING:]
 
     def _asked_before(self) -> Iterator[str]:
         """What was said in earlier attempts."""
