@@ -68,9 +68,10 @@ def deserves_retry(retry: Retry, failures: int, error: BackendError) -> bool:
 
 
 def retry_delay(retry: Retry, times: int, hint: float | None, rng: random.Random) -> float:
-    """Seconds to wait after the `times`-th failure: see `Retry`. A server's hint is only stretched, more each time:
-    where clocks differ, the time that it named has passed, and the limit has not.
-    """
+    """Seconds to wait after the `times`-th failure: see `Retry`."""
+    if hint is not None and hint >= retry.base_delay:
+        return hint + rng.uniform(0, retry.base_delay)
+    # Also after a hint that is hardly one: the time that was named has passed, and the limit has not.
     return (hint or 0.0) + rng.uniform(0, min(retry.max_delay, retry.base_delay * 2 ** min(times - 1, 60)))
 
 

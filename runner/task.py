@@ -40,12 +40,13 @@ class Retry:
     """When and how often a failed attempt is tried again.
 
     `attempts` counts all tries, the first included. Before try n+1 the runner waits a random time between 0 and
-    min(`max_delay`, `base_delay` * 2**(n-1)) seconds (exponential backoff, full jitter), and, where the server said how
-    long to wait, that long before: a hint is never shortened, also by a resume, and one of more than a day fails the
-    task. A backend that says it is rate limited or overloaded is left alone meanwhile: nothing more
-    starts on it, and then fewer tasks at once. Its saying so is not counted in `attempts`, unless a task has met it 20
-    times, or it has said nothing else for 20 such waits; with `attempts` 1 the task fails at once. `on` is any
-    collection of `ErrorKind` values, kept as a frozenset; a backend that cannot be had here is never tried again.
+    min(`max_delay`, `base_delay` * 2**(n-1)) seconds (exponential backoff, full jitter). Where the server said how long
+    to wait, it waits that long plus up to `base_delay`, or, after less than `base_delay`, plus the backoff: a hint is
+    never shortened, also by a resume, and one of more than a day fails the task. A backend that says it is rate limited
+    or overloaded is left alone meanwhile: nothing more starts on it, and then fewer tasks at once. Its saying so is not
+    counted in `attempts`, unless a task has met it 20 times, or it has said nothing else for 20 such waits; with
+    `attempts` 1 the task fails at once. `on` is any collection of `ErrorKind` values, kept as a frozenset; a backend
+    that cannot be had here is never tried again.
     Raises ValueError for what is none of them, and for numbers that make no sense.
     A task that was running when its process died is run again by `resume`, until that has happened `max_crashes` times:
     then it fails as crashed. Its last try is made with nothing else running, so that no other task's crash convicts it;

@@ -184,9 +184,12 @@ def test_backoff_is_exponential_with_full_jitter_and_never_shortens_a_hint() -> 
     for failures, top in [(1, 1), (2, 2), (3, 4), (4, 5), (5000, 5)]:
         delays = [retry_delay(retry, failures, None, rng) for _ in range(300)]
         assert 0 <= min(delays) < top * 0.1 and top * 0.9 < max(delays) <= top
-    for failures, top in [(1, 1), (3, 4), (20, 5)]:  # a hint that was too short is stretched further the next time
+    for failures in (1, 20):
         hinted = [retry_delay(retry, failures, 7.0, rng) for _ in range(300)]
-        assert min(hinted) >= 7.0 and 7.0 + top * 0.9 < max(hinted) <= 7.0 + top
+        assert min(hinted) >= 7.0 and max(hinted) <= 8.0
+    for failures, top in [(1, 1), (3, 4), (20, 5)]:  # a hint that was too short is stretched further the next time
+        hinted = [retry_delay(retry, failures, 0.5, rng) for _ in range(300)]
+        assert min(hinted) >= 0.5 and 0.5 + top * 0.9 < max(hinted) <= 0.5 + top
 
 
 async def test_a_timeout_ends_the_attempt_and_is_retried() -> None:
