@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -115,6 +116,32 @@ async def test_a_request_that_makes_no_sense(body: bytes) -> None:
         answer = await client.post("/api/runs", content=body, headers=JSON)
     assert answer.status_code == 422, answer.text
     assert answer.json()["error"]["kind"] in {"invalid_request", "plan_invalid"}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"plan" {}}', "the body is not JSON: Expecting ':' delimiter in line 1, column 9"),
+        (b'{"plan": "\xff"}', "the body is not UTF-8: invalid start byte at byte 11"),
+        (b"[" * 100_000, "the body is nested too deeply to be read"),
+        (b'{"plan": ' + b"9" * 5000 + b"}", "the body holds a number of too many digits; send it as text"),
+    ],
+    ids=["colon", "latin", "deep", "digits"],
+)
+async def test_a_body_that_cannot_be_read_is_told_why(body: bytes, said: str) -> None:
+    async with application(MemoryStore()) as client:
+        answer = await client.post("/api/runs", content=body, headers=JSON)
+    assert said in answer.json()["error"]["message"]
+
+
+async def test_a_key_given_twice_among_many_is_found_at_once() -> None:
+    keys = ", ".join(f'"{number}": 1' for number in [*range(30_000), 29_999])
+    body = f'{{"plan": {{}}, "inputs": {{{keys}}}}}'
+    async with application(MemoryStore()) as client:
+        began = time.process_time()
+        answer = await client.post("/api/runs", content=body, headers=JSON)
+        assert time.process_time() - began < 3  # for as long as that lasts, every run of the server stands still
+    assert "'29999' is given twice" in answer.json()["error"]["message"]
 
 
 async def test_a_store_that_fails_is_said() -> None:

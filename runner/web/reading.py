@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -25,13 +26,22 @@ class ReadOnce(APIRoute):
 
 class _Request(Request):
     async def json(self) -> Any:
-        return json.loads(await self.body(), object_pairs_hook=_once)
+        try:
+            return json.loads(await self.body(), object_pairs_hook=_once)
+        except json.JSONDecodeError as error:
+            where = f"line {error.lineno}, column {error.colno}"
+            raise HTTPException(400, f"the body is not JSON: {error.msg} in {where}") from None
+        except UnicodeDecodeError as error:
+            raise HTTPException(400, f"the body is not UTF-8: {error.reason} at byte {error.start + 1:,}") from None
+        except RecursionError:
+            raise HTTPException(400, "the body is nested too deeply to be read; make it flatter") from None
+        except ValueError:  # Python's own limit, which keeps one number from taking minutes
+            raise HTTPException(400, "the body holds a number of too many digits; send it as text") from None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise HTTPException(400, f"the key {twice[:80]!r} is given twice in one object; keep one")
     return values
