@@ -15,7 +15,8 @@ from runner.task import Retry, Task
 if TYPE_CHECKING:
     from runner.dag import DAG
 
-_MOST_HINTS = 20
+MOST_HINTS = 20
+"""Unknown names of one graph for which the nearest right one is looked for."""
 _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _MOST_FOLDED = 58
 """Characters of the id of a task with `for_each`: its parts add a dot and their number to it."""
@@ -42,7 +43,7 @@ class Checks:
         self._tasks = dag.tasks[start:] if start else dag.tasks
         self._start = start
         self._positions = positions
-        self._hints = _MOST_HINTS
+        self._hints = MOST_HINTS
 
     def ids(self) -> list[Problem]:
         """Give every new task its position; what is wrong with their ids."""

@@ -301,6 +301,14 @@ def test_cycles_hide_neither_each_other_nor_other_mistakes():
     ]
 
 
+def test_the_nearest_name_is_looked_for_a_few_times_only():
+    listed = [f'{{id: task-{number}, prompt: "", depends_on: fatcs}}' for number in range(1500)]
+    found = mistakes(tasks('{id: facts, prompt: ""}', *listed))
+    assert found[0].message == "unknown task 'fatcs'; did you mean 'facts'?"
+    assert sum("did you mean" in problem.message for problem in found) == 20  # to look for it takes long
+    assert (len(found), found[-1].message) == (1500, "unknown task 'fatcs'")
+
+
 def test_members_of_a_family_report_a_mistake_once():
     text = "inputs: {l: [1, 2, 3]}\n" + tasks('{id: a, prompt: "{{ nope }}", for_each: l}')
     assert len(mistakes(text)) == 1

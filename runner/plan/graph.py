@@ -12,7 +12,7 @@ from jsonschema.exceptions import SchemaError
 
 from backends.spec import FunctionSpec
 from runner.dag import nearest
-from runner.dag_check import uses_itself
+from runner.dag_check import MOST_HINTS, uses_itself
 from runner.errors import Problem
 from runner.growth import TASKS_SCHEMA
 from runner.plan.errors import Path
@@ -41,6 +41,8 @@ class Graph:
         self._items: dict[str, list[JsonValue]] = {}
         # For each task of the run: its index in the file, and whether it is the first of its family.
         self._origins: list[tuple[int, bool]] = []
+        self._by_id = {part.id: part for part in self._parts}
+        self._hints = MOST_HINTS
 
     def tasks(self) -> list[Task] | None:
         """The tasks of the run, or None when there would be far too many of them."""
@@ -117,14 +119,16 @@ class Graph:
     def _known_name(self, path: Path, name: str, known: set[str]) -> list[str]:
         if name in known:
             return [name]
-        self._complain(path, f"unknown task {name!r}{nearest(name, known)}")
-        return difflib.get_close_matches(name, known, n=1)
+        self._hints -= 1
+        close = difflib.get_close_matches(name, known, n=1) if self._hints >= 0 else []
+        self._complain(path, f"unknown task {name!r}{nearest(name, close)}")
+        return close
 
     def _check_for_each(self, index: int, part: TaskPart) -> None:
         name, path = part.for_each, ("tasks", index, "for_each")
         if name is None:
             return
-        tasks = {other.id: other for other in self._parts}
+        tasks = self._by_id
         if name in tasks and name not in self.inputs:
             if tasks[name].for_each in self.inputs:
                 message = f"for_each goes over the result of one task, but {name!r} is one for each element"
@@ -166,8 +170,8 @@ class Graph:
     def _with_family_name(self, problem: Problem) -> str:
         """The graph knows members only; whoever forgot to depend on a family named the family."""
         used = _USED.search(problem.message)
-        families = {part.id for part in self._parts if part.for_each in self._items}
-        if used and used[1] in families and "neither a task nor" in problem.message:
+        named = self._by_id.get(used[1]) if used else None
+        if used and named is not None and named.for_each in self._items and "neither a task nor" in problem.message:
             if problem.position is not None and self._parts[self._origins[problem.position][0]].id == used[1]:
                 return uses_itself(used[1])
             return f"the prompt uses {{{{ {used[1]} }}}}, but {used[1]!r} is not upstream; add it to depends_on"
