@@ -195,3 +195,21 @@ async def test_a_stream_ends_with_its_client() -> None:
         run_id = await service.create_run(DAG([Task("a", prompt="a")]))
         with anyio.fail_after(10):
             await EventStream(service.events(run_id), anyio.Event())({"type": "http"}, receive, send)
+
+
+async def test_a_long_history_is_told_to_nobody_who_has_left() -> None:
+    began, sent = anyio.Event(), list[object]()
+
+    async def receive() -> dict[str, Any]:
+        await began.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:  # as that of a server with room in its buffer: it does not pause
+        sent.append(message)
+        began.set()
+
+    runner = ParallelRunner(Talker(), store=MemoryStore())
+    async with RunService(runner) as service:
+        run = await runner.run(DAG([Task(f"t{number}", prompt="a") for number in range(200)]))
+        await EventStream(service.events(run.run_id), anyio.Event())({"type": "http"}, receive, send)
+    assert len(sent) < 20

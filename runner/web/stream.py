@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import anyio
+import anyio.lowlevel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -85,6 +86,8 @@ async def _beat(send: Send) -> None:
 
 async def _send(send: Send, text: str) -> None:
     await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+    # The server's `send` need not pause: a long history would hold everybody else up, and go on to who has left.
+    await anyio.lowlevel.checkpoint()
 
 
 def as_text(event: StoredEvent) -> str:
