@@ -115,7 +115,23 @@ async def answer_question(config: Config, run_id: str, task_id: str, value: Json
             await run.store.send(run_id, answer_note(mine))
         elif config.clock.monotonic() >= ends:
             return False
+        await _news_of(config, run, task_id, ends)
+
+
+async def _news_of(config: Config, run: StoredRun, task_id: str, ends: float) -> None:
+    """Wait until something is told of the task, the run has another owner or none that lives, or it is time. The run
+    is not read whole for that: with thousands of tasks this would hold up everything else here.
+    """
+    store, run_id, owner, after = run.store, run.record.run_id, run.record.owner, run.record.last_seq
+    while owner is not None and config.clock.monotonic() < ends:
         await config.clock.sleep(_LOOK_AGAIN_S)
+        now = await store.get_run(run_id)
+        if now is None or now.owner != owner or liveness(owner) is Liveness.DEAD:
+            return
+        while told := await store.list_events(run_id, after):
+            if any(event.task_id == task_id for event in told):
+                return
+            after = told[-1].seq
 
 
 def _taken(run: StoredRun, mine: AnswerNote) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from backends import ask
 from backends.protocol import JsonValue
 from persistence import MemoryStore, Note, Store
+from persistence.records import TaskRecord
 from runner import (
     DAG,
     Decision,
@@ -57,6 +58,28 @@ class Held:
 
 
 HOLDING = DAG([Task("a", "late", retry=Retry(attempts=1)), Task("hold", "hold"), Task("c", "beside")])
+
+
+class Counting(MemoryStore):
+    """Counts how often the tasks of a run are read."""
+
+    reads = 0
+
+    async def list_tasks(self, run_id: str) -> tuple[TaskRecord, ...]:
+        self.reads += 1
+        return await super().list_tasks(run_id)
+
+
+async def test_who_waits_for_an_answer_to_be_taken_does_not_read_the_run_again_and_again() -> None:
+    work, store = Held(), Counting()
+    runner = ParallelRunner(work, store=store)
+    async with runner.start(HOLDING) as run:
+        async for event in run.events():
+            if isinstance(event, happened.TaskWaiting):
+                assert await runner.answer_question(run.run_id, "a", "yes")  # after about LOOK_EVERY_S
+                assert store.reads == 2
+                work.release()
+        assert (await run.result()).text["a"] == "yes"
 
 
 async def test_others_go_on_while_one_waits(store: Store) -> None:
