@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import anyio.to_thread
 
 from backends.protocol import Usage
 from persistence.protocol import Store
@@ -108,7 +110,9 @@ async def look_up(store: Store, run_id: str, now: float, with_tasks: bool) -> Ru
     """The run, with its tasks if they are wanted. Raises RunNotFound, StoreError."""
     record = await _record(store, run_id)
     records = await store.list_tasks(run_id) if with_tasks else ()
-    return run_info(record, now, {task.task_id: task_info(run_id, task) for task in records})
+    # In a thread of its own: thousands of tasks take their time, in which other runs would stand still.
+    tasks = await anyio.to_thread.run_sync(_task_infos, run_id, records) if records else {}
+    return run_info(record, now, tasks)
 
 
 def run_info(run: RunRecord, now: float, tasks: Mapping[str, TaskInfo] | None = None) -> RunInfo:
@@ -125,6 +129,10 @@ def run_info(run: RunRecord, now: float, tasks: Mapping[str, TaskInfo] | None = 
         Usage(run.input_tokens, run.output_tokens, run.cost_usd),
         tasks or {},
     )
+
+
+def _task_infos(run_id: str, records: Sequence[TaskRecord]) -> dict[str, TaskInfo]:
+    return {task.task_id: task_info(run_id, task) for task in records}
 
 
 def task_info(run_id: str, task: TaskRecord) -> TaskInfo:

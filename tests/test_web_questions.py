@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpx
 import pytest
 
 from backends import ask
-from persistence import Store
-from runner import DAG, AnswerConflict, ParallelRunner, PlaitError, RunService, RunStatus, Task
+from persistence import MemoryStore, Store
+from runner import DAG, AnswerConflict, ParallelRunner, PlaitError, RunService, RunStatus, Task, looking
+from runner.web import shapes
+from runner.web.app import make_app
+from runner.web.routes import Served
 from tests.support.served import served
 from tests.test_web_life import created, events, post
 
@@ -102,3 +108,37 @@ async def test_the_service_answers(store: Store) -> None:
         assert (last.kind, done.status, done.tasks["b"].text) == ("run_completed", RunStatus.COMPLETED, "Ada")
         with pytest.raises(AnswerConflict):
             await runs.answer_question(run_id, "a", "Bob")
+
+
+async def test_others_are_answered_while_a_run_is_made_ready_to_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_on = threading.Event()  # a run of thousands of tasks takes seconds for both of these
+
+    def slow(usual: Callable[..., Any]) -> Callable[..., Any]:
+        def slowly(*given: Any) -> Any:
+            assert let_on.wait(10), "nobody else had a turn"
+            let_on.clear()
+            return usual(*given)
+
+        return slowly
+
+    async def asks(_prompt: str) -> str:
+        return str(await ask("Which one?"))
+
+    monkeypatch.setattr(looking, "asking_of", slow(looking.asking_of))
+    monkeypatch.setattr(shapes, "detail", slow(shapes.detail))
+    runner = ParallelRunner(asks, store=MemoryStore())
+    run = await runner.run(DAG([Task("a", "x")]))
+    async with RunService(runner) as service, anyio.create_task_group() as group:
+        app = make_app(Served(service, ["default"], {}))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+            shown: list[httpx.Response] = []
+
+            async def show() -> None:
+                shown.append(await client.get(f"/api/runs/{run.run_id}"))
+
+            group.start_soon(show)
+            while not shown:
+                assert (await client.get("/api/runs")).status_code == 200
+                let_on.set()
+                await anyio.lowlevel.checkpoint()
+    assert shown[0].json()["tasks"][0]["question"] == "Which one?"

@@ -12,6 +12,7 @@ import anyio.to_thread
 from fastapi import APIRouter, Header, Query, Response
 
 from runner.errors import RunNotFound, RunNotResumable, RunOwned
+from runner.looking import RunInfo
 from runner.queued import run_id_of
 from runner.service import RunService
 from runner.status import RUN_DONE, RunStatus
@@ -49,7 +50,7 @@ class Api:
         again: _Answers = {200: {"model": shapes.Standing, "description": "The run of this key was there already."}}
         router.add_api_route("", self.create, methods=["POST"], status_code=201, responses={**DOCUMENTED, **again})
         router.add_api_route("", self.list_all, methods=["GET"])
-        router.add_api_route("/{run_id}", self.get, methods=["GET"])
+        router.add_api_route("/{run_id}", self.get, methods=["GET"], response_model=shapes.Detail)
         router.add_api_route("/{run_id}/resume", self.resume, methods=["POST"])
         router.add_api_route("/{run_id}/cancel", self.cancel, methods=["POST"])
         router.add_api_route("/{run_id}/tasks/{task_id}/answer", self.answer, methods=["POST"])
@@ -87,9 +88,10 @@ class Api:
         """The last created runs, newest first."""
         return shapes.RunList(runs=[shapes.summary(run) for run in await self._runs.list_runs(page.limit)])
 
-    async def get(self, run_id: str) -> shapes.Detail:
+    async def get(self, run_id: str) -> Response:
         """A run with its tasks and their results."""
-        return shapes.detail(await self._runs.get_run(run_id))
+        told = await anyio.to_thread.run_sync(_detail, await self._runs.get_run(run_id))
+        return Response(told, media_type="application/json")
 
     async def resume(self, run_id: str, how: shapes.Resumption | None = None) -> shapes.Standing:
         """Go on with a run that was interrupted, waits or failed. Changes nothing for one that goes on here."""
@@ -132,3 +134,8 @@ class Api:
             return bool(await self._status(run_id))
         except RunNotFound:
             return False
+
+
+def _detail(run: RunInfo) -> str:
+    """In a thread of its own: thousands of tasks take their time, in which other runs would stand still."""
+    return shapes.detail(run).model_dump_json(by_alias=True)
