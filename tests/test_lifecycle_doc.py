@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from persistence import Batch, MemoryStore, NewTask, RunCreated, RunStatusChanged
+import anyio
+import pytest
+
+from persistence import Batch, MemoryStore, NewTask, RunCreated, RunStatusChanged, StoreError
+from persistence.records import RunRecord
+from runner import DAG, ParallelRunner, RunService, Task
 from runner.status import RUN_DONE, RUN_REOPENINGS, RUN_TRANSITIONS, RunStatus
 
 PAGE = (Path(__file__).parent.parent / "docs" / "lifecycle.md").read_text(encoding="utf-8")
@@ -49,6 +56,35 @@ async def test_the_table_of_events_is_what_a_store_writes() -> None:
         written |= set(zip(kinds, [RunStatus.QUEUED.value, *(status for status, _ in path)], strict=True))
     assert set(rows) == written
     assert {status for _, status in rows} == {status.value for status in RUN_TRANSITIONS}
+
+
+class Away(MemoryStore):
+    """Cannot be read once."""
+
+    looks = 0
+
+    async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
+        self.looks += 1
+        if self.looks == 1:
+            raise StoreError("it is away")
+        return await super().list_runs(limit)
+
+
+async def test_the_service_of_the_page_outlasts_a_store_that_is_away(capsys: pytest.CaptureFixture[str]) -> None:
+    code = PAGE.partition("# worker.py\n")[2].partition("asyncio.run(")[0].replace("sleep(30)", "sleep(0)")
+    page: dict[str, Any] = {}
+    exec(code, page)
+
+    async def echo(prompt: str) -> str:
+        return prompt
+
+    async with RunService(ParallelRunner(echo, store=Away()), poll=0.01) as service:
+        run_id = await service.create_run(DAG([Task("hello", prompt="Hello.")]))
+        looking = asyncio.create_task(page["look_after"](service))
+        with anyio.fail_after(10):
+            assert [event.kind async for event in service.events(run_id)][-1] == "run_completed"
+        looking.cancel()
+    assert capsys.readouterr().out == "looking again in 30 s: it is away\n"
 
 
 def _paths() -> list[list[tuple[str, bool]]]:
