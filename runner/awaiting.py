@@ -77,6 +77,7 @@ class Awaiting:
             self._log.warning("answer_refused", task=question.task_id, error=str(error))
         except Exception as error:
             self._log.warning("on_question_failed", task=question.task_id, error=type(error).__name__)
+            self._log.debug("on_question_failed", error, task=question.task_id)
         finally:
             self._schedule.let_go()
         self._look_on()

@@ -107,6 +107,8 @@ class Deciding:
         what = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
         message = f"the run's policy {self._policy.kind!r} failed when {when}: {what}"[:2000]
         logger().error("policy_failed", kind=self._policy.kind, error=type(error).__name__)
+        if not isinstance(error, PlaitError):
+            logger().debug("policy_failed", error, kind=self._policy.kind)
         self.decided = Decided(self.decided.state, RunStatus.FAILED, clean_text(message), failed_on=ended)
 
     def _carried_out(self, decision: Decision) -> list[events.Event]:
@@ -151,11 +153,13 @@ def _checked(decision: object) -> Decision:
     """Policies come from outside, where no type checker may have been."""
     if not isinstance(decision, Decision):
         raise PlaitError(f"decide() returned {type(decision).__name__}, not a Decision")
-    if decision.end not in {None, RunStatus.COMPLETED, RunStatus.FAILED}:
+    if not (decision.end is None or decision.end is RunStatus.COMPLETED or decision.end is RunStatus.FAILED):
         raise PlaitError(f"it ends the run as {decision.end!r}; RunStatus.COMPLETED and RunStatus.FAILED are possible")
     if decision.end is not None and decision.add:
         raise PlaitError("it ends the run and adds tasks, both at once; let it do one of the two")
     others = [type(task).__name__ for task in decision.add if not isinstance(task, Task)]  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(decision.cancel, str):
+        raise PlaitError(f"it cancels {decision.cancel!r}; give a tuple of task ids")
     if others:
         raise PlaitError(f"it adds {others[0]}, which is not a Task")
     return decision if decision.error is None else replace(decision, error=clean_text(str(decision.error))[:2000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
@@ -176,6 +177,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no JSON": (lambda _: Decision(state={1, 2}), "JSON"),  # type: ignore[arg-type]
     "NaN": (lambda _: Decision(state=float("nan")), "JSON"),
     "odd end": (lambda _: Decision(end=RunStatus.CANCELLED), "ends the run as"),  # type: ignore[arg-type]
+    "end as text": (lambda _: Decision(end="completed"), "ends the run as 'completed'; RunStatus"),  # type: ignore[arg-type]
+    "cancels a text": (lambda _: Decision(cancel="d"), "cancels 'd'; give a tuple of task ids"),  # type: ignore[arg-type]
 }
 
 
@@ -194,6 +197,12 @@ async def test_one_that_is_wrong_fails_the_run(kept: Store | None, why: str) -> 
         record = await kept.get_run(result.run_id)
         assert record is not None
         assert '"kept"' in (record.policy_state or "")
+
+
+async def test_where_it_failed_is_logged_for_who_wrote_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="plait"):
+        await ParallelRunner(talker()).run(CHAIN, policy=Scripted(_raise))
+    assert "in _raise" in caplog.text
 
 
 async def test_what_waits_for_a_cancelled_task_is_not_added() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -133,6 +134,12 @@ async def test_a_callback_that_gives_no_answer_leaves_the_question_to_others(sto
     assert (result.status, result["c"].status) == (RunStatus.WAITING_INPUT, TaskStatus.COMPLETED)
     again = await runner.resume(result.run_id, answers={"a": "yes"})
     assert (again.status, again.text["b"]) == (RunStatus.COMPLETED, "so yes")
+
+
+async def test_where_a_callback_failed_is_logged_for_who_wrote_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="plait"):
+        await ParallelRunner(asking(), on_question=_fails).run(LATE)
+    assert "in _fails" in caplog.text and "no idea" in caplog.text
 
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])
