@@ -43,12 +43,17 @@ def reply_of(values: Any, names: Any, schema: Schema | None) -> Reply:
 
 
 def question_of(interrupt: Any) -> Question:
-    """What an interrupt asks: its value where that is text, the `question` in it, or else all of it as JSON."""
+    """What an interrupt asks: its value where that is text, the `question` in it and below it the rest as JSON, such as
+    what there is to choose from, or else all of it as JSON.
+    """
     value: Any = interrupt.value
-    text: Any = cast("Mapping[str, Any]", value).get("question") if isinstance(value, Mapping) else value
+    fields = dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else dict[str, Any]()
+    text: Any = fields.pop("question", None) if fields else interrupt.value
     if not isinstance(text, str):
         part = _part(value, 0)
         text = json.dumps(None if part is _LEFT_OUT else part, ensure_ascii=False)
+    elif rest := json_part(fields):
+        text = f"{text}\n{json.dumps(rest, ensure_ascii=False)}"
     schema: Any = getattr(interrupt, "response_schema", None)
     return Question(clean_text(text), cast("Mapping[str, JsonValue]", schema) if isinstance(schema, Mapping) else None)
 

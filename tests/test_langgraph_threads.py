@@ -92,7 +92,7 @@ def asked(reply: Reply) -> str:
 
 async def test_a_question_is_answered_and_the_graph_goes_on(desk: Desk) -> None:
     first = await desk.turn(desk.graph)
-    assert asked(first) == "Publish?"
+    assert asked(first) == 'Publish?\n{"why": "it is final"}'
     assert desk.sessions == [KEY]
     assert desk.ran == ["draft", "approve"]
     second = await desk.answer(desk.graph, {"by": "Ada"}, first)
@@ -116,7 +116,11 @@ async def test_several_questions_at_once_are_asked_one_by_one(desk: Desk) -> Non
     replies = [await desk.turn(desk.forked)]
     for value in ("yes", "web", 7):
         replies.append(await desk.answer(desk.forked, value, replies[-1]))
-    assert [asked(reply) for reply in replies[:-1]] == ["Publish?", "Where?", '{"euro": 5}']
+    assert [asked(reply) for reply in replies[:-1]] == [
+        'Publish?\n{"why": "it is final"}',
+        "Where?",
+        '{"euro": 5}',
+    ]
     data = replies[-1].data
     assert isinstance(data, dict)
     assert data["done"] == ["published yes web", "spent 7"]
