@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
@@ -210,4 +209,4 @@ def detail(run: RunInfo) -> Detail:
 
 def event(one: StoredEvent) -> EventShape:
     """The event as it is told."""
-    return EventShape.model_validate(asdict(one))
+    return EventShape.model_validate(one, from_attributes=True)
