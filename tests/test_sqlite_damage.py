@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import random
 import shutil
+import sqlite3
 import subprocess
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from persistence import NewTask, RunRecord, SQLiteStore, StoreError
+import pytest
+
+from persistence import NewTask, RunRecord, SQLiteStore, StoreError, StoreUnusable
 from persistence.contract.samples import ANSWER, ASK, CLAIMED, CREATED, DONE_A, RUN, RUNNING, START_A, Writer, whole
+from persistence.sqlite import health
 
 RUNS = ("run-1", "run-2")
 TASKS = tuple(f"t{number}" for number in range(20))
@@ -124,3 +129,25 @@ async def test_a_log_that_was_cut_is_a_prefix_of_what_happened(tmp_path: Path) -
             assert await whole(store) == states[seen[-1]], cut
     assert seen == sorted(seen)
     assert set(seen) == set(states)
+
+
+async def test_who_put_a_copy_back_beside_the_log_of_a_crash_is_told_to_remove_that(tmp_path: Path) -> None:
+    path, copy = tmp_path / "runs.db", tmp_path / "copy.db"
+    async with SQLiteStore(path) as store:
+        await Writer(store, "run-1").write(CREATED)
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"VACUUM INTO '{copy}'")
+        for number in range(2, 20):
+            await Writer(store, f"run-{number}").write(CREATED, CLAIMED, RUNNING)
+        shutil.copyfile(f"{path}-wal", tmp_path / "of-the-crash")
+    path.write_bytes(copy.read_bytes())
+    shutil.copyfile(tmp_path / "of-the-crash", f"{path}-wal")
+    told = "the file alone is whole, with runs.db-wal it is not: .* remove runs.db-wal and runs.db-shm"
+    with pytest.raises(StoreUnusable, match=told):
+        async with SQLiteStore(path, mode="existing"):
+            pass
+    assert any("remove runs.db-wal and runs.db-shm" in finding.advice for finding in health.file(path))
+    for end in ("-wal", "-shm"):
+        Path(f"{path}{end}").unlink(missing_ok=True)
+    async with SQLiteStore(path, mode="existing") as store:
+        assert [run.run_id for run in await store.list_runs()] == ["run-1"]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from persistence.errors import StoreUnusable
 from persistence.sqlite import reading
+from persistence.sqlite.log import mending
 from persistence.sqlite.mounts import Place, file_system_of, place_of
 from persistence.sqlite.opening import OLDEST_SQLITE, SCHEMA_VERSION, half_made, open_database
 from persistence.sqlite.transaction import forgiving
@@ -153,10 +154,10 @@ def file(path: Path) -> Iterator[Finding]:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         try:
             yield _schema(version)
-            yield _pages(connection)
+            yield _pages(path, connection)
             yield _rows(connection)
         except (sqlite3.Error, UnicodeDecodeError) as error:  # a message of SQLite's may quote a damaged page
-            yield Finding("file", Fitness.BAD, f"{path} cannot be read: {error}", "restore a copy")
+            yield Finding("file", Fitness.BAD, f"{path} cannot be read: {error}", mending(path))
             return
     yield _wal(path)
 
@@ -173,7 +174,7 @@ def leftovers(path: Path) -> Iterator[Finding]:
 
 
 def _beside(path: Path, end: str) -> Path:
-    return Path(f"{path}{end}")
+    return Path(f"{path.resolve()}{end}")
 
 
 def _schema(version: int) -> Finding:
@@ -181,12 +182,12 @@ def _schema(version: int) -> Finding:
     return Finding("schema", Fitness.OK, older if version < SCHEMA_VERSION else f"version {version}")
 
 
-def _pages(connection: sqlite3.Connection) -> Finding:
+def _pages(path: Path, connection: sqlite3.Connection) -> Finding:
     (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if verdict == "ok":
         return Finding("pages", Fitness.OK, "whole")
     damage = str(verdict).strip().replace("\n", "; ")
-    return Finding("pages", Fitness.BAD, f"damaged: {damage}", "restore a copy; nothing can be resumed from this one")
+    return Finding("pages", Fitness.BAD, f"damaged: {damage}", f"{mending(path)}; nothing can be resumed as it is")
 
 
 def _rows(connection: sqlite3.Connection) -> Finding:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from persistence.boundaries import reached
 from persistence.errors import StoreUnusable
+from persistence.sqlite.log import is_at_rest, mending
 from persistence.sqlite.transaction import forgiving, transaction
 
 if TYPE_CHECKING:
@@ -107,17 +108,9 @@ def _access_for_reading(path: Path) -> _Access:
             connection.execute("PRAGMA user_version").fetchone()
     except sqlite3.Error as error:  # any other one comes again, and is told then
         locks_fail = error.sqlite_errorcode & 0xFF in {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
-        if locks_fail and not os.access(path.parent, os.W_OK) and _is_at_rest(path):
+        if locks_fail and not os.access(path.parent, os.W_OK) and is_at_rest(path):
             return "ro&immutable=1"
     return "ro"
-
-
-def _is_at_rest(path: Path) -> bool:
-    """Whether all that was written is in the database itself: then nobody has it open for writing."""
-    try:
-        return path.with_name(f"{path.name}-wal").stat().st_size == 0
-    except FileNotFoundError:
-        return True
 
 
 def _connect(path: Path, access: _Access) -> sqlite3.Connection:
@@ -163,7 +156,7 @@ def _check_pages(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def _damaged(path: Path, reason: str) -> StoreUnusable:
-    return StoreUnusable(f"{path} is not a database or is damaged ({reason}); restore a copy, or choose another path")
+    return StoreUnusable(f"{path} is not a database or is damaged ({reason}); {mending(path)}, or choose another path")
 
 
 def _open_for_reading(path: Path, access: _Access, version: int) -> sqlite3.Connection:

@@ -1,0 +1,49 @@
+"""The write-ahead log beside a database file, and whether it belongs to the file at all.
+
+SQLite does not know: it knows a log by its name alone. Whoever puts a copy of the database back after a crash, and
+leaves the log of the crash where it is, has SQLite lay the latest pages of the old file over the copy.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from persistence.sqlite.transaction import forgiving
+
+
+def log_of(path: Path) -> Path:
+    """Where the log of the database at `path` lies: links are followed, as SQLite does."""
+    real = path.resolve()
+    return real.with_name(f"{real.name}-wal")
+
+
+def is_at_rest(path: Path) -> bool:
+    """Whether all that was written is in the database itself: then nobody has it open for writing."""
+    try:
+        return log_of(path).stat().st_size == 0
+    except FileNotFoundError:
+        return True
+
+
+def mending(path: Path) -> str:
+    """What to do about the damaged database at `path`, which is only looked at."""
+    if is_at_rest(path) or not _is_whole_alone(path):
+        return "restore a copy"
+    log = log_of(path)
+    return (
+        f"the file alone is whole, with {log.name} it is not: if it is a copy that was put back, that log is of the "
+        f"file before, so end what uses it and remove {log.name} and {log.name[: -len('wal')]}shm; else restore a copy"
+    )
+
+
+def _is_whole_alone(path: Path) -> bool:
+    try:
+        # Immutable: SQLite then neither looks for a log nor takes locks.
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+            connection.text_factory = forgiving
+            (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    except (sqlite3.Error, UnicodeDecodeError):
+        return False
+    return bool(verdict == "ok")
