@@ -110,7 +110,10 @@ def first_unapplied(batch: Batch, head: RunHead | None) -> int:
     created = batch.changes[0] if isinstance(batch.changes[0], RunCreated) else None
     if head is None:
         if batch.first_seq != 1 or created is None:
-            raise Conflict(f"run {batch.run_id!r} is not in the store; its first batch has to be written first")
+            raise Conflict(
+                f"run {batch.run_id!r} is not in the store; its first batch has to be written first. If an older copy "
+                f"was put in the store's place, stop this run, and begin it again"
+            )
         if batch.epoch != 0:
             raise Conflict(f"run {batch.run_id!r} is new: its first batch is at epoch 0, not {batch.epoch}")
         return 0
@@ -126,7 +129,8 @@ def first_unapplied(batch: Batch, head: RunHead | None) -> int:
     if batch.first_seq > head.last_seq + 1:
         raise Conflict(
             f"run {batch.run_id!r}: the batch starts at change {batch.first_seq}, but {head.last_seq + 1} is next; "
-            "write the missing changes first"
+            "write the missing changes first. If an older copy was put in the store's place, stop this run, and resume "
+            "it from there"
         )
     return applied
 

@@ -72,14 +72,7 @@ class Checkpointer:
     another owner, or `strict` was asked for.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        run_id: str,
-        feed: Feed,
-        clock: Clock,
-        strict: bool,
-    ) -> None:
+    def __init__(self, store: Store, run_id: str, feed: Feed, clock: Clock, strict: bool) -> None:
         self._store = store
         self._run_id = run_id
         self._feed = feed
@@ -254,8 +247,12 @@ class Checkpointer:
         self._recovered(len(head))
 
     def _lost(self, error: Conflict, count: int) -> None:
-        at = iso(self._clock.wall())
-        self.degraded.append(Degradation(at, at, str(error), lost=count))
+        at, place = iso(self._clock.wall()), len(self.degraded) - self.away  # an outage goes on until all is caught up
+        before = self.degraded[place - 1] if place else None
+        if before is not None and before.lost and before.error == str(error):  # as for all that follows a lost change
+            self.degraded[place - 1] = replace(before, until=at, lost=before.lost + count)
+            return
+        self.degraded.insert(place, Degradation(at, at, str(error), lost=count))
         self._log.error("change_not_stored", error=str(error))
 
     async def _try_write(self, head: tuple[Change, ...]) -> StoreError | None:

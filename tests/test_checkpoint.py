@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import sys
 import anyio
 import pytest
 
-from persistence import Batch, MemoryStore, RunReleased, SQLiteStore, StoreError
+from persistence import Batch, Conflict, MemoryStore, RunReleased, SQLiteStore, StoreError
+from persistence.changes import TaskCompleted
 from runner import DAG, OwnershipLost, ParallelRunner, RunExists, RunStatus, Task
 from runner.events import RunCompleted, StoreDegraded, StoreRecovered, TaskStarted
 from tests.support.fakes import Talker
@@ -293,3 +295,44 @@ async def test_what_was_refused_for_good_is_not_told() -> None:
         with pytest.raises(RunExists):
             await live.result()
     assert seen == []
+
+
+async def test_an_older_copy_in_the_place_of_the_store_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    store = FaultyStore(MemoryStore())
+    older: list[MemoryStore] = []
+    chain = DAG([Task(f"t{i}", prompt=str(i), depends_on=[f"t{i - 1}"] if i else []) for i in range(20)])
+
+    async def body(prompt: str) -> str:
+        if prompt == "3":
+            older.append(copy.deepcopy(store.inner))
+        if prompt == "10":
+            store.inner = older[0]
+        return prompt
+
+    with caplog.at_level(logging.ERROR):
+        result = await ParallelRunner(body, store=store).run(chain)
+    assert result.status is RunStatus.COMPLETED
+    [lost] = result.degraded
+    assert lost.lost > 30
+    assert "stop this run, and resume it from there" in lost.error
+    assert caplog.text.count("change_not_stored") == 1
+
+
+async def test_an_outage_ends_also_where_a_change_of_it_is_refused() -> None:
+    class Refuses(FaultyStore):
+        tried = 0
+
+        async def write(self, batch: Batch) -> None:
+            if any(isinstance(change, TaskCompleted) and change.task_id == "b3" for change in batch.changes):
+                self.tried += 1
+                raise StoreError("away") if self.tried < 3 else Conflict("not this one")
+            await super().write(batch)
+
+    async with run(Refuses(MemoryStore())).start(WIDE) as live:
+        told = [event async for event in live.events()]
+        result = await live.result()
+    assert {one.error: (one.lost, one.until is not None) for one in result.degraded} == {
+        "not this one": (1, True),
+        "away": (0, True),
+    }
+    assert any(isinstance(event, StoreRecovered) for event in told)
