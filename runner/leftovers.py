@@ -58,9 +58,17 @@ async def make_room(folder: Path) -> None:
         await run_sync(_remove, folder)
 
 
-async def delete_files(root: Path | None, deleted: Collection[str], stored: Collection[str]) -> str | None:
+def has_sessions(root: Path | None) -> bool:
+    """Whether there ever was a session of which files are kept below `root`."""
+    return root is not None and _is_there(root / SESSIONS)
+
+
+async def delete_files(
+    root: Path | None, deleted: Collection[str], stored: Collection[str], sessions: Collection[str] | None = None
+) -> str | None:
     """Remove the files of the runs `deleted`, which are not in the store any more, and what earlier deletions of runs
-    that are not `stored` have left, once nobody writes there any more. Why that cannot be done in one line, or None.
+    that are not `stored` have left, once nobody writes there any more; of sessions all but the stored ones, `sessions`
+    (None: none). Why that cannot be done in one line, or None.
     """
     failures: list[OSError] = []
     try:
@@ -70,6 +78,8 @@ async def delete_files(root: Path | None, deleted: Collection[str], stored: Coll
     for folder in folders:
         await _end_below(folder, ())
         failures += await run_sync(_remove, folder)
+    if root is not None and sessions is not None and has_sessions(root):
+        failures += await run_sync(_forget_sessions, root / SESSIONS, sessions)
     if not failures:
         return None
     return f"not all files of deleted runs could be removed below {root}: {failures[0]}; mend that and purge again"
@@ -99,6 +109,15 @@ def _unwanted(root: Path, deleted: Collection[str], stored: Collection[str]) -> 
     others = [one for one in root.iterdir() if one.is_dir() and one.name != SESSIONS] if root.is_dir() else []
     now = time.time()
     return gone + [one for one in others if one not in known and now - one.lstat().st_mtime > _FORGOTTEN_S]
+
+
+def _forget_sessions(folder: Path, known: Collection[str]) -> list[OSError]:
+    from backends.agents.sessions import forget_all_but  # noqa: PLC0415 - most stores have none
+
+    try:
+        return forget_all_but(known, folder, _FORGOTTEN_S)
+    except OSError as error:
+        return [error]
 
 
 def _remove(folder: Path) -> list[OSError]:

@@ -6,15 +6,18 @@ import os
 import time
 from pathlib import Path
 
+import anyio
 import pytest
 
-from backends import BackendError, ErrorKind
+from backends import BackendError, ErrorKind, Usage
+from backends.agents.sessions import Sessions
 from backends.protocol import Files, LeftTurn
 from persistence import FilesStore, MemoryStore, SQLiteStore, Store
 from runner import DAG, ParallelRunner, Retry, RunStatus, Task
 from runner.folders import run_folder, turn_files
 from runner.leftovers import delete_files
 from tests.support.command import plait, plait_here
+from tests.support.database import edit
 from tests.support.fakes import QuickClock, Talker
 from tests.support.faulty_store import FaultyStore
 from tests.support.plans import make
@@ -105,6 +108,34 @@ def test_the_files_of_deleted_runs_go_with_them(folder: Path) -> None:
     assert (done.code, done.err) == (0, "")
     assert sorted((folder / ROOT).iterdir()) == sorted([newer, sessions])
     assert (newer / "a" / "1" / "stdout").exists()
+
+
+def test_what_is_kept_of_sessions_goes_with_the_last_run_that_had_them(folder: Path) -> None:
+    newer, older = runs(folder)
+    place = folder / ROOT / "sessions"
+    for session_id, run_ids in {"gone": [older], "held": [older], "both": [older, newer], "fresh": [older]}.items():
+        for run_id in run_ids:
+            edit(folder / ROOT.with_suffix(""), f"INSERT INTO sessions VALUES ('{run_id}', 'a', '{session_id}', 1, '')")
+        Sessions(place, "codex").note_spent(session_id, Usage(1, 2))
+        if session_id != "fresh":
+            for one in place.iterdir():
+                os.utime(one, (0, time.time() - 7200))
+    (place / "notes.txt").write_text("of no session")
+
+    async def delete() -> None:
+        async with Sessions(place, "codex").writing("held", 0.0, print):
+            for one in place.glob("*.lock"):
+                os.utime(one, (0, time.time() - 7200))
+            assert plait(folder, "gc", "--keep", "9").code == 0
+            assert known() == {"gone", "held", "fresh", "both"}
+            assert plait(folder, "gc", "--keep", "1").code == 0
+
+    def known() -> set[str]:
+        return {name for name in ("gone", "held", "fresh", "both") if Sessions(place, "codex").spent(name) is not None}
+
+    anyio.run(delete)
+    assert known() == {"held", "fresh", "both"}
+    assert (place / "notes.txt").exists()
 
 
 def test_no_link_is_followed_out_of_a_run(folder: Path) -> None:

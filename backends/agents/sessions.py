@@ -11,7 +11,9 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import AsyncGenerator, Callable
+import re
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -65,8 +67,53 @@ class Sessions:
         _write(self._path(session_id, "json"), total)
 
     def _path(self, session_id: str, what: str) -> Path:
-        name = hashlib.sha256(session_id.encode("utf-8", "replace")).hexdigest()[:32]
-        return self._folder / f"{self._kind}-{name}.{what}"
+        return self._folder / f"{self._kind}-{_name(session_id)}.{what}"
+
+
+def _name(session_id: str) -> str:
+    return hashlib.sha256(session_id.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+_KEPT = re.compile(r"(?P<session>.+-(?P<name>[0-9a-f]{32}))\.(lock|json|[0-9]+\.new)")
+
+
+def forget_all_but(known: Iterable[str], folder: Path, idle: float) -> list[OSError]:
+    """Remove what is kept in `folder` of all sessions but the `known` ones, once nobody has written to one for `idle`
+    seconds, or does now. What could not be removed, and why.
+    """
+    names = {_name(session_id) for session_id in known}
+    files: dict[str, list[Path]] = {}
+    for one in folder.iterdir():
+        found = _KEPT.fullmatch(one.name)
+        if found is not None and found["name"] not in names:
+            files.setdefault(found["session"], []).append(one)
+    failures: list[OSError] = []
+    for session, kept in files.items():
+        try:
+            if time.time() - max(one.lstat().st_mtime for one in kept) > idle and not _is_held(
+                folder / f"{session}.lock"
+            ):
+                for one in kept:
+                    one.unlink(missing_ok=True)
+        except FileNotFoundError:  # somebody else removes them
+            continue
+        except OSError as error:
+            failures.append(error)
+    return failures
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def first_before(folder: Path, before: Usage) -> Usage:

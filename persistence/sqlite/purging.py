@@ -90,3 +90,8 @@ def run_sizes(connection: sqlite3.Connection) -> dict[str, int]:
     """See `SQLiteStore.run_sizes`."""
     with transaction(connection):
         return dict(connection.execute(sql.RUN_SIZES).fetchall())
+
+
+def session_ids(connection: sqlite3.Connection) -> set[str]:
+    """See `SQLiteStore.session_ids`."""
+    return {session_id for (session_id,) in connection.execute(sql.LIST_SESSIONS).fetchall()}

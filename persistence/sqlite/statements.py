@@ -236,6 +236,7 @@ DELETE FROM blobs WHERE NOT EXISTS (SELECT 1 FROM tasks WHERE text_sha256 = blob
     AND NOT EXISTS (SELECT 1 FROM tasks WHERE data_sha256 = blobs.sha256)
     AND NOT EXISTS (SELECT 1 FROM messages WHERE content_sha256 = blobs.sha256)
 """
+LIST_SESSIONS = "SELECT DISTINCT session_id FROM sessions"
 RUN_SIZES = """
 SELECT run_id, sum(bytes) FROM (
     SELECT run_id, length(CAST(settings AS BLOB)) + ifnull(length(CAST(error AS BLOB)), 0)

@@ -122,6 +122,10 @@ class SQLiteStore:
         """
         return await self._call(purging.run_sizes)
 
+    async def session_ids(self) -> set[str]:
+        """The sessions of all tasks, by the ids that their backends know."""
+        return await self._call(purging.session_ids)
+
     async def purge(self, run_ids: Collection[str]) -> Purged:
         """Delete runs with all that is theirs, so that no byte of them is left in the file or in its WAL.
 

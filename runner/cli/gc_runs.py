@@ -15,7 +15,7 @@ from runner.cli.lookup import store_for_going_on, store_for_reading
 from runner.cli.report import tell_value
 from runner.cli.text import counted, one_line, size
 from runner.clock import iso
-from runner.leftovers import delete_files
+from runner.leftovers import delete_files, has_sessions
 from runner.owner import Liveness, liveness
 from runner.purge import Expiry, expired
 from runner.status import RUN_DONE, RunStatus
@@ -36,24 +36,28 @@ async def delete_expired(path: Path, expiry: Expiry, dry_run: bool, as_json: boo
     """Delete the runs for which `expiry` is met, or only say which they are."""
     async with store_for_reading(path) if dry_run else store_for_going_on(path) as store:
         runs = await store.list_runs(_ALL)
-        if not dry_run:
-            runs = tuple([await _left_by_the_dead(store, run) for run in runs])
+        runs = tuple([await _left_by_the_dead(store, run, dry_run) for run in runs])
         old = expired(runs, expiry, time.time())
         sizes = await store.run_sizes()
         # Without any as well: an earlier purge may have left something to wipe.
         purged = None if dry_run else await store.purge([run.run_id for run in old])
+        sessions = None if dry_run or not has_sessions(store.files_root) else await store.session_ids()
     if purged is not None:
         stored = {run.run_id for run in runs}.difference(purged.run_ids)
-        files = await delete_files(store.files_root, purged.run_ids, stored)
+        files = await delete_files(store.files_root, purged.run_ids, stored, sessions)
         purged = replace(purged, remains="; ".join(filter(None, (purged.remains, files))) or None)
     _say(_Outcome(old, sizes, len(runs) - len(old), purged), as_json)
     return COMPLETED
 
 
-async def _left_by_the_dead(store: SQLiteStore, run: RunRecord) -> RunRecord:
-    """The run, released where it has ended and its owner died, as when somebody's `plait continue` was killed."""
+async def _left_by_the_dead(store: SQLiteStore, run: RunRecord, dry_run: bool) -> RunRecord:
+    """The run, released where it has ended and its owner died, as when somebody's `plait continue` was killed; in a dry
+    run as it would be.
+    """
     if RunStatus(run.status) not in RUN_DONE or run.owner is None or liveness(run.owner) is not Liveness.DEAD:
         return run
+    if dry_run:
+        return replace(run, owner=None)
     try:
         await store.write(Batch(run.run_id, run.epoch, run.last_seq + 1, (RunReleased(iso(time.time())),)))
     except (Conflict, Fenced):  # somebody works on it at this very moment
