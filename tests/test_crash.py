@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +20,7 @@ from runner.crash.server import get_ready
 from runner.crash.tally import Tally
 from tests.support import warm
 from tests.support.command import PLAIT, Done, environment, plait
+from tests.support.warm import Warm
 
 PLAN = """
 name: yours
@@ -72,6 +76,17 @@ def test_a_few_kills_at_every_boundary_certify_a_plan_without_its_backends_and_i
     assert "0 executed again" in done.out
     assert done.err == f"plait: landing 5 kills at {len(BOUNDARIES)} boundaries, in {tmp_path}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_who_is_told_to_leave_leaves_nothing_behind(tmp_path: Path, signum: signal.Signals) -> None:
+    with Warm([*PLAIT, "crashtest", "--kills", "100000"], cwd=tmp_path, env=environment()) as running:
+        while len(list(tmp_path.glob(".plait-crashtest-*/worker-*"))) < (os.cpu_count() or 1):
+            assert running.poll() is None
+            time.sleep(0.01)
+        running.send_signal(signum)
+        assert running.wait(timeout=20) == 6
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_was_left_out_is_no_success() -> None:

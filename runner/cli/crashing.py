@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import click
@@ -47,6 +48,9 @@ def repeat(campaign: Campaign, word: str, as_json: bool) -> int:
 
 
 def _done(work: Callable[[], Tally]) -> Tally:
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is signal.SIG_DFL:  # under nohup a hangup is ignored, and stays so
+            signal.signal(signum, signal.default_int_handler)  # as Ctrl-C: what was made for the trials is removed
     try:
         return work()
     except OSError as error:

@@ -73,8 +73,10 @@ class Campaign:
         began = time.monotonic()
         tally = Tally()
         with self._place() as place:
-            pids = [self._fork(place, number, workers) for number in range(workers)]
+            pids: list[int] = []
             try:
+                for number in range(workers):  # each is known at once: we may be interrupted before the last one
+                    pids.append(self._fork(place, number, workers))  # noqa: PERF401
                 for number, pid in enumerate(pids):
                     os.waitpid(pid, 0)
                     tally.add(_handed_over(place, number))
@@ -109,6 +111,8 @@ class Campaign:
 
     def _fork(self, place: Path, number: int, workers: int) -> int:
         pid = os.fork()
+        with suppress(OSError):  # whoever comes later, of the two
+            os.setpgid(pid, 0)
         if pid:
             return pid
         code = 1
@@ -195,9 +199,12 @@ def _more_points(hits: Counter[str], rng: random.Random) -> list[Point]:
 
 
 def _end(pids: Sequence[int]) -> None:
+    """By force, each with the process under test that it has: a word to them may come in the midst of a fork, where
+    Python drops it, and what they have made is removed with its folder.
+    """
     for pid in pids:
         with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(pid, signal.SIGINT)
+            os.killpg(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
 

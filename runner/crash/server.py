@@ -49,7 +49,11 @@ class Child:
 
     def wait(self) -> Ended:
         """Its end; it is ended by force when it hangs."""
-        over, _, _ = select.select([self._alive], [], [], self._limit)
+        try:
+            over, _, _ = select.select([self._alive], [], [], self._limit)
+        except BaseException:  # we are told to leave, and nobody else would look after it
+            os.kill(self.pid, signal.SIGKILL)
+            raise
         if not over:
             os.kill(self.pid, signal.SIGKILL)
         status = os.waitpid(self.pid, 0)[1] if self._status is None else self._status
