@@ -17,6 +17,7 @@ from persistence import (
     Conflict,
     Fenced,
     NewTask,
+    Note,
     RunClaimed,
     Store,
     StoreError,
@@ -47,6 +48,9 @@ from persistence.contract.samples import (
     owner,
     whole,
 )
+
+MANY, MANY_NOTES = 1500, 150
+"""More than comes on one page of most databases."""
 
 
 async def is_kept(store: Store, change: Any) -> None:
@@ -186,8 +190,16 @@ class StoreContract(
 
     @pytest.mark.parametrize(
         "text",
-        ["", "nul \0 inside", "'; DROP TABLE runs; --", "%s ? :a {{ x }}", "\U0001f311 \u202e \r\n", "x" * 10_000_000],
-        ids=["empty", "nul", "quotes", "placeholders", "unicode", "10 MB"],
+        [
+            "",
+            "nul \0 inside",
+            "'; DROP TABLE runs; --",
+            "%s ? :a {{ x }}",
+            "\U0001f311 \u202e \r\n",
+            "\u00e4 a\u0308 ",
+            "x" * 10_000_000,
+        ],
+        ids=["empty", "nul", "quotes", "placeholders", "unicode", "accents", "10 MB"],
     )
     async def test_texts_come_back_as_they_were(self, store: Store, writer: Writer, text: str) -> None:
         await writer.write(START_A, replace(ASK, content=text), replace(DONE_A, text=text))
@@ -195,12 +207,45 @@ class StoreContract(
         assert (task.text, message.content, task.damaged, message.damaged) == (text, text, False, False)
 
     async def test_ids_are_only_ids(self, store: Store) -> None:
-        odd = ("a'b", 'a"b', "a%_b", "a?b", "A", "ä", " a ")
+        odd = ("a'b", 'a"b', "a%_b", "a?b", "a", "A", "\u00e4", "a\u0308", " a ", "a ", "\u00df", "ss")
         writer = Writer(store, "run '1' %s ?")
         await writer.write(replace(CREATED, tasks=tuple(NewTask(task_id, "p") for task_id in odd)), CLAIMED)
         for task_id in odd:
             await writer.write(replace(START_A, task_id=task_id), replace(DONE_A, task_id=task_id, text=task_id))
         assert [task.text for task in await store.list_tasks(writer.run_id)] == list(odd)
+        for other in ("RUN '1' %s ?", "run '1' %s ? ", "run '1' %s _"):
+            assert await store.get_run(other) is None
+
+    async def test_however_many_there_are_all_are_read(self, store: Store) -> None:
+        names = [f"t{number}" for number in range(MANY)]
+        writer = Writer(store, "many")
+        await writer.write(replace(CREATED, tasks=tuple(NewTask(name, "p") for name in names)), CLAIMED, RUNNING)
+        await writer.write(*(replace(START_A, task_id=name) for name in names))
+        await writer.write(*(replace(ASK, task_id="t0", content=name) for name in names))
+        for name in names[:MANY_NOTES]:
+            await store.send("many", Note("answer", at(5), body=f'"{name}"'))
+        assert [task.task_id for task in await store.list_tasks("many")] == names
+        assert [one.task_id for one in await store.list_attempts("many")] == names
+        assert [one.content for one in await store.list_messages("many", "t0")] == names
+        assert [one.body for one in await store.list_notes("many")] == [f'"{name}"' for name in names[:MANY_NOTES]]
+        started, after = list[str | None](), 0
+        while page := await store.list_events("many", after):
+            started += [event.task_id for event in page if event.kind == "task_started"]
+            after = page[-1].seq
+        assert started == names
+
+    async def test_numbers_are_kept_to_the_last_digit(self, store: Store, writer: Writer) -> None:
+        done = replace(DONE_A, input_tokens=3_000_000_007, output_tokens=2**40, cost_usd=1234.1, duration_s=0.1)
+        await writer.write(START_A, done)
+        task, (attempt,), run = (
+            (await store.list_tasks(RUN))[0],
+            await store.list_attempts(RUN),
+            await store.get_run(RUN),
+        )
+        assert run is not None
+        for one in (task, attempt, run):
+            assert (one.input_tokens, one.output_tokens, one.cost_usd) == (3_000_000_007, 2**40, 1234.1)
+        assert task.duration_s == attempt.duration_s == 0.1
 
     @pytest.mark.parametrize(
         "change",
