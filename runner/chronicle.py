@@ -2,7 +2,8 @@
 
 What agents did stands in the files of their turns, also while they work, whoever runs the run, and when nobody does any
 more. Where their output tells its times, it stands among the events in the order of time, else before the end of its
-attempt. What was said in attempts without such files is stored with their end, and stands before it.
+attempt. What was said in attempts without such files is stored with their end, and stands before it. Turns of a person
+who went on with a conversation leave no event; they stand at the time at which they were stored.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from backends.agents.watch import TurnWatch
 from persistence.files import files_root
 from persistence.protocol import Store
-from persistence.records import EventRecord, TaskRecord
+from persistence.records import EventRecord, MessageRecord, TaskRecord
 from runner.folders import run_folder, turn_files
 from runner.questions import answers_of
 from runner.task import JsonValue
@@ -69,6 +70,11 @@ class Chronicle:
         self._turns: list[_Turn] = []
         self._placed = 0
         self._asked: dict[str, int] = {}
+        self._persons: list[tuple[str, int, Entry]] = []
+        """Turns of persons that are not told yet: a heap by time, then by how many were found before."""
+        self._found = 0
+        self._known: dict[str, int] = {}
+        """How many messages of such turns were found so far, by task."""
 
     @property
     def is_at_work(self) -> bool:
@@ -88,7 +94,7 @@ class Chronicle:
                 if self._task_id in {None, record.task_id}:
                     async for entry in self._event(record, tasks, first):
                         yield entry
-        for entry in self._meanwhile(None):
+        for entry in chain(self._meanwhile(None), self._of_persons(None)):
             yield entry
 
     def rest(self) -> Iterator[Entry]:
@@ -108,7 +114,7 @@ class Chronicle:
         return {task.task_id: task for task in await self._store.list_tasks(self._run_id)}
 
     async def _event(self, record: EventRecord, tasks: Mapping[str, TaskRecord], first: int) -> AsyncIterator[Entry]:
-        for entry in self._meanwhile(record.at):
+        for entry in chain(self._meanwhile(record.at), self._of_persons(record.at)):
             yield entry
         for turn in [turn for turn in self._turns if turn.ends_with(record)]:
             self._turns.remove(turn)
@@ -141,11 +147,26 @@ class Chronicle:
 
     async def _said(self, turn: _Turn) -> Sequence[Entry]:
         """The stored messages of an attempt; of one whose output was told, only what was noted beside it."""
+        messages = await self._store.list_messages(self._run_id, turn.task_id)
+        self._find_persons(turn.task_id, [one for one in messages if one.attempt == 0])
         return [
             Entry(None, "message", turn.task_id, turn.attempt, {"role": one.role, "content": one.content})
-            for one in await self._store.list_messages(self._run_id, turn.task_id)
+            for one in messages
             if one.attempt == turn.attempt and not one.damaged and (one.role == "system" or not turn.has_told)
         ]
+
+    def _find_persons(self, task_id: str, messages: Sequence[MessageRecord]) -> None:
+        for one in messages[self._known.get(task_id, 0) :]:
+            self._found += 1
+            if not one.damaged:
+                entry = Entry(one.at, "message", task_id, 0, {"role": one.role, "content": one.content})
+                heappush(self._persons, (one.at, self._found, entry))
+        self._known[task_id] = len(messages)
+
+    def _of_persons(self, until: str | None) -> Iterator[Entry]:
+        """The turns of persons up to the time `until`; without one, all that are left."""
+        while self._persons and (until is None or self._persons[0][0] <= until):
+            yield heappop(self._persons)[2]
 
     async def _of_attempt(self, record: EventRecord) -> Mapping[str, JsonValue]:
         """What is stored of the attempt that the event is about, beside the event."""

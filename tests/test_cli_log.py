@@ -105,6 +105,37 @@ def test_without_their_files_the_messages_of_agents_are_told(home: Home) -> None
     assert told[2:4] == ["user| Mend it. [[say I found it.]]", "assistant| I found it."]
 
 
+def test_what_a_person_went_on_with_stands_where_it_was_said(home: Home) -> None:
+    folder = plan(
+        home,
+        """
+  - {id: fix, prompt: "Mend it. [[say I found it.]]"}
+  - {id: bad, prompt: "Go. [[error 400]]", depends_on: fix}
+""",
+    )
+    assert plait_here(folder, "run", "plan.yaml", "-q").code == 1
+    for words in ("And? [[say Two.]]", "More. [[say Three.]]"):
+        assert plait_here(folder, "continue", "last", "fix", words).code == 0
+    assert plait_here(folder, "resume", "last", "--retry-failed", "-q").code == 1
+    assert plait_here(folder, "continue", "last", "fix", "Late. [[say Four.]]").code == 0
+    turns = [
+        r"fix +user\| And\? \[\[say Two\.\]\]", r"fix +assistant\| Two\.",
+        r"fix +user\| More\. \[\[say Three\.\]\]", r"fix +assistant\| Three\.",
+        r"fix +user\| Late\. \[\[say Four\.\]\]", r"fix +assistant\| Four\.",
+    ]  # fmt: skip
+    told = untimed(plait_here(folder, "log", "last").out)
+    failed, _ = (at for at, line in enumerate(told) if line.endswith(" failed"))
+    for line, pattern in zip((*told[failed + 1 : failed + 5], *told[-2:]), turns, strict=True):
+        assert re.fullmatch(pattern, line), told
+    of_task = plait_here(folder, "log", "last", "fix").out
+    assert [line for line in of_task.splitlines() if re.match(r"\d\d:\d\d:\d\d  (user|assistant)\|", line)] == (
+        of_task.splitlines()[-6:]
+    )
+    said = [json.loads(line) for line in plait_here(folder, "log", "last", "--json").out.splitlines()]
+    assert sum(one["kind"] == "message" and one["attempt"] == 0 and one["at"] is not None for one in said) == 6
+    assert not any("say Two" in line for line in plait_here(folder, "log", "last", "bad").out.splitlines())
+
+
 def test_a_session_that_was_told_anew_is_noted(home: Home) -> None:
     tasks = '  - {id: one, prompt: "First."}\n  - {id: two, prompt: "Second.", continues: one, depends_on: break}\n'
     folder = plan(home, tasks + '  - {id: break, backend: rm, prompt: "x", depends_on: one}\n')
