@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 from persistence.errors import StoreError, StoreNotOpen
 from persistence.sqlite import purging, reading
+from persistence.sqlite.log import has_log, make_log_anew
 from persistence.sqlite.opening import BUSY_TIMEOUT_S, Mode, open_database
 from persistence.sqlite.thread import DatabaseThread
 from persistence.sqlite.writing import send_note, write_batch
@@ -62,6 +63,7 @@ class SQLiteStore:
         self.mode: Mode = mode
         self._thread: DatabaseThread | None = None
         self._file: tuple[int, int] | None = None
+        self._real = self.path
 
     @property
     def files_root(self) -> Path:
@@ -89,7 +91,7 @@ class SQLiteStore:
 
     async def write(self, batch: Batch) -> None:
         self._check_writable()
-        await self._call(write_batch, batch)
+        await self._call(self._write, batch)
 
     async def get_run(self, run_id: str) -> RunRecord | None:
         return await self._call(reading.read, reading.get_run, run_id)
@@ -138,6 +140,11 @@ class SQLiteStore:
         self._check_writable()
         return await self._call(purging.purge, tuple(run_ids))
 
+    def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
+        if not has_log(self._real):
+            make_log_anew(connection)
+        write_batch(connection, batch)
+
     def _check_writable(self) -> None:
         if self.mode == "read":
             raise StoreError(f"the store {self.path} was opened for reading only; open it with mode 'existing'")
@@ -148,6 +155,7 @@ class SQLiteStore:
         if self._file is None:
             connection = open_database(self.path, self.mode)
             self._file = self._identity()
+            self._real = self.path.resolve()
             return connection
         self._check_identity()
         return open_database(self.path, "read" if self.mode == "read" else "existing", look_for_damage=look_for_damage)
