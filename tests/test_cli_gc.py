@@ -149,8 +149,8 @@ def test_a_dry_run_counts_what_a_dead_process_owns_as_the_deletion_does(folder: 
     owner = f"owner_id = 'o', owner_host = '{host}', owner_boot_id = '{of_before}', owner_pid = 4190000"
     edit(folder / STORE, f"UPDATE runs SET {owner}, owner_process_started = '1', owner_claimed_at = created_at")
     would = plait_here(folder, "gc", "--keep", "1", "--dry-run", "--json").value
-    assert len(would["deleted"]) == 2
-    assert plait_here(folder, "gc", "--keep", "1", "--json").value["deleted"] == would["deleted"]
+    assert len(would["runs"]) == 2
+    assert plait_here(folder, "gc", "--keep", "1", "--json").value["runs"] == would["deleted"]
 
 
 def test_while_somebody_reads_it_says_that_something_remains(folder: Path) -> None:
