@@ -25,7 +25,7 @@ from persistence.changes import (
     TaskWaiting,
     TurnAppended,
 )
-from persistence.errors import Conflict, Fenced, StoreError, StoreNotOpen, StoreUnusable
+from persistence.errors import Conflict, Fenced, StoreBusy, StoreError, StoreNotOpen, StoreUnusable
 from persistence.facets import ContextStore, RunStore, TaskStore
 from persistence.files import FilesStore
 from persistence.memory import MemoryStore
@@ -60,6 +60,7 @@ __all__ = [
     "SQLiteStore",
     "SessionOpened",
     "Store",
+    "StoreBusy",
     "StoreError",
     "StoreNotOpen",
     "StoreUnusable",

@@ -15,6 +15,12 @@ class StoreNotOpen(StoreError):  # noqa: N818 - reads as what it is
     """
 
 
+class StoreBusy(StoreError):  # noqa: N818 - reads as what it is
+    """Another process has been writing to the store for longer than a write waits. Nothing of the batch was applied,
+    and once that process is done it can be: at a run's end it is waited for up to a minute.
+    """
+
+
 class StoreUnusable(StoreError):  # noqa: N818 - reads as what it is
     """The store cannot be opened: missing, empty, foreign, damaged, newer than this version, or not permitted.
     The message names the path, the reason, and what to do. Nothing was changed.

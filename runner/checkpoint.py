@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice, repeat
 
 import anyio
 import anyio.lowlevel
@@ -24,7 +24,7 @@ from persistence import changes as stored
 from persistence.batch import Batch
 from persistence.boundaries import reached
 from persistence.changes import Change, LeaseRenewed, RunClaimed, RunReleased
-from persistence.errors import Conflict, Fenced, StoreError, StoreNotOpen
+from persistence.errors import Conflict, Fenced, StoreBusy, StoreError, StoreNotOpen
 from persistence.protocol import Store
 from runner import events
 from runner.cancelling import outlasting_cancellation
@@ -39,6 +39,8 @@ FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 5.0
 LAST_TRIES_S = (0.1, 0.2)
 """The waits before the last attempts to write, when the run has ended."""
+BUSY_PATIENCE_S = 60.0
+"""For how long the end of a run waits for whoever else is writing to the store, such as `plait gc`."""
 BATCH_LIMIT = 20_000
 """Changes in one transaction at most, so that catching up after a long outage goes in steps."""
 
@@ -90,6 +92,7 @@ class Checkpointer:
         """The owner's leaving is submitted: nothing may follow it."""
         self._retry_at = 0.0
         self._retry_s = FIRST_RETRY_S
+        self._error: StoreError | None = None
         self.degraded: list[Degradation] = []
         self.fatal: StoreError | None = None
         self.on_fatal: Callable[[], None] = lambda: None
@@ -187,10 +190,12 @@ class Checkpointer:
             self._settle(waiting)
 
     async def _try_a_last_time(self) -> None:
-        """No later write will bring along what a passing failure left unwritten. A store that hangs had its time."""
+        """Nothing later brings along what was left unwritten. A store that hangs had its time; a busy one gets it."""
         began = self._clock.monotonic()
-        for delay in LAST_TRIES_S:
-            if not self.away or self.fatal or self._clock.monotonic() - began >= 1.0:
+        for tries, delay in enumerate(chain(LAST_TRIES_S, repeat(1.0))):
+            is_busy, took = isinstance(self._error, StoreBusy), self._clock.monotonic() - began
+            is_enough = took >= BUSY_PATIENCE_S if is_busy else took >= 1.0 or tries >= len(LAST_TRIES_S)
+            if not self.away or self.fatal or is_enough:
                 return
             with outlasting_cancellation():
                 await self._clock.sleep(delay)
@@ -239,11 +244,8 @@ class Checkpointer:
     def _stored(self, head: tuple[Change, ...]) -> None:
         claims = sum(1 for change in head if type(change) is RunClaimed)
         self._position = Position(self._position.epoch + claims, self._position.next_seq + len(head))
-        if len(head) == len(self._unstored):
-            self._unstored.clear()
-        else:
-            for _ in head:
-                self._unstored.popleft()
+        for _ in head:
+            self._unstored.popleft()
         self._recovered(len(head))
 
     def _lost(self, error: Conflict, count: int) -> None:
@@ -268,6 +270,7 @@ class Checkpointer:
                 return None
 
     def _failed(self, error: StoreError) -> None:
+        self._error = error
         refused = isinstance(error, Conflict) and not self.began
         forgotten = isinstance(error, StoreNotOpen) and not self.began and not self.degraded
         if isinstance(error, Fenced) or self._strict or refused or forgotten:

@@ -10,11 +10,11 @@ import sys
 import anyio
 import pytest
 
-from persistence import Batch, Conflict, MemoryStore, RunReleased, SQLiteStore, StoreError
+from persistence import Batch, Conflict, MemoryStore, RunReleased, SQLiteStore, StoreBusy, StoreError
 from persistence.changes import TaskCompleted
 from runner import DAG, OwnershipLost, ParallelRunner, RunExists, RunStatus, Task
 from runner.events import RunCompleted, StoreDegraded, StoreRecovered, TaskStarted
-from tests.support.fakes import Talker
+from tests.support.fakes import QuickClock, Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 
 WIDE = DAG(
@@ -274,6 +274,28 @@ async def test_a_passing_failure_of_the_very_last_write_is_made_good() -> None:
     result = await run(store).run(WIDE)
     assert [(one.lost, one.until is not None) for one in result.degraded] == [(0, True)]
     await everything_is_stored(store.inner, result.run_id)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("busy", "lost"), [(40.0, False), (80.0, True)])
+async def test_who_else_writes_to_the_store_at_the_end_is_waited_for(busy: float, lost: bool) -> None:
+    clock = QuickClock()
+
+    class Busy(FaultyStore):
+        since: float | None = None
+
+        async def write(self, batch: Batch) -> None:
+            if any(isinstance(change, RunReleased) for change in batch.changes):
+                self.since = clock.monotonic() if self.since is None else self.since
+                clock.now += 5.0  # for so long SQLite waits
+                if clock.monotonic() - self.since < busy:
+                    raise StoreBusy("the database is locked")
+            await super().write(batch)
+
+    store = Busy(MemoryStore())
+    result = await run(store, clock=clock).run(WIDE)
+    assert [one.lost > 0 for one in result.degraded] == [lost]
+    if not lost:
+        await everything_is_stored(store.inner, result.run_id)  # type: ignore[arg-type]
 
 
 async def test_a_store_that_hangs_on_reading_is_an_error_at_resume() -> None:

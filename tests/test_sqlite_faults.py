@@ -14,6 +14,7 @@ import pytest
 from persistence import (
     NewTask,
     SQLiteStore,
+    StoreBusy,
     StoreError,
     StoreUnusable,
     TaskStarted,
@@ -70,7 +71,7 @@ async def test_a_locked_database_is_an_error_that_goes_away(path: Path) -> None:
         await on_database(store, "PRAGMA busy_timeout = 10")
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(StoreError, match=r"locked.*try again"):
+            with pytest.raises(StoreBusy, match=r"locked.*try again"):
                 await writer.write(START_A)
             other.execute("ROLLBACK")
         await writer.write(START_A)

@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
-from persistence.errors import StoreError, StoreNotOpen
+from persistence.errors import StoreBusy, StoreError, StoreNotOpen
 from persistence.sqlite import purging, reading
 from persistence.sqlite.log import has_log, make_log_anew
 from persistence.sqlite.opening import BUSY_TIMEOUT_S, Mode, open_database
@@ -186,4 +186,5 @@ class SQLiteStore:
     def _explained(self, error: Exception) -> StoreError:
         code: int | None = getattr(error, "sqlite_errorcode", None)
         hint = None if code is None else _HINTS.get(code & 0xFF)
-        return StoreError(f"the store {self.path} failed: {error}" + (f"; {hint}" if hint else ""))
+        kind = StoreBusy if code is not None and code & 0xFF == sqlite3.SQLITE_BUSY else StoreError
+        return kind(f"the store {self.path} failed: {error}" + (f"; {hint}" if hint else ""))
