@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import subprocess
 import sys
@@ -10,35 +9,12 @@ import sys
 import anyio
 import pytest
 
-from persistence import Batch, Conflict, MemoryStore, RunReleased, SQLiteStore, StoreBusy, StoreError
-from persistence.changes import TaskCompleted
-from runner import DAG, OwnershipLost, ParallelRunner, RunExists, RunStatus, Task
+from persistence import Batch, MemoryStore, SQLiteStore, StoreError
+from runner import DAG, OwnershipLost, ParallelRunner, RunStatus, Task
 from runner.events import RunCompleted, StoreDegraded, StoreRecovered, TaskStarted
-from tests.support.fakes import QuickClock, Talker
+from tests.support.fakes import Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
-
-WIDE = DAG(
-    [
-        Task("a", prompt="a"),
-        *[Task(f"b{i}", prompt="b {{ a }}", depends_on=["a"]) for i in range(20)],
-        Task("z", prompt="z", depends_on=[f"b{i}" for i in range(20)]),
-    ]
-)
-
-
-def run(store: FaultyStore, **options):
-    return ParallelRunner(Talker(), store=store, concurrency=4, **options)
-
-
-async def everything_is_stored(store: MemoryStore, run_id: str) -> None:
-    record = await store.get_run(run_id)
-    assert record is not None
-    assert (record.status, record.counts, record.owner) == ("completed", {"completed": 22}, None)
-    for task in await store.list_tasks(run_id):
-        assert task.text is not None
-        assert [m.role for m in await store.list_messages(run_id, task.task_id)] == ["user", "assistant"]
-    seqs = [event.seq for event in await store.list_events(run_id)]
-    assert seqs == sorted(set(seqs))
+from tests.support.wide import WIDE, everything_is_stored, run
 
 
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER, Fault.ODD])
@@ -226,135 +202,3 @@ async def test_a_disk_that_fills_up_costs_the_rest_of_the_record_and_what_is_kep
         result = await ParallelRunner(backend, store=store).resume("r")
     assert result.status is RunStatus.COMPLETED
     assert 0 < len(backend.prompts) == 60 - result.reused < 60
-
-
-class HangingUntil(FaultyStore):
-    """Fails at the second write, then hangs at the third one until `released`."""
-
-    def __init__(self) -> None:
-        super().__init__(MemoryStore(), on_write(lambda n: Fault.BEFORE if n == 2 else None))
-        self.hanging = anyio.Event()
-        self.released = anyio.Event()
-
-    async def write(self, batch: Batch) -> None:
-        if self.writes == 2:
-            self.hanging.set()
-            await self.released.wait()
-        await super().write(batch)
-
-
-async def test_nobody_waits_for_a_store_that_hangs_while_it_is_tried_again() -> None:
-    store = HangingUntil()
-    chain = DAG([Task(f"t{i}", prompt=str(i), depends_on=[f"t{i - 1}"] if i else []) for i in range(40)])
-
-    async def body(prompt: str) -> str:
-        if prompt == "3":
-            await store.hanging.wait()
-        if prompt == "39":
-            store.released.set()
-        return prompt
-
-    with anyio.fail_after(5):
-        result = await ParallelRunner(body, store=store).run(chain)
-    assert (result.status, result.degraded[0].lost) == (RunStatus.COMPLETED, 0)
-    assert [task.text for task in await store.inner.list_tasks(result.run_id)] == [str(i) for i in range(40)]
-
-
-async def test_a_passing_failure_of_the_very_last_write_is_made_good() -> None:
-    class FailsAtTheEnd(FaultyStore):
-        failed = False
-
-        async def write(self, batch: Batch) -> None:
-            if any(isinstance(change, RunReleased) for change in batch.changes) and not self.failed:
-                self.failed = True
-                raise StoreError("a passing failure")
-            await super().write(batch)
-
-    store = FailsAtTheEnd(MemoryStore())
-    result = await run(store).run(WIDE)
-    assert [(one.lost, one.until is not None) for one in result.degraded] == [(0, True)]
-    await everything_is_stored(store.inner, result.run_id)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("busy", "lost"), [(40.0, False), (80.0, True)])
-async def test_who_else_writes_to_the_store_at_the_end_is_waited_for(busy: float, lost: bool) -> None:
-    clock = QuickClock()
-
-    class Busy(FaultyStore):
-        since: float | None = None
-
-        async def write(self, batch: Batch) -> None:
-            if any(isinstance(change, RunReleased) for change in batch.changes):
-                self.since = clock.monotonic() if self.since is None else self.since
-                clock.now += 5.0  # for so long SQLite waits
-                if clock.monotonic() - self.since < busy:
-                    raise StoreBusy("the database is locked")
-            await super().write(batch)
-
-    store = Busy(MemoryStore())
-    result = await run(store, clock=clock).run(WIDE)
-    assert [one.lost > 0 for one in result.degraded] == [lost]
-    if not lost:
-        await everything_is_stored(store.inner, result.run_id)  # type: ignore[arg-type]
-
-
-async def test_a_store_that_hangs_on_reading_is_an_error_at_resume() -> None:
-    class Hanging(FaultyStore):
-        async def get_run(self, run_id: str):
-            await anyio.sleep_forever()
-
-    store = Hanging(MemoryStore())
-    with anyio.fail_after(5), pytest.raises(StoreError, match=r"did not answer within 0\.05 s"):
-        await ParallelRunner(Talker(), store=store, store_timeout=0.05).resume("r")
-
-
-async def test_what_was_refused_for_good_is_not_told() -> None:
-    store = MemoryStore()
-    runner = ParallelRunner(Talker(), store=store)
-    await runner.run(WIDE, "taken")
-    async with runner.start(WIDE, "taken") as live:
-        seen = [event.kind async for event in live.events()]
-        with pytest.raises(RunExists):
-            await live.result()
-    assert seen == []
-
-
-async def test_an_older_copy_in_the_place_of_the_store_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    store = FaultyStore(MemoryStore())
-    older: list[MemoryStore] = []
-    chain = DAG([Task(f"t{i}", prompt=str(i), depends_on=[f"t{i - 1}"] if i else []) for i in range(20)])
-
-    async def body(prompt: str) -> str:
-        if prompt == "3":
-            older.append(copy.deepcopy(store.inner))
-        if prompt == "10":
-            store.inner = older[0]
-        return prompt
-
-    with caplog.at_level(logging.ERROR):
-        result = await ParallelRunner(body, store=store).run(chain)
-    assert result.status is RunStatus.COMPLETED
-    [lost] = result.degraded
-    assert lost.lost > 30
-    assert "stop this run, and resume it from there" in lost.error
-    assert caplog.text.count("change_not_stored") == 1
-
-
-async def test_an_outage_ends_also_where_a_change_of_it_is_refused() -> None:
-    class Refuses(FaultyStore):
-        tried = 0
-
-        async def write(self, batch: Batch) -> None:
-            if any(isinstance(change, TaskCompleted) and change.task_id == "b3" for change in batch.changes):
-                self.tried += 1
-                raise StoreError("away") if self.tried < 3 else Conflict("not this one")
-            await super().write(batch)
-
-    async with run(Refuses(MemoryStore())).start(WIDE) as live:
-        told = [event async for event in live.events()]
-        result = await live.result()
-    assert {one.error: (one.lost, one.until is not None) for one in result.degraded} == {
-        "not this one": (1, True),
-        "away": (0, True),
-    }
-    assert any(isinstance(event, StoreRecovered) for event in told)

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
-
 import anyio
 import pytest
 
-from backends import ask
-from backends.protocol import JsonValue
 from persistence import MemoryStore, Note, Store
 from persistence.records import TaskRecord
 from runner import (
     DAG,
-    Decision,
     FailureMode,
-    OpenQuestion,
     ParallelRunner,
-    Retry,
     RunStatus,
-    RunView,
     Task,
     TaskStatus,
 )
@@ -29,36 +19,7 @@ from runner import events as happened
 from runner.inbox import LOOK_EVERY_S
 from tests.support.fakes import QuickClock
 from tests.support.faulty_store import Fault, FaultyStore, on_write
-
-LATE = DAG([Task("a", "late"), Task("b", "so {{ a }}", depends_on=["a"]), Task("c", "beside")])
-
-
-def asking(**how: Any) -> Callable[[str], Awaitable[Any]]:
-    """A function that asks where its prompt is `late`, and gives the prompt back else."""
-
-    async def work(prompt: str) -> Any:
-        return await ask("Go?", **how) if prompt == "late" else prompt
-
-    return work
-
-
-class Held:
-    """Work that asks for the prompt `late` and, for `hold`, goes on until `release` is called."""
-
-    def __init__(self, **how: Any) -> None:
-        self._how = how
-        self._gate = anyio.Event()
-
-    async def __call__(self, prompt: str) -> Any:
-        if prompt == "hold":
-            await self._gate.wait()
-        return await ask("Go?", **self._how) if prompt == "late" else prompt
-
-    def release(self, *_: object) -> None:
-        self._gate.set()
-
-
-HOLDING = DAG([Task("a", "late", retry=Retry(attempts=1)), Task("hold", "hold"), Task("c", "beside")])
+from tests.support.late import HOLDING, LATE, Held, asking
 
 
 class Counting(MemoryStore):
@@ -96,129 +57,6 @@ async def test_others_go_on_while_one_waits(store: Store) -> None:
                 seen.append(event.task_id)
         result = await run.result()
     assert (sorted(seen), result.status, result["a"].question) == (["c", "hold"], RunStatus.WAITING_INPUT, "Go?")
-
-
-async def test_a_callback_answers_beside_all_else(store: Store) -> None:
-    questions: list[OpenQuestion] = []
-
-    async def answer(question: OpenQuestion) -> str:
-        assert (await store.list_tasks(question.run_id))[0].question == "Go?", "it is stored before anybody is asked"
-        questions.append(question)
-        return "yes"
-
-    result = await ParallelRunner(asking(), store=store, on_question=answer).run(LATE)
-    assert (result.status, result.text["b"], [one.text for one in questions]) == (
-        RunStatus.COMPLETED,
-        "so yes",
-        ["Go?"],
-    )
-    assert '"by":"callback"' in ((await store.list_tasks(result.run_id))[0].answers or "")
-
-
-async def _fails(_question: OpenQuestion) -> JsonValue:
-    raise ValueError("no idea")
-
-
-async def _knows_nothing(_question: OpenQuestion) -> JsonValue:
-    return None
-
-
-async def _does_not_fit(_question: OpenQuestion) -> JsonValue:
-    return {"not": "a text"}
-
-
-@pytest.mark.parametrize("callback", [_fails, _knows_nothing, _does_not_fit])
-async def test_a_callback_that_gives_no_answer_leaves_the_question_to_others(store: Store, callback: Any) -> None:
-    runner = ParallelRunner(asking(), store=store, on_question=callback)
-    result = await runner.run(LATE)
-    assert (result.status, result["c"].status) == (RunStatus.WAITING_INPUT, TaskStatus.COMPLETED)
-    again = await runner.resume(result.run_id, answers={"a": "yes"})
-    assert (again.status, again.text["b"]) == (RunStatus.COMPLETED, "so yes")
-
-
-async def test_where_a_callback_failed_is_logged_for_who_wrote_it(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, logger="plait"):
-        await ParallelRunner(asking(), on_question=_fails).run(LATE)
-    assert "in _fails" in caplog.text and "no idea" in caplog.text
-
-
-@pytest.mark.parametrize("how", ["stop", "cancel"])
-async def test_a_callback_that_hangs_ends_with_the_run(store: Store, how: str) -> None:
-    called = anyio.Event()
-
-    async def hang(_question: OpenQuestion) -> str:
-        called.set()
-        await anyio.sleep_forever()
-        raise AssertionError
-
-    async with ParallelRunner(asking(), store=store, on_question=hang).start(LATE) as run:
-        await called.wait()
-        getattr(run, how)()
-        result = await run.result()
-    wanted = (
-        (RunStatus.WAITING_INPUT, TaskStatus.WAITING_INPUT)
-        if how == "stop"
-        else (RunStatus.CANCELLED, TaskStatus.CANCELLED)
-    )
-    assert (result.status, result["a"].status) == wanted
-    if how == "stop":
-        assert (await ParallelRunner(asking(), store=store).resume(run.run_id, answers={"a": "yes"})).text[
-            "b"
-        ] == "so yes"
-
-
-class NoMoreQuestions:
-    """Once `hold` has ended, nobody wants to know what `a` asks."""
-
-    kind = "no more questions"
-
-    def settings(self) -> dict[str, JsonValue]:
-        return {}
-
-    def backends(self) -> tuple[str | None, ...]:
-        return ()
-
-    def decide(self, run: RunView) -> Decision:
-        return Decision(cancel=("a",) if run.ended == "hold" else ())
-
-
-async def test_a_callback_that_hangs_is_let_go_when_a_policy_cancels_the_task(store: Store) -> None:
-    work = Held()
-
-    async def hang(_question: OpenQuestion) -> str:
-        work.release()
-        await anyio.sleep_forever()
-        raise AssertionError
-
-    with anyio.fail_after(10):
-        result = await ParallelRunner(work, store=store, on_question=hang).run(HOLDING, policy=NoMoreQuestions())
-    assert (result.status, result["a"].status) == (RunStatus.COMPLETED, TaskStatus.CANCELLED)
-
-
-@pytest.mark.parametrize("default", ["later", None])
-async def test_a_callback_that_hangs_is_let_go_at_the_deadline(store: Store, default: str | None) -> None:
-    ended: list[str] = []
-    called = anyio.Event()
-
-    class Patient(QuickClock):
-        async def sleep(self, seconds: float) -> None:
-            await called.wait()
-            await super().sleep(seconds)
-
-    async def hang(_question: OpenQuestion) -> str:
-        called.set()
-        try:
-            await anyio.sleep_forever()
-        finally:
-            ended.append("let go")
-        raise AssertionError
-
-    runner = ParallelRunner(asking(default=default, deadline=60), store=store, on_question=hang, clock=Patient())
-    with anyio.fail_after(10):
-        result = await runner.run(LATE)
-    assert ended == ["let go"]
-    status, kind = (RunStatus.COMPLETED, None) if default else (RunStatus.FAILED, "timeout")
-    assert (result.status, result["a"].error_kind) == (status, kind)
 
 
 @pytest.mark.parametrize(
