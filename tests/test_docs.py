@@ -24,6 +24,7 @@ import sqlite3
 import sys
 import tomllib
 from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
@@ -224,10 +225,9 @@ def check_plan(text: str, kind: str, place: Place) -> None:
 async def run_queries(block: Block, path: Path) -> None:
     run_id = await sample_store(path)
     shown = "\n".join(line for line in block.text.splitlines() if not line.startswith("."))
-    with sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True) as connection:
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
         for query in filter(str.strip, shown.split(";")):
             connection.execute(query, dict.fromkeys(("run", "run_id"), run_id)).fetchall()
-    connection.close()
 
 
 @pytest.mark.parametrize("file", PAGES)
