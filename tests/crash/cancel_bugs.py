@@ -39,7 +39,7 @@ def _statement_by_statement() -> Generator[None]:
     run = thread.DatabaseThread.run
 
     async def in_steps(self: Any, function: Any, *args: Any) -> Any:
-        if function is not writing.write_batch:
+        if getattr(function, "__func__", None) is not store.SQLiteStore._write:
             return await run(self, function, *args)
         await run(self, _execute, "BEGIN IMMEDIATE")
         written = await run(self, function, *args)
