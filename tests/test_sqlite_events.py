@@ -79,7 +79,8 @@ def test_pages_together_are_the_view(tmp_path: Path) -> None:
 
 def test_every_part_of_a_page_is_found_by_its_number(tmp_path: Path) -> None:
     with closing(filled(tmp_path / "runs.db", 10)) as connection:
-        plan = connection.execute(f"EXPLAIN QUERY PLAN {statements.LIST_EVENTS}", (RUN, 5, 100)).fetchall()
+        page = {"run_id": RUN, "after": 5, "limit": 100}
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {statements.LIST_EVENTS}", page).fetchall()
     parts = [row[3] for row in plan if row[3].startswith("SEARCH")]
     assert len(parts) == 5
     assert all("_seq>?" in part or "(run_id=? AND seq>?)" in part for part in parts), parts

@@ -191,7 +191,8 @@ def list_events(connection: sqlite3.Connection, run_id: str, after: int, limit: 
     last = connection.execute(sql.LAST_SEQ, (run_id,)).fetchone()
     if last is None or after >= last[0]:  # whoever waits for events asks again and again
         return ()
-    rows: list[Row] = connection.execute(sql.LIST_EVENTS, (run_id, after, max(0, limit))).fetchall()
+    page = {"run_id": run_id, "after": after, "limit": max(0, limit)}
+    rows: list[Row] = connection.execute(sql.LIST_EVENTS, page).fetchall()
     return tuple(_event(row) for row in rows)
 
 

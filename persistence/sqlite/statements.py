@@ -191,22 +191,24 @@ FROM messages WHERE run_id = ? AND task_id = ? ORDER BY seq
 LAST_SEQ = "SELECT last_seq FROM runs WHERE run_id = ?"
 LIST_EVENTS = """
 SELECT * FROM (SELECT seq, at, kind, task_id, attempt, detail, NULL AS backend FROM other_events
-    WHERE run_id = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3)
+    WHERE run_id = :run_id AND seq > :after ORDER BY seq LIMIT :limit)
 UNION ALL
 SELECT * FROM (SELECT started_seq, started_at, 'task_started', task_id, attempt, '{}', attempt_backend FROM tasks
-    WHERE run_id = ?1 AND started_seq > ?2 ORDER BY started_seq LIMIT ?3)
+    WHERE run_id = :run_id AND started_seq > :after ORDER BY started_seq LIMIT :limit)
 UNION ALL
 SELECT * FROM (SELECT started_seq, started_at, 'task_started', task_id, attempt, '{}', backend FROM earlier_attempts
-    WHERE run_id = ?1 AND started_seq > ?2 ORDER BY started_seq LIMIT ?3)
+    WHERE run_id = :run_id AND started_seq > :after ORDER BY started_seq LIMIT :limit)
 UNION ALL
 SELECT * FROM (SELECT ended_seq, ended_at, 'task_completed', task_id, attempt,
         '{"input_tokens":' || input_tokens || ',"output_tokens":' || output_tokens || '}', NULL
-    FROM tasks WHERE run_id = ?1 AND ended_seq > ?2 AND attempt_status = 'completed' ORDER BY ended_seq LIMIT ?3)
+    FROM tasks WHERE run_id = :run_id AND ended_seq > :after AND attempt_status = 'completed'
+    ORDER BY ended_seq LIMIT :limit)
 UNION ALL
 SELECT * FROM (SELECT ended_seq, ended_at, 'task_completed', task_id, attempt,
         '{"input_tokens":' || input_tokens || ',"output_tokens":' || output_tokens || '}', NULL
-    FROM earlier_attempts WHERE run_id = ?1 AND ended_seq > ?2 AND status = 'completed' ORDER BY ended_seq LIMIT ?3)
-ORDER BY seq LIMIT ?3
+    FROM earlier_attempts WHERE run_id = :run_id AND ended_seq > :after AND status = 'completed'
+    ORDER BY ended_seq LIMIT :limit)
+ORDER BY seq LIMIT :limit
 """
 """What the view `events` shows, but each part ends at the limit by itself: a page costs what is on it."""
 
