@@ -10,8 +10,12 @@ import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Final
 
 from persistence.sqlite.transaction import forgiving
+
+_PATIENCE: Final = "PRAGMA busy_timeout = 5000"
+"""As connections are opened with: opening.BUSY_TIMEOUT_S."""
 
 
 def log_of(path: Path) -> Path:
@@ -38,7 +42,6 @@ def make_log_anew(connection: sqlite3.Connection) -> None:
     its processes die: what it holds goes into the database, and there is one by its name again. The latter has to wait
     while others have the database open, who go on with the one that has no name.
     """
-    patience = int(connection.execute("PRAGMA busy_timeout").fetchone()[0])
     connection.execute("PRAGMA busy_timeout = 0").fetchall()  # with each write it is tried again
     try:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -48,7 +51,7 @@ def make_log_anew(connection: sqlite3.Connection) -> None:
         if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
             raise
     finally:
-        connection.execute(f"PRAGMA busy_timeout = {patience}").fetchall()
+        connection.execute(_PATIENCE).fetchall()
 
 
 def mending(path: Path) -> str:
