@@ -96,8 +96,3 @@ class Awaiting:
             self._expire(position)
         else:
             self._answer(task_id, attempt, asking.question.default, "default")
-
-
-def unanswered(question: str) -> str:
-    """The error of a task whose question nobody answered in time."""
-    return f"nobody answered by the deadline: {question}"[:2000]

@@ -12,9 +12,12 @@ from runner.clock import Clock
 from runner.dag import DAG, nearest
 from runner.errors import BackendMissing
 from runner.growth import Limits
+from runner.places import Places
 from runner.policy import Policy
 from runner.status import TASK_DONE, TaskStatus
 from runner.turn import OnQuestion
+
+DEFAULT_BACKEND = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,8 @@ class Config:
     store: Store | None
     concurrency: int
     limits: Mapping[str, int]
+    places: Places | None
+    """Those that all runs share; None where each run has its own."""
     strict: bool
     lease: float
     cancel_grace: float
@@ -48,6 +53,17 @@ class Config:
             raise ValueError(f"lease must be more than 0 seconds, not {self.lease}")
         if not 0 <= self.cancel_grace < float("inf"):
             raise ValueError(f"cancel_grace must be 0 seconds or more, not {self.cancel_grace}")
+
+
+def default_backend(named: Mapping[str, Backend], default: str | None, *, given: bool) -> str:
+    """The name of the default one: `default` if there is such a name, else that of the one `given` as such, or of the
+    only one. Raises ValueError.
+    """
+    if default is not None and default not in named:
+        raise ValueError(f"default names {default!r}, which is no backend of this runner{nearest(default, named)}")
+    if default is None:
+        default = next(iter(named)) if not given and len(named) == 1 else DEFAULT_BACKEND
+    return default
 
 
 def task_backends(dag: DAG, default: str) -> list[str]:

@@ -34,6 +34,7 @@ from runner.inherited import NOTHING, Inherited
 from runner.leftovers import end_leftovers
 from runner.owner import forget
 from runner.past import Past
+from runner.places import Places
 from runner.policy import Policy
 from runner.result import RunResult
 from runner.retrying import THROTTLING
@@ -161,9 +162,8 @@ async def _execute(
     schedule = Schedule(
         run.state.dag,
         run.names,
-        concurrency=config.concurrency,
-        limits=config.limits,
-        outset=Outset(
+        config.places or Places(config.concurrency, config.limits),
+        Outset(
             run.state.statuses,
             alone=run.state.on_their_last_chance(),
             later=run.inherited.next_tries.keys(),
@@ -190,6 +190,7 @@ async def _execute(
     try:
         await execution.run()
     finally:
+        schedule.give_back()
         await end_cut()
         left = execution.leave()
         around.sink.submit(left)

@@ -15,10 +15,9 @@ from typing import Literal
 import anyio
 import anyio.abc
 
-from backends.errors import BackendError, ErrorKind
 from backends.protocol import JsonInput
 from runner import events
-from runner.awaiting import Awaiting, unanswered
+from runner.awaiting import Awaiting
 from runner.clock import stamper
 from runner.deciding import Deciding
 from runner.growth import Growth
@@ -48,7 +47,7 @@ class Execution:
         self._turns = Turns(state, around, self._stamp)
         self._settling = Settling(state, schedule, growth, around, self._stamp)
         self._workers: anyio.abc.TaskGroup | None = None
-        self._idle = Idle()
+        self._idle = Idle(self._begin_work)
         self._awaiting = Awaiting(state, schedule, around, self.answer, self._expire, lambda: self._step([]))
         self._delays = Delays(around.clock, self._try_again)
         self._under_way: dict[int, Turn] = {}
@@ -119,12 +118,9 @@ class Execution:
         asking = self._state.asking.get(position)
         if self.ended_by is not None or self._left or asking is None or self._state.attempts[position] != attempt:
             return False
-        assert self._workers is not None
-        self._state.answer(position, asking.checked(value), by)
+        answered = self._settling.answer(position, asking.checked(value), by)
         self._awaiting.settled(position)
-        self._schedule.unpark(position)
-        answers = self._state.answers[position]
-        self._step([events.TaskAnswered(self._stamp(), task_id, attempt, answers)])
+        self._step([answered])
         return True
 
     @property
@@ -200,7 +196,15 @@ class Execution:
             happened.append(
                 events.TaskStarted(self._stamp(), turn.task.id, turn.number, name, turn.session_id, turn.confirmed)
             )
+        if self.ended_by is None and self._schedule.stand_in_line(self._offered) and not self._schedule.taken:
+            self._idle.keep_one()
         return turns
+
+    def _offered(self) -> None:
+        """Another run has set a place free, or a backend may be asked again."""
+        if self.ended_by is None and self._schedule.may_take:
+            self._schedule.leave_line()
+            self._step([])
 
     def _gathered(self, position: int) -> list[events.Event]:
         """The task with `for_each` becomes its parts, or, once they are done, the list of their results."""
@@ -211,17 +215,15 @@ class Execution:
 
     def _expire(self, position: int) -> None:
         """Nobody has answered the task's question by its deadline, and it has no default: the task fails."""
-        error = BackendError(ErrorKind.TIMEOUT, unanswered(self._state.questions[position]))
-        failed = self._settling.fail(position, error)
+        failed = self._settling.expire(position)
         self._awaiting.settled(position)
-        self._schedule.settle(position, failed.status)
         self._step([failed], failed.task_id)
 
     async def _start(self, turns: list[Turn], happened: list[events.Event]) -> None:
         """Make starts durable, then hand each to a worker."""
         if turns or happened:
             await self._around.sink.submit(happened).wait()
-            self._hand_out(turns)
+            self._idle.hand_out(turns)
         self._end_if_decided()
         self._rest_if_over()
 
@@ -244,14 +246,13 @@ class Execution:
             self._idle.let_go()
             self._awaiting.end()
 
-    def _hand_out(self, turns: list[Turn]) -> None:
-        """Wake an idle worker for each turn, or make a new one."""
+    def _begin_work(self, turn: Turn | None) -> None:
         assert self._workers is not None
-        for turn in turns:
-            if not self._idle.hand(turn):
-                self._workers.start_soon(self._work, turn)
+        self._workers.start_soon(self._work, turn)
 
     async def _work(self, turn: Turn | None) -> None:
+        if turn is None:
+            turn = await self._next_turn()
         # Cancelled while the start was written down, a run calls nobody any more.
         while turn is not None and not self._winding_down:
             began = self._around.clock.monotonic() - self._turns.went_on_for(turn)
@@ -273,7 +274,7 @@ class Execution:
                 self._end_if_decided()
             if turns:
                 turn = turns.pop()
-                self._hand_out(turns)
+                self._idle.hand_out(turns)
             else:
                 turn = await self._next_turn()
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 
 from runner.turn import Turn
 
 
 class Idle:
-    """Where the workers of one run wait. Waking one costs a fifth of making a new one."""
+    """Where the workers of one run wait. Waking one costs a fifth of making a new one, which is what `start` does, for
+    a turn or for None.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, start: Callable[[Turn | None], None]) -> None:
+        self._start = start
         self._waiting: list[asyncio.Future[Turn | None]] = []
 
     async def wait(self) -> Turn | None:
@@ -19,14 +23,20 @@ class Idle:
         self._waiting.append(handed)
         return await handed
 
-    def hand(self, turn: Turn) -> bool:
-        """Wake one of them for `turn`; False if there is none."""
+    def hand_out(self, turns: Sequence[Turn]) -> None:
+        """Wake an idle worker for each turn, or make a new one."""
+        for turn in turns:
+            if not self._waiting:
+                self._start(turn)
+                continue
+            handed = self._waiting.pop()
+            if not handed.done():  # else it was cancelled, and so are all: nothing more is begun
+                handed.set_result(turn)
+
+    def keep_one(self) -> None:
+        """Have a worker wait here, so that the run does not end."""
         if not self._waiting:
-            return False
-        handed = self._waiting.pop()
-        if not handed.done():  # else it was cancelled, and so are all: nothing more is begun
-            handed.set_result(turn)
-        return True
+            self._start(None)
 
     def let_go(self) -> None:
         """There will be nothing more for those who wait now: nothing is handed to them from here on."""

@@ -14,9 +14,9 @@ from runner import events
 from runner.answering import Settlement, answer_question, settle, unanswered_questions
 from runner.cancellation import cancel, finish_cancelling
 from runner.clock import Clock, iso, new_run_id
-from runner.config import Config, backend_names
+from runner.config import DEFAULT_BACKEND, Config, backend_names, default_backend
 from runner.continuing import say
-from runner.dag import DAG, nearest
+from runner.dag import DAG
 from runner.drive import Prepared, drive
 from runner.feed import Feed
 from runner.given import question_of
@@ -25,6 +25,7 @@ from runner.inbox import is_to_be_cancelled
 from runner.owner import LEASE_SECONDS, claim_for_this_process
 from runner.ownership import wait_until_free
 from runner.patient import PatientStore
+from runner.places import Places
 from runner.policy import Policy
 from runner.preview import Preview, preview
 from runner.questions import OpenQuestion
@@ -37,7 +38,6 @@ from runner.stored import ended_result, needs_no_work, require_unfailed, stored_
 from runner.takeover import Resumption, take_over
 from runner.turn import OnQuestion
 
-DEFAULT_BACKEND = "default"
 CANCEL_GRACE_SECONDS = 5.0
 DEFAULT_LIMITS = Limits()
 
@@ -55,10 +55,11 @@ class ParallelRunner:
     `lease` is for how many seconds a claim on a run holds without renewal, the same for all who share a store; an owner
     that cannot be seen from here is given that long to show that it lives. `cancel_grace` is for how many seconds what
     is under way may go on to its end once another process has cancelled the run; 0 ends it at once. `growth` bounds
-    what tasks and policies may add to a run. `on_question` is asked, beside all else, what the run's tasks ask: what it
-    returns is the answer, None leaves the question to others.
-    `clock` is where time comes from, and `rng` the chance that spreads retries. One runner may run several DAGs at the
-    same time, each with its own limits.
+    what tasks and policies may add to a run. `on_question` is asked, beside all else, what tasks ask: what it returns
+    is the answer, None leaves it to others. `clock` is where time comes from, `rng` what spreads retries by chance. One
+    runner may run several DAGs at the same time: `concurrency` and `limits` hold for each, or, with `shared_limits`,
+    for all together, as a backend's rate limit then does. Runs of one event loop get these places in turn, and no task
+    may wait for another run, which might wait for that task's place.
     """
 
     def __init__(  # noqa: PLR0913 - every one is a keyword with a sound default
@@ -70,6 +71,7 @@ class ParallelRunner:
         store: Store | None = None,
         concurrency: int = 8,
         limits: Mapping[str, int] | None = None,
+        shared_limits: bool = False,
         strict: bool = False,
         store_timeout: float = 10.0,
         lease: float = LEASE_SECONDS,
@@ -84,16 +86,13 @@ class ParallelRunner:
         named = {name: as_backend(one) for name, one in (backends or {}).items()}
         if backend is not None:
             named[DEFAULT_BACKEND] = as_backend(backend)
-        if default is not None and default not in named:
-            raise ValueError(f"default names {default!r}, which is no backend of this runner{nearest(default, named)}")
-        if default is None:
-            default = next(iter(named)) if backend is None and len(named) == 1 else DEFAULT_BACKEND
         self._config = Config(
             named,
-            default,
+            default_backend(named, default, given=backend is not None),
             None if store is None else PatientStore(store, store_timeout),
             concurrency,
             dict(limits or {}),
+            Places(concurrency, limits, shared=True) if shared_limits else None,
             strict,
             lease,
             cancel_grace,

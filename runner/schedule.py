@@ -4,8 +4,7 @@ Every task is in exactly one place: missing dependencies, eligible in its backen
 set aside (a retry that waits its turn, a question that somebody is answering), parked (it waits for a person), or done.
 Only `take` gives out places and only `finish`, `set_aside` and `park` free them, so the limits hold by construction.
 All steps are O(log n), but `finish` is linear in the task's dependents. What is dropped stays in its heap until it is
-on top: from there it goes at once, so a heap that is not empty has a task to give out. A backend that throttles has its
-heap closed while a task that it sent away is set aside, and finds its limit again by what it then lets through.
+on top: from there it goes at once, so a heap that is not empty has a task to give out.
 
 A task with `for_each` calls no backend, so it needs no place: it waits in a line of its own (`take_gathering`), first
 to be unfolded into its parts, and then, when they are done, to gather their results.
@@ -15,33 +14,13 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from runner.dag import DAG
+from runner.places import Lane, Places
 from runner.status import TASK_DONE, TaskStatus
 from runner.task import FailureMode
-
-_MORE = 0.25
-"""How many more tasks run at once on a backend that throttles, with each that completes: enough to come back soon
-after a passing word, little enough to be throttled seldom where the limit stays.
-"""
-
-
-@dataclass(slots=True)
-class _Lane:
-    """One backend's eligible tasks and places: at most `ceiling`, and `limit` of them for now."""
-
-    ceiling: float
-    limit: float
-    taken: int = 0
-    heap: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
-    throttled: set[int] = field(default_factory=set[int])
-    """Tasks that the backend has asked to come back later: until all of them are back, nothing starts on it."""
-    at_once: int = 0
-    """How many tasks were under way on it when the first of them was."""
-    closings: int = 0
-    """How often that came to be since a task was last completed on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +42,20 @@ class Outset:
 class Schedule:
     """Gives out tasks by position in the graph: the one with the longest remaining path first, ties by declaration.
 
-    `backends` names the backend of each task; `concurrency` limits all tasks together, `limits` those of one backend.
+    `backends` names the backend of each task; `places` are its own, or those that it shares with other runs.
     """
 
     def __init__(
         self,
         dag: DAG,
         backends: Sequence[str],
-        *,
-        concurrency: int,
-        limits: Mapping[str, int] | None = None,
+        places: Places,
         outset: Outset = Outset(),
     ) -> None:
         self._dag = dag
-        self._concurrency = concurrency
+        self._places = places
         self._keys = [-priority for priority in dag.priorities()]
-        limits = limits or {}
-        self._limits = limits
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, Lane] = {}
         self._lane_of = [self._lane(name) for name in backends]
         self._gathering: deque[int] = deque()
         self._alone = frozenset(outset.alone)
@@ -99,11 +74,10 @@ class Schedule:
         for position in outset.held:
             self._hold(position)
 
-    def _lane(self, name: str) -> _Lane:
+    def _lane(self, name: str) -> Lane:
         lane = self._lanes.get(name)
         if lane is None:
-            limit = self._limits.get(name, float("inf"))
-            lane = self._lanes[name] = _Lane(limit, limit)
+            lane = self._lanes[name] = Lane(self._places.gate(name), self._places)
         return lane
 
     def extend(self, backends: Sequence[str], statuses: Sequence[TaskStatus]) -> None:
@@ -133,38 +107,71 @@ class Schedule:
 
     def take(self) -> int | None:
         """The next task that may start, holding a place from now on; None when there is none or no place is free."""
-        if self.taken >= self._concurrency or self._undisturbed:
-            return None
-        best: _Lane | None = None
-        for lane in self._lanes.values():
-            is_open = lane.heap and not lane.throttled and lane.taken + 1 <= lane.limit
-            if is_open and (best is None or lane.heap[0] < best.heap[0]):
-                best = lane
+        best = self._best()
         if best is None:
-            return self._take_alone() if self._alone_heap else None
-        best.taken += 1
+            return self._take_alone() if self._may_take_alone else None
+        best.take()
         self.taken += 1
         return self._pop(best.heap)
 
-    def _take_alone(self) -> int | None:
-        if self.taken or self._lane_of[self._alone_heap[0][1]].throttled:
+    def _best(self) -> Lane | None:
+        if self._places.taken >= self._places.concurrency or self._undisturbed:
             return None
+        best: Lane | None = None
+        for lane in self._lanes.values():
+            if lane.heap and lane.gate.is_open and (best is None or lane.heap[0] < best.heap[0]):
+                best = lane
+        return best
+
+    @property
+    def _may_take_alone(self) -> bool:
+        if not self._alone_heap or self.taken or self._places.taken >= self._places.concurrency:
+            return False
+        return self._lane_of[self._alone_heap[0][1]].gate.is_open
+
+    def _take_alone(self) -> int:
         position = self._pop(self._alone_heap)
         self._hold(position)
         return position
 
     def _hold(self, position: int) -> None:
-        self._lane_of[position].taken += 1
+        self._lane_of[position].take()
         self.taken += 1
         if position in self._alone:
             self._undisturbed.add(position)
 
+    @property
+    def may_take(self) -> bool:
+        """Whether `take` would give a task."""
+        return self._best() is not None or self._may_take_alone
+
+    def stand_in_line(self, take: Callable[[], None]) -> bool:
+        """Whether tasks are left for which other runs have the places: `take` is called when there might be one."""
+        if not self._places.shared:
+            return False
+        if not self._alone_heap and not any(lane.heap for lane in self._lanes.values()):
+            return False
+        self._places.stand_in_line(self, take)
+        return True
+
+    def leave_line(self) -> None:
+        """The opposite."""
+        self._places.leave_line(self)
+
+    def give_back(self) -> None:
+        """The run has been left: whatever it holds is for others, and it wants nothing more."""
+        self.leave_line()
+        for lane in self._lanes.values():
+            lane.give_back()
+        self._places.offer(self)
+
     def finish(self, position: int, status: TaskStatus) -> None:
         """The started task `position` ended as `status`: its place is free, and what only waited for it is eligible."""
         self._free(position)
-        lane = self._lane_of[position]
-        if status is TaskStatus.COMPLETED and (lane.closings or lane.limit < lane.ceiling):
-            lane.closings, lane.limit = 0, min(lane.ceiling, lane.limit + _MORE)
+        gate = self._lane_of[position].gate
+        if status is TaskStatus.COMPLETED:
+            gate.completed()
+        self._places.offer(self)
         self.settle(position, status)
 
     def settle(self, position: int, status: TaskStatus) -> None:
@@ -178,6 +185,7 @@ class Schedule:
     def park(self, position: int) -> None:
         """The started task gives its place back and waits for a person: the run does not wait for it."""
         self._free(position)
+        self._places.offer(self)
 
     def unpark(self, position: int) -> None:
         """The person has answered: the parked task is eligible."""
@@ -203,28 +211,24 @@ class Schedule:
         """The started task `position` gives its place back and waits for `requeue`."""
         self._free(position)
         self.aside += 1
+        self._places.offer(self)
 
     def throttle(self, position: int) -> None:
         """The started task's backend asks to be left alone for a while: the task is set aside, and nothing starts on
-        that backend until it and all others like it are back. From then on half as many run there at once as did, or
-        fewer if it let fewer through, and one more with every four that complete.
+        that backend until it and all others like it are back, and then less: see `Gate`.
         """
-        lane = self._lane_of[position]
-        if not lane.throttled:
-            lane.at_once = lane.taken
-            lane.closings += 1
-        lane.throttled.add(position)
-        lane.limit = max(1.0, min(lane.at_once // 2, lane.at_once - len(lane.throttled)))
+        self._lane_of[position].throttle(position)
         self.set_aside(position)
 
     def closings(self, position: int) -> int:
         """How often the task's backend has asked to be left alone since a task was last completed on it."""
-        return self._lane_of[position].closings
+        return self._lane_of[position].gate.closings
 
     def requeue(self, position: int) -> None:
         """The task that was set aside is eligible again, unless it has been dropped meanwhile."""
         self.aside -= 1
-        self._lane_of[position].throttled.discard(position)
+        if self._lane_of[position].come_back(position):
+            self._places.offer(self)
         if position not in self._dropped:
             self._push(position)
 
@@ -247,7 +251,7 @@ class Schedule:
             elif not self._missing[position] and position in outset.later:
                 self.later.append(position)
                 if position in outset.throttled:
-                    self._lane_of[position].throttled.add(position)
+                    self._lane_of[position].send_away(position)
             elif not self._missing[position]:
                 self._push(position)
         self.aside += len(self.later)
@@ -285,6 +289,6 @@ class Schedule:
             self._gathering.popleft()
 
     def _free(self, position: int) -> None:
+        self._lane_of[position].free()
         self.taken -= 1
-        self._lane_of[position].taken -= 1
         self._undisturbed.discard(position)

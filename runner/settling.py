@@ -208,6 +208,22 @@ class Settling:
         self._schedule.finish(turn.position, failed_status(turn.task.failure_mode))
         return self.fail(turn.position, error, duration, messages)
 
+    def answer(self, position: int, value: JsonValue, by: str) -> events.TaskAnswered:
+        """The waiting task at `position` has its answer, which fits."""
+        self._state.answer(position, value, by)
+        self._schedule.unpark(position)
+        answers = self._state.answers[position]
+        return events.TaskAnswered(
+            self._stamp(), self._state.dag.tasks[position].id, self._state.attempts[position], answers
+        )
+
+    def expire(self, position: int) -> events.TaskFailed:
+        """Nobody has answered the waiting task at `position` in time."""
+        error = f"nobody answered by the deadline: {self._state.questions[position]}"
+        failed = self.fail(position, BackendError(ErrorKind.TIMEOUT, error[:2000]))
+        self._schedule.settle(position, failed.status)
+        return failed
+
     def unfold_or_gather(self, position: int) -> list[events.Event]:
         """The task with `for_each` at `position`, which holds no place, becomes its parts, or, once they are done, the
         list of their results.

@@ -9,7 +9,8 @@ import pytest
 
 from runner.cli import serving
 from tests.support.command import plait_here
-from tests.support.served import BACKENDS, served
+from tests.support.logs import wait_for
+from tests.support.served import BACKENDS, heard, served
 
 
 def refused(folder: Path, *words: str) -> str:
@@ -55,3 +56,19 @@ def test_the_runs_of_the_backend_that_is_asked_for(tmp_path: Path) -> None:
         assert (answer.status_code, answer.json()["error"]["kind"]) == (422, "plan_invalid")
         assert "unknown backend 'v'" in answer.json()["error"]["message"]
         assert server.token_file.parent == tmp_path / "kept"
+
+
+def test_all_runs_together_have_as_many_places_as_it_is_given(tmp_path: Path) -> None:
+    with served(tmp_path, "-j", "1") as server, server.client() as client:
+        made = [
+            client.post("/api/runs", json={"plan": {"tasks": [{"id": "a", "prompt": f"held {name}"}]}}).json()["run_id"]
+            for name in "xy"
+        ]
+        wait_for((tmp_path / "held x").exists)
+        statuses = [client.get(f"/api/runs/{run_id}").json()["tasks"][0]["status"] for run_id in made]
+        assert statuses == ["running", "pending"]
+        (tmp_path / "go").touch()
+        for run_id in made:
+            with client.stream("GET", f"/api/runs/{run_id}/events") as response:
+                assert list(heard(response))[-1].event == "run_completed"
+        assert (tmp_path / "held y").exists()

@@ -8,13 +8,14 @@ import time
 import pytest
 
 from runner import DAG, FailureMode, Task, TaskStatus
+from runner.places import Places
 from runner.schedule import Outset, Schedule
 
 DONE, FAILED = TaskStatus.COMPLETED, TaskStatus.FAILED
 
 
 def schedule(dag: DAG, concurrency: int = 99, **limits: int) -> Schedule:
-    return Schedule(dag, [task.backend or "default" for task in dag], concurrency=concurrency, limits=limits)
+    return Schedule(dag, [task.backend or "default" for task in dag], Places(concurrency, limits))
 
 
 def taken(dag: DAG, plan: Schedule) -> list[str]:
@@ -69,7 +70,7 @@ def test_failure_modes(mode: FailureMode, status: TaskStatus, runs: list[str]) -
     taken(dag, plan)
     plan.finish(0, status)
     assert taken(dag, plan) == runs
-    resumed = Schedule(dag, ["default"] * 2, concurrency=9, outset=Outset([status, TaskStatus.PENDING]))
+    resumed = Schedule(dag, ["default"] * 2, Places(9), Outset([status, TaskStatus.PENDING]))
     assert taken(dag, resumed) == runs, "a resumed run decides alike"
 
 
@@ -141,7 +142,7 @@ def test_what_is_dropped_is_never_given_out_and_does_not_keep_the_run_from_its_e
 
 def test_what_was_to_run_alone_is_dropped_too() -> None:
     dag = DAG([Task("a"), Task("b"), Task("c")])
-    plan = Schedule(dag, ["default"] * 3, concurrency=9, outset=Outset(alone=[0, 1, 2]))
+    plan = Schedule(dag, ["default"] * 3, Places(9), Outset(alone=[0, 1, 2]))
     plan.drop(1)
     plan.drop(0)
     assert taken(dag, plan) == ["c"]
@@ -152,7 +153,7 @@ def test_what_was_to_run_alone_is_dropped_too() -> None:
 def test_what_is_at_work_already_holds_places_even_more_than_there_are() -> None:
     dag = DAG([*(Task(f"old{i}", backend="deep") for i in range(3)), Task("new", backend="deep"), Task("other")])
     names, running = ["deep"] * 4 + ["default"], [TaskStatus.RUNNING] * 3 + [TaskStatus.PENDING] * 2
-    plan = Schedule(dag, names, concurrency=2, limits={"deep": 1}, outset=Outset(running, held=[0, 1, 2]))
+    plan = Schedule(dag, names, Places(2, {"deep": 1}), Outset(running, held=[0, 1, 2]))
     assert (taken(dag, plan), plan.exhausted) == ([], False)
     plan.finish(0, DONE)
     assert taken(dag, plan) == [], "two are at work, and two may be"
@@ -168,7 +169,7 @@ def test_what_is_at_work_already_holds_places_even_more_than_there_are() -> None
 def test_nothing_starts_beside_a_task_at_work_that_is_to_be_alone() -> None:
     dag = DAG([Task("suspect"), Task("other"), Task("fresh")])
     running = [TaskStatus.RUNNING] * 2 + [TaskStatus.PENDING]
-    plan = Schedule(dag, ["default"] * 3, concurrency=9, outset=Outset(running, alone=[0, 1], held=[0, 1]))
+    plan = Schedule(dag, ["default"] * 3, Places(9), Outset(running, alone=[0, 1], held=[0, 1]))
     assert taken(dag, plan) == []
     plan.finish(1, DONE)
     assert taken(dag, plan) == []
@@ -179,7 +180,7 @@ def test_nothing_starts_beside_a_task_at_work_that_is_to_be_alone() -> None:
 def test_what_is_tried_again_later_is_set_aside_unless_it_has_to_wait_anyway() -> None:
     dag = DAG([Task("later"), Task("after", depends_on=["first"]), Task("first"), Task("done")])
     statuses = [TaskStatus.PENDING] * 3 + [DONE]
-    plan = Schedule(dag, ["default"] * 4, concurrency=9, outset=Outset(statuses, later=[0, 1, 3]))
+    plan = Schedule(dag, ["default"] * 4, Places(9), Outset(statuses, later=[0, 1, 3]))
     assert (plan.later, taken(dag, plan)) == ([0], ["first"])
     plan.finish(2, DONE)
     assert taken(dag, plan) == ["after"]

@@ -10,6 +10,7 @@ import pytest
 from backends import BackendError, ErrorKind, Opening, Reply
 from persistence import Store
 from runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
+from runner.places import Places
 from runner.schedule import Schedule
 from tests.support.fakes import QuickClock, Talker, failing
 
@@ -56,7 +57,7 @@ def taken(plan: Schedule) -> list[int]:
 
 
 def test_nothing_starts_on_a_throttling_backend_until_all_it_sent_away_are_back_and_then_half_as_many() -> None:
-    plan = Schedule(DAG(Task(f"t{number}") for number in range(30)), ["one"] * 20 + ["two"] * 10, concurrency=12)
+    plan = Schedule(DAG(Task(f"t{number}") for number in range(30)), ["one"] * 20 + ["two"] * 10, Places(12))
     assert taken(plan) == list(range(12))
     plan.throttle(3)
     plan.throttle(4)
@@ -73,7 +74,7 @@ def test_nothing_starts_on_a_throttling_backend_until_all_it_sent_away_are_back_
 
 
 def test_with_every_four_that_complete_one_more_may_run_up_to_the_limit() -> None:
-    plan = Schedule(DAG(Task(f"t{number}") for number in range(99)), ["one"] * 99, concurrency=99, limits={"one": 4})
+    plan = Schedule(DAG(Task(f"t{number}") for number in range(99)), ["one"] * 99, Places(99, {"one": 4}))
     assert taken(plan) == [0, 1, 2, 3]
     plan.throttle(0)
     plan.requeue(0)

@@ -27,9 +27,8 @@ from persistence.records import RunRecord
 from runner import DAG, ParallelRunner, Plan
 from runner.cli.exits import Fault
 from runner.cli.lookup import names_its_backends
-from runner.config import needed_backends, policy_backends, task_backends
+from runner.config import DEFAULT_BACKEND, needed_backends, policy_backends, task_backends
 from runner.dag import nearest
-from runner.parallel import DEFAULT_BACKEND
 from runner.plan.source import MAX_BYTES, read_source
 from runner.policy import Policy
 from runner.status import TASK_DONE, TaskStatus

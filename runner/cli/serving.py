@@ -47,7 +47,8 @@ async def serve(backing: Backing, where: Listening, concurrency: int | None) -> 
 
     with _socket(where) as listening:
         async with backing.running(backing.specs) as made, SQLiteStore(where.store) as store:
-            runner = backing.runner(made, store=store, concurrency=concurrency or DEFAULT_CONCURRENCY)
+            concurrency = concurrency or DEFAULT_CONCURRENCY
+            runner = backing.runner(made, store=store, concurrency=concurrency, shared_limits=True)
             async with RunService(runner) as service:
                 token = secrets.token_urlsafe(_TOKEN_BYTES)
                 served = Served(service, tuple(backing.specs), {**backing.settings(), "posted": True})

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -18,7 +17,7 @@ from persistence.batch import Batch
 from persistence.changes import Change
 from persistence.errors import Conflict, Fenced, StoreError
 from persistence.records import TaskRecord
-from runner import checkpoint, events, execution, ownership, parallel, schedule, state, stored
+from runner import checkpoint, events, execution, ownership, parallel, places, schedule, state, stored
 from runner.config import Config
 from runner.feed import Feed
 from runner.latch import SET, Latch
@@ -85,22 +84,18 @@ def _limit_off_by_one() -> AbstractContextManager[object]:
     take = schedule.Schedule.take
 
     def generous(self: Any) -> int | None:
-        self._concurrency += 1
+        self._places.concurrency += 1
         try:
             return take(self)
         finally:
-            self._concurrency -= 1
+            self._places.concurrency -= 1
 
     return mock.patch.object(schedule.Schedule, "take", generous)
 
 
-def _one_more(lane: Callable[[float], object], limit: float) -> object:
-    return lane(limit + 1)
-
-
 def _backend_limit_off_by_one() -> AbstractContextManager[object]:
-    lane = schedule._Lane
-    return mock.patch.object(schedule, "_Lane", partial(_one_more, lane))
+    is_open = property(lambda gate: not gate.away and gate.taken <= gate.limit)
+    return mock.patch.object(places.Gate, "is_open", is_open)
 
 
 def _wake_up_lost() -> AbstractContextManager[object]:

@@ -19,6 +19,7 @@ PURE = (
     "runner/policy.py",
     "runner/policies/*.py",
     "runner/result.py",
+    "runner/places.py",
     "runner/schedule.py",
     "runner/folders.py",
     "runner/prompt*.py",

@@ -1,0 +1,138 @@
+"""`Places`: how many tasks may be under way at once, in all and on each backend. Pure: no await, no clock, no I/O.
+
+One run has them for itself, or several runs of one event loop share them: then a place that comes free, and a backend
+that may be asked again, is offered to the runs that stand in line for it, who has waited longest first, before the run
+that had it may take it again. So a wide run does not keep the others out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+_MORE = 0.25
+"""How many more tasks run at once on a backend that throttles, with each that completes: enough to come back soon
+after a passing word, little enough to be throttled seldom where the limit stays.
+"""
+
+
+@dataclass(slots=True)
+class Gate:
+    """One backend's places: at most `ceiling`, and `limit` of them for now. A backend that throttles is closed while
+    a task that it sent away is out, and finds its limit again by what it then lets through.
+    """
+
+    ceiling: float
+    limit: float
+    taken: int = 0
+    away: int = 0
+    """Tasks that the backend has asked to come back later: until all of them are back, nothing starts on it."""
+    at_once: int = 0
+    """How many tasks were under way on it when the first of them was."""
+    closings: int = 0
+    """How often that came to be since a task was last completed on it."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether one more task may start on the backend."""
+        return not self.away and self.taken + 1 <= self.limit
+
+    def completed(self) -> None:
+        """The backend has completed a task."""
+        if self.closings or self.limit < self.ceiling:
+            self.closings, self.limit = 0, min(self.ceiling, self.limit + _MORE)
+
+
+class Places:
+    """`concurrency` places in all, `limits` of them at most on the backends named there; `shared` by several runs, or
+    one run's own.
+    """
+
+    def __init__(self, concurrency: int, limits: Mapping[str, int] | None = None, *, shared: bool = False) -> None:
+        self.concurrency = concurrency
+        self.shared = shared
+        self._limits = limits or {}
+        self._gates: dict[str, Gate] = {}
+        self.taken = 0
+        self._line: dict[object, Callable[[], None]] = {}
+
+    def gate(self, backend: str) -> Gate:
+        """The backend's own."""
+        gate = self._gates.get(backend)
+        if gate is None:
+            limit = self._limits.get(backend, float("inf"))
+            gate = self._gates[backend] = Gate(limit, limit)
+        return gate
+
+    def stand_in_line(self, who: object, take: Callable[[], None]) -> None:
+        """`take` is called whenever `who` might have a place; it leaves the line by `leave_line` and may come again."""
+        self._line.setdefault(who, take)
+
+    def leave_line(self, who: object) -> None:
+        """The opposite, also for somebody who does not stand in it."""
+        self._line.pop(who, None)
+
+    def offer(self, but: object) -> None:
+        """Something came free: let all who stand in line take what they can, except the one who set it free."""
+        if not self._line:
+            return
+        for who, take in list(self._line.items()):
+            if self.taken >= self.concurrency:
+                return
+            if who is not but:
+                take()
+
+
+@dataclass(slots=True)
+class Lane:
+    """One run's tasks on one backend: the eligible ones, how many hold a place, and which were sent away by it."""
+
+    gate: Gate
+    places: Places
+    heap: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    taken: int = 0
+    away: set[int] = field(default_factory=set[int])
+
+    def take(self) -> None:
+        """A task holds a place from now on."""
+        self.taken += 1
+        self.gate.taken += 1
+        self.places.taken += 1
+
+    def free(self) -> None:
+        """A task holds its place no more."""
+        self.taken -= 1
+        self.gate.taken -= 1
+        self.places.taken -= 1
+
+    def throttle(self, position: int) -> None:
+        """The backend sends away a task that is under way. From then on half as many run there at once as did, or
+        fewer if it let fewer through, and one more with every four that complete.
+        """
+        gate = self.gate
+        if not gate.away:
+            gate.at_once = gate.taken
+            gate.closings += 1
+        self.send_away(position)
+        gate.limit = max(1.0, min(gate.at_once // 2, gate.at_once - gate.away))
+
+    def send_away(self, position: int) -> None:
+        """The task may not come back before its time, and until then nothing starts on the backend."""
+        self.away.add(position)
+        self.gate.away += 1
+
+    def come_back(self, position: int) -> bool:
+        """The task's time has come, if it was sent away; whether that opens the backend again."""
+        if position not in self.away:
+            return False
+        self.away.remove(position)
+        self.gate.away -= 1
+        return not self.gate.away
+
+    def give_back(self) -> None:
+        """The run has nothing to do with its places any more."""
+        self.gate.taken -= self.taken
+        self.places.taken -= self.taken
+        self.gate.away -= len(self.away)
+        self.taken = 0
+        self.away.clear()

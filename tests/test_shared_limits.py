@@ -1,0 +1,345 @@
+"""`shared_limits`: the runs of one runner together keep to its limits, and none of them keeps the others out."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from backends import BackendError, ErrorKind, ask
+from persistence import MemoryStore, SQLiteStore, Store
+from runner import DAG, ParallelRunner, Retry, RunService, RunStatus, Task, TaskStatus, events
+from runner.places import Places
+from runner.schedule import Schedule
+from tests.support.fakes import QuickClock
+
+
+def wide(name: str, count: int, backend: str | None = None) -> DAG:
+    return DAG(Task(f"{name}{number}", prompt=name, backend=backend) for number in range(count))
+
+
+def chain(name: str, count: int) -> DAG:
+    return DAG(
+        Task(f"{name}{number}", prompt=name, depends_on=[f"{name}{number - 1}"] if number else [])
+        for number in range(count)
+    )
+
+
+class Meter:
+    """A backend that counts how many of its calls are under way, at most, and notes their order."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self.order: list[str] = []
+
+    async def __call__(self, prompt: str) -> str:
+        self.order.append(prompt)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            for _ in range(3):
+                await anyio.lowlevel.checkpoint()
+        finally:
+            self.now -= 1
+        return prompt
+
+
+async def run_all(runner: ParallelRunner, dags: Sequence[DAG]) -> list[RunStatus]:
+    found: dict[int, RunStatus] = {}
+
+    async def run(number: int, dag: DAG) -> None:
+        found[number] = (await runner.run(dag)).status
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            for number, dag in enumerate(dags):
+                group.start_soon(run, number, dag)
+    return [found[number] for number in range(len(dags))]
+
+
+COMPLETED = RunStatus.COMPLETED
+
+
+async def test_all_runs_together_keep_to_concurrency() -> None:
+    meter = Meter()
+    runner = ParallelRunner(meter, concurrency=3, shared_limits=True)
+    assert await run_all(runner, [wide(f"r{number}-", 7) for number in range(10)]) == [COMPLETED] * 10
+    assert (meter.most, len(meter.order)) == (3, 70)
+
+
+async def test_without_it_each_run_has_its_own_limits() -> None:
+    meter = Meter()
+    assert await run_all(ParallelRunner(meter, concurrency=3), [wide("a", 7), wide("b", 7)]) == [COMPLETED] * 2
+    assert meter.most == 6
+
+
+async def test_all_runs_together_keep_to_the_limit_of_one_backend() -> None:
+    deep, quick = Meter(), Meter()
+    runner = ParallelRunner(
+        backends={"deep": deep, "quick": quick}, default="quick", concurrency=9, limits={"deep": 2}, shared_limits=True
+    )
+    mixed = [wide("d", 6, "deep"), wide("d", 6, "deep"), wide("q", 90)]
+    assert await run_all(runner, mixed) == [COMPLETED] * 3
+    assert (deep.most, quick.most) == (2, 9), "what the others leave is for who can use it"
+
+
+async def test_a_wide_run_does_not_keep_a_later_one_out() -> None:
+    meter = Meter()
+    runner = ParallelRunner(meter, concurrency=4, shared_limits=True)
+    async with runner.start(wide("wide", 400)) as first:
+        while len(meter.order) < 40:
+            await anyio.lowlevel.checkpoint()
+        began = len(meter.order)
+        assert (await runner.run(chain("late", 5))).status is COMPLETED
+        meanwhile = Counter(meter.order[began:])
+        assert meanwhile["wide"] < 60, "of 400, while five ran one after the other"
+        assert (await first.result()).status is COMPLETED
+    assert meter.most == 4
+
+
+async def test_runs_that_stand_in_line_get_places_in_turn() -> None:
+    meter = Meter()
+    runner = ParallelRunner(meter, concurrency=1, shared_limits=True)
+    await run_all(runner, [wide("a", 30), wide("b", 30), wide("c", 30)])
+    for start in range(0, 60, 3):  # the first one began before the others were there
+        assert sorted(meter.order[start + 3 : start + 6]) == ["a", "b", "c"], meter.order
+
+
+async def test_a_rate_limit_met_by_one_run_holds_for_the_others() -> None:
+    clock, gate = QuickClock(), anyio.Event()
+    calls: list[str] = []
+
+    async def sleep(seconds: float) -> None:
+        if seconds >= 100:
+            await gate.wait()
+        else:
+            await QuickClock.sleep(clock, seconds)
+
+    clock.sleep = sleep  # type: ignore[method-assign]
+
+    async def server(prompt: str) -> str:
+        calls.append(prompt)
+        if len(calls) == 1:
+            raise BackendError(ErrorKind.RATE_LIMITED, "slow down", retry_after=100.0)
+        return prompt
+
+    runner = ParallelRunner(server, concurrency=4, shared_limits=True, clock=clock)
+    async with runner.start(wide("first", 1)) as first:
+        async for event in first.events():
+            if isinstance(event, events.TaskRetrying):
+                break
+        async with runner.start(wide("other", 2)) as other:
+            await anyio.wait_all_tasks_blocked()
+            assert calls == ["first"], "the backend has asked to be left alone"
+            gate.set()
+            assert (await other.result()).status is COMPLETED
+        assert (await first.result()).status is COMPLETED
+    assert Counter(calls) == {"first": 2, "other": 2}
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+async def test_a_run_that_is_ended_gives_its_places_to_others(how: str) -> None:
+    held, go = anyio.Event(), anyio.Event()
+
+    async def body(prompt: str) -> str:
+        if prompt == "held":
+            held.set()
+            await go.wait()
+        return prompt
+
+    runner = ParallelRunner(body, concurrency=2, shared_limits=True)
+    async with runner.start(wide("held", 5)) as holding, runner.start(wide("next", 3)) as waiting:
+        await held.wait()
+        await anyio.wait_all_tasks_blocked()
+        assert waiting.status is RunStatus.RUNNING
+        getattr(holding, how)()
+        with anyio.fail_after(10):
+            assert (await waiting.result()).status is COMPLETED
+    assert (await run_all(runner, [wide("last", 5)])) == [COMPLETED]
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+async def test_a_run_that_stands_in_line_can_be_ended(how: str) -> None:
+    go = anyio.Event()
+
+    async def body(prompt: str) -> str:
+        await go.wait()
+        return prompt
+
+    runner = ParallelRunner(body, concurrency=1, shared_limits=True)
+    async with runner.start(wide("holding", 2)) as holding:
+        await anyio.wait_all_tasks_blocked()
+        async with runner.start(wide("waiting", 2)) as waiting:
+            await anyio.wait_all_tasks_blocked()
+            getattr(waiting, how)()
+            with anyio.fail_after(10):
+                ended = await waiting.result()
+            assert ended.status is (RunStatus.CANCELLED if how == "cancel" else RunStatus.INTERRUPTED)
+        go.set()
+        assert (await holding.result()).status is COMPLETED
+
+
+async def test_an_answer_that_comes_while_others_have_all_places_is_not_lost(store: Store) -> None:
+    go = anyio.Event()
+
+    async def body(prompt: str) -> str:
+        if prompt == "hold":
+            await go.wait()
+        return f"{prompt} {await ask('Go?')}" if prompt == "asks" else prompt
+
+    runner = ParallelRunner(body, store=store, concurrency=1, shared_limits=True)
+    asking = DAG([Task("a", prompt="asks"), Task("b", prompt="b", depends_on=["a"])])
+    async with RunService(runner, poll=0.01) as service:
+        asks = await service.create_run(asking)
+        await service.start_run(asks)
+        async for event in service.events(asks):
+            if event.kind == "run_waiting_input":
+                break
+        holds = await service.create_run(wide("hold", 1))
+        await service.start_run(holds)
+        await service.resume_run(asks, {"a": "yes"})
+        await anyio.wait_all_tasks_blocked()
+        assert (await service.get_run(asks)).status is RunStatus.RUNNING, "not over, though nothing of it runs"
+        go.set()
+        with anyio.fail_after(10):
+            assert [event.kind async for event in service.events(asks)][-1] == "run_completed"
+
+
+async def test_a_task_may_run_a_dag_with_another_runner() -> None:
+    inner = ParallelRunner(Meter(), concurrency=1)
+
+    async def outer(prompt: str) -> str:
+        return (await inner.run(wide(prompt, 3))).status.value
+
+    runner = ParallelRunner(outer, concurrency=2, shared_limits=True)
+    assert await run_all(runner, [wide("a", 3), wide("b", 3)]) == [COMPLETED] * 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_happens_all_places_come_back(seed: int) -> None:
+    """Many small runs on two backends, some of which fail, retry, are throttled, stopped or cancelled at any moment."""
+    rng = random.Random(seed)
+    meters = {"one": Meter(), "two": Meter()}
+
+    async def body(meter: Meter, prompt: str) -> str:
+        await meter(prompt)
+        if (chance := rng.random()) < 0.1:
+            raise BackendError(ErrorKind.RATE_LIMITED, "slow down", retry_after=rng.choice([None, 0.0, 3.0]))
+        if chance < 0.2:
+            raise BackendError(rng.choice([ErrorKind.TRANSIENT, ErrorKind.REFUSED]), "no")
+        return prompt
+
+    runner = ParallelRunner(
+        backends={name: partial(body, meter) for name, meter in meters.items()},
+        default="one",
+        concurrency=5,
+        limits={"two": 2},
+        shared_limits=True,
+        clock=QuickClock(),
+        rng=rng,
+        store=MemoryStore(),
+    )
+
+    async def one(number: int) -> None:
+        tasks = [
+            Task(
+                f"t{i}",
+                prompt=f"{number}",
+                backend=rng.choice(["one", "two"]),
+                depends_on=[f"t{j}" for j in range(i) if rng.random() < 0.2],
+                failure_mode=rng.choice(["hard", "soft", "skip"]),
+                retry=Retry(attempts=3),
+            )
+            for i in range(rng.randint(1, 12))
+        ]
+        for _ in range(rng.randint(0, 30)):
+            await anyio.lowlevel.checkpoint()
+        async with runner.start(DAG(tasks)) as run:
+            if rng.random() < 0.4:
+                for _ in range(rng.randint(0, 60)):
+                    await anyio.lowlevel.checkpoint()
+                rng.choice([run.stop, run.cancel])()
+            await run.result()
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            for number in range(25):
+                group.start_soon(one, number)
+    assert max(meters["one"].most, meters["two"].most) <= 5
+    assert meters["two"].most <= 2
+    meters["one"].most = 0
+    assert await run_all(runner, [wide("after", 40, "one")]) in ([COMPLETED], [RunStatus.FAILED])
+    places = runner.config.places
+    assert places is not None
+    assert (places.taken, places.gate("one").taken, places.gate("two").taken) == (0, 0, 0)
+    assert (places.gate("one").away, places.gate("two").away) == (0, 0)
+
+
+class Pair:
+    """Two schedules that share two places: the first one has both, and both stand in line."""
+
+    def __init__(self) -> None:
+        places = Places(2, shared=True)
+        self.first, self.second = (Schedule(wide(name, 5), ["x"] * 5, places) for name in "ab")
+        assert (self.first.take(), self.first.take(), self.first.take(), self.second.take()) == (0, 1, None, None)
+        self.got: list[tuple[str, int | None]] = []
+        assert self.first.stand_in_line(lambda: self.got.append(("first", self.first.take())))
+        assert self.second.stand_in_line(lambda: self.got.append(("second", self.second.take())))
+
+
+@pytest.mark.parametrize(
+    "frees",
+    [lambda one: one.finish(0, TaskStatus.COMPLETED), lambda one: one.park(0), lambda one: one.set_aside(0)],
+    ids=["finish", "park", "set aside"],
+)
+def test_what_comes_free_is_offered_to_others_before_the_one_who_had_it(frees: Callable[[Schedule], None]) -> None:
+    pair = Pair()
+    frees(pair.first)
+    assert (pair.got, pair.first.take()) == ([("second", 0)], None)
+
+
+def test_a_backend_that_may_be_asked_again_is_offered_to_others_first() -> None:
+    pair = Pair()
+    pair.first.throttle(0)
+    assert pair.second.take() is None
+    pair.first.finish(1, TaskStatus.COMPLETED)
+    pair.got.clear()
+    pair.first.requeue(0)
+    assert (pair.got, pair.first.take()) == ([("second", 0)], None), "one at once, as it has throttled"
+
+
+def test_who_has_left_is_offered_nothing_and_has_nothing() -> None:
+    pair = Pair()
+    pair.second.give_back()
+    pair.first.finish(0, TaskStatus.COMPLETED)
+    assert (pair.got, pair.first.take()) == ([], 2)
+    assert pair.second.stand_in_line(lambda: pair.got.append(("second", pair.second.take())))
+    pair.first.give_back()
+    assert (pair.got, pair.second.take(), pair.second.take()) == ([("second", 0)], 1, None)
+
+
+async def test_resumed_runs_keep_to_the_limits_as_well(sqlite_store: SQLiteStore) -> None:
+    never = anyio.Event()
+
+    async def hangs(_prompt: str) -> str:
+        await never.wait()
+        return ""
+
+    for name in "abc":
+        async with ParallelRunner(hangs, store=sqlite_store, concurrency=2).start(wide(name, 6), name) as run:
+            await anyio.wait_all_tasks_blocked()
+            run.stop()
+    meter = Meter()
+    runner = ParallelRunner(meter, store=sqlite_store, concurrency=2, shared_limits=True)
+    with anyio.fail_after(30):
+        async with RunService(runner, poll=0.01) as service:
+            for name in "abc":
+                await service.resume_run(name)
+            for name in "abc":
+                assert [event.kind async for event in service.events(name)][-1] == "run_completed"
+    assert (meter.most, len(meter.order)) == (2, 18)
