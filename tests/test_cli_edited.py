@@ -58,4 +58,6 @@ def test_a_resume_says_what_of_an_edited_plan_goes_unheeded(tmp_path: Path, edit
             assert (len(lines), said is not None and said in lines[0]) == (1, True)
         else:
             whole = f"the plan file has changed since this run was stored ({said}); a resume runs what is stored"
+            if edit == "a backend":
+                whole += "; --backends FILE has those of a file used"
             assert lines == ([] if said is None else [whole])

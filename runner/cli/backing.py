@@ -1,13 +1,10 @@
-"""Which backends a run needs, how they are made, and what its settings keep of them for `resume`.
+"""Which backends a run needs, how they are made, and what its settings keep of them for `resume`: see kept.py.
 
-Settings never hold a key: a spec only names the environment variable that has it. The database may have come from
-anywhere: a Python function is never imported by a name from it, but taken from the plan file as it is now; a key is not
-sent to a server that only the database names; and what an agent may do is for the plan file to say, too.
+Settings never hold a key: a spec only names the environment variable that has it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -17,16 +14,10 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from backends.agents.spec import AgentSpec
-from backends.anthropic import AnthropicBackend
-from backends.openai import OpenAIBackend
 from backends.protocol import Backend
-from backends.sdk import is_environments
-from backends.spec import KINDS, AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec, build, default_spec
-from persistence.records import RunRecord
+from backends.spec import KINDS, BackendSpec, build, default_spec
 from runner import DAG, ParallelRunner, Plan
 from runner.cli.exits import Fault
-from runner.cli.lookup import names_its_backends
 from runner.config import DEFAULT_BACKEND, needed_backends, policy_backends, task_backends
 from runner.dag import nearest
 from runner.plan.source import MAX_BYTES, read_source
@@ -34,7 +25,7 @@ from runner.policy import Policy
 from runner.status import TASK_DONE, TaskStatus
 from runner.task import JsonValue
 
-_SPECS: TypeAdapter[dict[str, BackendSpec]] = TypeAdapter(dict[str, BackendSpec])
+SPECS: TypeAdapter[dict[str, BackendSpec]] = TypeAdapter(dict[str, BackendSpec])
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +49,12 @@ class Backing:
     default: str = DEFAULT_BACKEND
     folder: Path = field(default_factory=Path.cwd)
     plan: Path | None = None
+    folders: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    """The folders of those that do not start from `folder`."""
 
     def settings(self) -> dict[str, JsonValue]:
         """What a run's settings keep."""
-        dumped = cast("JsonValue", _SPECS.dump_python(dict(self.specs), mode="json", exclude_none=True))
+        dumped = cast("JsonValue", SPECS.dump_python(dict(self.specs), mode="json", exclude_none=True))
         plan = None if self.plan is None else str(self.plan)
         return {"plan": plan, "folder": str(self.folder), "backends": dumped, "default_backend": self.default}
 
@@ -78,7 +71,7 @@ class Backing:
                 if same is not None:
                     made[name] = made[same]
                     continue
-                backend = build(self.specs[name], folder=self.folder)
+                backend = build(self.specs[name], folder=self.folders.get(name, self.folder))
                 if isinstance(backend, AbstractAsyncContextManager):
                     await stack.enter_async_context(cast("AbstractAsyncContextManager[Any]", backend))
                 made[name] = backend
@@ -94,21 +87,6 @@ class Backing:
         limits = {name: limit for name, limit in self.limits().items() if name in made}
         default = self.default if self.default in made else None
         return ParallelRunner(backends=made, default=default, limits=limits, **options)
-
-
-def _needs_the_plan(spec: BackendSpec) -> bool:
-    """Whether a database, which may have come from anywhere, is not enough to have this done."""
-    if isinstance(spec, AgentSpec):
-        return not spec.is_harmless
-    return isinstance(spec, OpenAISpec | AnthropicSpec) and _gives_a_key_away(spec)
-
-
-def _gives_a_key_away(spec: OpenAISpec | AnthropicSpec) -> bool:
-    """Whether a stored spec would send a key that is set here to where the environment does not send it by itself."""
-    # Headers that the environment adds never go anywhere else: see backends/sdk.py.
-    backend = OpenAIBackend if isinstance(spec, OpenAISpec) else AnthropicBackend
-    as_usual = spec.base_url is None or is_environments(spec.base_url, backend.url_env, backend.default_url)
-    return not (as_usual and spec.api_key_env == backend.api_key_env) and bool(os.environ.get(spec.api_key_env))
 
 
 def names_needed(
@@ -137,11 +115,11 @@ def backing_of_file(path: Path | None, wish: Wish) -> Backing:
     if not wish.empty:
         raise Fault(f"{path} names the backends; leave --backend, --model and --base-url out")
     try:
-        value = _read(path)
+        value = read_backends_file(path)
     except OSError as error:
         raise Fault(f"{path} cannot be read ({error.strerror}); check --backends") from None
     try:
-        specs = _SPECS.validate_python(value.get("backends") or {})
+        specs = SPECS.validate_python(value.get("backends") or {})
     except ValidationError as error:
         first = error.errors()[0]
         raise Fault(f"{path}: backends.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
@@ -156,7 +134,7 @@ def backing_of_file(path: Path | None, wish: Wish) -> Backing:
     return Backing(specs, str(default), path.resolve().parent, path.resolve())
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_backends_file(path: Path) -> dict[str, Any]:
     """What stands in a plan file, whether it is a plan or not. Raises OSError, PlanError."""
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
@@ -189,98 +167,3 @@ def asked_for(wish: Wish) -> BackendSpec:
         # What is typed is relative to where it is typed, while a spec's paths start from the plan's folder.
         model = str(Path(model).expanduser().resolve())
     return default_spec(os.environ, kind=wish.kind, model=model, base_url=wish.base_url)
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What a stored run's settings say about its backends."""
-
-    run_id: str
-    specs: Mapping[str, Any]
-    default: str
-    folder: Path
-    plan: Path | None
-
-    @classmethod
-    def of(cls, run: RunRecord) -> Kept:
-        """Raises Fault for a run that did not come from a plan file."""
-        if not names_its_backends(run):
-            raise Fault(
-                f"run {run.run_id} was not made by `plait run`, so its store does not say which backends it needs; "
-                "go on with it from Python: ParallelRunner(...).resume(run_id)"
-            )
-        settings = json.loads(run.settings)
-        specs, default, folder = (settings[key] for key in ("backends", "default_backend", "folder"))
-        plan = settings.get("plan")
-        return cls(run.run_id, specs, default, Path(folder), Path(plan) if plan else None)
-
-    def outliving(self) -> dict[str, Backend]:
-        """Those whose turns may have outlived their runner, to ask them what is left. Nothing is started or checked."""
-        specs = {name: self._spec(name) for name in self.specs}
-        return {name: spec.make(self.folder) for name, spec in specs.items() if isinstance(spec, AgentSpec)}
-
-    def differing(self, now: Mapping[str, BackendSpec]) -> list[str]:
-        """Which options of backends are otherwise in the plan file than in the store, which is what counts for them."""
-        found: list[str] = []
-        for name in self.specs.keys() & now.keys():
-            kept = self._spec(name)
-            if kept is not None and not isinstance(kept, FunctionSpec):
-                old, new = kept.model_dump(), now[name].model_dump()
-                found += (f"backends.{name}.{key}" for key in {**old, **new} if old.get(key) != new.get(key))
-        return found
-
-    def backing(self, names: Iterable[str], moved_to: Path | None) -> Backing:
-        """The backends in `names`. `moved_to` is the plan file, if it is not where it was."""
-        plan = self.plan if moved_to is None else moved_to.resolve()
-        folder = self.folder if moved_to is None or plan is None else plan.parent
-        on_disk: Mapping[str, BackendSpec] | None = None
-        specs: dict[str, BackendSpec] = {}
-        for name in names:
-            spec = self._spec(name)
-            if isinstance(spec, FunctionSpec):
-                on_disk = self._on_disk(plan, name) if on_disk is None else on_disk
-                spec = on_disk.get(name)
-                if spec is None:
-                    raise Fault(f"{plan} has no backend {name!r} any more; put it back, or name the plan with --plan")
-            elif spec is not None and _needs_the_plan(spec):
-                on_disk = self._on_disk(plan, name) if on_disk is None and plan is not None else on_disk or {}
-                if on_disk.get(name) != spec:
-                    raise Fault(self._distrust(name, spec))
-            if spec is not None:
-                specs[name] = spec
-        return Backing(specs, self.default, folder, plan)
-
-    def _distrust(self, name: str, spec: BackendSpec) -> str:
-        if isinstance(spec, AgentSpec):
-            return (
-                f"the store of run {self.run_id} says what agent {name!r} may do, or which command it is, and the plan "
-                f"file says otherwise, or nothing; put it into the plan file, or name that file with --plan PATH"
-            )
-        assert isinstance(spec, OpenAISpec | AnthropicSpec)
-        return (
-            f"the store of run {self.run_id} says that backend {name!r} sends the key in {spec.api_key_env} to "
-            f"{spec.base_url or 'its default server'}, and nothing else says so; if that is right, set "
-            f"{spec.kind.upper()}_BASE_URL, or have the plan file name that backend; else unset the key"
-        )
-
-    def _spec(self, name: str) -> BackendSpec | None:
-        if name not in self.specs:
-            return None
-        try:
-            return _SPECS.validate_python({name: self.specs[name]})[name]
-        except ValidationError:
-            raise Fault(f"the stored backend {name!r} of run {self.run_id} cannot be read; start a new run") from None
-
-    def _on_disk(self, plan: Path | None, name: str) -> Mapping[str, BackendSpec]:
-        why = f"backend {name!r} of run {self.run_id} is taken from the plan file, not from the store"
-        if plan is None:
-            raise Fault(f"{why}; name the file with --plan PATH")
-        try:
-            value = _read(plan)
-        except OSError as error:
-            reason = f"{plan} cannot be read ({error.strerror})"
-            raise Fault(f"{why}, and {reason}; if it has moved, name it with --plan PATH") from None
-        try:
-            return _SPECS.validate_python(value.get("backends") or {})
-        except ValidationError:
-            raise Fault(f"{why}, and {plan} has mistakes now; `plait check` says which") from None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from persistence.records import RunRecord, TaskRecord
-from runner.cli.backing import Kept, Wish, backing_of_file
+from runner.cli.backing import Wish, backing_of_file
 from runner.cli.exits import Fault, say
+from runner.cli.kept import Files, Kept
 from runner.plan import Plan, PlanError
 from runner.plan.build import load_plan_of_run
 from runner.policies.orchestrator import OrchestratorPolicy
@@ -26,32 +27,38 @@ _FIELDS = {
 _INSTEAD = "a resume runs what is stored"
 
 
-def say_if_edited(record: RunRecord, tasks: Sequence[TaskRecord], moved_to: Path | None) -> None:
+def say_if_edited(record: RunRecord, tasks: Sequence[TaskRecord], files: Files) -> None:
     """Say what of the run's plan file, where it is found, goes unheeded because the store has it otherwise. Values of
     inputs are not compared: they may have been given with --set.
     """
     kept = Kept.of(record)
-    path = kept.plan if moved_to is None else moved_to.resolve()
+    replaced = kept.replaced(files)
+    if replaced:
+        say(f"with {', '.join(sorted(replaced))} as {files.backends} has it, for this time")
+    path = kept.plan if files.plan is None else files.plan.resolve()
     if path is None or not path.is_file():
         return
     try:
-        changed = list(_changes(path, kept, record, tasks))
+        changed = list(_changes(path, kept, record, tasks, replaced))
     except (PlanError, Fault):
         say(f"the plan file has mistakes by now (`plait check` says which); {_INSTEAD}")
         return
     if changed:
         more = [f"{len(changed) - _MOST_NAMED} more"] if len(changed) > _MOST_NAMED else []
         named = ", ".join([*changed[:_MOST_NAMED], *more])
-        say(f"the plan file has changed since this run was stored ({named}); {_INSTEAD}")
+        hint = "; --backends FILE has those of a file used" if changed[0].startswith("backends.") else ""
+        say(f"the plan file has changed since this run was stored ({named}); {_INSTEAD}{hint}")
 
 
-def _changes(path: Path, kept: Kept, record: RunRecord, tasks: Sequence[TaskRecord]) -> Iterator[str]:
+def _changes(
+    path: Path, kept: Kept, record: RunRecord, tasks: Sequence[TaskRecord], replaced: Iterable[str]
+) -> Iterator[str]:
     settings, led_by = json.loads(record.settings), StoredPolicy.of(record)
     if settings.get("posted") or (led_by is not None and led_by.kind == OrchestratorPolicy.kind):
-        yield from kept.differing(backing_of_file(path, Wish()).specs)  # its tasks came from elsewhere
+        yield from kept.differing(backing_of_file(path, Wish()).specs, replaced)  # its tasks came from elsewhere
         return
     plan = load_plan_of_run(path, settings.get("inputs", {}))
-    yield from kept.differing(plan.backends)
+    yield from kept.differing(plan.backends, replaced)
     default = plan.default_backend or (next(iter(plan.backends)) if len(plan.backends) == 1 else None)
     if default is not None and default != kept.default:
         yield "defaults.backend"

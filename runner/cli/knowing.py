@@ -4,31 +4,33 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 
 from backends.errors import BackendUnavailable
 from persistence.protocol import Store
 from persistence.records import RunRecord, TaskRecord
-from runner.cli.backing import Backing, Kept
+from runner.cli.backing import Backing
 from runner.cli.exits import Fault, say
+from runner.cli.kept import Files, Kept
 from runner.parallel import ParallelRunner
 from runner.status import TaskStatus
 from runner.translate import dag_of
 
+_AS_STORED = Files()
+
 
 @asynccontextmanager
 async def knowing_runner(
-    store: Store, record: RunRecord, tasks: tuple[TaskRecord, ...], plan: Path | None = None
+    store: Store, record: RunRecord, tasks: tuple[TaskRecord, ...], files: Files = _AS_STORED
 ) -> AsyncGenerator[ParallelRunner]:
     """A runner on `store` that can tell whether the run's turns have outlived their process. Where a backend cannot be
-    had here it says so, and knows what is stored. `plan` is the plan file, if it is not where it was.
+    had here it says so, and knows what is stored.
     """
     async with AsyncExitStack() as stack:
-        yield await _runner(stack, store, record, tasks, plan)
+        yield await _runner(stack, store, record, tasks, files)
 
 
 async def _runner(
-    stack: AsyncExitStack, store: Store, record: RunRecord, tasks: tuple[TaskRecord, ...], plan: Path | None
+    stack: AsyncExitStack, store: Store, record: RunRecord, tasks: tuple[TaskRecord, ...], files: Files
 ) -> ParallelRunner:
     dag = dag_of(record, tasks)
     under_way = [dag[task.task_id] for task in tasks if TaskStatus(task.status) is TaskStatus.RUNNING]
@@ -39,7 +41,7 @@ async def _runner(
             names = list(dict.fromkeys(dag.backend_of(task) or kept.default for task in under_way))
             others = [name for name in names if name not in made]
             if others:
-                made |= await stack.enter_async_context(kept.backing(others, plan).running(others))
+                made |= await stack.enter_async_context(kept.backing(others, files).running(others))
             return Backing({}, kept.default).runner(made, store=store)
         except (Fault, BackendUnavailable) as error:
             why = error.message if isinstance(error, Fault) else error

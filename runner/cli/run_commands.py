@@ -25,6 +25,11 @@ _PATH = click.Path(path_type=Path)
 _plan_option = click.option("--plan", type=_PATH, help="The plan file, if it is not where it was: for its functions.")
 
 
+_backends_option = click.option(
+    "--backends", type=_PATH, help="A plan file whose `backends` are used in place of the run's, by their names."
+)
+
+
 @click.command("run", short_help="Run a plan.")
 @click.argument("plan", type=_PATH)
 @set_option
@@ -59,13 +64,14 @@ def run_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
 @click.option("--retry-failed", is_flag=True, help="Run failed tasks again, and those whose stored result is damaged.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done with each task, and why.")
 @_plan_option
+@_backends_option
 @concurrency_option
 @store_option
 @json_option
 @quiet_option
 @verbose_option
 @log_options
-def resume_command(run: str | None, retry_failed: bool, plan: Path | None, **options: Any) -> int:
+def resume_command(run: str | None, retry_failed: bool, **options: Any) -> int:
     """Go on with RUN: a run's id, its beginning, or `last`. Without it, the newest run that can be resumed.
 
     What is completed is kept; what was under way or never began is run. A conversation that was cut goes on where its
@@ -73,10 +79,11 @@ def resume_command(run: str | None, retry_failed: bool, plan: Path | None, **opt
     """
     import anyio  # noqa: PLC0415
 
+    from runner.cli.kept import Files  # noqa: PLC0415
     from runner.cli.running import Resumption, resume_run  # noqa: PLC0415
 
     configure_log(options["log_style"], options["log_level"])
-    wanted = Resumption(run, retry_failed, plan, options["dry_run"])
+    wanted = Resumption(run, retry_failed, Files(options["plan"], options["backends"]), options["dry_run"])
     with prints_aside():
         return anyio.run(resume_run, wanted, _manner(options))
 
@@ -86,16 +93,18 @@ def resume_command(run: str | None, retry_failed: bool, plan: Path | None, **opt
 @click.argument("task")
 @click.argument("message")
 @_plan_option
+@_backends_option
 @store_option
 @json_option
 @log_options
-def continue_command(run: str, task: str, message: str, plan: Path | None, **options: Any) -> int:
+def continue_command(run: str, task: str, message: str, **options: Any) -> int:
     """Say MESSAGE in the conversation of TASK in RUN (an id, its beginning, or `last`) and print the answer.
 
     The turn is stored; the task's result stays as it is.
     """
     import anyio  # noqa: PLC0415
 
+    from runner.cli.kept import Files  # noqa: PLC0415
     from runner.cli.running import continue_task  # noqa: PLC0415
 
     if not is_text(message):
@@ -104,7 +113,9 @@ def continue_command(run: str, task: str, message: str, plan: Path | None, **opt
         raise click.BadParameter("the message is empty")
     configure_log(options["log_style"], options["log_level"])
     with prints_aside():
-        return anyio.run(continue_task, run, task, message, plan, _manner(options))
+        return anyio.run(
+            continue_task, run, task, message, Files(options["plan"], options["backends"]), _manner(options)
+        )
 
 
 def _manner(options: dict[str, Any]) -> Any:

@@ -17,10 +17,11 @@ from persistence.protocol import Store
 from persistence.records import RunRecord, TaskRecord
 from runner import PlaitError, Plan
 from runner.cli import report
-from runner.cli.backing import Backing, Kept, names_needed
+from runner.cli.backing import Backing, names_needed
 from runner.cli.driving import Ending, follow
 from runner.cli.edited import say_if_edited
 from runner.cli.exits import COMPLETED, Fault, output, say, tell
+from runner.cli.kept import Files, Kept
 from runner.cli.knowing import knowing_runner
 from runner.cli.lookup import (
     find_run,
@@ -85,7 +86,7 @@ class Resumption:
 
     run: str | None
     retry_failed: bool = False
-    plan: Path | None = None
+    files: Files = Files()  # noqa: RUF009 - frozen
     dry_run: bool = False
 
 
@@ -106,13 +107,13 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
         looking = Backing({}).runner({}, store=store)
         if wanted.dry_run:
             say_if_watched(record)
-            async with knowing_runner(store, record, tasks, wanted.plan) as knowing:
+            async with knowing_runner(store, record, tasks, wanted.files) as knowing:
                 preview = await knowing.preview_resume(record.run_id, retry_failed=wanted.retry_failed)
             code = tell_preview(preview, manner.as_json)
             if not preview.ended and not await is_to_be_cancelled(store, record):
                 try:
                     _needed(record, dag, tasks, wanted)
-                    say_if_edited(record, tasks, wanted.plan)
+                    say_if_edited(record, tasks, wanted.files)
                 except Fault as fault:
                     raise Fault(fault.message, fault.code, "plait: a resume would be refused: ") from None
             return code
@@ -121,7 +122,7 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
         if await is_to_be_cancelled(store, record):  # which needs no backend
             return await see_through(looking.start_resume(record.run_id), dag, manner, store)
         backing, names, statuses = _needed(record, dag, tasks, wanted)
-        say_if_edited(record, tasks, wanted.plan)
+        say_if_edited(record, tasks, wanted.files)
         async with backing.running(names) as made:
             concurrency = manner.concurrency or _stored_concurrency(record)
             runner = backing.runner(made, store=store, concurrency=concurrency)
@@ -138,7 +139,7 @@ def _needed(
     kept, led_by = Kept.of(record), StoredPolicy.of(record)
     policy = None if led_by is None else policy_of(led_by.kind, led_by.settings)
     names = names_needed(dag, kept.default, statuses.values(), policy=policy, known=kept.specs)
-    return kept.backing(names, wanted.plan), names, statuses
+    return kept.backing(names, wanted.files), names, statuses
 
 
 def _status(action: Action, task: TaskRecord) -> TaskStatus:
@@ -210,7 +211,7 @@ def _display(dag: DAG, manner: Manner, statuses: Mapping[str, TaskStatus] | None
     return LiveDisplay(Progress(dag, time.monotonic, statuses), dag.name or "plait", verbose=manner.verbose)
 
 
-async def continue_task(word: str, task_id: str, message: str, moved_to: Path | None, manner: Manner) -> int:
+async def continue_task(word: str, task_id: str, message: str, files: Files, manner: Manner) -> int:
     """Say `message` in a task's conversation; the exit code."""
     assert manner.store is not None
     async with store_for_going_on(manner.store) as store:
@@ -220,7 +221,7 @@ async def continue_task(word: str, task_id: str, message: str, moved_to: Path | 
         dag = dag_of(record, await store.list_tasks(record.run_id))
         kept = Kept.of(record)
         names = [dag.backend_of(dag[task_id]) or kept.default]
-        backing = kept.backing(names, moved_to)
+        backing = kept.backing(names, files)
         async with backing.running(names) as made:
             reply = await backing.runner(made, store=store).continue_task(record.run_id, task_id, message)
     if manner.as_json:
