@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from backends.protocol import JsonInput
-from runner.dag_check import Checks
+from runner.dag_check import Checks, folded_ids, taken_from_parts
 from runner.errors import DAGError, Problem, nearest
 from runner.task import Task
 
@@ -57,6 +57,8 @@ class DAG:
         tasks = list(tasks)
         problems = [] if tasks else [Problem("there are no tasks; add at least one", None, "tasks")]
         problems += self._append(tasks, gathered or {})
+        if gathered is None:  # what is stored has its parts among its tasks
+            problems += taken_from_parts(tasks, folded_ids(tasks))
         if problems:
             raise DAGError(problems)
 

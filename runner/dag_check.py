@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -31,6 +31,22 @@ class _Unless:
     pair: tuple[int, int]
     problem: Problem
     behind: Problem
+
+
+def folded_ids(tasks: Iterable[Task]) -> set[str]:
+    """The ids of those tasks that have `for_each`."""
+    return {task.id for task in tasks if task.for_each is not None}
+
+
+def taken_from_parts(tasks: Iterable[Task], folded: Collection[str]) -> Iterator[Problem]:
+    """Those of `tasks` that have the id of a part of a task with `for_each` whose id is in `folded`."""
+    if not folded:
+        return
+    for place, task in enumerate(tasks):
+        before, _, number = str(task.id).rpartition(".")
+        if before in folded and number.isascii() and number.isdecimal() and number[0] != "0":
+            message = f"id {task.id!r} is that of a part of {before!r}, which has for_each; choose another"
+            yield Problem(message, task.id, "id", None, place)
 
 
 class Checks:

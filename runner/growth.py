@@ -10,6 +10,7 @@ from backends.protocol import JsonValue, Reply
 from backends.text import clean_text, parse_json
 from runner import events
 from runner.dag import nearest
+from runner.dag_check import folded_ids, taken_from_parts
 from runner.errors import DAGError, Problem
 from runner.past import NOT_ADDED
 from runner.result import TaskResult
@@ -103,6 +104,7 @@ class Growth:
         """
         too_many = self._limit_problems(tasks, added_by)
         problems = [*mistakes, *too_many, *self._cancelled_problems(tasks), *self._unknown_backends(tasks)]
+        problems += self._parts_problems(tasks, added_by)
         start, names = len(self._state.dag), list[str]()
         if not too_many:
             try:
@@ -153,6 +155,18 @@ class Growth:
                 if name in dag and statuses[dag.position(name)] is TaskStatus.CANCELLED:
                     message = f"depends on {name!r}, which was cancelled; leave it out"
                     yield Problem(message, task.id, "depends_on", None, place)
+
+    def _parts_problems(self, tasks: Sequence[Task], added_by: str | None) -> Iterator[Problem]:
+        """Ids that are those of parts of others, or of which others have those of parts."""
+        dag = self._state.dag
+        new = folded_ids(tasks)
+        there = {str(task.id).rpartition(".")[0] for task in tasks} - {added_by}
+        yield from taken_from_parts(tasks, new | folded_ids(dag[name] for name in there if name in dag))
+        for taken in taken_from_parts(dag.tasks, new):
+            name = str(taken.task_id).rpartition(".")[0]
+            yield Problem(
+                f"for_each needs ids for its parts, and the run has a task {taken.task_id!r}", name, "for_each"
+            )
 
     def _unknown_backends(self, tasks: Sequence[Task]) -> Iterator[Problem]:
         for place, task in enumerate(tasks):

@@ -91,7 +91,7 @@ def test_what_the_file_has_otherwise_is_not_told_as_unheeded(tmp_path: Path) -> 
     plan.write_text(PLAN.format(url="http://127.0.0.1:8"))
     unheeded = plait_here(tmp_path, "resume", "last", "--retry-failed")
     assert (
-        "(backends.far.base_url); a resume runs what is stored; --backends FILE has those of a file used"
+        "(backends.far.base_url); a resume runs what is stored; --backends FILE takes backends from a file"
         in unheeded.err
     )
     heeded = plait_here(tmp_path, "resume", "last", "--retry-failed", "--backends", "plan.yaml")

@@ -59,5 +59,5 @@ def test_a_resume_says_what_of_an_edited_plan_goes_unheeded(tmp_path: Path, edit
         else:
             whole = f"the plan file has changed since this run was stored ({said}); a resume runs what is stored"
             if edit == "a backend":
-                whole += "; --backends FILE has those of a file used"
+                whole += "; --backends FILE takes backends from a file"
             assert lines == ([] if said is None else [whole])

@@ -243,3 +243,18 @@ def test_only_the_first_mistakes_get_a_hint() -> None:
     found = problems(*tasks)
     assert len(found) == 300
     assert sum("did you mean" in one for one in found) == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "is_taken"), [("e.1", True), ("e.20", True), ("e.01", False), ("e.x", False), ("f.1", False)]
+)
+def test_the_ids_of_parts_are_theirs(name: str, is_taken: bool) -> None:
+    tasks = [Task("l"), Task("e", prompt="{{ item }}", for_each="l"), Task("f"), Task(name)]
+    if not is_taken:
+        assert name in DAG(tasks)
+        return
+    with pytest.raises(DAGError) as caught:
+        DAG(tasks)
+    assert [str(problem) for problem in caught.value.problems] == [
+        f"task {name!r}: id {name!r} is that of a part of 'e', which has for_each; choose another"
+    ]

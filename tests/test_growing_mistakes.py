@@ -13,7 +13,7 @@ from backends.protocol import Opening, Question, Reply
 from persistence import MemoryStore, Store
 from runner import DAG, Limits, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from tests.support.fakes import QuickClock, Talker
-from tests.support.growth import plan, spec, talker
+from tests.support.growth import listed, plan, spec, talker
 
 PLANNER = Task("plan", prompt="plan", adds_tasks=True)
 DAG_OF = DAG(
@@ -233,3 +233,23 @@ async def test_no_plan_whatever_breaks_the_run(first: list, second: list) -> Non
     assert not result.degraded
     stored = await store.list_tasks(result.run_id)
     assert [(task.task_id, task.status) for task in stored] == [(t.id, t.status.value) for t in result.tasks.values()]
+
+
+@pytest.mark.parametrize(
+    ("added", "says"),
+    [
+        (plan(spec("new", "x", for_each="list"), spec("new.2")), "id 'new.2' is that of a part of 'new', which"),
+        (plan(spec("each.3")), "id 'each.3' is that of a part of 'each', which has for_each"),
+        (plan(spec("old", "{{ item }}", for_each="list")), "its parts, and the run has a task 'old.1'"),
+    ],
+)
+async def test_ids_of_parts_are_taken_also_before_there_are_any(store: Store, added: str, says: str) -> None:
+    """Once the list is there, which may have been paid for, it would be too late."""
+    each = Task("each", prompt="{{ item }}", for_each="list", depends_on=["plan"])
+    backend = talker({"plan": added, "These": plan(spec("each-3")), "list": listed(["p", "q"])})
+    dag = DAG([PLANNER, Task("list", prompt="list", output_schema={"type": "array"}), each, Task("old.1", prompt="x")])
+    result = await runner_of(backend, store).run(dag, "r")
+    assert result.status is RunStatus.COMPLETED
+    assert says in str([prompt for prompt in backend.prompts if prompt.startswith("These")])
+    assert {"each.1", "each.2", "each-3"} <= result.tasks.keys()
+    assert (await runner_of(backend, store).resume("r")).status is RunStatus.COMPLETED

@@ -1,5 +1,8 @@
 """Plans with several mistakes: none hides another."""
 
+import pytest
+
+from runner.plan import PlanError, parse_plan
 from tests.support.plan_mistakes import mistakes, tasks
 
 
@@ -88,3 +91,10 @@ def test_the_nearest_name_is_looked_for_a_few_times_only():
     assert found[0].message == "unknown task 'fatcs'; did you mean 'facts'?"
     assert sum("did you mean" in problem.message for problem in found) == 20  # to look for it takes long
     assert (len(found), found[-1].message) == (1500, "unknown task 'fatcs'")
+
+
+def test_the_message_has_two_thousand_of_them_and_says_how_many_more_there_are():
+    with pytest.raises(PlanError) as caught:
+        parse_plan(tasks(*(f'{{id: task-{number}, prompt: "", depends_on: nobody}}' for number in range(3001))))
+    lines = str(caught.value).splitlines()
+    assert (len(caught.value.problems), len(lines), lines[-1]) == (3001, 2001, "and 1,001 more")

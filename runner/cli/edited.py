@@ -46,7 +46,7 @@ def say_if_edited(record: RunRecord, tasks: Sequence[TaskRecord], files: Files) 
     if changed:
         more = [f"{len(changed) - _MOST_NAMED} more"] if len(changed) > _MOST_NAMED else []
         named = ", ".join([*changed[:_MOST_NAMED], *more])
-        hint = "; --backends FILE has those of a file used" if changed[0].startswith("backends.") else ""
+        hint = "; --backends FILE takes backends from a file" if changed[0].startswith("backends.") else ""
         say(f"the plan file has changed since this run was stored ({named}); {_INSTEAD}{hint}")
 
 

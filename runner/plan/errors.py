@@ -12,6 +12,9 @@ Path: TypeAlias = tuple[str | int, ...]
 """Where in a plan something is: keys and indexes from the top, such as `("tasks", 3, "depends_on", 0)`."""
 
 
+_MOST_SHOWN = 2_000
+
+
 @dataclass(frozen=True, slots=True)
 class PlanProblem:
     """One mistake in a plan. `where` is its path in the file, empty for the whole file.
@@ -31,12 +34,17 @@ class PlanProblem:
 
 
 class PlanError(PlaitError):
-    """A plan cannot be used. `problems` lists every mistake found, in the order of the file."""
+    """A plan cannot be used. `problems` lists every mistake found, in the order of the file; the message shows the
+    first 2,000, a line for each, and says how many more there are.
+    """
 
     def __init__(self, problems: Iterable[PlanProblem]) -> None:
         ordered = sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))
         self.problems = tuple(dict.fromkeys(ordered))
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        lines = [str(problem) for problem in self.problems[:_MOST_SHOWN]]
+        if more := len(self.problems) - len(lines):
+            lines.append(f"and {more:,} more")
+        super().__init__("\n".join(lines))
 
 
 def spell(path: Path) -> str:
