@@ -99,6 +99,13 @@ def test_a_turn_without_an_answer_fails(kind: ErrorKind, message: str, said: lis
     assert "\n" not in held.error.message
 
 
+def test_nothing_said_to_a_prompt_with_a_slash_is_told_as_what_it_may_be() -> None:
+    held = hold(new_talk(prompt=" /home/ada/notes.txt: read it"), [start(), OPEN, done()])
+    assert held.error is not None
+    assert held.error.kind is ErrorKind.INVALID_REQUEST, "another attempt would come to the same"
+    assert "have it begin with something else than a slash" in held.error.message
+
+
 def test_the_same_words_are_an_answer_of_agents_that_do_not_tell_errors_so() -> None:
     for said in ([chunk("Ran into this error: x"), done()], [chunk("429"), done(usage=None)]):
         held = hold(new_talk(), [start(), OPEN, *said])

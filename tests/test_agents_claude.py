@@ -210,6 +210,15 @@ def test_kinds_that_no_recording_has(fields: dict[str, Any], kind: ErrorKind, wa
     assert (seen.error.kind, seen.error.retry_after) == (kind, wait)
 
 
+@pytest.mark.parametrize(("said", "shown"), [("", "no words"), ("/exit isn't available", "/exit isn't available")])
+def test_what_it_says_without_asking_its_model_is_no_answer(said: str, shown: str) -> None:
+    result = API_ERROR | {"is_error": False, "num_turns": 0, "result": said, "usage": {}, "modelUsage": {}}
+    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), json.dumps(result), Ending(0))
+    assert seen.error is not None
+    assert (seen.error.kind, seen.error.goes_on) == (ErrorKind.INVALID_REQUEST, False)
+    assert f"took the prompt for a command of its own and asked no model ({shown})" in seen.error.message
+
+
 def test_a_usage_limit_ends_when_it_says() -> None:
     seen = _replayed("claude/usage_limit_stream")
     told = next(

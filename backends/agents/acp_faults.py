@@ -81,7 +81,7 @@ def stopped(result: JsonValue, denied: Sequence[str], *, is_silent: bool) -> tup
     return _STOPS.get(reason, (ErrorKind.CRASHED, f"its turn ended without an answer ({shown(reason, 40)})"))
 
 
-def told_as_text(agent: Agent, result: JsonValue, updates: Updates) -> tuple[ErrorKind, str] | None:
+def told_as_text(agent: Agent, result: JsonValue, updates: Updates, prompt: str) -> tuple[ErrorKind, str] | None:
     """What is wrong with the end of a turn that is called a good one, for agents that tell errors as an answer."""
     words = updates.last_words.strip()
     if agent.error_begins is not None and words.startswith(agent.error_begins):
@@ -90,6 +90,10 @@ def told_as_text(agent: Agent, result: JsonValue, updates: Updates) -> tuple[Err
     if agent.counts_answers and at(result, "usage") is None:
         # Warnings come the same way, before it, each a paragraph.
         return judged(words.rpartition("\n\n")[2] or "it says no reason", PHRASES)
+    if not words and not updates.used_tools and prompt.lstrip().startswith("/"):
+        # opencode takes the path at the beginning of a prompt for a command that it does not know.
+        hint = "it may have taken the prompt for a command; have it begin with something else than a slash"
+        return ErrorKind.INVALID_REQUEST, f"it answered with nothing: {hint}"
     if not words and not updates.used_tools:
         return ErrorKind.INVALID_OUTPUT, "it answered with nothing"
     return None

@@ -155,7 +155,7 @@ class Talk:
             raise self._fails(*no_outcome(self._who.title, told, PHRASES))
         silent = self._updates.is_silent
         wrong = stopped(self._result, self._denied, is_silent=silent)
-        wrong = wrong or told_as_text(self._who.agent, self._result, self._updates)
+        wrong = wrong or told_as_text(self._who.agent, self._result, self._updates, self.aims.prompt)
         if wrong is not None:
             raise self._fails(wrong[0], f"{self._who.title}: {wrong[1]}")
         return self._answer(Answered(self._updates.text))

@@ -12,7 +12,7 @@ from backends.agents.faults import SchemaRefused, failure, no_outcome
 from backends.agents.fields import Tally, at, count, deed, number, shown, tables, text
 from backends.agents.program import Answered, Call, Ending
 from backends.agents.resets import seconds_left
-from backends.errors import BackendError
+from backends.errors import BackendError, ErrorKind
 from backends.protocol import NO_USAGE, JsonValue, Output, Usage
 
 _FIRST_TO_ADD_UP = (2, 1, 300)
@@ -115,7 +115,10 @@ class ClaudeReader:
         deferred = at(result, "deferred_tool_use")
         if deferred is not None:  # "success", with an empty answer
             return Answered("", None, self.usage, denied=denied, question=question_of(deferred))
-        return Answered(text(result, "result"), at(result, "structured_output"), self.usage, denied=denied)
+        used = self.usage
+        if not (count(result, "num_turns") or used.input_tokens or used.output_tokens):
+            raise self._no_question(text(result, "result"))
+        return Answered(text(result, "result"), at(result, "structured_output"), used, denied=denied)
 
     def _stream(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         agent = text(event, "parent_tool_use_id")
@@ -214,6 +217,14 @@ class ClaudeReader:
         kind = kind_of_result(result, message, self._error)
         kept = self._session is not None
         return failure(kind, f"Claude Code: {message}", wait=self._hint(message), usage=self.usage, goes_on=kept)
+
+    def _no_question(self, said: str) -> BackendError:
+        """ "success", but its model was not asked: what it says is no answer, and `/clear` says nothing."""
+        message = (
+            "Claude Code took the prompt for a command of its own and asked no model "
+            f"({shown(said, 200) or 'no words'}); have the prompt begin with something else than a slash"
+        )
+        return failure(ErrorKind.INVALID_REQUEST, message, usage=self.usage)
 
     def _check_schema(self, message: str) -> None:
         if self._has_schema and any(phrase in message for phrase in REFUSES_SCHEMA):

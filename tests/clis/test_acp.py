@@ -130,6 +130,15 @@ async def test_a_cancelled_turn_leaves_nothing(world: World, name: str):
     assert world.children == []
 
 
+@agents("opencode")
+async def test_a_path_at_the_beginning(world: World, name: str):
+    """opencode takes a prompt that begins with a slash for a command that it does not know, and says nothing."""
+    with pytest.raises(BackendError, match="have it begin with something else than a slash") as caught:
+        await send(backend_of(name, world), "/home/ada/notes.txt [[say read]]")
+    assert caught.value.kind is ErrorKind.INVALID_REQUEST
+    assert (await send(backend_of(name, world), "Look: /home/ada/notes.txt [[say read]]")).text == "read"
+
+
 @agents("gemini")
 async def test_gemini_loses_a_session_that_it_has_loaded(world: World, name: str):
     """A session that was loaded once is not there the next time, if it is at all: so it is told as text instead."""

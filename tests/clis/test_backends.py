@@ -99,6 +99,17 @@ async def test_errors(world: World, kind: str, status: int, expected: ErrorKind)
 
 
 @ALL
+async def test_a_prompt_that_is_a_command(world: World, kind: str):
+    """Claude Code takes it for one, and what it says then is no answer; to the others it is a prompt like all."""
+    if kind != "claude-code":
+        assert "/clear" in (await send(backend_of(kind, world), "/clear")).text
+        return
+    with pytest.raises(BackendError, match="took the prompt for a command of its own") as caught:
+        await send(backend_of(kind, world), "/clear")
+    assert caught.value.kind is ErrorKind.INVALID_REQUEST
+
+
+@ALL
 async def test_a_session_that_is_gone(world: World, kind: str):
     backend = backend_of(kind, world)
     history = (Message("user", "My name is Ada."), Message("assistant", "Hello Ada."))

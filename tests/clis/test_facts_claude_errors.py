@@ -49,6 +49,22 @@ def test_startup_failure_as_a_result(world: World):
     assert (turn.status, result(turn)["startup_failure_reason"]) == (1, "bypass_root")
 
 
+@pytest.mark.parametrize("prompt", ["/clear", "/cost", "/exit"])
+def test_a_command_of_its_own(world: World, prompt: str):
+    """A prompt that is a command of Claude Code's is a success in no turn, with no tokens and no request."""
+    turn = claude(world, prompt)
+    last = result(turn)
+    assert (turn.status, last["subtype"], last["is_error"], last["num_turns"]) == (0, "success", False, 0)
+    assert (last["usage"]["output_tokens"], last["modelUsage"], world.stub.requests()) == (0, {}, [])
+
+
+def test_no_command_of_its_own(world: World):
+    """A prompt that begins with a slash and no command is a prompt like others, such as a path."""
+    for prompt in ("/home/ada/notes.txt [[say read]]", "/nosuchcommand [[say read]]"):
+        assert result(claude(world, prompt))["result"] == "read"
+        assert world.stub.requests()[-1].prompts[-1] == prompt
+
+
 @pytest.mark.parametrize(
     ("status", "kind"),
     [(401, "authentication_error"), (429, "rate_limit_error"), (500, "api_error"), (529, "overloaded_error")],
