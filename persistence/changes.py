@@ -254,10 +254,13 @@ class TaskAnswered:
 
 @value
 class TaskCancelled:
-    """pending or running -> cancelled."""
+    """pending, running or waiting_input -> cancelled. The cost is that of an attempt that was running."""
 
     at: str
     task_id: str
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float | None = None
 
 
 @value

@@ -221,7 +221,7 @@ class Staged:
             case TaskInterrupted():
                 ended["error"] = change.reason
             case TaskCancelled():
-                pass
+                ended |= _usage(attempt, change)
         self._put(replace(attempt, **ended))
 
 
@@ -229,11 +229,16 @@ def _cost(
     attempt: AttemptRecord, change: TaskCompleted | TaskFailed | TaskRetried | TaskWaiting
 ) -> dict[str, float | None]:
     """What the attempt took in all: one that ended as asked has a cost before a person settles its task."""
+    return {**_usage(attempt, change), "duration_s": _sum(attempt.duration_s, change.duration_s)}
+
+
+def _usage(
+    attempt: AttemptRecord, change: TaskCompleted | TaskFailed | TaskRetried | TaskWaiting | TaskCancelled
+) -> dict[str, float | None]:
     return {
         "input_tokens": attempt.input_tokens + change.input_tokens,
         "output_tokens": attempt.output_tokens + change.output_tokens,
         "cost_usd": _sum(attempt.cost_usd, change.cost_usd),
-        "duration_s": _sum(attempt.duration_s, change.duration_s),
     }
 
 

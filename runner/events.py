@@ -251,9 +251,10 @@ class TaskAnswered(TaskEvent):
 
 @value
 class TaskCancelled(TaskEvent):
-    """The task was cancelled with its run."""
+    """The task was cancelled with its run. `usage` is what its attempt had cost, as far as its backend had said."""
 
     kind: ClassVar[str] = "task_cancelled"
+    usage: Usage = NO_USAGE
 
 
 @value

@@ -10,17 +10,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from backends.protocol import NO_USAGE, JsonInput, Reply, Usage
+from backends.protocol import NO_USAGE, Reply, Usage
 from persistence.records import TaskRecord
 from runner import events
 from runner.dag import DAG
 from runner.past import GoingOn, Past
-from runner.prompt import names_used, render
 from runner.questions import Answered, Asking, Way, answers_of, asking_of
 from runner.result import Receipt, RunResult, TaskResult
 from runner.retrying import Failures
 from runner.status import TASK_DONE, TASK_STATUSES, TASK_TRANSITIONS, RunStatus, TaskStatus, may_follow
 from runner.task import JsonValue, Task
+from runner.upstream import rendered
 from runner.verdict import last_chance
 
 
@@ -73,6 +73,8 @@ class RunState:
         """Tasks with an attempt that may be paid for twice, once they are begun."""
         self.usage = NO_USAGE
         """What all attempts that have ended cost, those of earlier processes included."""
+        self._spent: dict[int, tuple[int, Usage]] = {}
+        """What the last attempt of tasks said to have cost so far, and which one it was."""
         for position, record in enumerate(records):
             self._load(position, record)
 
@@ -108,8 +110,17 @@ class RunState:
     def cancel(self, position: int, at: str) -> events.TaskCancelled:
         """The task, which is not done, is cancelled; the event that says so."""
         task_id, number = self.dag.tasks[position].id, self.attempts[position]
-        self.settle(position, TaskResult(task_id, TaskStatus.CANCELLED, attempts=number))
-        return events.TaskCancelled(at, task_id, number)
+        attempt, usage = self._spent.pop(position, (0, NO_USAGE))
+        if attempt != number or self.statuses[position] is not TaskStatus.RUNNING:
+            usage = NO_USAGE
+        self.usage += usage
+        self.settle(position, TaskResult(task_id, TaskStatus.CANCELLED, attempts=number, usage=usage))
+        return events.TaskCancelled(at, task_id, number, usage)
+
+    def spend(self, position: int, usage: Usage) -> None:
+        """The attempt of the task that is under way says that it has cost so much so far, if it says anything."""
+        if usage is not NO_USAGE:
+            self._spent[position] = self.attempts[position], usage
 
     def reopen(self, position: int) -> None:
         """The failed task is pending again."""
@@ -224,32 +235,7 @@ class RunState:
 
     def prompt(self, task: Task) -> str:
         """The task's prompt, rendered. Raises PromptError."""
-        if "{" not in task.prompt:
-            return task.prompt
-        used = names_used(task.prompt)
-        values: dict[str, JsonInput] = {name: self._value(task, name) for name in used.names}
-        if "results" in values:
-            names = sorted({*task.upstream, *used.results} - task.aliases.keys(), key=self.dag.position)
-            values["results"] = {name: self._value(task, name) for name in [*names, *task.aliases]}
-        return render(task.prompt, values)
-
-    def _value(self, task: Task, name: str) -> JsonInput:
-        """What `name` stands for in `task`'s prompt. The DAG was checked, so it stands for something."""
-        if name in task.aliases:
-            alias = task.aliases[name]
-            return self._result(alias) if isinstance(alias, str) else [self._result(task_id) for task_id in alias]
-        if name == "item":
-            return task.item
-        if name == "inputs":
-            return dict(self.dag.inputs)
-        if name in self.dag.inputs:
-            return self.dag.inputs[name]
-        return None if name == "results" else self._result(name)
-
-    def _result(self, task_id: str) -> JsonValue:
-        """An upstream task's value; the empty text when it was skipped or failed softly."""
-        result = self.results.get(self.dag.position(task_id))
-        return "" if result is None or result.status is not TaskStatus.COMPLETED else result.value
+        return rendered(task, self.dag, self.results)
 
     def result(
         self, run_id: str, status: RunStatus, error: str | None = None, receipt: Receipt | None = None

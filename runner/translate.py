@@ -167,7 +167,8 @@ def _policy_decided(event: events.PolicyDecided) -> tuple[stored.Change, ...]:
 
 
 def _task_cancelled(event: events.TaskCancelled) -> tuple[stored.Change, ...]:
-    return (stored.TaskCancelled(event.at, event.task_id),)
+    usage = event.usage
+    return (stored.TaskCancelled(event.at, event.task_id, usage.input_tokens, usage.output_tokens, usage.cost_usd),)
 
 
 def _task_reopened(event: events.TaskReopened) -> tuple[stored.Change, ...]:

@@ -227,8 +227,7 @@ class Turns:
         return max(0.0, self._around.clock.wall() - adopted.since)
 
     def _prompt(self, turn: Turn) -> str:
-        going_on = turn.going_on
-        if going_on is not None and going_on.answer is not None:
+        if (going_on := turn.going_on) is not None and going_on.answer is not None:
             return going_on.answer.text
         if going_on is not None and going_on.wrong is not None:
             return going_on.wrong
@@ -284,6 +283,7 @@ class Turns:
     def _output(self, turn: Turn, output: Output) -> None:
         if not turn.over:
             usage = output.usage if countable(output.usage) else NO_USAGE
+            self._state.spend(turn.position, usage)
             event = events.TaskOutput(self._stamp(), turn.task.id, turn.number, output.kind, str(output.text), usage)
             self._around.feed.publish(event)
 

@@ -84,6 +84,24 @@ class RecordsContract(OpenedStore):
         assert (run.counts, run.input_tokens, run.output_tokens) == ({"completed": 1, "pending": 2}, 3, 2)
         assert (run.cost_usd, run.started_at, run.owner, run.lease_expires_at) == (0.25, at(2), owner(), 1000.5)
 
+    async def test_a_cancelled_attempt_keeps_what_it_had_cost(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A, TaskCancelled(at(4), "a", 7, 5, 0.5), TaskCancelled(at(4), "c"))
+        tasks = {task.task_id: task for task in await store.list_tasks(RUN)}
+        assert [(tasks[name].input_tokens, tasks[name].output_tokens, tasks[name].cost_usd) for name in "ac"] == [
+            (7, 5, 0.5),
+            (0, 0, None),
+        ]
+        (attempt,) = await store.list_attempts(RUN)
+        assert (attempt.status, attempt.input_tokens, attempt.output_tokens, attempt.cost_usd) == (
+            "cancelled",
+            7,
+            5,
+            0.5,
+        )
+        run = await store.get_run(RUN)
+        assert run is not None
+        assert (run.input_tokens, run.output_tokens, run.cost_usd) == (7, 5, 0.5)
+
     async def test_messages_keep_their_order_over_many_writes(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASK)
         await writer.write(ANSWER, TurnAppended(at(5), "c", 0, "user", "to another task"))

@@ -84,9 +84,12 @@ END_TASKS = Bulk(
     AND (status = 'running' OR status = 'waiting_input' AND (column5 = 'failed' OR column5 = 'skipped'))""",
 )
 CANCEL_TASKS = Bulk(
-    3,
+    6,
     """UPDATE tasks SET status = 'cancelled', attempt_status = iif(status = 'running', 'cancelled', attempt_status),
     ended_at = iif(status = 'running', column2, ended_at), ended_seq = iif(status = 'running', column3, ended_seq),
+    input_tokens = iif(status = 'running', input_tokens + column4, input_tokens),
+    output_tokens = iif(status = 'running', output_tokens + column5, output_tokens),
+    cost_usd = iif(status = 'running' AND column6 IS NOT NULL, ifnull(cost_usd, 0) + column6, cost_usd),
     question = NULL, asked = NULL
     FROM {rows} AS new WHERE run_id = ? AND task_id = column1 AND status IN ('pending', 'running', 'waiting_input')""",
 )

@@ -166,7 +166,8 @@ def _answered(rows: Rows, _seq: int, change: TaskAnswered) -> None:
 
 
 def _cancelled(rows: Rows, seq: int, change: TaskCancelled) -> None:
-    rows.change(sql.CANCEL_TASKS, change.task_id, (change.task_id, change.at, seq))
+    usage = change.input_tokens, change.output_tokens, change.cost_usd
+    rows.change(sql.CANCEL_TASKS, change.task_id, (change.task_id, change.at, seq, *usage))
 
 
 def _started(rows: Rows, seq: int, change: TaskStarted) -> None:

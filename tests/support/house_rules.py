@@ -14,6 +14,7 @@ PACKAGES = ("runner", "backends", "persistence")
 PURE = (
     "runner/task.py",
     "runner/status.py",
+    "runner/upstream.py",
     "runner/dag.py",
     "runner/dag_check.py",
     "runner/policy.py",

@@ -1,0 +1,102 @@
+"""What a turn had cost when it was cancelled is not forgotten; of one that was stopped, who goes on with it tells."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+import anyio
+
+from backends import Opening, Output, Reply, Usage
+from persistence import Store
+from runner import DAG, ParallelRunner, RunStatus, Task
+
+SO_FAR, THEN, WHOLE = Usage(40, 3), Usage(100, 7, 0.25), Usage(120, 9, 0.5)
+PAIR = DAG([Task("a", prompt="quick"), Task("b", prompt="slow"), Task("c", prompt="c", depends_on=["b"])])
+
+
+class Agent:
+    """Says now and then what its turn has cost so far, as agents do; a slow one never answers."""
+
+    def __init__(self) -> None:
+        self.at_work = anyio.Event()
+        self.is_slow = True
+
+    def new_session_id(self) -> None:
+        return None
+
+    def open(self, opening: Opening) -> AgentTurn:
+        return AgentTurn(self, opening)
+
+
+class AgentTurn:
+    session_id = None
+
+    def __init__(self, agent: Agent, opening: Opening) -> None:
+        self._agent, self._opening = agent, opening
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    async def send(self, prompt: str) -> Reply:
+        for usage in (SO_FAR, THEN):
+            self._opening.on_output(Output("tool", "ls", usage))
+        self._opening.on_output(Output("text", "says nothing of it"))
+        if prompt == "slow" and self._agent.is_slow:
+            self._agent.at_work.set()
+            await anyio.sleep_forever()
+        return Reply(prompt, usage=WHOLE)
+
+
+async def ended(store: Store, agent: Agent, how: str) -> Usage:
+    async with ParallelRunner(agent, store=store).start(PAIR, "r") as run:
+        await agent.at_work.wait()
+        await anyio.wait_all_tasks_blocked()
+        getattr(run, how)()
+        return (await run.result()).usage
+
+
+async def test_a_cancelled_turn_has_cost_what_it_had_said(store: Store) -> None:
+    assert await ended(store, Agent(), "cancel") == WHOLE + THEN
+    tasks = {task.task_id: task for task in await store.list_tasks("r")}
+    assert [(tasks[name].input_tokens, tasks[name].output_tokens, tasks[name].cost_usd) for name in "bc"] == [
+        (100, 7, 0.25),
+        (0, 0, None),
+    ]
+    (attempt,) = await store.list_attempts("r", "b")
+    assert (attempt.status, attempt.input_tokens, attempt.cost_usd) == ("cancelled", 100, 0.25)
+    record = await store.get_run("r")
+    assert record is not None
+    assert (record.input_tokens, record.output_tokens, record.cost_usd) == (220, 16, 0.75)
+
+
+async def test_a_stopped_turn_is_not_counted_twice(store: Store) -> None:
+    """An agent that goes on with a session counts what was cut."""
+    agent = Agent()
+    assert await ended(store, agent, "stop") == WHOLE
+    agent.is_slow = False
+    result = await ParallelRunner(agent, store=store).resume("r")
+    assert (result.status, result.usage) == (RunStatus.COMPLETED, WHOLE + WHOLE + WHOLE)
+
+
+async def test_an_earlier_attempts_word_is_not_the_last_ones(store: Store) -> None:
+    class Failing(AgentTurn):
+        async def send(self, prompt: str) -> Reply:
+            if not failed:
+                failed.append(prompt)
+                self._opening.on_output(Output("tool", "ls", THEN))
+                raise ConnectionError
+            self._agent.at_work.set()
+            return await anyio.sleep_forever()
+
+    class Once(Agent):
+        def open(self, opening: Opening) -> AgentTurn:
+            return Failing(self, opening)
+
+    failed: list[str] = []
+    assert await ended(store, Once(), "cancel") == Usage()
