@@ -47,7 +47,7 @@ class Execution:
         self._turns = Turns(state, around, self._stamp)
         self._settling = Settling(state, schedule, growth, around, self._stamp)
         self._workers: anyio.abc.TaskGroup | None = None
-        self._idle = Idle(self._begin_work)
+        self._idle = Idle(self._work)
         self._awaiting = Awaiting(state, schedule, around, self.answer, self._expire, lambda: self._step([]))
         self._delays = Delays(around.clock, self._try_again)
         self._under_way: dict[int, Turn] = {}
@@ -68,7 +68,7 @@ class Execution:
 
     async def _run(self) -> None:
         async with anyio.create_task_group() as workers:
-            self._workers = workers
+            self._workers = self._idle.workers = workers
             if self._deciding is not None and self._deciding.decided.end is not None:
                 self.ended_by = self.ended_by or "policy"
             if self.ended_by is not None:
@@ -166,16 +166,13 @@ class Execution:
             return []
         happened = self._deciding.about(ended)
         for event in happened:
-            if isinstance(event, events.TaskCancelled):
-                self._let_go(self._state.dag.position(event.task_id))
+            if isinstance(event, events.TaskCancelled):  # nobody waits for its answer any more, or its next attempt
+                position = self._state.dag.position(event.task_id)
+                self._awaiting.settled(position)
+                self._delays.end(position)
         if self._deciding.decided.end is not None:
             self.ended_by = "policy"
         return happened
-
-    def _let_go(self, position: int) -> None:
-        """The task is cancelled: nobody waits for its answer any more, or for its next attempt."""
-        self._awaiting.settled(position)
-        self._delays.end(position)
 
     def _take(self, happened: list[events.Event]) -> list[Turn]:
         """Unfold and gather what can be, and give out every free place: the turns to be had. Adds to `happened`."""
@@ -202,8 +199,7 @@ class Execution:
 
     def _offered(self) -> None:
         """Another run has set a place free, or a backend may be asked again."""
-        if self.ended_by is None and self._schedule.may_take:
-            self._schedule.leave_line()
+        if self.ended_by is None:
             self._step([])
 
     def _gathered(self, position: int) -> list[events.Event]:
@@ -230,7 +226,11 @@ class Execution:
     def _step(self, happened: list[events.Event], ended: str | None = None) -> None:
         """Something happened beside the workers: submit it with what follows, and have that started."""
         assert self._workers is not None
-        turns = self._go_on(happened, ended)
+        try:
+            turns = self._go_on(happened, ended)
+        except Exception as error:  # this run's own: who has had it take the step, maybe another run, is not to blame
+            self._workers.start_soon(_fail, error)
+            return
         self._around.sink.submit(happened)
         # What is to start waits for the submission like everything else: an empty one is settled behind it.
         nothing_more: list[events.Event] = []
@@ -245,10 +245,6 @@ class Execution:
         if self._schedule.exhausted:
             self._idle.let_go()
             self._awaiting.end()
-
-    def _begin_work(self, turn: Turn | None) -> None:
-        assert self._workers is not None
-        self._workers.start_soon(self._work, turn)
 
     async def _work(self, turn: Turn | None) -> None:
         if turn is None:
@@ -298,3 +294,7 @@ class Execution:
         happened: list[events.Event] = []
         turns = self._go_on(happened)
         await self._start(turns, happened)
+
+
+async def _fail(error: Exception) -> None:
+    raise error

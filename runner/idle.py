@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+
+import anyio.abc
 
 from runner.turn import Turn
 
 
 class Idle:
-    """Where the workers of one run wait. Waking one costs a fifth of making a new one, which is what `start` does, for
-    a turn or for None.
+    """Where the workers of one run wait. Waking one costs a fifth of making a new one, which does `work`, for a turn or
+    for None, in the group `workers`.
     """
 
-    def __init__(self, start: Callable[[Turn | None], None]) -> None:
-        self._start = start
+    def __init__(self, work: Callable[[Turn | None], Coroutine[None, None, None]]) -> None:
+        self._work = work
+        self.workers: anyio.abc.TaskGroup | None = None
         self._waiting: list[asyncio.Future[Turn | None]] = []
 
     async def wait(self) -> Turn | None:
@@ -37,6 +40,10 @@ class Idle:
         """Have a worker wait here, so that the run does not end."""
         if not self._waiting:
             self._start(None)
+
+    def _start(self, turn: Turn | None) -> None:
+        assert self.workers is not None
+        self.workers.start_soon(self._work, turn)
 
     def let_go(self) -> None:
         """There will be nothing more for those who wait now: nothing is handed to them from here on."""

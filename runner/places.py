@@ -8,7 +8,9 @@ that had it may take it again. So a wide run does not keep the others out.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 
 _MORE = 0.25
 """How many more tasks run at once on a backend that throttles, with each that completes: enough to come back soon
@@ -65,8 +67,11 @@ class Places:
         return gate
 
     def stand_in_line(self, who: object, take: Callable[[], None]) -> None:
-        """`take` is called whenever `who` might have a place; it leaves the line by `leave_line` and may come again."""
-        self._line.setdefault(who, take)
+        """`take` is called whenever `who` might have a place, in the context variables of this call, not in those of
+        who sets it free. It leaves the line by `leave_line` and may come again.
+        """
+        if who not in self._line:
+            self._line[who] = partial(copy_context().run, take)
 
     def leave_line(self, who: object) -> None:
         """The opposite, also for somebody who does not stand in it."""

@@ -16,6 +16,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from runner.dag import DAG
 from runner.places import Lane, Places
@@ -151,8 +152,13 @@ class Schedule:
             return False
         if not self._alone_heap and not any(lane.heap for lane in self._lanes.values()):
             return False
-        self._places.stand_in_line(self, take)
+        self._places.stand_in_line(self, partial(self._offered, take))
         return True
+
+    def _offered(self, take: Callable[[], None]) -> None:
+        if self.may_take:
+            self.leave_line()
+            take()
 
     def leave_line(self) -> None:
         """The opposite."""

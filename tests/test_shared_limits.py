@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import partial
 
 import anyio
@@ -16,7 +17,7 @@ from persistence import MemoryStore, SQLiteStore, Store
 from runner import DAG, ParallelRunner, Retry, RunService, RunStatus, Task, TaskStatus, events
 from runner.places import Places
 from runner.schedule import Schedule
-from tests.support.fakes import QuickClock
+from tests.support.fakes import QuickClock, Talker
 
 
 def wide(name: str, count: int, backend: str | None = None) -> DAG:
@@ -278,6 +279,45 @@ async def test_whatever_happens_all_places_come_back(seed: int) -> None:
     assert places is not None
     assert (places.taken, places.gate("one").taken, places.gate("two").taken) == (0, 0, 0)
     assert (places.gate("one").away, places.gate("two").away) == (0, 0)
+
+
+async def test_a_task_sees_the_context_variables_of_its_own_run_alone() -> None:
+    seen: dict[str, set[str]] = {"a": set(), "b": set()}
+    whose = ContextVar("whose", default="nobody's")
+
+    async def body(prompt: str) -> str:
+        await anyio.lowlevel.checkpoint()
+        seen[prompt].add(whose.get())
+        return prompt
+
+    runner = ParallelRunner(body, concurrency=2, shared_limits=True)
+
+    async def run(name: str) -> None:
+        whose.set(name)
+        await runner.run(wide(name, 5))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run, "a")
+        group.start_soon(run, "b")
+    assert seen == {"a": {"a"}, "b": {"b"}}
+
+
+class Breaking(Talker):
+    """It cannot even say whether it can fork."""
+
+    @property
+    def can_fork(self) -> bool:
+        raise RuntimeError("broken")
+
+
+async def test_an_error_ends_the_run_whose_it_is_and_not_the_one_that_gave_it_a_place() -> None:
+    runner = ParallelRunner(Breaking(), concurrency=2, shared_limits=True)
+    breaks = DAG([Task("x", prompt="x"), Task("y", prompt="y", continues="x")])
+    with anyio.fail_after(10):
+        async with runner.start(wide("a", 30)) as sound, runner.start(breaks) as broken:
+            with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="broken"), flatten_subgroups=True):
+                await broken.result()
+            assert (await sound.result()).status is COMPLETED
 
 
 class Pair:
