@@ -32,7 +32,9 @@ class Gate:
     at_once: int = 0
     """How many tasks were under way on it when the first of them was."""
     closings: int = 0
-    """How often that came to be since a task was last completed on it."""
+    """How often that came to be."""
+    closings_before: int = 0
+    """How often it had come to be when a task was last completed on it."""
 
     @property
     def is_open(self) -> bool:
@@ -41,8 +43,9 @@ class Gate:
 
     def completed(self) -> None:
         """The backend has completed a task."""
-        if self.closings or self.limit < self.ceiling:
-            self.closings, self.limit = 0, min(self.ceiling, self.limit + _MORE)
+        self.closings_before = self.closings
+        if self.limit < self.ceiling:
+            self.limit = min(self.ceiling, self.limit + _MORE)
 
 
 class Places:
@@ -97,6 +100,16 @@ class Lane:
     heap: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     taken: int = 0
     away: set[int] = field(default_factory=set[int])
+    closings_before: int = field(init=False)
+    """How often the backend had asked to be left alone when the run came to it."""
+
+    def __post_init__(self) -> None:
+        self.closings_before = self.gate.closings
+
+    @property
+    def closings(self) -> int:
+        """How often the backend has asked to be left alone since a task was last completed on it, in the run's time."""
+        return self.gate.closings - max(self.gate.closings_before, self.closings_before)
 
     def take(self) -> None:
         """A task holds a place from now on."""

@@ -227,8 +227,8 @@ class Schedule:
         self.set_aside(position)
 
     def closings(self, position: int) -> int:
-        """How often the task's backend has asked to be left alone since a task was last completed on it."""
-        return self._lane_of[position].gate.closings
+        """See `Lane`, of the task's backend."""
+        return self._lane_of[position].closings
 
     def requeue(self, position: int) -> None:
         """The task that was set aside is eligible again, unless it has been dropped meanwhile."""

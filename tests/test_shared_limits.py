@@ -16,6 +16,7 @@ from backends import BackendError, ErrorKind, ask
 from persistence import MemoryStore, SQLiteStore, Store
 from runner import DAG, ParallelRunner, Retry, RunService, RunStatus, Task, TaskStatus, events
 from runner.places import Places
+from runner.retrying import PATIENCE
 from runner.schedule import Schedule
 from tests.support.fakes import QuickClock, Talker
 
@@ -141,6 +142,20 @@ async def test_a_rate_limit_met_by_one_run_holds_for_the_others() -> None:
             assert (await other.result()).status is COMPLETED
         assert (await first.result()).status is COMPLETED
     assert Counter(calls) == {"first": 2, "other": 2}
+
+
+async def test_a_run_has_its_whole_patience_with_a_backend_that_earlier_ones_have_given_up() -> None:
+    calls = 0
+
+    async def limited(_prompt: str) -> str:
+        nonlocal calls
+        calls += 1
+        raise BackendError(ErrorKind.RATE_LIMITED, "slow down")
+
+    runner = ParallelRunner(limited, shared_limits=True, clock=QuickClock())
+    for number in range(1, 4):
+        assert (await runner.run(wide("a", 1))).status is RunStatus.FAILED
+        assert calls == number * (PATIENCE + 3), "what is throttled that often, and then three attempts"
 
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])
