@@ -129,13 +129,14 @@ class Lane:
         """
         gate = self.gate
         if not gate.away:
-            gate.at_once = gate.taken
             gate.closings += 1
         self.send_away(position)
         gate.limit = max(1.0, min(gate.at_once // 2, gate.at_once - gate.away))
 
     def send_away(self, position: int) -> None:
         """The task may not come back before its time, and until then nothing starts on the backend."""
+        if not self.gate.away:
+            self.gate.at_once = self.gate.taken
         self.away.add(position)
         self.gate.away += 1
 

@@ -17,7 +17,7 @@ from persistence import MemoryStore, SQLiteStore, Store
 from runner import DAG, ParallelRunner, Retry, RunService, RunStatus, Task, TaskStatus, events
 from runner.places import Places
 from runner.retrying import PATIENCE
-from runner.schedule import Schedule
+from runner.schedule import Outset, Schedule
 from tests.support.fakes import QuickClock, Talker
 
 
@@ -366,6 +366,19 @@ def test_a_backend_that_may_be_asked_again_is_offered_to_others_first() -> None:
     pair.got.clear()
     pair.first.requeue(0)
     assert (pair.got, pair.first.take()) == ([("second", 0)], None), "one at once, as it has throttled"
+
+
+def test_a_resumed_run_whose_task_was_sent_away_does_not_make_others_go_one_by_one() -> None:
+    places = Places(8, shared=True)
+    busy = Schedule(wide("a", 20), ["x"] * 20, places)
+    assert [busy.take() for _ in range(8)] == list(range(8))
+    resumed = Schedule(wide("b", 1), ["x"], places, Outset(later=[0], throttled=[0]))
+    busy.throttle(0)
+    for number in range(1, 8):
+        busy.finish(number, TaskStatus.FAILED)
+    resumed.requeue(0)
+    busy.requeue(0)
+    assert [busy.take() for _ in range(5)] == [0, 8, 9, 10, None], "half as many as there were"
 
 
 def test_who_has_left_is_offered_nothing_and_has_nothing() -> None:
