@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from backends.protocol import Backend
 from persistence.protocol import Store
@@ -29,8 +31,7 @@ class Config:
     store: Store | None
     concurrency: int
     limits: Mapping[str, int]
-    places: Places | None
-    """Those that all runs share; None where each run has its own."""
+    shared_limits: bool
     strict: bool
     lease: float
     cancel_grace: float
@@ -38,6 +39,18 @@ class Config:
     on_question: OnQuestion | None
     clock: Clock
     rng: random.Random
+    _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, Places] = field(
+        init=False, default_factory=WeakKeyDictionary["asyncio.AbstractEventLoop", Places]
+    )
+
+    def places(self) -> Places:
+        """Those of a run that begins: its own, or those that all runs of this event loop share. Of a loop that was
+        given up, nobody will ever set them free.
+        """
+        if not self.shared_limits:
+            return Places(self.concurrency, self.limits)
+        loop = asyncio.get_running_loop()
+        return self._shared.setdefault(loop, Places(self.concurrency, self.limits, shared=True))
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:

@@ -34,7 +34,6 @@ from runner.inherited import NOTHING, Inherited
 from runner.leftovers import end_leftovers
 from runner.owner import forget
 from runner.past import Past
-from runner.places import Places
 from runner.policy import Policy
 from runner.result import RunResult
 from runner.retrying import THROTTLING
@@ -162,7 +161,7 @@ async def _execute(
     schedule = Schedule(
         run.state.dag,
         run.names,
-        config.places or Places(config.concurrency, config.limits),
+        config.places(),
         Outset(
             run.state.statuses,
             alone=run.state.on_their_last_chance(),

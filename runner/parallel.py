@@ -25,7 +25,6 @@ from runner.inbox import is_to_be_cancelled
 from runner.owner import LEASE_SECONDS, claim_for_this_process
 from runner.ownership import wait_until_free
 from runner.patient import PatientStore
-from runner.places import Places
 from runner.policy import Policy
 from runner.preview import Preview, preview
 from runner.questions import OpenQuestion
@@ -92,7 +91,7 @@ class ParallelRunner:
             None if store is None else PatientStore(store, store_timeout),
             concurrency,
             dict(limits or {}),
-            Places(concurrency, limits, shared=True) if shared_limits else None,
+            shared_limits,
             strict,
             lease,
             cancel_grace,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import pytest
 
 from backends import BackendError, ErrorKind, ask
 from persistence import MemoryStore, SQLiteStore, Store
-from runner import DAG, ParallelRunner, Retry, RunService, RunStatus, Task, TaskStatus, events
+from runner import DAG, ParallelRunner, Retry, RunResult, RunService, RunStatus, Task, TaskStatus, events
 from runner.places import Places
 from runner.retrying import PATIENCE
 from runner.schedule import Outset, Schedule
@@ -290,8 +291,7 @@ async def test_whatever_happens_all_places_come_back(seed: int) -> None:
     assert meters["two"].most <= 2
     meters["one"].most = 0
     assert await run_all(runner, [wide("after", 40, "one")]) in ([COMPLETED], [RunStatus.FAILED])
-    places = runner.config.places
-    assert places is not None
+    places = runner.config.places()
     assert (places.taken, places.gate("one").taken, places.gate("two").taken) == (0, 0, 0)
     assert (places.gate("one").away, places.gate("two").away) == (0, 0)
 
@@ -333,6 +333,27 @@ async def test_an_error_ends_the_run_whose_it_is_and_not_the_one_that_gave_it_a_
             with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="broken"), flatten_subgroups=True):
                 await broken.result()
             assert (await sound.result()).status is COMPLETED
+
+
+def test_what_an_event_loop_that_was_given_up_has_left_holds_no_places() -> None:
+    async def body(prompt: str) -> str:
+        if prompt == "hangs":
+            await anyio.sleep_forever()
+        return prompt
+
+    async def begun() -> list[asyncio.Task[RunResult]]:
+        tasks = [asyncio.create_task(runner.run(wide(name, 3))) for name in ("hangs", "waits")]
+        await anyio.wait_all_tasks_blocked()
+        return tasks
+
+    runner = ParallelRunner(body, concurrency=2, shared_limits=True)
+    given_up = asyncio.new_event_loop()
+    left = given_up.run_until_complete(begun())
+    assert asyncio.run(run_all(runner, [wide("a", 5), wide("b", 5)])) == [COMPLETED] * 2
+    for task in left:
+        task.cancel()
+    given_up.run_until_complete(asyncio.wait(left))
+    given_up.close()
 
 
 class Pair:
