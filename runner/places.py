@@ -54,7 +54,8 @@ class Places:
     """
 
     def __init__(self, concurrency: int, limits: Mapping[str, int] | None = None, *, shared: bool = False) -> None:
-        self.concurrency = concurrency
+        self.most = concurrency
+        """How many may be taken now."""
         self.shared = shared
         self._limits = limits or {}
         self._gates: dict[str, Gate] = {}
@@ -81,14 +82,24 @@ class Places:
         self._line.pop(who, None)
 
     def offer(self, but: object) -> None:
-        """Something came free: let all who stand in line take what they can, except the one who set it free."""
-        if not self._line:
-            return
-        for who, take in list(self._line.items()):
-            if self.taken >= self.concurrency:
-                return
-            if who is not but:
-                take()
+        """Something came free: let all who stand in line take what they can, one place at a time, except the one who
+        set it free.
+        """
+        before = -1
+        while self._line and self.taken != before:
+            before = self.taken
+            for who, take in list(self._line.items()):
+                if self.taken >= self.most:
+                    return
+                if who is not but:
+                    self._let_take_one(take)
+
+    def _let_take_one(self, take: Callable[[], None]) -> None:
+        most, self.most = self.most, self.taken + 1
+        try:
+            take()
+        finally:
+            self.most = most
 
 
 @dataclass(slots=True)

@@ -116,7 +116,7 @@ class Schedule:
         return self._pop(best.heap)
 
     def _best(self) -> Lane | None:
-        if self._places.taken >= self._places.concurrency or self._undisturbed:
+        if self._places.taken >= self._places.most or self._undisturbed:
             return None
         best: Lane | None = None
         for lane in self._lanes.values():
@@ -126,7 +126,7 @@ class Schedule:
 
     @property
     def _may_take_alone(self) -> bool:
-        if not self._alone_heap or self.taken or self._places.taken >= self._places.concurrency:
+        if not self._alone_heap or self.taken or self._places.taken >= self._places.most:
             return False
         return self._lane_of[self._alone_heap[0][1]].gate.is_open
 

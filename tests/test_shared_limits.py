@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from functools import partial
 
@@ -111,6 +112,29 @@ async def test_runs_that_stand_in_line_get_places_in_turn() -> None:
     await run_all(runner, [wide("a", 30), wide("b", 30), wide("c", 30)])
     for start in range(0, 60, 3):  # the first one began before the others were there
         assert sorted(meter.order[start + 3 : start + 6]) == ["a", "b", "c"], meter.order
+
+
+async def test_places_that_come_free_together_are_spread_over_those_who_stand_in_line() -> None:
+    began: list[str] = []
+
+    async def body(prompt: str) -> str:
+        began.append(prompt)
+        await anyio.sleep_forever()
+        return prompt
+
+    runner = ParallelRunner(body, concurrency=6, shared_limits=True)
+    async with AsyncExitStack() as stack:
+        runs = []
+        for name in "abcd":
+            runs.append(await stack.enter_async_context(runner.start(wide(name, 9))))
+            await anyio.wait_all_tasks_blocked()
+        assert began == ["a"] * 6
+        runs[0].stop()
+        await runs[0].result()
+        await anyio.wait_all_tasks_blocked()
+        assert Counter(began[6:]) == {"b": 2, "c": 2, "d": 2}
+        for run in runs:
+            run.stop()
 
 
 async def test_a_rate_limit_met_by_one_run_holds_for_the_others() -> None:

@@ -84,11 +84,11 @@ def _limit_off_by_one() -> AbstractContextManager[object]:
     take = schedule.Schedule.take
 
     def generous(self: Any) -> int | None:
-        self._places.concurrency += 1
+        self._places.most += 1
         try:
             return take(self)
         finally:
-            self._places.concurrency -= 1
+            self._places.most -= 1
 
     return mock.patch.object(schedule.Schedule, "take", generous)
 
