@@ -8,6 +8,8 @@ from pathlib import Path
 import anyio.to_thread
 import pytest
 
+from persistence import SQLiteStore
+from runner import DAG, ParallelRunner, RunStatus, Task
 from tests.support.command import Done, plait, plait_here
 from tests.support.plans import calls, make
 from tests.support.wire import ChatCompletions, events, plain, serve
@@ -96,3 +98,50 @@ def test_what_the_file_has_otherwise_is_not_told_as_unheeded(tmp_path: Path) -> 
     )
     heeded = plait_here(tmp_path, "resume", "last", "--retry-failed", "--backends", "plan.yaml")
     assert "a resume runs what is stored" not in heeded.err
+
+
+async def made_by_a_program(folder: Path) -> None:
+    """A failed run in the store of the command there: one task names its backend, the one behind it none."""
+
+    async def far(prompt: str) -> str:
+        raise RuntimeError("closed")
+
+    (folder / ".plait").mkdir()
+    async with SQLiteStore(folder / ".plait" / "plait.db") as store:
+        runner = ParallelRunner(far, backends={"far": far}, store=store)
+        dag = DAG([Task("a", prompt="one", backend="far"), Task("b", prompt="two {{ a }}", depends_on=["a"])])
+        assert (await runner.run(dag, "r1")).status is RunStatus.FAILED
+
+
+async def test_a_run_of_a_program_goes_on_by_the_command_with_backends_from_a_file(tmp_path: Path) -> None:
+    await made_by_a_program(tmp_path)
+    async with serve(events(WIRE.parts("first")), events(WIRE.parts("second"))) as new:
+        server = f'{{kind: openai, model: new, base_url: "{new.url}/v1"}}'
+        (tmp_path / "other.yaml").write_text(f"backends: {{far: {server}, default: {server}}}\n")
+        again = partial(command, tmp_path, "resume", "r1", "--retry-failed", "--backends", "other.yaml")
+        dry = await again("--dry-run")
+        assert (dry.code, "a: " in dry.out) == (0, True), dry.err
+        done = await again()
+        assert (done.code, done.out) == (0, "second\n"), done.err
+        assert [body["messages"][-1]["content"] for body in new.bodies] == ["one", "two first"]
+        said = await command(tmp_path, "continue", "r1", "b", "more", "--backends", "other.yaml")
+        assert (said.code, said.out) == (0, "second\n"), said.err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "or name a plan file that has them by the same names: --backends FILE"),
+        ("{default: {kind: local}}", "other.yaml names default under `backends:`, and run r1 needs 'far' as well"),
+        ("{far: {kind: local}, x: {kind: local}}", "needs one for tasks that name none; say which with `defaults:"),
+    ],
+)
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+async def test_a_file_that_is_not_enough_for_a_run_of_a_program(
+    tmp_path: Path, text: str | None, said: str, words: tuple[str, ...]
+) -> None:
+    await made_by_a_program(tmp_path)
+    (tmp_path / "other.yaml").write_text(f"backends: {text}")
+    named = ("--backends", "other.yaml") if text is not None else ()
+    refused = await command(tmp_path, "resume", "r1", "--retry-failed", *words, *named)
+    assert (refused.code, said in refused.err) == (2, True), refused.err

@@ -31,7 +31,7 @@ def say_if_edited(record: RunRecord, tasks: Sequence[TaskRecord], files: Files) 
     """Say what of the run's plan file, where it is found, goes unheeded because the store has it otherwise. Values of
     inputs are not compared: they may have been given with --set.
     """
-    kept = Kept.of(record)
+    kept = Kept.of(record, files.backends)
     replaced = kept.replaced(files)
     if replaced:
         say(f"with {', '.join(sorted(replaced))} as {files.backends} has it, for this time")

@@ -1,4 +1,4 @@
-"""The backends of a stored run: what its settings say of them, and what only a file may say.
+"""The backends of a stored run: what its settings say of them, if the command made it, and what only a file may say.
 
 The database may have come from anywhere: a Python function is never imported by a name from it, but taken from the plan
 file as it is now; a key is not sent to a server that only the database names; and what an agent may do is for the plan
@@ -47,14 +47,22 @@ class Kept:
     default: str
     folder: Path
     plan: Path | None
+    file: Path | None = None
+    """The file that says it in place of the settings, where a program made the run."""
 
     @classmethod
-    def of(cls, run: RunRecord) -> Kept:
-        """Raises Fault for a run that did not come from a plan file."""
+    def of(cls, run: RunRecord, backends: Path | None = None) -> Kept:
+        """Of a run that a program made nothing is stored: then it has what the file `backends` names. Raises Fault
+        where there is no such file either.
+        """
         if not names_its_backends(run):
+            if backends is not None:
+                given = backing_of_file(backends, Wish())
+                return cls(run.run_id, given.specs, given.default, given.folder, None, backends)
             raise Fault(
                 f"run {run.run_id} was not made by `plait run`, so its store does not say which backends it needs; "
-                "go on with it from Python: ParallelRunner(...).resume(run_id)"
+                "go on with it from Python: ParallelRunner(...).resume(run_id); or name a plan file that has them "
+                "by the same names: --backends FILE"
             )
         settings = json.loads(run.settings)
         specs, default, folder = (settings[key] for key in ("backends", "default_backend", "folder"))
@@ -115,8 +123,16 @@ class Kept:
                     raise Fault(self._distrust(name, spec))
             if spec is not None:
                 specs[name] = spec
+            elif self.file is not None:
+                raise Fault(self._unnamed(name))
         folders = {} if files.backends is None else dict.fromkeys(instead, files.backends.resolve().parent)
         return Backing(specs, self.default, folder, plan, folders)
+
+    def _unnamed(self, name: str) -> str:
+        has = f"{self.file} names {_listed(self.specs)} under `backends:`, and run {self.run_id} needs"
+        if name == self.default:
+            return f"{has} one for tasks that name none; say which with `defaults: {{backend: NAME}}`"
+        return f"{has} {name!r} as well; add it"
 
     def _distrust(self, name: str, spec: BackendSpec) -> str:
         if isinstance(spec, AgentSpec):

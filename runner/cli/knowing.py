@@ -36,7 +36,7 @@ async def _runner(
     under_way = [dag[task.task_id] for task in tasks if TaskStatus(task.status) is TaskStatus.RUNNING]
     if under_way:
         try:
-            kept = Kept.of(record)
+            kept = Kept.of(record, files.backends)
             made = kept.outliving()
             names = list(dict.fromkeys(dag.backend_of(task) or kept.default for task in under_way))
             others = [name for name in names if name not in made]

@@ -136,7 +136,7 @@ def _needed(
     """The backends that the run needs to go on, their names, and where its tasks stand then. Raises Fault."""
     verdicts = judge(dag, tasks, retry_failed=wanted.retry_failed)
     statuses = {task.task_id: _status(verdict.action, task) for task, verdict in zip(tasks, verdicts, strict=True)}
-    kept, led_by = Kept.of(record), StoredPolicy.of(record)
+    kept, led_by = Kept.of(record, wanted.files.backends), StoredPolicy.of(record)
     policy = None if led_by is None else policy_of(led_by.kind, led_by.settings)
     names = names_needed(dag, kept.default, statuses.values(), policy=policy, known=kept.specs)
     return kept.backing(names, wanted.files), names, statuses
@@ -219,7 +219,7 @@ async def continue_task(word: str, task_id: str, message: str, files: Files, man
         await find_task(store, record, task_id)
         say_if_watched(record)
         dag = dag_of(record, await store.list_tasks(record.run_id))
-        kept = Kept.of(record)
+        kept = Kept.of(record, files.backends)
         names = [dag.backend_of(dag[task_id]) or kept.default]
         backing = kept.backing(names, files)
         async with backing.running(names) as made:
