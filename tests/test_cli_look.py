@@ -181,3 +181,13 @@ def test_without_a_store_it_says_what_makes_one(tmp_path: Path) -> None:
         assert (done.code, done.out, len(done.err.splitlines())) == (3, "", 1)
         assert "plait run PLAN" in done.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_show_tells_what_was_said_in_an_attempt_that_failed_from_what_counts(tmp_path: Path) -> None:
+    make(tmp_path, "  - {id: x, prompt: knock, backend: other}\n", other="fail")
+    make(tmp_path / "good", "  - {id: x, prompt: knock, backend: other}\n", other="say")
+    assert plait_here(tmp_path, "run", "plan.yaml").code == 1
+    assert "\n-- user --\nknock\n" in plait_here(tmp_path, "show", "last", "x").out
+    assert plait_here(tmp_path, "resume", "--retry-failed", "--backends", "good/plan.yaml").code == 0
+    shown = plait_here(tmp_path, "show", "last", "x").out
+    assert "\n-- user (attempt 1, failed) --\nknock\n\n-- user --\nknock\n\n-- assistant --\nre: knock\n" in shown

@@ -143,14 +143,23 @@ async def show_task(path: Path, word: str, task_id: str, as_json: bool) -> int:
         return COMPLETED
     _tell_task(run, task, messages)
     tell_section("prompt", task.prompt)
+    failed = {one.attempt: one.status for one in attempts[:-1] if one.error_kind}
     for message in messages:
-        by = " (a person, after the run)" if message.attempt == 0 and message.role == "user" else ""
-        tell_section(f"{message.role}{by}", "(damaged)" if message.damaged else message.content)
+        whose = _whose(message, failed)
+        tell_section(f"{message.role}{whose}", "(damaged)" if message.damaged else message.content)
     tell_answers(task)
     tell_question(task, [one for one in waiting if one.task_id == task.task_id], path)
     _tell_result(task, messages)
     _tell_attempts(attempts)
     return COMPLETED
+
+
+def _whose(message: MessageRecord, failed: Mapping[int, str]) -> str:
+    """What is said of a message beside its role: that a person said it, or that its attempt was followed by another."""
+    if message.attempt == 0 and message.role == "user":
+        return " (a person, after the run)"
+    status = failed.get(message.attempt)
+    return f" (attempt {message.attempt}, {status})" if status else ""
 
 
 def _tell_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageRecord]) -> None:
