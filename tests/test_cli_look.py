@@ -104,6 +104,9 @@ def test_runs_are_listed_newest_first(folder: Path) -> None:
     assert lines[0].split() == ["RUN", "NAME", "STATUS", "TASKS", "TOKENS", "AGE"]
     assert [line.split()[:4] for line in lines[1:]] == [[run["run_id"], "trial", "failed", "3/4"] for run in runs]
     assert len(plait_here(folder, "runs", "--limit", "1", "--json").value) == 1
+    for words, more in ((["1"], True), (["1", "--long"], True), (["2"], False)):
+        listed = plait_here(folder, "runs", "--limit", *words)
+        assert ("these are the newest 1; there are more: --limit N" in listed.err) is more
 
 
 def test_a_run_is_named_by_id_by_prefix_or_as_last(folder: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from persistence.records import RunRecord
-from runner.cli.exits import COMPLETED, tell
+from runner.cli.exits import COMPLETED, say, tell
 from runner.cli.lookup import shown_status, store_for_reading
 from runner.cli.report import tell_value
 from runner.cli.sections import tell_table
@@ -21,7 +22,8 @@ from runner.owner import Liveness, liveness
 async def list_runs(path: Path, limit: int, as_json: bool) -> int:
     """The runs in the store, newest first."""
     async with store_for_reading(path) as store:
-        runs = await store.list_runs(limit)
+        found = await store.list_runs(limit + 1)
+    runs = found[:limit]
     if as_json:
         tell_value([_value(run) for run in runs])
         return COMPLETED
@@ -29,14 +31,16 @@ async def list_runs(path: Path, limit: int, as_json: bool) -> int:
         return _tell_no_runs()
     rows = [("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "AGE"), *map(_run_row, runs)]
     tell_table(rows, 2, [None, *(shown_status(run) for run in runs)], frozenset({3, 4, 5}))
+    _say_if_more(runs, found)
     return COMPLETED
 
 
 async def list_runs_at_length(path: Path, limit: int, as_json: bool) -> int:
     """The same with what they cost, the bytes that they take in the store, and the process that runs or ran them."""
     async with store_for_reading(path) as store:
-        runs = await store.list_runs(limit)
+        found = await store.list_runs(limit + 1)
         sizes = await store.run_sizes()
+    runs = found[:limit]
     if as_json:
         tell_value([{**_value(run), **_long_value(run, sizes.get(run.run_id, 0))} for run in runs])
         return COMPLETED
@@ -45,7 +49,13 @@ async def list_runs_at_length(path: Path, limit: int, as_json: bool) -> int:
     head = ("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "COST", "SIZE", "AGE", "OWNER")
     rows = [head, *(_long_row(run, sizes.get(run.run_id, 0)) for run in runs)]
     tell_table(rows, 2, [None, *(shown_status(run) for run in runs)], frozenset({3, 4, 5, 6, 7}))
+    _say_if_more(runs, found)
     return COMPLETED
+
+
+def _say_if_more(runs: Sequence[RunRecord], found: Sequence[RunRecord]) -> None:
+    if len(found) > len(runs):
+        say(f"these are the newest {len(runs)}; there are more: --limit N")
 
 
 def _long_row(run: RunRecord, held: int) -> tuple[str, ...]:
