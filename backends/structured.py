@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -30,8 +31,8 @@ class Schema:
     """A JSON Schema, ready to check values. BackendError (invalid_request) when it is not a JSON Schema itself."""
 
     def __init__(self, schema: Mapping[str, object]) -> None:
-        self._validator = _validator(schema)
         self.text = json.dumps(schema, ensure_ascii=False)
+        self._validator = _validator(self.text)
 
     def read(self, text: str) -> JsonValue:
         """The value in an answer's `text`, which may have thoughts before it: all of it, else that of its first fenced
@@ -127,13 +128,15 @@ def _describe(problem: Any) -> str:
     return f"at {one_line(problem.json_path, 80)}: {one_line(problem.message, 160)}"
 
 
-def _validator(schema: Mapping[str, object]) -> Any:
+@lru_cache(maxsize=64)
+def _validator(schema: str) -> Any:
+    # Looking through a schema takes a millisecond or more, and many tasks share one: so each is looked through once.
     # Here, not above: importing them costs more than all the rest of this package.
     from jsonschema.exceptions import SchemaError  # noqa: PLC0415
     from jsonschema.validators import Draft202012Validator, validator_for  # noqa: PLC0415
     from referencing import Registry  # noqa: PLC0415
 
-    plain = dict(schema)
+    plain = json.loads(schema)
     kind: Any = validator_for(plain, default=Draft202012Validator)
     try:
         kind.check_schema(plain)

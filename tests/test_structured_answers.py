@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from jsonschema.validators import Draft202012Validator
 
 from backends import BackendError, FunctionBackend, Opening
 
@@ -63,3 +64,17 @@ async def test_a_fence_within_the_fenced_json(before: str) -> None:
 async def test_what_only_looks_like_json_is_not_taken(answer: str, schema: dict[str, Any], words: str) -> None:
     with pytest.raises(BackendError, match=words):
         await read(answer, schema)
+
+
+async def test_a_schema_is_looked_through_once_however_many_tasks_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    check = Draft202012Validator.check_schema
+    monkeypatch.setattr(Draft202012Validator, "check_schema", lambda schema: (seen.append(schema), check(schema)))
+    schema: dict[str, Any] = {"type": "object", "required": ["once"]}
+    for _ in range(3):
+        assert await read('{"once": 1}', dict(schema)) == {"once": 1}
+    assert seen == [schema]
+    schema["required"] = ["code"]  # the same object, and another schema
+    with pytest.raises(BackendError, match="'code' is a required property"):
+        await read('{"once": 1}', schema)
+    assert len(seen) == 2
