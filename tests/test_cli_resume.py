@@ -219,7 +219,8 @@ def test_a_run_that_python_made_says_how_to_go_on(tmp_path: Path) -> None:
     assert "ParallelRunner(...).resume(run_id)" in refused.err
     assert "plait resume" not in plait_here(tmp_path, "show", "last", "--store", "runs.db").out
     found = plait_here(tmp_path, "doctor", "--store", "runs.db").out
-    assert re.search("is interrupted.*; go on with it from Python$", found, re.MULTILINE)
+    advice = "go on with it from Python, or name its backends: .* --backends FILE$"
+    assert re.search(f"is interrupted.*; {advice}", found, re.MULTILINE)
 
 
 def test_resume_without_a_name_passes_over_runs_that_python_made(tmp_path: Path) -> None:

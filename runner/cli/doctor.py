@@ -115,7 +115,9 @@ def _interrupted(path: Path, runs: list[RunRecord], ours: Collection[str]) -> It
     for run in runs[:_MOST_RUNS]:
         owner = run.owner
         whose = f": process {owner.pid} on {owner.host} {_state(owner)}" if owner else ""
-        advice = plait(path, "resume", run.run_id) if run.run_id in ours else "go on with it from Python"
+        advice = plait(path, "resume", run.run_id)
+        if run.run_id not in ours:
+            advice = f"go on with it from Python, or name its backends: {advice} --backends FILE"
         yield Finding("runs", Fitness.WARNING, f"{run.run_id} is interrupted{whose}", advice)
     if len(runs) > _MOST_RUNS:
         left = len(runs) - _MOST_RUNS

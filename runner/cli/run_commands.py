@@ -26,7 +26,10 @@ _plan_option = click.option("--plan", type=_PATH, help="The plan file, if it is 
 
 
 _backends_option = click.option(
-    "--backends", type=_PATH, help="A plan file whose `backends` are used in place of the run's, by their names."
+    "--backends",
+    type=_PATH,
+    help="A plan file whose `backends` are used in place of the run's, by their names; for a run that a Python program "
+    "made, it has to name them all.",
 )
 
 
