@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         TaskNotFound,
         TurnNotStored,
     )
-    from runner.growth import Limits
+    from runner.limits import Limits
     from runner.looking import RunInfo, StoredEvent, TaskInfo
     from runner.orchestrator import Orchestrator, OrchestratorResult
     from runner.parallel import ParallelRunner
@@ -123,7 +123,7 @@ _HOMES = {
     "errors": "AnswerConflict BackendMissing DAGError KeyConflict OwnershipLost PlaitError PolicyMissing Problem "
     "PromptError RunExists RunNotFound RunNotResumable RunOwned StoreRequired TaskNotFound "
     "TurnNotStored",
-    "growth": "Limits",
+    "limits": "Limits",
     "looking": "RunInfo StoredEvent TaskInfo",
     "orchestrator": "Orchestrator OrchestratorResult",
     "parallel": "ParallelRunner",

@@ -13,7 +13,7 @@ from persistence.protocol import Store
 from runner.clock import Clock
 from runner.dag import DAG, nearest
 from runner.errors import BackendMissing
-from runner.growth import Limits
+from runner.limits import Limits
 from runner.places import Places
 from runner.policy import Policy
 from runner.status import TASK_DONE, TaskStatus

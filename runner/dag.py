@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 from backends.protocol import JsonInput
 from runner.dag_check import Checks, folded_ids, taken_from_parts
 from runner.errors import DAGError, Problem, nearest
+from runner.limits import Limits
 from runner.task import Task
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ _NEAR = 100
 class DAG:
     """Tasks whose dependencies all exist and form no cycle, in the order in which they were given.
 
-    `inputs` are values that every prompt may use by name. `name` is shown, nothing more. `gathered` is for graphs that
-    are read back: the ids of its parts for each task with `for_each` that was unfolded. Raises DAGError listing every
-    mistake.
+    `inputs` are values that every prompt may use by name. `name` is shown, nothing more. `growth` is how far a run of
+    it may grow, if less than its runner allows. `gathered` is for graphs that are read back: the ids of its parts for
+    each task with `for_each` that was unfolded. Raises DAGError listing every mistake.
     """
 
     def __init__(
@@ -41,9 +42,11 @@ class DAG:
         *,
         name: str = "",
         inputs: Mapping[str, JsonInput] | None = None,
+        growth: Limits | None = None,
         gathered: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.name = name
+        self.growth = growth
         self.inputs: Mapping[str, JsonInput] = dict(inputs or {})
         self.tasks: list[Task] = []
         self._position: dict[str, int] = {}
@@ -59,13 +62,16 @@ class DAG:
         problems += self._append(tasks, gathered or {})
         if gathered is None:  # what is stored has its parts among its tasks
             problems += taken_from_parts(tasks, folded_ids(tasks))
+            if growth is not None and growth.max_tasks < len(tasks):
+                message = f"there are {len(tasks)} tasks, and growth allows {growth.max_tasks} in all (max_tasks)"
+                problems.append(Problem(message, None, "growth"))
         if problems:
             raise DAGError(problems)
 
     def copy(self) -> DAG:
         """The same graph, to be extended."""
         same = DAG.__new__(DAG)
-        same.name, same.inputs = self.name, self.inputs
+        same.name, same.inputs, same.growth = self.name, self.inputs, self.growth
         same.tasks, same.dependencies = self.tasks.copy(), self.dependencies.copy()
         same.dependents, same._shared = self.dependents.copy(), set(range(len(self.tasks)))
         same._position, same._order = self._position.copy(), self._order

@@ -177,7 +177,7 @@ async def _execute(
         run.names,
         backends=config.backends.keys(),
         default=config.default,
-        limits=config.growth,
+        limits=config.growth.within(run.state.dag.growth),
         stamp=stamp,
     )
     deciding = None

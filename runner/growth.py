@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backends.protocol import JsonValue, Reply
@@ -12,6 +12,7 @@ from runner import events
 from runner.dag import nearest
 from runner.dag_check import folded_ids, taken_from_parts
 from runner.errors import DAGError, Problem
+from runner.limits import Limits
 from runner.past import NOT_ADDED
 from runner.result import TaskResult
 from runner.schedule import Schedule
@@ -22,8 +23,6 @@ from runner.task import Task
 if TYPE_CHECKING:
     from runner.plan.added import Added
 
-MAX_TASKS = 10_000
-MAX_DEPTH = 10
 TASKS_SCHEMA: Mapping[str, JsonValue] = {
     "type": "object",
     "properties": {
@@ -47,16 +46,6 @@ TASKS_SCHEMA: Mapping[str, JsonValue] = {
 """An `output_schema` for a planner: a mapping whose `tasks` have an id, a prompt, and what they depend on. There is no
 `backend` in it, so they run on the default one; give the planner a schema of its own to let it choose.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How far a run may grow: to `max_tasks` tasks in all, and to tasks that `max_depth` others brought in, one the
-    other.
-    """
-
-    max_tasks: int = MAX_TASKS
-    max_depth: int = MAX_DEPTH
 
 
 class Growth:

@@ -20,8 +20,8 @@ from runner.dag import DAG
 from runner.drive import Prepared, drive
 from runner.feed import Feed
 from runner.given import question_of
-from runner.growth import Limits
 from runner.inbox import is_to_be_cancelled
+from runner.limits import Limits
 from runner.owner import LEASE_SECONDS, claim_for_this_process
 from runner.ownership import wait_until_free
 from runner.patient import PatientStore

@@ -32,7 +32,7 @@ from runner.translate import changes
 MOST_KEY_CHARACTERS = 200
 RESERVED_RUN_IDS = frozenset({"last"})
 """Words that stand for a run where one is named."""
-RESERVED_SETTINGS = ("concurrency", "digest", "format", "inputs", "key", "policy", "ticket")
+RESERVED_SETTINGS = ("concurrency", "digest", "format", "growth", "inputs", "key", "policy", "ticket")
 """What the settings of a run hold beside its maker's own."""
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, cast
 
 from backends.protocol import Message
@@ -13,9 +14,10 @@ from persistence.errors import StoreError
 from persistence.records import RunRecord, TaskRecord
 from runner import events
 from runner.dag import DAG
+from runner.limits import Limits
 from runner.questions import encode_answers
 from runner.status import RunStatus
-from runner.task import DEFAULT_RETRY, FailureMode, JsonValue, Retry, Task
+from runner.task import DEFAULT_RETRY, FailureMode, Retry, Task
 
 SETTINGS_FORMAT = 1
 """Version of the JSON in a run's settings and in a task's spec."""
@@ -38,6 +40,8 @@ def changes(event: events.Event) -> tuple[stored.Change, ...]:
 
 def _run_created(event: events.RunCreated) -> tuple[stored.Change, ...]:
     settings = {**event.settings, "format": SETTINGS_FORMAT, "inputs": event.dag.inputs}
+    if event.dag.growth is not None:
+        settings["growth"] = asdict(event.dag.growth)
     tasks = tuple(_new_task(task) for task in event.dag)
     return (stored.RunCreated(event.at, event.dag.name, to_json(settings), tasks),)
 
@@ -267,9 +271,11 @@ def _parts(mine: Sequence[Task], tasks: Sequence[TaskRecord]) -> dict[str, list[
 def dag_of(run: RunRecord, tasks: tuple[TaskRecord, ...]) -> DAG:
     """The DAG as it was given when the run was created. Raises StoreError where that cannot be read any more."""
     try:
-        inputs = cast("Mapping[str, JsonValue]", json.loads(run.settings).get("inputs", {}))
+        settings = cast("Mapping[str, Any]", json.loads(run.settings))
+        growth = Limits(**settings["growth"]) if "growth" in settings else None
         mine = [task_of(record) for record in tasks]
-        return DAG(mine, name=run.name, inputs=inputs, gathered=_parts(mine, tasks))
+        inputs = settings.get("inputs", {})
+        return DAG(mine, name=run.name, inputs=inputs, growth=growth, gathered=_parts(mine, tasks))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
             f"what is stored of run {run.run_id!r} is damaged ({error}); restore a copy of the store"

@@ -38,10 +38,10 @@ async def test_another_server_and_model_for_what_is_left(tmp_path: Path) -> None
         assert (await command(tmp_path, "run", "plan.yaml", FAR_KEY="k1", OPENAI_API_KEY="k2")).code == 1
         again = partial(command, tmp_path, "resume", "last", "--retry-failed", OPENAI_API_KEY="k2")
         dry = await again("--dry-run", "--backends", "other.yaml")
-        assert (dry.code, "with far as other.yaml has it, for this time" in dry.err) == (0, True)
+        assert (dry.code, "with far as in other.yaml, for this time" in dry.err) == (0, True)
         done = await again("--backends", "other.yaml")
         assert (done.code, done.out) == (0, "second\n")
-        assert "with far as other.yaml has it, for this time\n" in done.err
+        assert "with far as in other.yaml, for this time\n" in done.err
         assert [body["model"] for body in old.bodies] == ["old", "old"]
         assert [body["model"] for body in new.bodies] == ["new"]
         assert [one.headers["authorization"] for one in new.requests] == ["Bearer k2"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from persistence.records import RunRecord, TaskRecord
@@ -34,7 +35,7 @@ def say_if_edited(record: RunRecord, tasks: Sequence[TaskRecord], files: Files) 
     kept = Kept.of(record, files.backends)
     replaced = kept.replaced(files)
     if replaced:
-        say(f"with {', '.join(sorted(replaced))} as {files.backends} has it, for this time")
+        say(f"with {', '.join(sorted(replaced))} as in {files.backends}, for this time")
     path = kept.plan if files.plan is None else files.plan.resolve()
     if path is None or not path.is_file():
         return
@@ -63,6 +64,8 @@ def _changes(
     if default is not None and default != kept.default:
         yield "defaults.backend"
     yield from _changed_tasks(plan, tasks)
+    if (None if plan.dag.growth is None else asdict(plan.dag.growth)) != settings.get("growth"):
+        yield "growth"
     now = None if plan.policy is None else json.loads(json.dumps(plan.policy.settings()))
     if now != (None if led_by is None else led_by.settings):
         yield "workflows"

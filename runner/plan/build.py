@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from runner.dag import DAG, nearest
 from runner.errors import DAGError
+from runner.limits import Limits
 from runner.plan.errors import Path as Where
 from runner.plan.errors import PlanError, PlanProblem, spell
 from runner.plan.functions import missing_functions
@@ -111,7 +112,7 @@ def _build(source: Source, given: Given, path: Path, *, with_functions: bool = F
         _look_up_functions(part, path.parent, source)
     values = input_values(part.inputs, given, source)
     name = part.name.strip() or ("" if path.is_dir() else path.stem)
-    dag = _dag(Graph(part, values, source), name, lost)
+    dag = _dag(Graph(part, values, source), name, lost, _growth_of(part))
     policy = follow_ups_of(part, source)
     if dag is not None and policy is not None:
         check_follow_ups(policy, dag, source)
@@ -156,12 +157,16 @@ def _look_up_functions(part: PlanPart, folder: Path, source: Source) -> None:
             source.problems.append(source.problem(("backends", name, "call"), message))
 
 
-def _dag(graph: Graph, name: str, lost: set[int]) -> DAG | None:
+def _growth_of(part: PlanPart) -> Limits | None:
+    return None if part.growth is None else Limits(part.growth.max_tasks, part.growth.max_depth)
+
+
+def _dag(graph: Graph, name: str, lost: set[int], growth: Limits | None) -> DAG | None:
     tasks = graph.tasks()
     if tasks is None:
         return None
     try:
-        return DAG(tasks, name=name, inputs=graph.inputs)
+        return DAG(tasks, name=name, inputs=graph.inputs, growth=growth)
     except DAGError as error:
         graph.report(error.problems, lost)
         return None

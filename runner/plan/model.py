@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from backends.errors import ErrorKind
 from backends.spec import BackendSpec
 from runner.dag import nearest
+from runner.limits import MAX_DEPTH, MAX_TASKS
 from runner.policies.follow_ups import DEFAULT_CHAINS
 from runner.prompt import RESERVED_NAMES
 from runner.task import DEFAULT_RETRY, DEFAULT_RETRY_ON, NEVER_RETRIED
@@ -205,6 +206,15 @@ InputPart: TypeAlias = Annotated[
 ]
 
 
+class GrowthPart(_Part):
+    """How far a run may grow."""
+
+    max_tasks: int = Field(default=MAX_TASKS, ge=1, le=MAX_TASKS)
+    """How many tasks it may have in all, those of the plan included."""
+    max_depth: int = Field(default=MAX_DEPTH, ge=0, le=MAX_DEPTH)
+    """How many tasks may have brought a task in, one the other; 0: no task adds any."""
+
+
 class PlanPart(_Part):
     """A plan: tasks, what they depend on, and what answers them."""
 
@@ -217,6 +227,8 @@ class PlanPart(_Part):
     """Backends by name. A plan without any runs on the backend that the command line chooses."""
     concurrency: int | None = Field(default=None, ge=1, le=10_000)
     """How many tasks run at once."""
+    growth: GrowthPart | None = None
+    """How far a run may grow by tasks that its tasks add."""
     tasks: list[TaskPart] = Field(json_schema_extra={"minItems": 1})
     """The tasks, in any order."""
     workflows: list[WorkflowPart] = Field(default_factory=list[WorkflowPart])

@@ -16,6 +16,7 @@ from runner.plan.model import (
     DefaultsPart,
     FilesInput,
     FollowUpPart,
+    GrowthPart,
     PlanPart,
     RequiredInput,
     RetryPart,
@@ -40,6 +41,7 @@ _KINDS_OF_VALUES = {
 }
 _ENTRIES: dict[tuple[object, ...], type[BaseModel]] = {
     (): PlanPart,
+    ("growth",): GrowthPart,
     ("tasks",): TaskPart,
     ("workflows",): WorkflowPart,
     ("workflows", "steps"): FollowUpPart,

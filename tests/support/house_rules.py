@@ -20,6 +20,7 @@ PURE = (
     "runner/policy.py",
     "runner/policies/*.py",
     "runner/result.py",
+    "runner/limits.py",
     "runner/places.py",
     "runner/schedule.py",
     "runner/folders.py",
