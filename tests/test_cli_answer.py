@@ -9,8 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support import warm
 from tests.support.command import PLAIT, environment, plait, plait_here
+from tests.support.plans import make
 from tests.support.warm import Warm
 
 WORK = """
@@ -153,3 +156,14 @@ def test_an_owner_that_slept_past_its_take_over_leaves_with_its_own_exit_code(tm
     assert (owner.returncode, "was taken over by another process" in said) == (5, True)
     shown = json.loads(plait_here(tmp_path, "show", "last", "--json").out)
     assert shown["tasks"][0]["status"] == "running"
+
+
+@pytest.mark.parametrize(("count", "lines"), [(20, 22), (21, 3)])
+def test_many_completed_tasks_do_not_hide_what_a_resume_would_do(tmp_path: Path, count: int, lines: int) -> None:
+    tasks = "".join(f"  - {{id: t{number}, prompt: x}}\n" for number in range(count))
+    make(tmp_path, f"{tasks}  - {{id: last, prompt: knock, backend: shut, retry: {{attempts: 1}}}}\n", shut="fail")
+    assert plait_here(tmp_path, "run", "plan.yaml").code == 1
+    dry = plait_here(tmp_path, "resume", "last", "--retry-failed", "--dry-run").out.splitlines()
+    assert (len(dry), dry[-2].startswith("start over  last: ")) == (lines, True), dry
+    assert dry[0].endswith(f" {count} tasks: completed (--json names them)" if count > 20 else "  t0: completed")
+    assert f"{count} keep, 1 start over" in dry[-1]

@@ -8,10 +8,12 @@ from runner.cli import report
 from runner.cli.exits import COMPLETED, tell
 from runner.cli.text import counted, one_line
 from runner.preview import Preview
-from runner.status import RunStatus
+from runner.status import RunStatus, TaskStatus
 from runner.verdict import Action, Verdict
 
 _WIDEST = max(len(action.value) for action in Action)
+_MOST_KEPT = 20
+"""Beyond this many, what is completed would only hide what is going to happen."""
 
 
 def tell_preview(preview: Preview, as_json: bool) -> int:
@@ -19,10 +21,19 @@ def tell_preview(preview: Preview, as_json: bool) -> int:
     if as_json:
         report.tell_value(_value(preview))
         return COMPLETED
-    for verdict in preview.tasks.values():
+    shown = list(preview.tasks.values())
+    others = [verdict for verdict in shown if not _is_kept_as_completed(verdict)]
+    if (kept := len(shown) - len(others)) > _MOST_KEPT:
+        tell(f"{Action.KEEP.value:<{_WIDEST}}  {kept:,} tasks: {TaskStatus.COMPLETED.value} (--json names them)")
+        shown = others
+    for verdict in shown:
         tell(f"{verdict.action.value:<{_WIDEST}}  {one_line(verdict.task_id)}: {one_line(verdict.reason, 300)}")
     tell(_summary(preview))
     return COMPLETED
+
+
+def _is_kept_as_completed(verdict: Verdict) -> bool:
+    return verdict.action is Action.KEEP and verdict.reason == TaskStatus.COMPLETED.value
 
 
 def _summary(preview: Preview) -> str:
