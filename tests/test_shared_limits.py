@@ -2,71 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from contextvars import ContextVar
 from functools import partial
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from backends import BackendError, ErrorKind, ask
-from persistence import MemoryStore, SQLiteStore, Store
-from runner import DAG, ParallelRunner, Retry, RunResult, RunService, RunStatus, Task, TaskStatus, events
-from runner.places import Places
+from backends import BackendError, ErrorKind
+from persistence import MemoryStore, SQLiteStore
+from runner import DAG, ParallelRunner, Retry, RunService, RunStatus, Task, events
 from runner.retrying import PATIENCE
-from runner.schedule import Outset, Schedule
-from tests.support.fakes import QuickClock, Talker
-
-
-def wide(name: str, count: int, backend: str | None = None) -> DAG:
-    return DAG(Task(f"{name}{number}", prompt=name, backend=backend) for number in range(count))
-
-
-def chain(name: str, count: int) -> DAG:
-    return DAG(
-        Task(f"{name}{number}", prompt=name, depends_on=[f"{name}{number - 1}"] if number else [])
-        for number in range(count)
-    )
-
-
-class Meter:
-    """A backend that counts how many of its calls are under way, at most, and notes their order."""
-
-    def __init__(self) -> None:
-        self.now = self.most = 0
-        self.order: list[str] = []
-
-    async def __call__(self, prompt: str) -> str:
-        self.order.append(prompt)
-        self.now += 1
-        self.most = max(self.most, self.now)
-        try:
-            for _ in range(3):
-                await anyio.lowlevel.checkpoint()
-        finally:
-            self.now -= 1
-        return prompt
-
-
-async def run_all(runner: ParallelRunner, dags: Sequence[DAG]) -> list[RunStatus]:
-    found: dict[int, RunStatus] = {}
-
-    async def run(number: int, dag: DAG) -> None:
-        found[number] = (await runner.run(dag)).status
-
-    with anyio.fail_after(30):
-        async with anyio.create_task_group() as group:
-            for number, dag in enumerate(dags):
-                group.start_soon(run, number, dag)
-    return [found[number] for number in range(len(dags))]
-
-
-COMPLETED = RunStatus.COMPLETED
+from tests.support.fakes import QuickClock
+from tests.support.sharing import COMPLETED, Meter, chain, run_all, wide
 
 
 async def test_all_runs_together_keep_to_concurrency() -> None:
@@ -183,84 +133,6 @@ async def test_a_run_has_its_whole_patience_with_a_backend_that_earlier_ones_hav
         assert calls == number * (PATIENCE + 3), "what is throttled that often, and then three attempts"
 
 
-@pytest.mark.parametrize("how", ["stop", "cancel"])
-async def test_a_run_that_is_ended_gives_its_places_to_others(how: str) -> None:
-    held, go = anyio.Event(), anyio.Event()
-
-    async def body(prompt: str) -> str:
-        if prompt == "held":
-            held.set()
-            await go.wait()
-        return prompt
-
-    runner = ParallelRunner(body, concurrency=2, shared_limits=True)
-    async with runner.start(wide("held", 5)) as holding, runner.start(wide("next", 3)) as waiting:
-        await held.wait()
-        await anyio.wait_all_tasks_blocked()
-        assert waiting.status is RunStatus.RUNNING
-        getattr(holding, how)()
-        with anyio.fail_after(10):
-            assert (await waiting.result()).status is COMPLETED
-    assert (await run_all(runner, [wide("last", 5)])) == [COMPLETED]
-
-
-@pytest.mark.parametrize("how", ["stop", "cancel"])
-async def test_a_run_that_stands_in_line_can_be_ended(how: str) -> None:
-    go = anyio.Event()
-
-    async def body(prompt: str) -> str:
-        await go.wait()
-        return prompt
-
-    runner = ParallelRunner(body, concurrency=1, shared_limits=True)
-    async with runner.start(wide("holding", 2)) as holding:
-        await anyio.wait_all_tasks_blocked()
-        async with runner.start(wide("waiting", 2)) as waiting:
-            await anyio.wait_all_tasks_blocked()
-            getattr(waiting, how)()
-            with anyio.fail_after(10):
-                ended = await waiting.result()
-            assert ended.status is (RunStatus.CANCELLED if how == "cancel" else RunStatus.INTERRUPTED)
-        go.set()
-        assert (await holding.result()).status is COMPLETED
-
-
-async def test_an_answer_that_comes_while_others_have_all_places_is_not_lost(store: Store) -> None:
-    go = anyio.Event()
-
-    async def body(prompt: str) -> str:
-        if prompt == "hold":
-            await go.wait()
-        return f"{prompt} {await ask('Go?')}" if prompt == "asks" else prompt
-
-    runner = ParallelRunner(body, store=store, concurrency=1, shared_limits=True)
-    asking = DAG([Task("a", prompt="asks"), Task("b", prompt="b", depends_on=["a"])])
-    async with RunService(runner, poll=0.01) as service:
-        asks = await service.create_run(asking)
-        await service.start_run(asks)
-        async for event in service.events(asks):
-            if event.kind == "run_waiting_input":
-                break
-        holds = await service.create_run(wide("hold", 1))
-        await service.start_run(holds)
-        await service.resume_run(asks, {"a": "yes"})
-        await anyio.wait_all_tasks_blocked()
-        assert (await service.get_run(asks)).status is RunStatus.RUNNING, "not over, though nothing of it runs"
-        go.set()
-        with anyio.fail_after(10):
-            assert [event.kind async for event in service.events(asks)][-1] == "run_completed"
-
-
-async def test_a_task_may_run_a_dag_with_another_runner() -> None:
-    inner = ParallelRunner(Meter(), concurrency=1)
-
-    async def outer(prompt: str) -> str:
-        return (await inner.run(wide(prompt, 3))).status.value
-
-    runner = ParallelRunner(outer, concurrency=2, shared_limits=True)
-    assert await run_all(runner, [wide("a", 3), wide("b", 3)]) == [COMPLETED] * 2
-
-
 @pytest.mark.parametrize("seed", range(12))
 async def test_whatever_happens_all_places_come_back(seed: int) -> None:
     """Many small runs on two backends, some of which fail, retry, are throttled, stopped or cancelled at any moment."""
@@ -318,122 +190,6 @@ async def test_whatever_happens_all_places_come_back(seed: int) -> None:
     places = runner.config.places()
     assert (places.taken, places.gate("one").taken, places.gate("two").taken) == (0, 0, 0)
     assert (places.gate("one").away, places.gate("two").away) == (0, 0)
-
-
-async def test_a_task_sees_the_context_variables_of_its_own_run_alone() -> None:
-    seen: dict[str, set[str]] = {"a": set(), "b": set()}
-    whose = ContextVar("whose", default="nobody's")
-
-    async def body(prompt: str) -> str:
-        await anyio.lowlevel.checkpoint()
-        seen[prompt].add(whose.get())
-        return prompt
-
-    runner = ParallelRunner(body, concurrency=2, shared_limits=True)
-
-    async def run(name: str) -> None:
-        whose.set(name)
-        await runner.run(wide(name, 5))
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(run, "a")
-        group.start_soon(run, "b")
-    assert seen == {"a": {"a"}, "b": {"b"}}
-
-
-class Breaking(Talker):
-    """It cannot even say whether it can fork."""
-
-    @property
-    def can_fork(self) -> bool:
-        raise RuntimeError("broken")
-
-
-async def test_an_error_ends_the_run_whose_it_is_and_not_the_one_that_gave_it_a_place() -> None:
-    runner = ParallelRunner(Breaking(), concurrency=2, shared_limits=True)
-    breaks = DAG([Task("x", prompt="x"), Task("y", prompt="y", continues="x")])
-    with anyio.fail_after(10):
-        async with runner.start(wide("a", 30)) as sound, runner.start(breaks) as broken:
-            with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="broken"), flatten_subgroups=True):
-                await broken.result()
-            assert (await sound.result()).status is COMPLETED
-
-
-def test_what_an_event_loop_that_was_given_up_has_left_holds_no_places() -> None:
-    async def body(prompt: str) -> str:
-        if prompt == "hangs":
-            await anyio.sleep_forever()
-        return prompt
-
-    async def begun() -> list[asyncio.Task[RunResult]]:
-        tasks = [asyncio.create_task(runner.run(wide(name, 3))) for name in ("hangs", "waits")]
-        await anyio.wait_all_tasks_blocked()
-        return tasks
-
-    runner = ParallelRunner(body, concurrency=2, shared_limits=True)
-    given_up = asyncio.new_event_loop()
-    left = given_up.run_until_complete(begun())
-    assert asyncio.run(run_all(runner, [wide("a", 5), wide("b", 5)])) == [COMPLETED] * 2
-    for task in left:
-        task.cancel()
-    given_up.run_until_complete(asyncio.wait(left))
-    given_up.close()
-
-
-class Pair:
-    """Two schedules that share two places: the first one has both, and both stand in line."""
-
-    def __init__(self) -> None:
-        places = Places(2, shared=True)
-        self.first, self.second = (Schedule(wide(name, 5), ["x"] * 5, places) for name in "ab")
-        assert (self.first.take(), self.first.take(), self.first.take(), self.second.take()) == (0, 1, None, None)
-        self.got: list[tuple[str, int | None]] = []
-        assert self.first.stand_in_line(lambda: self.got.append(("first", self.first.take())))
-        assert self.second.stand_in_line(lambda: self.got.append(("second", self.second.take())))
-
-
-@pytest.mark.parametrize(
-    "frees",
-    [lambda one: one.finish(0, TaskStatus.COMPLETED), lambda one: one.park(0), lambda one: one.set_aside(0)],
-    ids=["finish", "park", "set aside"],
-)
-def test_what_comes_free_is_offered_to_others_before_the_one_who_had_it(frees: Callable[[Schedule], None]) -> None:
-    pair = Pair()
-    frees(pair.first)
-    assert (pair.got, pair.first.take()) == ([("second", 0)], None)
-
-
-def test_a_backend_that_may_be_asked_again_is_offered_to_others_first() -> None:
-    pair = Pair()
-    pair.first.throttle(0)
-    assert pair.second.take() is None
-    pair.first.finish(1, TaskStatus.COMPLETED)
-    pair.got.clear()
-    pair.first.requeue(0)
-    assert (pair.got, pair.first.take()) == ([("second", 0)], None), "one at once, as it has throttled"
-
-
-def test_a_resumed_run_whose_task_was_sent_away_does_not_make_others_go_one_by_one() -> None:
-    places = Places(8, shared=True)
-    busy = Schedule(wide("a", 20), ["x"] * 20, places)
-    assert [busy.take() for _ in range(8)] == list(range(8))
-    resumed = Schedule(wide("b", 1), ["x"], places, Outset(later=[0], throttled=[0]))
-    busy.throttle(0)
-    for number in range(1, 8):
-        busy.finish(number, TaskStatus.FAILED)
-    resumed.requeue(0)
-    busy.requeue(0)
-    assert [busy.take() for _ in range(5)] == [0, 8, 9, 10, None], "half as many as there were"
-
-
-def test_who_has_left_is_offered_nothing_and_has_nothing() -> None:
-    pair = Pair()
-    pair.second.give_back()
-    pair.first.finish(0, TaskStatus.COMPLETED)
-    assert (pair.got, pair.first.take()) == ([], 2)
-    assert pair.second.stand_in_line(lambda: pair.got.append(("second", pair.second.take())))
-    pair.first.give_back()
-    assert (pair.got, pair.second.take(), pair.second.take()) == ([("second", 0)], 1, None)
 
 
 async def test_resumed_runs_keep_to_the_limits_as_well(sqlite_store: SQLiteStore) -> None:

@@ -1,0 +1,68 @@
+"""Places that several schedules share: who is offered what comes free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from runner import TaskStatus
+from runner.places import Places
+from runner.schedule import Outset, Schedule
+from tests.support.sharing import wide
+
+
+class Pair:
+    """Two schedules that share two places: the first one has both, and both stand in line."""
+
+    def __init__(self) -> None:
+        places = Places(2, shared=True)
+        self.first, self.second = (Schedule(wide(name, 5), ["x"] * 5, places) for name in "ab")
+        assert (self.first.take(), self.first.take(), self.first.take(), self.second.take()) == (0, 1, None, None)
+        self.got: list[tuple[str, int | None]] = []
+        assert self.first.stand_in_line(lambda: self.got.append(("first", self.first.take())))
+        assert self.second.stand_in_line(lambda: self.got.append(("second", self.second.take())))
+
+
+@pytest.mark.parametrize(
+    "frees",
+    [lambda one: one.finish(0, TaskStatus.COMPLETED), lambda one: one.park(0), lambda one: one.set_aside(0)],
+    ids=["finish", "park", "set aside"],
+)
+def test_what_comes_free_is_offered_to_others_before_the_one_who_had_it(frees: Callable[[Schedule], None]) -> None:
+    pair = Pair()
+    frees(pair.first)
+    assert (pair.got, pair.first.take()) == ([("second", 0)], None)
+
+
+def test_a_backend_that_may_be_asked_again_is_offered_to_others_first() -> None:
+    pair = Pair()
+    pair.first.throttle(0)
+    assert pair.second.take() is None
+    pair.first.finish(1, TaskStatus.COMPLETED)
+    pair.got.clear()
+    pair.first.requeue(0)
+    assert (pair.got, pair.first.take()) == ([("second", 0)], None), "one at once, as it has throttled"
+
+
+def test_a_resumed_run_whose_task_was_sent_away_does_not_make_others_go_one_by_one() -> None:
+    places = Places(8, shared=True)
+    busy = Schedule(wide("a", 20), ["x"] * 20, places)
+    assert [busy.take() for _ in range(8)] == list(range(8))
+    resumed = Schedule(wide("b", 1), ["x"], places, Outset(later=[0], throttled=[0]))
+    busy.throttle(0)
+    for number in range(1, 8):
+        busy.finish(number, TaskStatus.FAILED)
+    resumed.requeue(0)
+    busy.requeue(0)
+    assert [busy.take() for _ in range(5)] == [0, 8, 9, 10, None], "half as many as there were"
+
+
+def test_who_has_left_is_offered_nothing_and_has_nothing() -> None:
+    pair = Pair()
+    pair.second.give_back()
+    pair.first.finish(0, TaskStatus.COMPLETED)
+    assert (pair.got, pair.first.take()) == ([], 2)
+    assert pair.second.stand_in_line(lambda: pair.got.append(("second", pair.second.take())))
+    pair.first.give_back()
+    assert (pair.got, pair.second.take(), pair.second.take()) == ([("second", 0)], 1, None)
