@@ -106,27 +106,29 @@ class Kept:
         plan = self.plan if files.plan is None else files.plan.resolve()
         folder = self.folder if files.plan is None or plan is None else plan.parent
         instead = self.replaced(files)
-        on_disk: Mapping[str, BackendSpec] | None = None
         specs: dict[str, BackendSpec] = {}
         for name in names:
-            spec = instead.get(name) or self._spec(name)
-            if name in instead:
-                pass
-            elif isinstance(spec, FunctionSpec):
-                on_disk = self._on_disk(plan, name) if on_disk is None else on_disk
-                spec = on_disk.get(name)
-                if spec is None:
-                    raise Fault(f"{plan} has no backend {name!r} any more; put it back, or name the plan with --plan")
-            elif spec is not None and _needs_the_plan(spec):
-                on_disk = self._on_disk(plan, name) if on_disk is None and plan is not None else on_disk or {}
-                if on_disk.get(name) != spec:
-                    raise Fault(self._distrust(name, spec))
+            spec = instead[name] if name in instead else self._believed(name, plan)
             if spec is not None:
                 specs[name] = spec
             elif self.file is not None:
                 raise Fault(self._unnamed(name))
         folders = {} if files.backends is None else dict.fromkeys(instead, files.backends.resolve().parent)
         return Backing(specs, self.default, folder, plan, folders)
+
+    def _believed(self, name: str, plan: Path | None) -> BackendSpec | None:
+        """The stored backend, as far as its store is believed; None where there is none."""
+        spec = self._spec(name)
+        if isinstance(spec, FunctionSpec):
+            spec = self._on_disk(plan, name).get(name)
+            if spec is None:
+                raise Fault(f"{plan} has no backend {name!r} any more; put it back, or name the plan with --plan")
+            return spec
+        if spec is None or not _needs_the_plan(spec):
+            return spec
+        if plan is None or self._on_disk(plan, name).get(name) != spec:
+            raise Fault(self._distrust(name, spec))
+        return spec
 
     def _unnamed(self, name: str) -> str:
         has = f"{self.file} names {_listed(self.specs)} under `backends:`, and run {self.run_id} needs"
