@@ -63,7 +63,7 @@ async def test_half_made_files_are_removed_when_nobody_makes_them_any_more(path:
 
 
 STOPPED = """
-import os, signal, sys
+import signal, sys, threading
 from persistence import boundaries
 from runner.cli import main
 
@@ -73,7 +73,8 @@ def on_reach(name):
     if name == "txn.before_commit":
         passed.append(name)
         if len(passed) == 3:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # Sent to the process, it would leave this thread time to commit until another one has taken it.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 boundaries.on_reach = on_reach
 sys.argv[1:] = ["run", "plan.yaml", "-q"]
