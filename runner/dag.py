@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 from backends.protocol import JsonInput
 from runner.dag_check import Checks, folded_ids, taken_from_parts
 from runner.errors import DAGError, Problem, nearest
-from runner.limits import Limits
+from runner.limits import MAX_TASKS, Limits
 from runner.task import Task
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class DAG:
         problems += self._append(tasks, gathered or {})
         if gathered is None:  # what is stored has its parts among its tasks
             problems += taken_from_parts(tasks, folded_ids(tasks))
-            if growth is not None and growth.max_tasks < len(tasks):
+            if growth is not None and growth.max_tasks < min(len(tasks), MAX_TASKS):  # the default is no word on these
                 message = f"there are {len(tasks)} tasks, and growth allows {growth.max_tasks} in all (max_tasks)"
                 problems.append(Problem(message, None, "growth"))
         if problems:

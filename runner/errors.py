@@ -44,10 +44,7 @@ class DAGError(PlaitError):
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
-        lines = [str(problem) for problem in self.problems[:_MOST_SHOWN]]
-        if more := len(self.problems) - len(lines):
-            lines.append(f"and {more:,} more")
-        super().__init__("\n".join(lines))
+        super().__init__(first_of(self.problems, _MOST_SHOWN))
 
 
 class PromptError(PlaitError):
@@ -108,6 +105,14 @@ class TurnNotStored(PlaitError):  # noqa: N818
     def __init__(self, message: str, text: str) -> None:
         self.text = text
         super().__init__(message)
+
+
+def first_of(problems: Sequence[object], most: int) -> str:
+    """The first `most` of them, a line for each, and how many more there are."""
+    lines = [str(problem) for problem in problems[:most]]
+    if more := len(problems) - len(lines):
+        lines.append(f"and {more:,} more")
+    return "\n".join(lines)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -53,6 +53,10 @@ def test_there_cannot_be_more_tasks_than_it_allows() -> None:
         DAG([Task("a"), Task("b")], growth=Limits(max_tasks=1))
 
 
+def test_a_limit_of_depth_alone_says_nothing_about_the_tasks_that_are_given() -> None:
+    assert len(DAG([Task(f"t{number}") for number in range(10_001)], growth=Limits(max_depth=1))) == 10_001
+
+
 PLAN = """
 growth: {growth}
 backends: {{code: {{kind: function, call: "code.py:plan"}}}}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from persistence.records import RunRecord, TaskRecord
 from runner.cli.backing import Wish, backing_of_file
 from runner.cli.exits import Fault, say
-from runner.cli.kept import Files, Kept
+from runner.cli.kept import Kept
 from runner.plan import Plan, PlanError
 from runner.plan.build import load_plan_of_run
 from runner.policies.orchestrator import OrchestratorPolicy
@@ -28,19 +28,17 @@ _FIELDS = {
 _INSTEAD = "a resume runs what is stored"
 
 
-def say_if_edited(record: RunRecord, tasks: Sequence[TaskRecord], files: Files) -> None:
+def say_if_edited(record: RunRecord, tasks: Sequence[TaskRecord], kept: Kept) -> None:
     """Say what of the run's plan file, where it is found, goes unheeded because the store has it otherwise. Values of
     inputs are not compared: they may have been given with --set.
     """
-    kept = Kept.of(record, files.backends)
-    replaced = kept.replaced(files)
-    if replaced:
-        say(f"with {', '.join(sorted(replaced))} as in {files.backends}, for this time")
-    path = kept.plan if files.plan is None else files.plan.resolve()
+    if kept.instead:
+        say(f"with {', '.join(sorted(kept.instead))} as in {kept.files.backends}, for this time")
+    path = kept.plan
     if path is None or not path.is_file():
         return
     try:
-        changed = list(_changes(path, kept, record, tasks, replaced))
+        changed = list(_changes(path, kept, record, tasks))
     except (PlanError, Fault):
         say(f"the plan file has mistakes by now (`plait check` says which); {_INSTEAD}")
         return
@@ -51,15 +49,13 @@ def say_if_edited(record: RunRecord, tasks: Sequence[TaskRecord], files: Files) 
         say(f"the plan file has changed since this run was stored ({named}); {_INSTEAD}{hint}")
 
 
-def _changes(
-    path: Path, kept: Kept, record: RunRecord, tasks: Sequence[TaskRecord], replaced: Iterable[str]
-) -> Iterator[str]:
+def _changes(path: Path, kept: Kept, record: RunRecord, tasks: Sequence[TaskRecord]) -> Iterator[str]:
     settings, led_by = json.loads(record.settings), StoredPolicy.of(record)
     if settings.get("posted") or (led_by is not None and led_by.kind == OrchestratorPolicy.kind):
-        yield from kept.differing(backing_of_file(path, Wish()).specs, replaced)  # its tasks came from elsewhere
+        yield from kept.differing(backing_of_file(path, Wish()).specs)  # its tasks came from elsewhere
         return
     plan = load_plan_of_run(path, settings.get("inputs", {}))
-    yield from kept.differing(plan.backends, replaced)
+    yield from kept.differing(plan.backends)
     default = plan.default_backend or (next(iter(plan.backends)) if len(plan.backends) == 1 else None)
     if default is not None and default != kept.default:
         yield "defaults.backend"

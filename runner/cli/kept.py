@@ -40,25 +40,27 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a stored run's settings say about its backends."""
+    """What a stored run's settings say about its backends, and the files that a person names for it."""
 
     run_id: str
     specs: Mapping[str, Any]
     default: str
     folder: Path
     plan: Path | None
-    file: Path | None = None
-    """The file that says it in place of the settings, where a program made the run."""
+    files: Files
+    instead: Mapping[str, BackendSpec]
+    """The backends of `files.backends` that are to be used in place of those in `specs`."""
+    is_a_programs: bool = False
+    """A program made the run, so that its settings say nothing, and `files.backends` says it all."""
 
     @classmethod
-    def of(cls, run: RunRecord, backends: Path | None = None) -> Kept:
-        """Of a run that a program made nothing is stored: then it has what the file `backends` names. Raises Fault
-        where there is no such file either.
-        """
+    def of(cls, run: RunRecord, files: Files) -> Kept:
+        """Raises Fault, also where a program made the run and no file says what its backends are."""
+        given = None if files.backends is None else backing_of_file(files.backends, Wish())
         if not names_its_backends(run):
-            if backends is not None:
-                given = backing_of_file(backends, Wish())
-                return cls(run.run_id, given.specs, given.default, given.folder, None, backends)
+            if given is not None:
+                specs = given.specs
+                return cls(run.run_id, specs, given.default, given.folder, None, files, specs, is_a_programs=True)
             raise Fault(
                 f"run {run.run_id} was not made by `plait run`, so its store does not say which backends it needs; "
                 "go on with it from Python: ParallelRunner(...).resume(run_id); or name a plan file that has them "
@@ -66,72 +68,60 @@ class Kept:
             )
         settings = json.loads(run.settings)
         specs, default, folder = (settings[key] for key in ("backends", "default_backend", "folder"))
-        plan = settings.get("plan")
-        return cls(run.run_id, specs, default, Path(folder), Path(plan) if plan else None)
+        plan = settings.get("plan") if files.plan is None else files.plan.resolve()
+        instead = {} if given is None else {name: spec for name, spec in given.specs.items() if name in specs}
+        if given is not None and not instead:
+            raise Fault(
+                f"{files.backends} names {_listed(given.specs)} under `backends:`, and run {run.run_id} has "
+                f"{_listed(specs)}: give what is to be used in place of one of these its name"
+            )
+        return cls(run.run_id, specs, default, Path(folder), Path(plan) if plan else None, files, instead)
 
     def outliving(self) -> dict[str, Backend]:
         """Those whose turns may have outlived their runner, to ask them what is left. Nothing is started or checked."""
         specs = {name: self._spec(name) for name in self.specs}
         return {name: spec.make(self.folder) for name, spec in specs.items() if isinstance(spec, AgentSpec)}
 
-    def differing(self, now: Mapping[str, BackendSpec], but: Iterable[str] = ()) -> list[str]:
-        """Which options of backends are otherwise in the plan file than in the store, which is what counts for them,
-        `but` for some.
-        """
+    def differing(self, now: Mapping[str, BackendSpec]) -> list[str]:
+        """Which options of backends are otherwise in the plan file than in the store, which is what counts for them."""
         found: list[str] = []
-        for name in (self.specs.keys() & now.keys()).difference(but):
+        for name in (self.specs.keys() & now.keys()) - self.instead.keys():
             kept = self._spec(name)
             if kept is not None and not isinstance(kept, FunctionSpec):
                 old, new = kept.model_dump(), now[name].model_dump()
                 found += (f"backends.{name}.{key}" for key in {**old, **new} if old.get(key) != new.get(key))
         return found
 
-    def replaced(self, files: Files) -> Mapping[str, BackendSpec]:
-        """The backends that are to be used in place of stored ones. Raises Fault, also where there are none in the file
-        that a person names for it.
-        """
-        if files.backends is None:
-            return {}
-        given = backing_of_file(files.backends, Wish()).specs
-        found = {name: spec for name, spec in given.items() if name in self.specs}
-        if not found:
-            raise Fault(
-                f"{files.backends} names {_listed(given)} under `backends:`, and run {self.run_id} has "
-                f"{_listed(self.specs)}: give what is to be used in place of one of these its name"
-            )
-        return found
-
-    def backing(self, names: Iterable[str], files: Files) -> Backing:
+    def backing(self, names: Iterable[str]) -> Backing:
         """The backends in `names`. Raises Fault."""
-        plan = self.plan if files.plan is None else files.plan.resolve()
-        folder = self.folder if files.plan is None or plan is None else plan.parent
-        instead = self.replaced(files)
+        moved, theirs = self.files.plan, self.files.backends
+        folder = self.folder if moved is None else moved.resolve().parent
         specs: dict[str, BackendSpec] = {}
         for name in names:
-            spec = instead[name] if name in instead else self._believed(name, plan)
+            spec = self.instead[name] if name in self.instead else self._believed(name)
             if spec is not None:
                 specs[name] = spec
-            elif self.file is not None:
+            elif self.is_a_programs:
                 raise Fault(self._unnamed(name))
-        folders = {} if files.backends is None else dict.fromkeys(instead, files.backends.resolve().parent)
-        return Backing(specs, self.default, folder, plan, folders)
+        folders = {} if theirs is None else dict.fromkeys(self.instead, theirs.resolve().parent)
+        return Backing(specs, self.default, folder, self.plan, folders)
 
-    def _believed(self, name: str, plan: Path | None) -> BackendSpec | None:
+    def _believed(self, name: str) -> BackendSpec | None:
         """The stored backend, as far as its store is believed; None where there is none."""
         spec = self._spec(name)
         if isinstance(spec, FunctionSpec):
-            spec = self._on_disk(plan, name).get(name)
+            spec = self._on_disk(name).get(name)
             if spec is None:
-                raise Fault(f"{plan} has no backend {name!r} any more; put it back, or name the plan with --plan")
+                raise Fault(f"{self.plan} has no backend {name!r} any more; put it back, or name the plan with --plan")
             return spec
         if spec is None or not _needs_the_plan(spec):
             return spec
-        if plan is None or self._on_disk(plan, name).get(name) != spec:
+        if self.plan is None or self._on_disk(name).get(name) != spec:
             raise Fault(self._distrust(name, spec))
         return spec
 
     def _unnamed(self, name: str) -> str:
-        has = f"{self.file} names {_listed(self.specs)} under `backends:`, and run {self.run_id} needs"
+        has = f"{self.files.backends} names {_listed(self.specs)} under `backends:`, and run {self.run_id} needs"
         if name == self.default:
             return f"{has} one for tasks that name none; say which with `defaults: {{backend: NAME}}`"
         return f"{has} {name!r} as well; add it"
@@ -157,8 +147,9 @@ class Kept:
         except ValidationError:
             raise Fault(f"the stored backend {name!r} of run {self.run_id} cannot be read; start a new run") from None
 
-    def _on_disk(self, plan: Path | None, name: str) -> Mapping[str, BackendSpec]:
+    def _on_disk(self, name: str) -> Mapping[str, BackendSpec]:
         why = f"backend {name!r} of run {self.run_id} is taken from the plan file, not from the store"
+        plan = self.plan
         if plan is None:
             raise Fault(f"{why}; name the file with --plan PATH")
         try:

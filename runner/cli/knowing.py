@@ -36,12 +36,12 @@ async def _runner(
     under_way = [dag[task.task_id] for task in tasks if TaskStatus(task.status) is TaskStatus.RUNNING]
     if under_way:
         try:
-            kept = Kept.of(record, files.backends)
+            kept = Kept.of(record, files)
             made = kept.outliving()
             names = list(dict.fromkeys(dag.backend_of(task) or kept.default for task in under_way))
             others = [name for name in names if name not in made]
             if others:
-                made |= await stack.enter_async_context(kept.backing(others, files).running(others))
+                made |= await stack.enter_async_context(kept.backing(others).running(others))
             return Backing({}, kept.default).runner(made, store=store)
         except (Fault, BackendUnavailable) as error:
             why = error.message if isinstance(error, Fault) else error

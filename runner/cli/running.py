@@ -112,8 +112,9 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
             code = tell_preview(preview, manner.as_json)
             if not preview.ended and not await is_to_be_cancelled(store, record):
                 try:
-                    _needed(record, dag, tasks, wanted)
-                    say_if_edited(record, tasks, wanted.files)
+                    kept = Kept.of(record, wanted.files)
+                    _needed(record, dag, tasks, kept, retry_failed=wanted.retry_failed)
+                    say_if_edited(record, tasks, kept)
                 except Fault as fault:
                     raise Fault(fault.message, fault.code, "plait: a resume would be refused: ") from None
             return code
@@ -121,8 +122,9 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
             return _say_over(await looking.resume(record.run_id), dag, manner)
         if await is_to_be_cancelled(store, record):  # which needs no backend
             return await see_through(looking.start_resume(record.run_id), dag, manner, store)
-        backing, names, statuses = _needed(record, dag, tasks, wanted)
-        say_if_edited(record, tasks, wanted.files)
+        kept = Kept.of(record, wanted.files)
+        backing, names, statuses = _needed(record, dag, tasks, kept, retry_failed=wanted.retry_failed)
+        say_if_edited(record, tasks, kept)
         async with backing.running(names) as made:
             concurrency = manner.concurrency or _stored_concurrency(record)
             runner = backing.runner(made, store=store, concurrency=concurrency)
@@ -131,15 +133,15 @@ async def resume_run(wanted: Resumption, manner: Manner) -> int:
 
 
 def _needed(
-    record: RunRecord, dag: DAG, tasks: Sequence[TaskRecord], wanted: Resumption
+    record: RunRecord, dag: DAG, tasks: Sequence[TaskRecord], kept: Kept, *, retry_failed: bool
 ) -> tuple[Backing, list[str], dict[str, TaskStatus]]:
     """The backends that the run needs to go on, their names, and where its tasks stand then. Raises Fault."""
-    verdicts = judge(dag, tasks, retry_failed=wanted.retry_failed)
+    verdicts = judge(dag, tasks, retry_failed=retry_failed)
     statuses = {task.task_id: _status(verdict.action, task) for task, verdict in zip(tasks, verdicts, strict=True)}
-    kept, led_by = Kept.of(record, wanted.files.backends), StoredPolicy.of(record)
+    led_by = StoredPolicy.of(record)
     policy = None if led_by is None else policy_of(led_by.kind, led_by.settings)
     names = names_needed(dag, kept.default, statuses.values(), policy=policy, known=kept.specs)
-    return kept.backing(names, wanted.files), names, statuses
+    return kept.backing(names), names, statuses
 
 
 def _status(action: Action, task: TaskRecord) -> TaskStatus:
@@ -219,9 +221,9 @@ async def continue_task(word: str, task_id: str, message: str, files: Files, man
         await find_task(store, record, task_id)
         say_if_watched(record)
         dag = dag_of(record, await store.list_tasks(record.run_id))
-        kept = Kept.of(record, files.backends)
+        kept = Kept.of(record, files)
         names = [dag.backend_of(dag[task_id]) or kept.default]
-        backing = kept.backing(names, files)
+        backing = kept.backing(names)
         async with backing.running(names) as made:
             reply = await backing.runner(made, store=store).continue_task(record.run_id, task_id, message)
     if manner.as_json:

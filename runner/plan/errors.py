@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from runner.errors import PlaitError
+from runner.errors import PlaitError, first_of
 
 Path: TypeAlias = tuple[str | int, ...]
 """Where in a plan something is: keys and indexes from the top, such as `("tasks", 3, "depends_on", 0)`."""
@@ -41,10 +41,7 @@ class PlanError(PlaitError):
     def __init__(self, problems: Iterable[PlanProblem]) -> None:
         ordered = sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))
         self.problems = tuple(dict.fromkeys(ordered))
-        lines = [str(problem) for problem in self.problems[:_MOST_SHOWN]]
-        if more := len(self.problems) - len(lines):
-            lines.append(f"and {more:,} more")
-        super().__init__("\n".join(lines))
+        super().__init__(first_of(self.problems, _MOST_SHOWN))
 
 
 def spell(path: Path) -> str:
