@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 
@@ -23,7 +24,7 @@ def start(config: dict[str, Any]) -> Any:
     module: Any = xllamacpp
     params = module.CommonParams()
     params.model.path = config["gguf"]
-    params.model_alias = {"local"}
+    params.model_alias = {Path(config["gguf"]).name}
     params.hostnames, params.port = ["127.0.0.1"], 0
     params.api_keys = [config["key"]]
     params.n_parallel = config["slots"]

@@ -101,6 +101,7 @@ class _Answer:
         kind = getattr(event, "type", None)
         if kind == "message_start":
             self._spent.note(getattr(event.message, "usage", None), read=_READ, written="output_tokens")
+            self._spent.note_model(getattr(event.message, "model", None))
         elif kind == "content_block_delta" and getattr(event.delta, "type", None) == "text_delta":
             self._texts.append(event.delta.text)
             self._opening.on_output(Output("text", clean_text(event.delta.text)))

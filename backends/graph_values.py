@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from .agents.fields import shown
 from .protocol import NO_USAGE, JsonValue, Question, Reply, Usage
 from .structured import Mismatch, Schema, invalid_output
 from .text import clean_text
@@ -93,7 +94,13 @@ def _tokens(message: Any) -> Usage:
         return NO_USAGE
     counts = cast("Mapping[str, Any]", said)
     given, made = (counts.get(name) for name in ("input_tokens", "output_tokens"))
-    return Usage(given if isinstance(given, int) else 0, made if isinstance(made, int) else 0)
+    told: Any = getattr(message, "response_metadata", None)
+    model: object = cast("Mapping[str, Any]", told).get("model_name") if isinstance(told, Mapping) else None
+    return Usage(
+        given if isinstance(given, int) else 0,
+        made if isinstance(made, int) else 0,
+        model=shown(model) if isinstance(model, str) and model else None,
+    )
 
 
 def _is_message(value: Any) -> bool:

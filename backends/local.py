@@ -109,10 +109,10 @@ class LocalBackend:
             return self._child
 
     async def _start(self) -> _Child:
-        key = secrets.token_urlsafe(32)
+        key, options = secrets.token_urlsafe(32), self._model_options()
         process = _spawn()
         try:
-            _tell(process, {**self._model_options(), "key": key})
+            _tell(process, {**options, "key": key})
             with anyio.fail_after(_START_LIMIT):
                 url = await run_sync(_read_answer, process, abandon_on_cancel=True)
         except BaseException as exc:
@@ -123,7 +123,7 @@ class LocalBackend:
                 raise BackendError(ErrorKind.TIMEOUT, text) from None
             raise
         client = _ServerClient(
-            "local",
+            Path(options["gguf"]).name,
             base_url=f"{url}/v1",
             system=self.system,
             temperature=self.temperature,

@@ -144,6 +144,8 @@ class _Answer:
     def add(self, chunk: Any) -> None:
         self._chunks += 1
         self._spent.note(getattr(chunk, "usage", None), read=("prompt_tokens",), written="completion_tokens")
+        if self._spent.usage.model is None:
+            self._spent.note_model(getattr(chunk, "model", None))
         for choice in getattr(chunk, "choices", None) or ():
             delta = getattr(choice, "delta", None)
             text = _text(getattr(delta, "content", None))

@@ -24,11 +24,15 @@ Role = Literal["system", "user", "assistant"]
 
 @value
 class Usage:
-    """What a turn cost. Tokens are the backend's own count; `cost_usd` is None where the backend does not say."""
+    """What a turn cost, and which model answered. Tokens are the backend's own count; `cost_usd` and `model` are None
+    where the backend does not say. `model` is the name that the server or the agent itself gives, printable; in a sum
+    it is that of the last one.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: float | None = None
+    model: str | None = None
 
     def __add__(self, other: Usage) -> Usage:
         costs = [cost for cost in (self.cost_usd, other.cost_usd) if cost is not None]
@@ -36,6 +40,7 @@ class Usage:
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
             sum(costs) if costs else None,
+            other.model or self.model,
         )
 
 

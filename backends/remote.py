@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from types import TracebackType
@@ -19,7 +19,7 @@ from uuid import uuid4
 import anyio
 from anyio.to_thread import run_sync
 
-from .agents.fields import count, number
+from .agents.fields import count, number, shown
 from .errors import BackendError, BackendUnavailable, ErrorKind
 from .protocol import NO_USAGE, Conversation, JsonValue, Message, Opening, Output, Usage
 from .replay import ReplayConversation
@@ -38,7 +38,9 @@ _SCHEMA_WORDS = ("schema", "response_format", "output_config", "grammar")
 
 
 class Spent:
-    """What a request has cost so far, as its stream tells it: totals, again and again, and zeros where it forgot."""
+    """What a request has cost so far, and of which model, as its stream tells it: totals, again and again, and zeros
+    where it forgot.
+    """
 
     def __init__(self) -> None:
         self.usage = NO_USAGE
@@ -55,7 +57,13 @@ class Spent:
             max(self.usage.input_tokens, tokens),
             max(self.usage.output_tokens, count(getattr(usage, written, None))),
             max(costs, default=None),
+            self.usage.model,
         )
+
+    def note_model(self, name: Any) -> None:
+        """The server says that the model `name` answers; of what is no name nothing is kept."""
+        if isinstance(name, str) and name.strip():
+            self.usage = replace(self.usage, model=shown(name))
 
 
 @dataclass(eq=False, kw_only=True)

@@ -5,7 +5,6 @@ from persistence.changes import (
     Change,
     LeaseRenewed,
     NewTask,
-    Owner,
     PolicyDecided,
     RunClaimed,
     RunCreated,
@@ -31,7 +30,7 @@ from persistence.files import FilesStore
 from persistence.memory import MemoryStore
 from persistence.notes import Note, NoteRecord
 from persistence.protocol import Store
-from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+from persistence.records import AttemptRecord, EventRecord, MessageRecord, Owner, RunRecord, TaskRecord
 from persistence.sqlite import SQLiteStore
 
 __all__ = [

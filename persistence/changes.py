@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from persistence.records import Owner
 from persistence.values import value
 
 
@@ -21,18 +22,6 @@ class NewTask:
     depends_on: tuple[str, ...] = ()
     backend: str | None = None
     spec: str = "{}"
-
-
-@value
-class Owner:
-    """The process that runs a run. `owner_id` is fresh for every claim; the rest tells whether it still lives."""
-
-    owner_id: str
-    host: str
-    boot_id: str
-    pid: int
-    process_started: str
-    claimed_at: str
 
 
 @value
@@ -159,7 +148,9 @@ class TurnAppended:
 
 @value
 class TaskCompleted:
-    """running or waiting_input -> completed. `data` is the structured result as JSON, None if there is none."""
+    """running or waiting_input -> completed. `data` is the structured result as JSON, None if there is none. `model` is
+    the one that answered, as its backend names it; None where that is not known, here as wherever an attempt ends.
+    """
 
     at: str
     task_id: str
@@ -170,6 +161,7 @@ class TaskCompleted:
     output_tokens: int = 0
     cost_usd: float | None = None
     duration_s: float = 0.0
+    model: str | None = None
 
 
 @value
@@ -186,6 +178,7 @@ class TaskFailed:
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: float | None = None
+    model: str | None = None
 
 
 @value
@@ -205,6 +198,7 @@ class TaskRetried:
     output_tokens: int = 0
     cost_usd: float | None = None
     goes_on: bool = False
+    model: str | None = None
 
 
 @value
@@ -239,6 +233,7 @@ class TaskWaiting:
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: float | None = None
+    model: str | None = None
 
 
 @value
@@ -261,6 +256,7 @@ class TaskCancelled:
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: float | None = None
+    model: str | None = None
 
 
 @value

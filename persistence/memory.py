@@ -134,6 +134,7 @@ def _with_attempt(run: MemoryRun, task: TaskRecord) -> TaskRecord:
         output_tokens=last.output_tokens,
         cost_usd=last.cost_usd,
         duration_s=last.duration_s,
+        model=last.model,
         started_at=last.started_at,
         ended_at=last.ended_at,
     )

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from persistence.changes import Owner
+from persistence.values import value
+
+
+@value
+class Owner:
+    """The process that runs a run. `owner_id` is fresh for every claim; the rest tells whether it still lives."""
+
+    owner_id: str
+    host: str
+    boot_id: str
+    pid: int
+    process_started: str
+    claimed_at: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +54,8 @@ class TaskRecord:
     `damaged` is True when text or data do not fit their checksum: then both are None. `crashes` is how often an owner
     died while the task ran. `session_confirmed` as in SessionOpened, for the last attempt. `question` is what a person
     is asked while the task is waiting_input, and `asked` the rest of that question; `answers` are those of the last
-    TaskAnswered that gave some. `added_by` as in TasksAdded, None for tasks of RunCreated as well.
+    TaskAnswered that gave some. `added_by` as in TasksAdded, None for tasks of RunCreated as well. `model` is the one
+    that answered in the last attempt, None where that is not known.
     """
 
     task_id: str
@@ -71,12 +84,13 @@ class TaskRecord:
     asked: str | None = None
     answers: str | None = None
     added_by: str | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
     """One attempt of one task. `status` is running, completed, failed, skipped, retried, asked, interrupted or
-    cancelled.
+    cancelled. `model` is the one that answered, None where that is not known.
     """
 
     task_id: str
@@ -92,6 +106,7 @@ class AttemptRecord:
     output_tokens: int
     cost_usd: float | None
     duration_s: float | None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from persistence.batch import Batch
-    from persistence.changes import Change, Owner, TasksAdded
+    from persistence.changes import Change, TasksAdded
+    from persistence.records import Owner
 
 RUN_MAY_BECOME: Mapping[str, frozenset[str]] = {
     "queued": frozenset({"running", "cancelled"}),

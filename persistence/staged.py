@@ -227,15 +227,16 @@ class Staged:
 
 def _cost(
     attempt: AttemptRecord, change: TaskCompleted | TaskFailed | TaskRetried | TaskWaiting
-) -> dict[str, float | None]:
+) -> dict[str, float | str | None]:
     """What the attempt took in all: one that ended as asked has a cost before a person settles its task."""
     return {**_usage(attempt, change), "duration_s": _sum(attempt.duration_s, change.duration_s)}
 
 
 def _usage(
     attempt: AttemptRecord, change: TaskCompleted | TaskFailed | TaskRetried | TaskWaiting | TaskCancelled
-) -> dict[str, float | None]:
+) -> dict[str, float | str | None]:
     return {
+        "model": attempt.model if change.model is None else change.model,
         "input_tokens": attempt.input_tokens + change.input_tokens,
         "output_tokens": attempt.output_tokens + change.output_tokens,
         "cost_usd": _sum(attempt.cost_usd, change.cost_usd),

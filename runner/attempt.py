@@ -209,6 +209,7 @@ def countable(usage: object) -> bool:
         return False
     tokens = (usage.input_tokens, usage.output_tokens)
     whole = all(type(count) is int and 0 <= count < 2**63 for count in tokens)
+    whole = whole and (usage.model is None or (isinstance(usage.model, str) and usage.model.isprintable()))  # pyright: ignore[reportUnnecessaryIsInstance]
     return whole and (usage.cost_usd is None or (type(usage.cost_usd) in {int, float} and usage.cost_usd >= 0))
 
 

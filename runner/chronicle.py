@@ -36,7 +36,7 @@ _ENDS = frozenset(
 )
 _OPENED = "session_opened"
 _NEED_TASKS = frozenset({"tasks_added", "task_waiting_input", "task_answered"})
-_OF_AN_ATTEMPT = ("error", "duration_s", "input_tokens", "output_tokens", "cost_usd")
+_OF_AN_ATTEMPT = ("error", "duration_s", "input_tokens", "output_tokens", "cost_usd", "model")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ import anyio
 
 from backends.errors import BackendError, ErrorKind
 from persistence.boundaries import reached
-from persistence.changes import Change, Owner, RunReleased
+from persistence.changes import Change, RunReleased
 from persistence.errors import Conflict, Fenced, StoreError
 from persistence.files import files_root
 from persistence.protocol import Store
+from persistence.records import Owner
 from runner import events
 from runner.checkpoint import Checkpointer, Position
 from runner.clock import iso, stamper

@@ -14,7 +14,7 @@ import secrets
 from enum import Enum
 
 from backends.proctable import boot_id, start_time
-from persistence.changes import Owner
+from persistence.records import Owner
 
 LEASE_SECONDS = 30.0
 """How long a claim holds without renewal, unless a runner is told otherwise. It is renewed at a third of this."""

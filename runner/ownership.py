@@ -11,10 +11,10 @@ import anyio
 
 from persistence.batch import Batch
 from persistence.boundaries import reached
-from persistence.changes import Change, Owner, RunClaimed, RunReleased
+from persistence.changes import Change, RunClaimed, RunReleased
 from persistence.errors import Conflict, Fenced, StoreError
 from persistence.protocol import Store
-from persistence.records import RunRecord
+from persistence.records import Owner, RunRecord
 from runner import events
 from runner.checkpoint import Position
 from runner.clock import iso

@@ -258,7 +258,7 @@ class RunState:
 
 
 def _stored_result(record: TaskRecord, status: TaskStatus) -> TaskResult:
-    usage = Usage(record.input_tokens, record.output_tokens, record.cost_usd)
+    usage = Usage(record.input_tokens, record.output_tokens, record.cost_usd, record.model)
     if record.damaged:
         return TaskResult(
             record.task_id,

@@ -90,6 +90,7 @@ def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
         usage.output_tokens,
         usage.cost_usd,
         event.duration_s,
+        usage.model,
     )
     return (*turns(event.at, event.task_id, event.attempt, event.messages), completed)
 
@@ -117,6 +118,7 @@ def _task_retrying(event: events.TaskRetrying) -> tuple[stored.Change, ...]:
         *tokens,
         event.usage.cost_usd,
         event.goes_on,
+        event.usage.model,
     )
     return (*turns(event.at, event.task_id, event.attempt, event.messages), retried)
 
@@ -133,6 +135,7 @@ def _task_failed(event: events.TaskFailed) -> tuple[stored.Change, ...]:
         event.duration_s,
         *tokens,
         event.usage.cost_usd,
+        event.usage.model,
     )
     return (*turns(event.at, event.task_id, event.attempt, event.messages), failed)
 
@@ -153,6 +156,7 @@ def _task_waiting(event: events.TaskWaiting) -> tuple[stored.Change, ...]:
         event.usage.input_tokens,
         event.usage.output_tokens,
         event.usage.cost_usd,
+        event.usage.model,
     )
     return (*turns(event.at, event.task_id, event.attempt, event.messages), waiting)
 
@@ -172,7 +176,8 @@ def _policy_decided(event: events.PolicyDecided) -> tuple[stored.Change, ...]:
 
 def _task_cancelled(event: events.TaskCancelled) -> tuple[stored.Change, ...]:
     usage = event.usage
-    return (stored.TaskCancelled(event.at, event.task_id, usage.input_tokens, usage.output_tokens, usage.cost_usd),)
+    spent = usage.input_tokens, usage.output_tokens, usage.cost_usd, usage.model
+    return (stored.TaskCancelled(event.at, event.task_id, *spent),)
 
 
 def _task_reopened(event: events.TaskReopened) -> tuple[stored.Change, ...]:

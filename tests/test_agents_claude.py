@@ -17,6 +17,7 @@ from tests.support.recorded import NOW, Seen, names, read, recorded, replay
 PROGRAM = ClaudeCodeBackend(now=lambda: NOW)
 FREE, ONE, TWO = Usage(0, 0, 0.0), Usage(16, 7, 0.0001395), Usage(32, 14, 0.000279)
 UNPRICED = Usage(16, 7)
+MODEL = "claude-sonnet-4-5"
 NOTHING = Usage()
 
 # The recorded turns that have an answer: what it ends with, and what it cost.
@@ -102,7 +103,16 @@ def test_text_is_shown_as_it_comes_and_once() -> None:
         "; last user line: third TURN-C",
     ]
     assert seen.answered is not None and seen.streamed == seen.answered.text
-    assert seen.outputs[0].usage == Usage(16, 1)
+    assert seen.outputs[0].usage == Usage(16, 1, model=MODEL)
+
+
+def test_the_model_is_that_of_the_main_agents_own_messages() -> None:
+    answered = _replayed("claude/tool_stream").answered
+    assert answered is not None and answered.usage.model == MODEL
+    reader = PROGRAM.reader(Call(folder=Path("/nowhere")))
+    for agent, model in ((None, "large"), ("t", "small"), (None, "<synthetic>"), (None, ["x"])):
+        reader.read({"type": "assistant", "parent_tool_use_id": agent, "message": {"id": "m", "model": model}})
+    assert reader.usage.model == "large"
 
 
 def test_without_pieces_whole_messages_are_shown() -> None:
@@ -172,7 +182,8 @@ def test_a_cut_turn_says_what_is_known_of_it(lines: int) -> None:
     assert seen.error is not None and seen.error.kind is ErrorKind.CRASHED
     # Neither the announcement nor that a request is made shows that the session holds the prompt.
     assert seen.error.goes_on == (seen.reader.session_id is not None) == (lines > 2)
-    assert seen.error.usage == {1: NOTHING, 2: NOTHING, 3: Usage(16, 1), 6: Usage(16, 1), 9: UNPRICED}[lines]
+    begun, whole = Usage(16, 1, model=MODEL), Usage(16, 7, model=MODEL)
+    assert seen.error.usage == {1: NOTHING, 2: NOTHING, 3: begun, 6: begun, 9: whole}[lines]
     assert seen.reader.last_whole == (None if lines < 7 else "444cc378-160a-4507-bfef-2c412d54c5c4")
 
 

@@ -19,8 +19,8 @@ PROGRAM = GeminiBackend(now=lambda: NOW)
 
 # The recorded turns that have an answer: what it ends with, and what it cost.
 ANSWERS: dict[str, tuple[str, Usage]] = {
-    "resume_stream": ("last user line: third TURN-C", Usage(11, 7)),
-    "tool_stream": ('{"name": "run_shell_command", "response": ', Usage(22, 14)),
+    "resume_stream": ("last user line: third TURN-C", Usage(11, 7, model="gemini-2.5-flash")),
+    "tool_stream": ('{"name": "run_shell_command", "response": ', Usage(22, 14, model="gemini-2.5-flash")),
 }
 NO_EVENTS = "ended with status 0 before its turn was over"
 # Those that failed: why, and a piece of the message. The session goes on in none of them: it drops a failed prompt.

@@ -50,8 +50,8 @@ async def test_a_turn_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     assert reply.text == "Good day."
     assert [output.text for output in seen] == ["Good ", "day."]
-    assert reply.usage == Usage(11, 7), "tokens from the prompt cache count as input"
-    assert reply.messages == (Message("user", "Hello."), Message("assistant", "Good day.", Usage(11, 7)))
+    assert reply.usage == Usage(11, 7, model="m"), "tokens from the prompt cache count as input"
+    assert reply.messages == (Message("user", "Hello."), Message("assistant", "Good day.", Usage(11, 7, model="m")))
 
 
 async def test_history_without_what_the_api_refuses() -> None:
@@ -93,7 +93,7 @@ async def test_what_the_api_cannot_express_is_checked_here() -> None:
     async with serve(events(WIRE.parts('{"n": 0}')), events(WIRE.parts('{"n": 1}'))) as server:
         reply = await say(make(server), opening=Opening(output_schema=SCHEMA))
     assert reply.data == {"n": 1}
-    assert reply.usage == Usage(22, 14)
+    assert reply.usage == Usage(22, 14, model="m")
     assert "0 is less than the minimum of 1" in reply.messages[2].content
 
 

@@ -30,7 +30,7 @@ async def failure(
 )
 async def test_what_an_unusable_answer_cost_is_told(dialect: Dialect, reason: str) -> None:
     error = await failure(dialect, events(dialect.parts("so far", reason=reason)))
-    assert error.usage == Usage(11, 7)
+    assert error.usage == Usage(11, 7, model="m")
 
 
 @pytest.mark.parametrize("end", ["clean", "cut", "hang", "error"])
@@ -42,13 +42,13 @@ async def test_what_a_broken_stream_cost_so_far_is_told(dialect: Dialect, end: s
         parts.append(dialect.error_event("overloaded_error", "sorry"))
     answer = events(parts, end="clean" if end == "error" else end)  # type: ignore[arg-type]
     error = await failure(dialect, answer, request_timeout=1.5 if end == "hang" else 10.0)
-    assert error.usage == Usage(11, 1)
+    assert error.usage == Usage(11, 1, model="m")
 
 
 async def test_a_repair_that_fails_adds_to_what_the_first_answer_cost(dialect: Dialect) -> None:
     answers = (events(dialect.parts("no")), events(dialect.parts("no", reason="length")))
     error = await failure(dialect, *answers, schema={"type": "array", "items": {"type": "string"}})
-    assert error.usage == Usage(22, 14)
+    assert error.usage == Usage(22, 14, model="m")
 
 
 async def cost_of(usages: Sequence[Any]) -> Usage:
@@ -69,15 +69,15 @@ TOLD = {"prompt_tokens": 11, "completion_tokens": 7}
 @pytest.mark.parametrize(
     ("usages", "cost"),
     [
-        ([{"prompt_tokens": 11.0, "completion_tokens": 7.0}], Usage(11, 7)),
-        ([{"prompt_tokens": -1, "completion_tokens": 7}], Usage(0, 7)),
-        ([{"prompt_tokens": "11", "completion_tokens": None}], Usage()),
-        ([{"prompt_tokens": True, "completion_tokens": 1e300}], Usage()),
-        (["much"], Usage()),
-        ([[]], Usage()),
-        ([{}], Usage()),
-        ([TOLD, {}], Usage(11, 7)),
-        ([TOLD, {"prompt_tokens": 0, "completion_tokens": 0}], Usage(11, 7)),
+        ([{"prompt_tokens": 11.0, "completion_tokens": 7.0}], Usage(11, 7, model="m")),
+        ([{"prompt_tokens": -1, "completion_tokens": 7}], Usage(0, 7, model="m")),
+        ([{"prompt_tokens": "11", "completion_tokens": None}], Usage(model="m")),
+        ([{"prompt_tokens": True, "completion_tokens": 1e300}], Usage(model="m")),
+        (["much"], Usage(model="m")),
+        ([[]], Usage(model="m")),
+        ([{}], Usage(model="m")),
+        ([TOLD, {}], Usage(11, 7, model="m")),
+        ([TOLD, {"prompt_tokens": 0, "completion_tokens": 0}], Usage(11, 7, model="m")),
     ],
 )
 async def test_odd_counts_of_tokens_cost_no_answer(usages: Sequence[Any], cost: Usage) -> None:
@@ -88,7 +88,7 @@ async def test_odd_counts_of_tokens_cost_no_answer(usages: Sequence[Any], cost: 
     ("said", "cost"), [(0.0123, 0.0123), (0, 0.0), (-1, None), ("0.1", None), (None, None), (float("nan"), None)]
 )
 async def test_costs_in_dollars_where_the_server_tells_them(said: Any, cost: float | None) -> None:
-    assert await cost_of([{**TOLD, "cost": said}]) == Usage(11, 7, cost)
+    assert await cost_of([{**TOLD, "cost": said}]) == Usage(11, 7, cost, "m")
 
 
 async def test_odd_counts_of_the_messages_api_cost_no_answer() -> None:

@@ -42,8 +42,8 @@ async def test_a_turn_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
         "max_tokens": 9,
     }
     assert reply.text == "Good day."
-    assert reply.usage == Usage(11, 7)
-    assert reply.messages == (Message("user", "Hello."), Message("assistant", "Good day.", Usage(11, 7)))
+    assert reply.usage == Usage(11, 7, model="m")
+    assert reply.messages == (Message("user", "Hello."), Message("assistant", "Good day.", Usage(11, 7, model="m")))
 
 
 async def test_turns_of_one_conversation_build_on_each_other() -> None:
@@ -178,7 +178,7 @@ async def test_one_repair_turn() -> None:
     async with serve(events(WIRE.parts("It is three.")), events(WIRE.parts('```json\n{"n": 3}\n```'))) as server:
         reply = await say(make(server), "How many?", Opening(output_schema=SCHEMA, on_output=seen.append))
     assert reply.data == {"n": 3}
-    assert reply.usage == Usage(22, 14)
+    assert reply.usage == Usage(22, 14, model="m")
     assert [message.role for message in reply.messages] == ["user", "assistant", "user", "assistant"]
     assert reply.messages[1].content == "It is three."
     complaint = reply.messages[2].content
@@ -211,7 +211,7 @@ async def test_refusal_field() -> None:
         with pytest.raises(BackendError, match=r"I cannot do that\.") as caught:
             await say(make(server))
     assert caught.value.kind is ErrorKind.REFUSED
-    assert caught.value.usage == Usage(11, 7)
+    assert caught.value.usage == Usage(11, 7, model="m")
 
 
 async def test_lenient_servers() -> None:
@@ -226,7 +226,7 @@ async def test_lenient_servers() -> None:
     async with serve(events(parts)) as server:
         reply = await say(make(server))
     assert reply.text == "ab"
-    assert reply.usage == Usage()
+    assert reply.usage == Usage(model="m")
 
 
 async def test_surrogates_split_over_two_chunks() -> None:

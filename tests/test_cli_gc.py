@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from persistence.changes import Owner
-from persistence.records import RunRecord
+from persistence.records import Owner, RunRecord
 from runner.purge import Expiry, expired
 from tests.support.command import PLAIT, environment, plait, plait_here
 from tests.support.database import edit

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import sqlite3
@@ -19,9 +20,14 @@ from tests.support.database import in_child, make
 FIXTURES = Path(__file__).parent / "fixtures"
 
 
-EARLIER = (1, 2)
-KILLED_SEQ = {1: 23, 2: 24}
-RUNS = {1: ["run-killed", "run-whole"], 2: ["run-killed", "run-asked", "run-again", "run-whole"]}
+EARLIER = (1, 2, 3)
+CURRENT = 4
+KILLED_SEQ = {1: 23, 2: 24, 3: 26}
+RUNS = {
+    1: ["run-killed", "run-whole"],
+    2: ["run-killed", "run-asked", "run-again", "run-whole"],
+    3: ["run-killed", "run-grown", "run-asked", "run-again", "run-whole"],
+}
 
 
 @pytest.fixture(params=EARLIER)
@@ -79,7 +85,11 @@ async def test_an_earlier_file_reads_as_it_was_written(old: Path, made_by: int, 
         assert (tasks["more"].text, tasks["more"].session_id) == ("Answer to: And more of them.", "session-1")
         assert tasks["end"].depends_on == ("story", "beside")
         attempts = await store.list_attempts("run-killed", "unsteady")
-        assert [(a.status, a.error) for a in attempts] == [("retried", "the line was cut"), ("completed", None)]
+        assert [(a.status, a.error, a.model) for a in attempts] == [
+            ("retried", "the line was cut", None),
+            ("completed", None, None),
+        ]
+        assert {task.model for task in tasks.values()} == {None}
         messages = await store.list_messages("run-killed", "facts")
         assert [(m.role, m.content, m.damaged) for m in messages] == [
             ("user", "List facts about Mars.", False),
@@ -91,7 +101,7 @@ async def test_an_earlier_file_reads_as_it_was_written(old: Path, made_by: int, 
         assert [e.kind for e in events if "run_" in e.kind] == ["run_created", "run_started"]
         assert await store.list_events("run-killed", after=events[3].seq, limit=3) == events[4:7]
         assert await store.list_notes("run-killed") == ()
-    assert version(old) == (made_by if mode == "read" else 3)
+    assert version(old) == (made_by if mode == "read" else CURRENT)
 
 
 @MODES
@@ -129,6 +139,22 @@ async def test_what_version_2_could_hold_is_still_there(path: Path, mode: Mode) 
         assert (send.question or "").startswith("attempt 1 was under way when its process ended")
         (note,) = await store.list_notes("run-whole")
         assert (note.kind, note.body) == ("cancel", '{"seq": 3}')
+
+
+@MODES
+async def test_what_version_3_could_hold_is_still_there(path: Path, mode: Mode) -> None:
+    path.parent.mkdir()
+    shutil.copy(FIXTURES / "schema_3.db", path)
+    async with SQLiteStore(path, mode=mode) as store:
+        plan, total, pick = await store.list_tasks("run-grown")
+        assert (plan.added_by, total.added_by, pick.added_by) == (None, None, "plan")
+        assert (pick.status, pick.question) == ("waiting_input", "Which one?")
+        assert json.loads(pick.asked or "")["schema"] == {"enum": ["this", "that"]}
+        assert [(a.task_id, a.status) for a in await store.list_attempts("run-grown")] == [
+            ("plan", "completed"),
+            ("sum", "completed"),
+            ("pick", "asked"),
+        ]
 
 
 async def test_reading_leaves_an_old_file_as_it_is(old: Path, made_by: int) -> None:
@@ -173,7 +199,7 @@ async def test_killed_while_migrating_leaves_the_old_version(old: Path, made_by:
         before = await whole(store, "run-killed")
     async with SQLiteStore(old, mode="existing") as store:
         assert await whole(store, "run-killed") == before
-    assert version(old) == 3
+    assert version(old) == CURRENT
 
 
 COUNTED = """
@@ -205,6 +231,6 @@ async def test_two_processes_migrate_once(old: Path, made_by: int) -> None:
     for child in children:
         output, errors = child.communicate(timeout=30)
         assert (child.returncode, output, errors) == (0, f"{len(RUNS[made_by])}\n", "")
-    assert version(old) == 3
+    assert version(old) == CURRENT
     async with SQLiteStore(old) as store:
         assert len(await store.list_messages("run-killed", "facts")) == 2

@@ -80,14 +80,18 @@ def choices(opened: JsonValue, what: str) -> Sequence[tuple[str, str]]:
     return [(text(one, "value"), text(one, "name")) for one in _flat(tables(_config(opened, what), "options"))]
 
 
+def current(opened: JsonValue, what: str) -> str:
+    """The id of the "model" or "mode" that the session has; no text where it does not say."""
+    return text(opened, f"{what}s", f"current{what.title()}Id") or text(_config(opened, what), "currentValue")
+
+
 def _setting(step: Step, what: str, opened: JsonValue, session: str, wanted: str) -> Iterator[Message]:
     offered = choices(opened, what)
     named = next((identity for identity, name in offered if name == wanted), wanted)
     chosen: JsonValue = wanted if any(identity == wanted for identity, _ in offered) else named
-    config = _config(opened, what)
-    current = text(opened, f"{what}s", f"current{what.title()}Id") or text(config, "currentValue")
-    if current == chosen:
+    if current(opened, what) == chosen:
         return
+    config = _config(opened, what)
     params: Message = {"sessionId": session}
     if config is not None and at(opened, f"{what}s") is None:
         params.update(configId=at(config, "id"), value=chosen)

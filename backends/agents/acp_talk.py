@@ -15,11 +15,11 @@ from typing import Literal
 from backends.agents.acp_faults import PHRASES, fault, offered, stopped, told_as_text
 from backends.agents.acp_permits import Grant, Policy, Wish, choose, has_to_be_asked, wish_of
 from backends.agents.acp_said import Said
-from backends.agents.acp_session import Able, able, choices, opening, settings
-from backends.agents.acp_updates import Updates
+from backends.agents.acp_session import Able, able, choices, current, opening, settings
+from backends.agents.acp_updates import Updates, answering
 from backends.agents.acp_wire import AUTH_REQUIRED, Message, Step, answer, notification, refusal, request
 from backends.agents.faults import failure, no_outcome
-from backends.agents.fields import at, text
+from backends.agents.fields import at, shown, text
 from backends.agents.program import Answered, Call, Ending
 from backends.agents.resets import seconds_left
 from backends.errors import BackendError, ErrorKind
@@ -122,7 +122,8 @@ class Talk:
     @property
     def usage(self) -> Usage:
         """What was counted so far."""
-        return self._updates.total(self._result)
+        model = answering(self._result) or self.aims.model or current(self._offers, "model")
+        return replace(self._updates.total(self._result), model=shown(model) or None)
 
     @property
     def last_whole(self) -> str | None:

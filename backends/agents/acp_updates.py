@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from backends.agents.acp_permits import about
-from backends.agents.fields import at, count, number, text
+from backends.agents.fields import at, count, number, tables, text
 from backends.protocol import NO_USAGE, JsonValue, Output, Usage
 
 _UNNUMBERED = "\0"
@@ -101,6 +101,12 @@ class Updates:
             return []
         self._shown[identity] = words
         return [Output("tool", words, self.usage)]
+
+
+def answering(result: JsonValue) -> str:
+    """The model that answered by the turn's last word, where that names one and no more."""
+    used = tables(result, "_meta", "quota", "model_usage")
+    return text(used[0], "model") if len(used) == 1 else ""
 
 
 def _tokens(usage: JsonValue | Mapping[str, JsonValue]) -> Usage:

@@ -41,6 +41,7 @@ class ClaudeReader:
         self._announced: str | None = None
         self._version: tuple[int, ...] = ()
         self._tally = Tally()
+        self._model: str | None = None
         self._request: dict[str, str] = {}
         self._streamed: set[str] = set()
         self._denied: dict[str, str] = {}
@@ -79,7 +80,7 @@ class ClaudeReader:
         """What the results say, or, before there is one, what the requests so far did. Tokens that were read from or
         written to the prompt cache count as input.
         """
-        return self._tally.total if self._billed is None else self._billed
+        return replace(self._tally.total if self._billed is None else self._billed, model=self._model)
 
     @property
     def last_whole(self) -> str | None:
@@ -126,6 +127,8 @@ class ClaudeReader:
             case "message_start":
                 self._request[agent] = text(event, "event", "message", "id")
                 self._bill(self._request[agent], at(event, "event", "message", "usage"))
+                if not agent:
+                    self._answers(shown(text(event, "event", "message", "model")))
             case "message_delta":
                 self._bill(self._request.get(agent, ""), at(event, "event", "usage"))
             case "content_block_delta" if not agent and (piece := text(event, "event", "delta", "text")):
@@ -152,8 +155,14 @@ class ClaudeReader:
             elif is_main and request not in self._streamed and text(block, "text"):
                 seen.append(self._output("text", text(block, "text")))
         if is_main:
+            self._answers(shown(text(event, "message", "model")))
             self._whole(event)
         return seen
+
+    def _answers(self, model: str) -> None:
+        """Messages of its own making are of "<synthetic>"."""
+        if model and not model.startswith("<"):
+            self._model = model
 
     def _results(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         if not text(event, "parent_tool_use_id"):

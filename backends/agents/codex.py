@@ -117,7 +117,7 @@ class CodexBackend(CliBackend):
 
     def reader(self, call: Call) -> CodexReader:
         """A reader for that turn's output."""
-        return CodexReader(call, self.now)
+        return CodexReader(call, self.now, self.model)
 
 
 def _is_strict(schema: JsonValue) -> bool:

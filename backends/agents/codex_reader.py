@@ -36,9 +36,12 @@ _NOISE = ("Reading prompt from stdin", "Reading additional input from stdin")
 
 
 class CodexReader:
-    """Reads what `codex exec --json` prints. `now` tells the Unix time, for when a limit ends."""
+    """Reads what `codex exec --json` prints. `now` tells the Unix time, for when a limit ends. `model` is the one that
+    it was told to use: it never says which it did.
+    """
 
-    def __init__(self, call: Call, now: Callable[[], float]) -> None:
+    def __init__(self, call: Call, now: Callable[[], float], model: str | None = None) -> None:
+        self._model = model
         self._resumed = call.session_id if call.resume else None
         self._now = now
         self._thread: str | None = None
@@ -111,7 +114,7 @@ class CodexReader:
             kind, message = no_outcome("Codex", ending, _PHRASES, _NOISE)
             raise failure(kind, message, goes_on=self._has_said)
         used = at(self._completed, "usage")
-        total = Usage(count(used, "input_tokens"), count(used, "output_tokens"))
+        total = Usage(count(used, "input_tokens"), count(used, "output_tokens"), model=self._model)
         return Answered(self._text or "", usage=total, is_total=True)
 
     def _item(self, item: JsonValue, *, is_whole: bool) -> Sequence[Output]:

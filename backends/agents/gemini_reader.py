@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from backends.agents.faults import COMMON, Phrases, classify, failure, no_outcome
 from backends.agents.fields import at, count, deed, shown, tables, text
@@ -46,6 +47,7 @@ class GeminiReader:
     def __init__(self, call: Call, now: Callable[[], float]) -> None:  # noqa: ARG002 - as the other readers have it
         self._now = now
         self._announced: str | None = None
+        self._model: str | None = None
         self._has_said = False
         self._pieces: list[str] = []
         self._error = ""
@@ -70,7 +72,7 @@ class GeminiReader:
     @property
     def usage(self) -> Usage:
         """What the result says; nothing is known before."""
-        return NO_USAGE if self._result is None else _of_turn(at(self._result, "stats"))
+        return NO_USAGE if self._result is None else replace(_of_turn(at(self._result, "stats")), model=self._model)
 
     @property
     def last_whole(self) -> str | None:
@@ -85,6 +87,7 @@ class GeminiReader:
         match text(event, "type"):
             case "init":
                 self._announced = text(event, "session_id") or None
+                self._model = shown(text(event, "model")) or None
             case "message":
                 return self._message(event)
             case "tool_use":

@@ -171,6 +171,5 @@ def since(total: Usage, before: Usage) -> Usage:
     cost = None
     if total.cost_usd is not None:
         cost = max(0.0, total.cost_usd - (before.cost_usd or 0.0))
-    return Usage(
-        max(0, total.input_tokens - before.input_tokens), max(0, total.output_tokens - before.output_tokens), cost
-    )
+    read, written = total.input_tokens - before.input_tokens, total.output_tokens - before.output_tokens
+    return Usage(max(0, read), max(0, written), cost, total.model)

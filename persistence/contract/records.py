@@ -78,7 +78,7 @@ class RecordsContract(OpenedStore):
         assert (task.status, task.attempt, task.text, task.data) == ("completed", 1, "The Moon.", '{"moon": true}')
         assert (task.session_id, task.started_at, task.ended_at) == ("session-a", at(3), at(4))
         assert (task.input_tokens, task.output_tokens, task.cost_usd, task.duration_s) == (3, 2, 0.25, 1.5)
-        assert task.damaged is False
+        assert (task.model, task.damaged) == ("sample-1", False)
         run = await store.get_run(RUN)
         assert run is not None
         assert (run.counts, run.input_tokens, run.output_tokens) == ({"completed": 1, "pending": 2}, 3, 2)

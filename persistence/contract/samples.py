@@ -46,7 +46,7 @@ RUNNING = RunStatusChanged(at(2), "running")
 START_A = TaskStarted(at(3), "a", 1, "fast", "session-a")
 ASK = TurnAppended(at(3), "a", 1, "user", "First.", 3, 0)
 ANSWER = TurnAppended(at(4), "a", 1, "assistant", "The Moon.", 0, 2)
-DONE_A = TaskCompleted(at(4), "a", 1, "The Moon.", '{"moon": true}', 3, 2, 0.25, 1.5)
+DONE_A = TaskCompleted(at(4), "a", 1, "The Moon.", '{"moon": true}', 3, 2, 0.25, 1.5, "sample-1")
 OPENING = (CREATED, CLAIMED, RUNNING)
 
 
@@ -86,6 +86,7 @@ ASKING = TaskWaiting(
     input_tokens=3,
     output_tokens=2,
     cost_usd=0.25,
+    model="sample-1",
 )
 AT_START: dict[str, tuple[Change, ...]] = {
     "pending": (),

@@ -28,6 +28,7 @@ from persistence import (
 from persistence.contract.asking import AskingContract
 from persistence.contract.growing import GrowingContract
 from persistence.contract.interrupted import InterruptedContract
+from persistence.contract.models import ModelsContract
 from persistence.contract.notes import NotesContract
 from persistence.contract.records import RecordsContract
 from persistence.contract.reopened import ReopenedContract
@@ -64,7 +65,13 @@ async def is_kept(store: Store, change: Any) -> None:
 
 
 class StoreContract(
-    RecordsContract, InterruptedContract, NotesContract, GrowingContract, AskingContract, ReopenedContract
+    RecordsContract,
+    InterruptedContract,
+    NotesContract,
+    GrowingContract,
+    AskingContract,
+    ModelsContract,
+    ReopenedContract,
 ):
     """Every line of `persistence.Store`'s contract."""
 

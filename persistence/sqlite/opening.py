@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Mode = Literal["create", "existing", "read"]
 
 APPLICATION_ID: Final = 0x706C6174  # "plat"
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 BUSY_TIMEOUT_S: Final = 5.0
 OLDEST_SQLITE: Final = (3, 37, 0)  # STRICT tables
 

@@ -6,11 +6,10 @@ import json
 import sqlite3
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from persistence.changes import Owner
 from persistence.errors import StoreError
 from persistence.history import start_detail
 from persistence.notes import NoteRecord
-from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+from persistence.records import AttemptRecord, EventRecord, MessageRecord, Owner, RunRecord, TaskRecord
 from persistence.rules import Claim, RunHead
 from persistence.sqlite import statements as sql
 from persistence.sqlite.checksum import message_checksum, result_checksum
@@ -124,7 +123,7 @@ def _edges(task_id: str, edges: str) -> tuple[str, ...]:
 def _task(run_id: str, row: Row) -> TaskRecord:
     task_id, position, prompt, backend, spec, status, attempt, text, data, checksum = row[:10]
     error_kind, error, session_id, input_tokens, output_tokens, cost_usd, duration_s, started_at, ended_at = row[10:19]
-    crashes, session_confirmed, question, asked, answers, added_by, edges = row[19:]
+    crashes, session_confirmed, question, asked, answers, added_by, model, edges = row[19:]
     damaged = _is_damaged(run_id, task_id, status, text, data, checksum)
     if damaged:
         text = data = None
@@ -156,6 +155,7 @@ def _task(run_id: str, row: Row) -> TaskRecord:
         asked,
         answers,
         added_by,
+        model,
     )
 
 

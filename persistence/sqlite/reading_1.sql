@@ -3,7 +3,7 @@
 
 CREATE TEMP VIEW tasks AS
 SELECT *, 0 AS crashes, 0 AS session_confirmed, NULL AS question, NULL AS text_sha256, NULL AS data_sha256,
-    NULL AS asked, NULL AS answers, NULL AS added_by,
+    NULL AS asked, NULL AS answers, NULL AS added_by, NULL AS model,
     (SELECT json_group_array(depends_on) FROM (
         SELECT depends_on FROM main.dependencies AS d
         WHERE d.run_id = t.run_id AND d.task_id = t.task_id ORDER BY d.position)) AS depends_on

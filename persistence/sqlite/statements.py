@@ -47,7 +47,7 @@ START_TASKS = Bulk(
     """UPDATE tasks SET status = 'running', attempt = column2, attempt_status = 'running', attempt_backend = column3,
     session_id = nullif(column4, 0), session_confirmed = column5, started_at = column6, started_seq = column7,
     ended_at = NULL, ended_seq = NULL, error_kind = NULL, error = NULL, input_tokens = 0, output_tokens = 0,
-    cost_usd = NULL, duration_s = NULL
+    cost_usd = NULL, duration_s = NULL, model = NULL
     FROM {rows} AS new WHERE run_id = ? AND task_id = column1 AND status = 'pending' AND attempt = column2 - 1""",
 )
 SET_SESSIONS = Bulk(
@@ -57,11 +57,12 @@ SET_SESSIONS = Bulk(
     WHERE run_id = ? AND task_id = column1 AND attempt > 0 AND attempt = iif(column2 > 0, column2, attempt)""",
 )
 COMPLETE_TASKS = Bulk(
-    11,
+    12,
     """UPDATE tasks SET status = 'completed', attempt_status = 'completed', ended_at = column3, ended_seq = column4,
     question = NULL, asked = NULL, input_tokens = input_tokens + column5, output_tokens = output_tokens + column6,
     cost_usd = iif(column7 = '', cost_usd, ifnull(cost_usd, 0) + column7),
-    duration_s = ifnull(duration_s, 0) + column8, text = column9, data = nullif(column10, 0), checksum = column11
+    duration_s = ifnull(duration_s, 0) + column8, text = column9, data = nullif(column10, 0), checksum = column11,
+    model = ifnull(nullif(column12, 0), model)
     FROM {rows} AS new WHERE run_id = ? AND task_id = column1 AND attempt = column2
     AND (status = 'running' OR status = 'waiting_input')""",
 )
@@ -74,23 +75,24 @@ LINK_RESULTS = Bulk(
 would be NULL in almost every row, and cost a seventh of it.
 """
 END_TASKS = Bulk(
-    16,
+    17,
     """UPDATE tasks SET status = column5, attempt_status = column6, ended_at = column3, ended_seq = column4,
     error_kind = column7, error = column8, duration_s = coalesce(duration_s + column9, column9, duration_s),
     input_tokens = input_tokens + column10, output_tokens = output_tokens + column11,
     cost_usd = coalesce(cost_usd + column12, column12, cost_usd), question = column13, asked = column14,
-    crashes = crashes + column15, session_confirmed = coalesce(column16, session_confirmed)
+    crashes = crashes + column15, session_confirmed = coalesce(column16, session_confirmed),
+    model = ifnull(column17, model)
     FROM {rows} AS new WHERE run_id = ? AND task_id = column1 AND attempt = column2
     AND (status = 'running' OR status = 'waiting_input' AND (column5 = 'failed' OR column5 = 'skipped'))""",
 )
 CANCEL_TASKS = Bulk(
-    6,
+    7,
     """UPDATE tasks SET status = 'cancelled', attempt_status = iif(status = 'running', 'cancelled', attempt_status),
     ended_at = iif(status = 'running', column2, ended_at), ended_seq = iif(status = 'running', column3, ended_seq),
     input_tokens = iif(status = 'running', input_tokens + column4, input_tokens),
     output_tokens = iif(status = 'running', output_tokens + column5, output_tokens),
     cost_usd = iif(status = 'running' AND column6 IS NOT NULL, ifnull(cost_usd, 0) + column6, cost_usd),
-    question = NULL, asked = NULL
+    model = iif(status = 'running', ifnull(column7, model), model), question = NULL, asked = NULL
     FROM {rows} AS new WHERE run_id = ? AND task_id = column1 AND status IN ('pending', 'running', 'waiting_input')""",
 )
 REQUEUE_TASKS = Bulk(
@@ -179,11 +181,11 @@ SELECT task_id, position, prompt, backend, spec, status, attempt,
     coalesce(text, (SELECT content FROM blobs WHERE sha256 = text_sha256)),
     coalesce(data, (SELECT content FROM blobs WHERE sha256 = data_sha256)), checksum, error_kind, error, session_id,
     input_tokens, output_tokens, cost_usd, duration_s, started_at, ended_at, crashes, session_confirmed, question,
-    asked, answers, added_by, depends_on
+    asked, answers, added_by, model, depends_on
 FROM tasks WHERE run_id = ? ORDER BY position
 """
 _ATTEMPT = """SELECT task_id, attempt, status, backend, session_id, started_at, ended_at, error_kind, error,
-    input_tokens, output_tokens, cost_usd, duration_s FROM attempts"""
+    input_tokens, output_tokens, cost_usd, duration_s, model FROM attempts"""
 LIST_ATTEMPTS = f"{_ATTEMPT} WHERE run_id = ? ORDER BY started_seq"
 LIST_TASK_ATTEMPTS = f"{_ATTEMPT} WHERE run_id = ? AND task_id = ? ORDER BY attempt"
 LIST_MESSAGES = """

@@ -166,7 +166,7 @@ def _answered(rows: Rows, _seq: int, change: TaskAnswered) -> None:
 
 
 def _cancelled(rows: Rows, seq: int, change: TaskCancelled) -> None:
-    usage = change.input_tokens, change.output_tokens, change.cost_usd
+    usage = change.input_tokens, change.output_tokens, change.cost_usd, change.model
     rows.change(sql.CANCEL_TASKS, change.task_id, (change.task_id, change.at, seq, *usage))
 
 
@@ -202,7 +202,8 @@ def _completed(rows: Rows, seq: int, change: TaskCompleted) -> None:
     text_sha256, data_sha256 = rows.blob(text), rows.blob(data)
     own_data = NO_TEXT if data is None or data_sha256 is not None else data
     own_text = text if text_sha256 is None else None
-    row = (task_id, change.attempt, change.at, seq, *usage, own_text, own_data, checksum)
+    model = NO_TEXT if change.model is None else change.model
+    row = (task_id, change.attempt, change.at, seq, *usage, own_text, own_data, checksum, model)
     rows.change(sql.COMPLETE_TASKS, task_id, row)
     if text_sha256 is not None or data_sha256 is not None:
         rows.change(sql.LINK_RESULTS, task_id, (task_id, text_sha256, data_sha256))
@@ -245,7 +246,8 @@ def _end(
     the usage. `left`: the question that a person is asked, more about it, whether the owner died, and whether the
     attempt's session is confirmed, where this says so.
     """
-    row = (change.task_id, change.attempt, change.at, seq, *ended, *left)
+    model = None if isinstance(change, TaskInterrupted) else change.model
+    row = (change.task_id, change.attempt, change.at, seq, *ended, *left, model)
     rows.change(sql.END_TASKS, change.task_id, row)
 
 

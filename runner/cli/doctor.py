@@ -13,9 +13,8 @@ from backends.agents.installed import look_for_agents
 from backends.leftovers import agents_at_work, left_over_servers
 from backends.memory import available_memory
 from persistence import SQLiteStore
-from persistence.changes import Owner
 from persistence.errors import StoreError
-from persistence.records import RunRecord
+from persistence.records import Owner, RunRecord
 from persistence.sqlite import health
 from persistence.sqlite.health import Finding, Fitness
 from runner.cli.doctor_agents import agents_value, of_agents, of_left_over

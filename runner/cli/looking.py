@@ -167,6 +167,7 @@ def _tell_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageRecor
     tell(f"{'run':<9} {visible(run.run_id)}")
     tell(f"{'status':<9} {coloured(task.status, task.status, sys.stdout)}")
     _tell_if("backend", task.backend)
+    _tell_if("model", task.model)
     _tell_if("after", ", ".join(task.depends_on))
     _tell_if("added by", task.added_by)
     _tell_if("session", task.session_id)
@@ -195,7 +196,7 @@ def _tell_attempts(attempts: Sequence[AttemptRecord]) -> None:
         (
             str(one.attempt),
             one.status,
-            one_line(one.backend),
+            one_line(one.backend if one.model is None else f"{one.backend} ({one.model})"),
             one.started_at,
             seconds(one.duration_s),
             tokens(one.input_tokens, one.output_tokens),

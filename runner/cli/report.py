@@ -91,6 +91,7 @@ def _task(task: TaskResult) -> dict[str, Any]:
         "error_kind": task.error_kind,
         "error": task.error,
         "attempts": task.attempts,
+        "model": task.usage.model,
         **usage_value(task.usage),
         "duration_s": task.duration_s,
         "session_id": task.session_id,

@@ -150,6 +150,8 @@ class TaskShape(_Sent):
     status: TaskStatus
     depends_on: list[str]
     backend: str | None
+    model: str | None
+    """The one that answered, as its server or its agent names it; null where that is not known."""
     attempts: int
     text: str | None
     data: Any
