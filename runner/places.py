@@ -2,15 +2,17 @@
 
 One run has them for itself, or several runs of one event loop share them: then a place that comes free, and a backend
 that may be asked again, is offered to the runs that stand in line for it, who has waited longest first, before the run
-that had it may take it again. So a wide run does not keep the others out.
+that had it may take it again. So a wide run does not keep the others out. There is a line for each backend: who gets a
+place on one keeps its turn for the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 
 _MORE = 0.25
 """How many more tasks run at once on a backend that throttles, with each that completes: enough to come back soon
@@ -18,7 +20,7 @@ after a passing word, little enough to be throttled seldom where the limit stays
 """
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Gate:
     """One backend's places: at most `ceiling`, and `limit` of them for now. A backend that throttles is closed while
     a task that it sent away is out, and finds its limit again by what it then lets through.
@@ -35,6 +37,10 @@ class Gate:
     """How often that came to be."""
     closings_before: int = 0
     """How often it had come to be when a task was last completed on it."""
+    line: dict[object, tuple[int, Callable[[], None]]] = field(
+        default_factory=dict[object, tuple[int, Callable[[], None]]], repr=False
+    )
+    """Who waits for a place on it, who has waited longest first: a number that grows with time, and what to call."""
 
     @property
     def is_open(self) -> bool:
@@ -60,7 +66,9 @@ class Places:
         self._limits = limits or {}
         self._gates: dict[str, Gate] = {}
         self.taken = 0
-        self._line: dict[object, Callable[[], None]] = {}
+        self.only: Gate | None = None
+        """The one backend on which a place may be taken now, if there is one."""
+        self._numbers = count()
 
     def gate(self, backend: str) -> Gate:
         """The backend's own."""
@@ -70,36 +78,48 @@ class Places:
             gate = self._gates[backend] = Gate(limit, limit)
         return gate
 
-    def stand_in_line(self, who: object, take: Callable[[], None]) -> None:
-        """`take` is called whenever `who` might have a place, in the context variables of this call, not in those of
-        who sets it free. It leaves the line by `leave_line` and may come again.
+    def stand_in_line(self, who: object, gate: Gate, take: Callable[[], None]) -> None:
+        """`take` is called whenever `who` might have a place on that backend, in the context variables of this call,
+        not in those of who sets it free. It leaves the line by `leave_line` and may come again.
         """
-        if who not in self._line:
-            self._line[who] = partial(copy_context().run, take)
+        if who not in gate.line:
+            gate.line[who] = (next(self._numbers), partial(copy_context().run, take))
 
-    def leave_line(self, who: object) -> None:
-        """The opposite, also for somebody who does not stand in it."""
-        self._line.pop(who, None)
+    def leave_lines(self, who: object) -> None:
+        """`who` stands in no line any more."""
+        for gate in self._gates.values():
+            gate.line.pop(who, None)
 
     def offer(self, but: object) -> None:
         """Something came free: let all who stand in line take what they can, one place at a time, except the one who
         set it free.
         """
-        before = -1
-        while self._line and self.taken != before:
+        passed: set[tuple[Gate, object]] = set()
+        while self.taken < self.most and (first := self._first_in_line(but, passed)) is not None:
             before = self.taken
-            for who, take in list(self._line.items()):
-                if self.taken >= self.most:
-                    return
-                if who is not but:
-                    self._let_take_one(take)
+            self._let_take_one(*first)
+            if self.taken == before:
+                passed.add(first)
 
-    def _let_take_one(self, take: Callable[[], None]) -> None:
-        most, self.most = self.most, self.taken + 1
+    def _first_in_line(self, but: object, passed: Set[tuple[Gate, object]]) -> tuple[Gate, object] | None:
+        """Who has waited longest of those whom an open backend could give a place."""
+        first: tuple[int, Gate, object] | None = None
+        for gate in self._gates.values():
+            if not gate.line or not gate.is_open:
+                continue
+            for who, (number, _) in gate.line.items():
+                if who is not but and (gate, who) not in passed:
+                    first = (number, gate, who) if first is None or number < first[0] else first
+                    break
+        return None if first is None else first[1:]
+
+    def _let_take_one(self, gate: Gate, who: object) -> None:
+        most, only = self.most, self.only
+        self.most, self.only = self.taken + 1, gate
         try:
-            take()
+            gate.line[who][1]()
         finally:
-            self.most = most
+            self.most, self.only = most, only
 
 
 @dataclass(slots=True)
@@ -121,6 +141,11 @@ class Lane:
     def closings(self) -> int:
         """How often the backend has asked to be left alone since a task was last completed on it, in the run's time."""
         return self.gate.closings - max(self.gate.closings_before, self.closings_before)
+
+    @property
+    def may_take(self) -> bool:
+        """Whether a task may start on the backend, if there is a place."""
+        return self.gate.is_open and self.places.only in (None, self.gate)
 
     def take(self) -> None:
         """A task holds a place from now on."""

@@ -120,7 +120,7 @@ class Schedule:
             return None
         best: Lane | None = None
         for lane in self._lanes.values():
-            if lane.heap and lane.gate.is_open and (best is None or lane.heap[0] < best.heap[0]):
+            if lane.heap and lane.may_take and (best is None or lane.heap[0] < best.heap[0]):
                 best = lane
         return best
 
@@ -128,7 +128,7 @@ class Schedule:
     def _may_take_alone(self) -> bool:
         if not self._alone_heap or self.taken or self._places.taken >= self._places.most:
             return False
-        return self._lane_of[self._alone_heap[0][1]].gate.is_open
+        return self._lane_of[self._alone_heap[0][1]].may_take
 
     def _take_alone(self) -> int:
         position = self._pop(self._alone_heap)
@@ -150,23 +150,23 @@ class Schedule:
         """Whether tasks are left for which other runs have the places: `take` is called when there might be one."""
         if not self._places.shared:
             return False
-        if not self._alone_heap and not any(lane.heap for lane in self._lanes.values()):
-            return False
-        self._places.stand_in_line(self, partial(self._offered, take))
-        return True
+        waiting = [lane for lane in self._lanes.values() if lane.heap]
+        if self._alone_heap:
+            waiting.append(self._lane_of[self._alone_heap[0][1]])
+        for lane in waiting:
+            self._places.stand_in_line(self, lane.gate, partial(self._offered, lane, take))
+        return bool(waiting)
 
-    def _offered(self, take: Callable[[], None]) -> None:
+    def _offered(self, lane: Lane, take: Callable[[], None]) -> None:
         if self.may_take:
-            self.leave_line()
+            del lane.gate.line[self]
             take()
-
-    def leave_line(self) -> None:
-        """The opposite."""
-        self._places.leave_line(self)
+        elif not lane.heap and not self._alone_heap:
+            del lane.gate.line[self]  # it has had by itself what it came for
 
     def give_back(self) -> None:
         """The run has been left: whatever it holds is for others, and it wants nothing more."""
-        self.leave_line()
+        self._places.leave_lines(self)
         for lane in self._lanes.values():
             lane.give_back()
         self._places.offer(self)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import anyio.lowlevel
 import pytest
 
-from runner import TaskStatus
+from runner import DAG, ParallelRunner, Task, TaskStatus
 from runner.places import Places
 from runner.schedule import Outset, Schedule
-from tests.support.sharing import wide
+from tests.support.sharing import COMPLETED, run_all, wide
 
 
 class Pair:
@@ -66,3 +67,23 @@ def test_who_has_left_is_offered_nothing_and_has_nothing() -> None:
     assert pair.second.stand_in_line(lambda: pair.got.append(("second", pair.second.take())))
     pair.first.give_back()
     assert (pair.got, pair.second.take(), pair.second.take()) == ([("second", 0)], 1, None)
+
+
+async def test_a_run_that_is_busy_on_one_backend_keeps_its_turn_for_another() -> None:
+    """The run `a` would rather do its long tasks on y each time that it is offered a place, and b and c want x."""
+    order: list[str] = []
+
+    async def note(prompt: str) -> str:
+        order.append(prompt)
+        for _ in range(3):
+            await anyio.lowlevel.checkpoint()
+        return prompt
+
+    runner = ParallelRunner(
+        backends={"x": note, "y": note}, concurrency=3, limits={"x": 1}, shared_limits=True, store=None
+    )
+    busy = [Task(f"y{number}", prompt="a on y", backend="y", weight=5) for number in range(40)]
+    only = Task("x", prompt="a on x", backend="x")
+    assert await run_all(runner, [DAG([*busy, only]), wide("b", 15, "x"), wide("c", 15, "x")]) == [COMPLETED] * 3
+    on_x = [prompt for prompt in order if prompt != "a on y"]
+    assert on_x.index("a on x") <= 3
