@@ -107,6 +107,7 @@ async def test_classifies_in_parallel_under_a_schema(subject_of_module: Subject)
         assert reply.data in ({"mood": "good"}, {"mood": "bad"})
         assert reply.usage.input_tokens > 0
         assert 0 < reply.usage.output_tokens <= 400
+        assert (reply.usage.model or "").endswith(".gguf")
         assert len(reply.messages) == 2
     assert len(pieces) > 4
 
