@@ -67,7 +67,9 @@ def test_mutated_plans(data):
     only_plan_errors(text)
 
 
-KEYS = st.sampled_from((*PlanPart.model_fields, *TaskPart.model_fields, "kind", "files", "required", "type", "$ref"))
+KEYS = st.sampled_from(
+    (*PlanPart.model_fields, *TaskPart.model_fields, "kind", "files", "rows", "required", "type", "$ref")
+)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | KEYS,
     lambda part: st.lists(part, max_size=4) | st.dictionaries(KEYS, part, max_size=4),

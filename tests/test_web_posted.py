@@ -44,6 +44,8 @@ def test_a_posted_plan_is_a_plan() -> None:
         ({"concurrency": 100}, {}, "concurrency: how many tasks run at once is the server's"),
         ({"inputs": {"who": {"files": "/etc/passwd"}}}, {}, "inputs.who: a posted plan reads no files"),
         ({}, {"who": {"files": "/etc/passwd", "more": 1}}, "inputs.who: a posted plan reads no files"),
+        ({"inputs": {"who": {"rows": "/etc/rows.csv"}}}, {}, "inputs.who: a posted plan reads no files; give the rows"),
+        ({}, {"who": {"rows": "/etc/rows.csv"}}, "inputs.who: a posted plan reads no files; give the rows"),
         ({"inputs": {"who": {"required": True}}}, {}, "inputs.who: this input has no default"),
         ({}, {"whom": "Bob"}, "inputs.whom: there is no input 'whom'; did you mean 'who'?"),
         ({}, {"city": "Oslo"}, "inputs.city: there is no input 'city'; the plan has 'who'"),
@@ -75,7 +77,9 @@ async def test_large_inputs_are_no_large_plan() -> None:
 
 def test_no_file_is_opened_for_a_posted_plan(tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("secret")
-    for value in ({"files": str(tmp_path)}, {"files": f"{tmp_path}/*.txt", "max_files": 1}):
+    (tmp_path / "secret.csv").write_text("secret")
+    rows = {"rows": f"{tmp_path}/secret.csv"}
+    for value in ({"files": str(tmp_path)}, {"files": f"{tmp_path}/*.txt", "max_files": 1}, rows):
         with pytest.raises(PlanError, match="reads no files") as refused:
             posted_plan({"inputs": {"who": value}, "tasks": TASKS}, {}, ["w"])
         assert "secret" not in str(refused.value)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from runner.plan.model import TaskPart
 from runner.task import JsonValue
 
-MAX_TASKS = 100_000
 MAX_EDGES = 2_000_000
 
 

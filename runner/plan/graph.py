@@ -16,8 +16,8 @@ from runner.dag_check import MOST_HINTS, uses_itself
 from runner.errors import Problem
 from runner.growth import TASKS_SCHEMA
 from runner.plan.errors import Path
-from runner.plan.for_each import MAX_EDGES, MAX_TASKS, Families, Member
-from runner.plan.model import DefaultsPart, FollowUpPart, PlanPart, TaskPart
+from runner.plan.for_each import MAX_EDGES, Families, Member
+from runner.plan.model import MAX_MADE, DefaultsPart, FollowUpPart, PlanPart, TaskPart
 from runner.plan.source import Source
 from runner.plan.wording import describe
 from runner.task import DEFAULT_RETRY, FailureMode, JsonValue, Retry, Task
@@ -155,9 +155,9 @@ class Graph:
             self._complain(("tasks", index, "metadata", "role"), message)
 
     def _fits(self, tasks: int, edges: int) -> bool:
-        if tasks <= MAX_TASKS and edges <= MAX_EDGES:
+        if tasks <= MAX_MADE and edges <= MAX_EDGES:
             return True
-        message = f"for_each makes {tasks:,} tasks with {edges:,} dependencies; at most {MAX_TASKS:,} and {MAX_EDGES:,}"
+        message = f"for_each makes {tasks:,} tasks with {edges:,} dependencies; at most {MAX_MADE:,} and {MAX_EDGES:,}"
         self._complain(("tasks",), f"{message} are possible")
         return False
 

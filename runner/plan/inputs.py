@@ -1,4 +1,4 @@
-"""The values of a plan's inputs: defaults, text files, and what `--set` replaces."""
+"""The values of a plan's inputs: defaults, text files, rows, and what `--set` replaces."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from runner.dag import nearest
-from runner.plan.errors import PlanError, PlanProblem
-from runner.plan.model import FilesInput, RequiredInput
+from runner.plan.errors import PlanError, PlanProblem, spell
+from runner.plan.model import FilesInput, RequiredInput, RowsInput
+from runner.plan.rows import RowsError, read_rows
 from runner.plan.source import Source, read_value
 from runner.plan.wording import describe
 from runner.task import JsonValue
@@ -39,6 +40,9 @@ def input_values(declared: Mapping[str, Any], given: Given, source: Source) -> d
     for name, default in declared.items():
         try:
             values[name] = given.stored[name] if name in given.stored else _value(name, default, given)
+        except RowsError as error:
+            values[name] = None
+            source.problems += error.problems(_where(name, given))
         except ValueError as error:
             values[name] = None
             source.problems.append(_problem(name, str(error), given, source))
@@ -55,8 +59,12 @@ def no_input(name: str, declared: Mapping[str, Any]) -> str:
 
 def _problem(name: str, message: str, given: Given, source: Source) -> PlanProblem:
     if name in given.overrides:
-        return PlanProblem(message, f"--set {name}", file=source.file)
+        return PlanProblem(message, _where(name, given), file=source.file)
     return source.problem(("inputs", name), message)
+
+
+def _where(name: str, given: Given) -> str:
+    return f"--set {name}" if name in given.overrides else spell(("inputs", name))
 
 
 def _value(name: str, default: Any, given: Given) -> JsonValue:
@@ -66,6 +74,9 @@ def _value(name: str, default: Any, given: Given) -> JsonValue:
         return (
             _read_files(default, given.folder, default.files) if override is None else _typed_files(default, override)
         )
+    if isinstance(default, RowsInput):
+        base, file = (given.folder, default.rows) if override is None else (Path(), _typed_path(override))
+        return read_rows(base, file, default.max_rows)
     if isinstance(default, RequiredInput):
         if override is None:
             raise ValueError(f"this input has no default; give it with --set {name}=VALUE")
@@ -112,7 +123,14 @@ def _parsed(text: str) -> JsonValue:
 
 
 def _typed_files(spec: FilesInput, pattern: str) -> JsonValue:
-    return _read_files(spec, Path(), str(Path(pattern).expanduser()))
+    return _read_files(spec, Path(), _typed_path(pattern))
+
+
+def _typed_path(text: str) -> str:
+    try:
+        return str(Path(text).expanduser())
+    except RuntimeError as error:
+        raise ValueError(f"cannot tell whose folder {text.partition('/')[0]!r} is; write the path out") from error
 
 
 def _read_files(spec: FilesInput, base: Path, pattern: str) -> JsonValue:

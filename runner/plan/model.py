@@ -15,6 +15,8 @@ from runner.policies.follow_ups import DEFAULT_CHAINS
 from runner.prompt import RESERVED_NAMES
 from runner.task import DEFAULT_RETRY, DEFAULT_RETRY_ON, NEVER_RETRIED
 
+MAX_MADE = 100_000
+"""How many tasks `for_each` over inputs may make of a plan."""
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = r"[0-9]{1,9}(\.[0-9]{1,3})?(ms|s|m|h)"
 _RESERVED: dict[str, Any] = {"not": {"enum": sorted(RESERVED_NAMES)}}
@@ -182,6 +184,15 @@ class FilesInput(_Part):
     """More matches than this are an error."""
 
 
+class RowsInput(_Part):
+    """Rows of a file: one JSON value a line, a list in JSON, or a table with a header."""
+
+    rows: str
+    """A file *.jsonl, *.ndjson, *.json, *.csv or *.tsv, relative to the plan file."""
+    max_rows: int = Field(default=1_000, ge=1, le=MAX_MADE)
+    """More rows than this are an error."""
+
+
 class RequiredInput(_Part):
     """An input without a default."""
 
@@ -192,14 +203,18 @@ class RequiredInput(_Part):
 def _input_kind(value: Any) -> str:
     if isinstance(value, FilesInput) or (isinstance(value, dict) and "files" in value):
         return "files"
+    if isinstance(value, RowsInput) or (isinstance(value, dict) and "rows" in value):
+        return "rows"
     if isinstance(value, RequiredInput) or (isinstance(value, dict) and "required" in value):
         return "required"
     return "value"
 
 
-_PLAIN_VALUE = {"not": {"type": "object", "anyOf": [{"required": ["files"]}, {"required": ["required"]}]}}
+_SPECIAL = [{"required": [key]} for key in ("files", "rows", "required")]
+_PLAIN_VALUE: dict[str, Any] = {"not": {"type": "object", "anyOf": _SPECIAL}}
 InputPart: TypeAlias = Annotated[
     Annotated[FilesInput, Tag("files")]
+    | Annotated[RowsInput, Tag("rows")]
     | Annotated[RequiredInput, Tag("required")]
     | Annotated[Any, Tag("value"), WithJsonSchema(_PLAIN_VALUE)],
     Discriminator(_input_kind),

@@ -11,23 +11,20 @@ TOML has no places beyond the path.
 from __future__ import annotations
 
 import json
-import math
 import re
 import tomllib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
 import yaml
 
 from runner.plan.errors import Path, PlanError, PlanProblem, spell
+from runner.plan.values import MAX_DEPTH, unstorable
 from runner.task import JsonValue
 
 MAX_BYTES = 1024 * 1024
-MAX_DEPTH = 50
 
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _HALF = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")
 _WORDS: dict[str, JsonValue] = {"true": True, "false": False, "null": None, "": None}
@@ -77,7 +74,7 @@ def read_source(
         _read_toml(text, source)
     else:
         _YamlReader(text, source).read()
-    _check_values(source, source.value, ())
+    source.problems += [source.problem(path, message) for path, message in unstorable(source.value)]
     return source
 
 
@@ -154,24 +151,6 @@ def _plain(value: Any, depth: int) -> JsonValue:
 
 def _fail(source: Source, message: str, line: int | None = None, column: int | None = None) -> NoReturn:
     raise PlanError([*source.problems, PlanProblem(message, "", line, column, source.file)])
-
-
-def _check_values(source: Source, value: JsonValue, path: Path) -> None:
-    """Escapes can spell what a file cannot hold and no store can keep."""
-    if isinstance(value, str) and _UNSTORABLE.search(value):
-        source.problems.append(source.problem(path, "a text may not hold U+0000 or half a character; remove it"))
-    elif isinstance(value, float) and not math.isfinite(value):
-        source.problems.append(source.problem(path, f"{value} is not a number that JSON knows; write another one"))
-    for key, part in _parts(value):
-        if isinstance(key, str) and _UNSTORABLE.search(key):
-            source.problems.append(source.problem(path, "a key may not hold U+0000 or half a character; remove it"))
-        _check_values(source, part, (*path, key))
-
-
-def _parts(value: JsonValue) -> Iterable[tuple[str | int, JsonValue]]:
-    if isinstance(value, dict):
-        return value.items()
-    return enumerate(value) if isinstance(value, list) else ()
 
 
 class _YamlReader:

@@ -20,6 +20,7 @@ from runner.plan.model import (
     PlanPart,
     RequiredInput,
     RetryPart,
+    RowsInput,
     TaskPart,
     WorkflowPart,
 )
@@ -155,7 +156,8 @@ def model_at(path: Path, whole: object) -> type[BaseModel] | None:
         case ("backends", _):
             return SPEC_CLASSES.get(str(_value_at((*path, "kind"), whole)))
         case ("inputs", _):
-            return RequiredInput if _value_at((*path, "files"), whole) is None else FilesInput
+            shapes: dict[str, type[BaseModel]] = {"files": FilesInput, "rows": RowsInput}
+            return next((shapes[key] for key in shapes if _value_at((*path, key), whole) is not None), RequiredInput)
         case _:
             return DefaultsPart
 

@@ -20,6 +20,11 @@ _THE_SERVERS = {
     "backends": "the server has its backends from its own start; name one of them, or leave `backend` out",
     "concurrency": "how many tasks run at once is the server's to say (plait serve -j)",
 }
+_SPECIAL = {
+    "files": "a posted plan reads no files; give the texts themselves, as values of the input",
+    "rows": "a posted plan reads no files; give the rows themselves, as a list",
+    "required": "this input has no default; give it a value in `inputs`",
+}
 
 
 def posted_plan(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Collection[str]) -> Plan:
@@ -66,15 +71,8 @@ def _input_problems(declared: Mapping[str, Any], given: Mapping[str, Any]) -> li
     unknown = given.keys() - declared.keys()
     problems = [PlanProblem(no_input(name, declared), f"inputs.{name}", file="") for name in unknown]
     for name, value in {**declared, **given}.items():
-        if _is_special(value, "files"):
-            why = "a posted plan reads no files; give the texts themselves, as values of the input"
-            problems.append(PlanProblem(why, f"inputs.{name}", file=""))
-        elif _is_special(value, "required"):
-            why = "this input has no default; give it a value in `inputs`"
-            problems.append(PlanProblem(why, f"inputs.{name}", file=""))
+        # A plan file would take such a value for more than a value.
+        special = next((key for key in _SPECIAL if isinstance(value, dict) and key in value), None)
+        if special is not None:
+            problems.append(PlanProblem(_SPECIAL[special], f"inputs.{name}", file=""))
     return problems
-
-
-def _is_special(value: Any, key: str) -> bool:
-    """Whether a plan file would take `value` for more than a value."""
-    return isinstance(value, dict) and key in value

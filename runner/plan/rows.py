@@ -1,0 +1,277 @@
+"""Inputs that are the rows of a file: one JSON value a line, a list in JSON, or a table with a header.
+
+A row that cannot be used is a mistake with its line, and those behind it are looked at all the same. What JSON may hold
+here is what a plan may hold.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TypeAlias
+
+from runner.plan.errors import PlanProblem, spell
+from runner.plan.model import MAX_MADE
+from runner.plan.values import MAX_DEPTH, nests_too_deep, unstorable
+from runner.plan.wording import describe
+from runner.task import JsonValue
+
+MAX_BYTES = 64 * 1024 * 1024
+MOST_MISTAKES = 20
+"""Mistakes of one file that are told: whoever makes one in a row tends to make it in all."""
+_SPACE = re.compile(r"[ \t\n\r]*")
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """What is wrong in a line of the file."""
+
+    message: str
+    line: int
+    column: int | None = None
+
+
+_Rows: TypeAlias = "Iterator[JsonValue | Mistake]"
+
+
+class RowsError(ValueError):
+    """Lines of `file` cannot be used."""
+
+    def __init__(self, file: Path, mistakes: list[Mistake]) -> None:
+        super().__init__(f"{file} has lines that cannot be used")
+        self.file = file
+        self.mistakes = mistakes
+
+    def problems(self, where: str) -> list[PlanProblem]:
+        """The mistakes as those of a plan, with their places in the file; `where` is the input."""
+        return [PlanProblem(one.message, where, one.line, one.column, str(self.file)) for one in self.mistakes]
+
+
+def read_rows(folder: Path, name: str, max_rows: int) -> list[JsonValue]:
+    """The rows of file `name`, which is relative to `folder`. Raises RowsError for what is wrong in its lines, and
+    ValueError for what is wrong with the file.
+    """
+    path = folder / name
+    read = _READERS.get(path.suffix.lower())
+    if read is None:
+        raise ValueError(f"{name!r} is no file of rows: its name has to end with {', '.join(_READERS)}")
+    found = read(_text(path, folder, name))
+    rows: list[JsonValue] = []
+    mistakes: list[Mistake] = []
+    for row in found:
+        if isinstance(row, Mistake):
+            mistakes.append(row)
+        else:
+            rows.append(row)
+        if len(mistakes) == MOST_MISTAKES or len(rows) > max_rows:
+            break
+    if mistakes:
+        if len(mistakes) == MOST_MISTAKES:
+            mistakes.append(replace(mistakes[-1], message=f"{MOST_MISTAKES} mistakes so far; the rest was not read"))
+        raise RowsError(path, mistakes)
+    if not rows:
+        raise ValueError(f"{name!r} holds no rows")
+    if len(rows) > max_rows:
+        more = sum(1 for _ in islice(found, MAX_MADE - max_rows))
+        raise ValueError(_too_many(name, len(rows) + more, max_rows))
+    return rows
+
+
+def _too_many(name: str, count: int, max_rows: int) -> str:
+    if count > MAX_MADE:
+        return f"{name!r} has more than {MAX_MADE:,} rows, and a plan may make no more tasks than that; split the file"
+    return (
+        f"{name!r} has {count:,} rows, but max_rows is {max_rows:,}; each row is a task that costs: raise max_rows, "
+        "or name a file with fewer"
+    )
+
+
+def _text(path: Path, folder: Path, name: str) -> str:
+    if "\0" in name:
+        raise ValueError("a file name cannot hold U+0000")
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"cannot read {name!r} in {folder.resolve()}: {error.strerror}; check the path") from error
+    if len(data) > MAX_BYTES:
+        raise ValueError(
+            f"{name!r} has more than {MAX_BYTES >> 20} MiB; split it, or leave out what prompts do not use"
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise RowsError(path, [Mistake("this is not UTF-8; save the file as UTF-8", line)]) from error
+
+
+class _Json:
+    """Reads JSON values, and minds keys that stand in a mapping twice, of which Python would take the last."""
+
+    def __init__(self) -> None:
+        self._twice: list[str] = []
+        self._decoder = json.JSONDecoder(object_pairs_hook=self._mapping)
+
+    def _mapping(self, pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+        mapping = dict(pairs)
+        if len(mapping) < len(pairs):
+            self._twice += [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+        return mapping
+
+    def read(self, text: str, at: int, line: int) -> tuple[JsonValue | Mistake, int | None]:
+        """The value in `text` at `at`, which is in `line`, and where it ends; None where that cannot be told."""
+        self._twice.clear()
+        try:
+            value, end = self._decoder.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            first = text.count("\n", 0, at) + 1
+            return Mistake(f"this is not JSON: {error.msg}", line + error.lineno - first, error.colno), None
+        except RecursionError:
+            return _too_deep(line), None
+        except ValueError as error:
+            return Mistake(f"this is not JSON: {error}", line), None
+        if self._twice:
+            return Mistake(f"key {self._twice[0]!r} stands here twice", line), end
+        return _checked(value, line), end
+
+
+def _too_deep(line: int) -> Mistake:
+    return Mistake(f"this is nested deeper than {MAX_DEPTH} levels", line)
+
+
+def _checked(value: JsonValue, line: int) -> JsonValue | Mistake:
+    if nests_too_deep(value):
+        return _too_deep(line)
+    for path, message in unstorable(value):
+        return Mistake(f"{spell(path)}: {message}" if path else message, line)
+    return value
+
+
+def _lines(text: str) -> _Rows:
+    values = _Json()
+    for number, found in enumerate(_LINE.finditer(text), 1):
+        line = found[0].rstrip("\r\n")
+        start = _after_space(line, 0)
+        if start == len(line):
+            continue
+        value, end = values.read(line, start, number)
+        if end is not None and (more := _after_space(line, end)) < len(line):
+            yield Mistake("this is not JSON: a line holds one value, and here is more", number, more + 1)
+        else:
+            yield value
+
+
+def _list(text: str) -> _Rows:
+    values = _Json()
+    at = _after_space(text, 0)
+    if at == len(text):
+        return
+    line, counted = 1 + text.count("\n", 0, at), at
+    if not text.startswith("[", at):
+        value, _ = values.read(text, at, line)
+        held = describe(value)
+        yield (
+            value
+            if isinstance(value, Mistake)
+            else Mistake(
+                f"a .json file of rows is a list, and this holds {held}; one value a line is a .jsonl file", line
+            )
+        )
+        return
+    before = "["
+    while True:
+        at = _after_space(text, at + 1)
+        line, counted = line + text.count("\n", counted, at), at
+        if before == "[" and text.startswith("]", at):
+            break
+        value, end = values.read(text, at, line)
+        yield value
+        if end is None:
+            return
+        at = _after_space(text, end)
+        line, counted = line + text.count("\n", counted, at), at
+        before = text[at : at + 1]
+        if before != ",":
+            break
+    if text.startswith("]", at):
+        at = _after_space(text, at + 1)
+        if at < len(text):
+            yield Mistake("this is not JSON: there is more behind the list", 1 + text.count("\n", 0, at))
+    else:
+        yield Mistake("this is not JSON: a comma or the list's end is missing", line)
+
+
+def _after_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _table(text: str, delimiter: str) -> _Rows:
+    # Strict, because a quote that is never closed would else swallow all rows behind it into one field.
+    reader = csv.reader((found[0] for found in _LINE.finditer(text)), delimiter=delimiter, strict=True)
+    header: list[str] | None = None
+    while True:
+        line = reader.line_num + 1
+        try:
+            fields = next(reader, None)
+        except csv.Error as error:
+            yield _broken(error, line, reader.line_num)
+            return
+        if fields is None:
+            return
+        if not fields:
+            continue
+        if header is not None:
+            yield _row(header, fields, line)
+            continue
+        header = fields
+        if message := _wrong_header(header):
+            yield Mistake(message, line)
+            return
+
+
+def _row(header: list[str], fields: list[str], line: int) -> JsonValue | Mistake:
+    if len(fields) != len(header):
+        have = f"{len(fields)} field{'s' if len(fields) != 1 else ''}"
+        message = f"this row has {have}, and the header {len(header)}; a field with a separator in it stands in quotes"
+        return Mistake(message, line)
+    return _checked(dict(zip(header, fields, strict=True)), line)
+
+
+def _wrong_header(header: list[str]) -> str | None:
+    if len(header) == 1 and (found := re.search("[;\t]", header[0])):
+        return f"fields are separated by {found[0]!r} here; a .csv file has commas, a .tsv file has tabs"
+    for number, name in enumerate(header, 1):
+        if not name.strip():
+            return f"column {number} has no name; the first line names each column"
+    for name, count in Counter(header).items():
+        if count > 1:
+            return f"the header has column {describe(name)} twice; give each column a name of its own"
+    return next((message for _, message in unstorable(list(header))), None)
+
+
+def _broken(error: csv.Error, first: int, last: int) -> Mistake:
+    """What is wrong with a row that reaches from line `first` to line `last`, as far as it was read."""
+    if "field larger" in str(error):
+        most = f"more than {csv.field_size_limit():,} characters"
+        return Mistake(f"a field has {most}; is a quote missing? A .jsonl file may hold longer texts", first)
+    if "unexpected end" in str(error):
+        return Mistake("a quote that is opened in this row is never closed", first)
+    return Mistake(f"{error}; a quote within a field in quotes is written twice", last)
+
+
+_READERS: dict[str, Callable[[str], _Rows]] = {
+    ".jsonl": _lines,
+    ".ndjson": _lines,
+    ".json": _list,
+    ".csv": partial(_table, delimiter=","),
+    ".tsv": partial(_table, delimiter="\t"),
+}

@@ -1,0 +1,291 @@
+"""Inputs that are the rows of a file: what they become, what is refused and where, and what a run keeps of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from runner.plan import PlanError, PlanProblem, parse_plan
+from tests.support.command import plait, plait_here
+from tests.support.plans import calls, make
+
+TASKS = 'tasks:\n  - {id: t, for_each: people, prompt: "{{ item }}"}\n'
+
+
+def rows(folder: Path, name: str, data: str | bytes, *, more: str = "") -> object:
+    (folder / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+    return parse_plan(f"inputs: {{people: {{rows: {name}{more}}}}}\n{TASKS}", folder=folder).dag.inputs["people"]
+
+
+def mistakes(folder: Path, name: str, data: str | bytes, *, more: str = "") -> list[PlanProblem]:
+    with pytest.raises(PlanError) as caught:
+        rows(folder, name, data, more=more)
+    return list(caught.value.problems)
+
+
+VALUES = ["text", 1, 2.5, False, ["a", None], {"name": "Ä", "of": {"x": []}}, "u\u2028v"]
+LINES = "\n\n  \r\n".join(json.dumps(value, ensure_ascii=False) for value in VALUES)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("p.jsonl", LINES, VALUES),
+        ("p.NDJSON", LINES + "\n", VALUES),
+        ("p.json", json.dumps(VALUES, indent=1), VALUES),
+        ("p.json", " \n[1 ,\n2]\n", [1, 2]),
+        ("p.csv", 'name,age\r\nAda,"3,6"\r\n\r\n"B ""x""\nb",\r\n', [("Ada", "3,6"), ('B "x"\nb', "")]),
+        ("p.tsv", 'name\tage\nAda\t3,6\n Bo \t"a\tb"', [("Ada", "3,6"), (" Bo ", "a\tb")]),
+    ],
+)
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_each_kind_of_file_is_a_list(tmp_path: Path, name: str, data: str, expected: list[object], mark: bytes) -> None:
+    table = [{"name": row[0], "age": row[1]} if isinstance(row, tuple) else row for row in expected]
+    assert rows(tmp_path, name, mark + data.encode()) == table
+
+
+def test_rows_are_for_for_each_what_a_list_in_the_plan_is(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text(LINES)
+    (tmp_path / "hole.jsonl").write_text("1\nnull\n")
+    plans = [f"inputs: {{people: {value}}}\n{TASKS}" for value in ("{rows: p.jsonl}", json.dumps(VALUES))]
+    read, inline = (parse_plan(plan, folder=tmp_path).dag for plan in plans)
+    assert (read.tasks, read.inputs) == (inline.tasks, inline.inputs)
+    said = []
+    for value in ("{rows: hole.jsonl}", "[1, null]"):
+        with pytest.raises(PlanError) as caught:
+            parse_plan(f"inputs: {{people: {value}}}\n{TASKS}", folder=tmp_path)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert "element 2 of input 'people' is empty" in said[0]
+
+
+WRONG: dict[str, tuple[str, str | bytes, int, str]] = {
+    "a broken line": ("p.jsonl", '1\n\n{"a" 1}\n', 3, "this is not JSON: Expecting ':' delimiter"),
+    "a cut line": ("p.jsonl", '1\n{"a": "b', 2, "this is not JSON: Unterminated string"),
+    "two values in a line": ("p.jsonl", "1\n2 3\n", 2, "a line holds one value, and here is more"),
+    "no number": ("p.jsonl", "1\nNaN", 2, "nan is not a number that JSON knows"),
+    "no number within": ("p.jsonl", '{"a": [-Infinity]}', 1, "a[0]: -inf is not a number that JSON knows"),
+    "too large a number": ("p.jsonl", "1\n1e999", 2, "inf is not a number that JSON knows"),
+    "too long a number": ("p.jsonl", "1\n" + "9" * 5000, 2, "this is not JSON: Exceeds the limit"),
+    "half a character": ("p.jsonl", '1\n{"a": "\\ud800"}', 2, "a: a text may not hold U+0000 or half a character"),
+    "U+0000": ("p.jsonl", '1\n"\\u0000"', 2, "a text may not hold U+0000 or half a character"),
+    "U+0000 in a key": ("p.jsonl", '1\n{"\\u0000": 1}', 2, "a key may not hold U+0000"),
+    "a key twice": ("p.jsonl", '1\n{"a": {"b": 1, "c": 2, "b": 3}}', 2, "key 'b' stands here twice"),
+    "deep": ("p.jsonl", "1\n" + "[" * 51 + "]" * 51, 2, "this is nested deeper than 50 levels"),
+    "very deep": ("p.jsonl", "1\n" + "[" * 200_000, 2, "this is nested deeper than 50 levels"),
+    "not UTF-8": ("p.jsonl", b"1\n2\n\xff\n", 3, "this is not UTF-8"),
+    "UTF-16": ("p.csv", "name\nAda".encode("utf-16"), 1, "this is not UTF-8"),
+    "no list": (
+        "p.json",
+        '\n{"a": 1}',
+        2,
+        "a .json file of rows is a list, and this holds a mapping; one value a line",
+    ),
+    "lines as a list": ("p.json", "1\n2\n", 1, "a .json file of rows is a list, and this holds the number 1"),
+    "a broken list": ("p.json", "[1,\n2,\n]", 3, "this is not JSON: Expecting value"),
+    "a list without an end": ("p.json", "[1,\n2\n", 3, "a comma or the list's end is missing"),
+    "a list without commas": ("p.json", "[1\n2]", 2, "a comma or the list's end is missing"),
+    "more than a list": ("p.json", "[1]\n[2]", 2, "there is more behind the list"),
+    "no number in a list": ("p.json", '[1,\n{"a":\nNaN}]', 2, "a: nan is not a number"),
+    "a deep list": ("p.json", "[1,\n" + "[" * 200_000, 2, "this is nested deeper than 50 levels"),
+    "a field too many": ("p.csv", 'a,b\n"x\ny",2\n1,2,3\n', 4, "this row has 3 fields, and the header 2"),
+    "a field too few": ("p.tsv", "a\tb\n1\n", 2, "this row has 1 field, and the header 2"),
+    "a column without a name": ("p.csv", "a, ,c\n1,2,3\n", 1, "column 2 has no name"),
+    "two columns of one name": ("p.csv", "a,b,a\n1,2,3\n", 1, "the header has column 'a' twice"),
+    "other separators": ("p.csv", "a;b\n1;2\n", 1, "fields are separated by ';' here; a .csv file has commas"),
+    "an open quote": ("p.csv", 'a,b\n1,"2\n3,4\n', 2, "a quote that is opened in this row is never closed"),
+    "a quote within": ("p.csv", 'a,b\n1,"2"x\n', 2, "a quote within a field in quotes is written twice"),
+    "U+0000 in a field": ("p.csv", "a,b\n1,\0\n", 2, "b: a text may not hold U+0000"),
+    "U+0000 in a header": ("p.csv", "a,\0\n1,2\n", 1, "a text may not hold U+0000"),
+    "too long a field": ("p.csv", "a\n1\n" + "x" * 131_073, 3, "a field has more than 131,072 characters"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_is_told_with_its_line_in_the_file_of_rows(tmp_path: Path, case: str) -> None:
+    name, data, line, words = WRONG[case]
+    (problem,) = mistakes(tmp_path, name, data)
+    assert (problem.file, problem.line, problem.where) == (str(tmp_path / name), line, "inputs.people")
+    assert words in problem.message
+    assert "\n" not in str(problem)
+
+
+def test_values_as_deep_as_in_a_plan_are_taken(tmp_path: Path) -> None:
+    deep = "[" * 50 + "]" * 50
+    assert rows(tmp_path, "p.jsonl", deep) == rows(tmp_path, "p.json", f"[{deep}]") == [json.loads(deep)]
+    assert rows(tmp_path, "p.csv", "a\n" + "x" * 131_072) == [{"a": "x" * 131_072}]
+    assert csv.field_size_limit() == 131_072
+
+
+def test_all_wrong_rows_are_told_at_once_up_to_twenty(tmp_path: Path) -> None:
+    assert [problem.line for problem in mistakes(tmp_path, "p.jsonl", "x\n1\n[2\n3 4\n")] == [1, 3, 4]
+    assert [problem.line for problem in mistakes(tmp_path, "p.json", "[NaN,\n1,\nNaN]")] == [1, 3]
+    assert [problem.line for problem in mistakes(tmp_path, "p.csv", "a,b\n1\n1,2\n3\n")] == [2, 4]
+    *told, last = mistakes(tmp_path, "p.jsonl", "x\n" * 1_000)
+    assert [problem.line for problem in told] == list(range(1, 21))
+    assert (last.line, last.message) == (20, "20 mistakes so far; the rest was not read")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("p.jsonl", "\n \n"), ("p.json", " [ ] "), ("p.csv", ""), ("p.csv", "\na,b\n\n"), ("p.json", "")]
+)
+def test_no_rows_are_a_mistake_of_the_plan(tmp_path: Path, name: str, data: str) -> None:
+    (problem,) = mistakes(tmp_path, name, data)
+    assert problem.where == "inputs.people"
+    assert problem.message == f"{name!r} holds no rows"
+
+
+def test_more_than_max_rows_are_counted_and_refused(tmp_path: Path) -> None:
+    too_many = "1\n" * 1_007
+    (problem,) = mistakes(tmp_path, "p.jsonl", too_many)
+    assert problem.line == 1
+    assert problem.message.startswith("'p.jsonl' has 1,007 rows, but max_rows is 1,000; each row is a task that costs")
+    assert rows(tmp_path, "p.jsonl", too_many, more=", max_rows: 1007") == [1] * 1_007
+    (problem,) = mistakes(tmp_path, "p.csv", "a\n" + "1\n" * 5, more=", max_rows: 4")
+    assert "'p.csv' has 5 rows, but max_rows is 4" in problem.message
+
+
+def test_nobody_is_told_to_raise_max_rows_above_what_a_plan_may_make(tmp_path: Path) -> None:
+    for more in ("", ", max_rows: 100000"):
+        (problem,) = mistakes(tmp_path, "p.jsonl", "1\n" * 100_001, more=more)
+        assert "more than 100,000 rows, and a plan may make no more tasks than that; split the file" in problem.message
+        assert "raise" not in problem.message
+    (problem,) = mistakes(tmp_path, "p.jsonl", "1\n", more=", max_rows: 100001")
+    assert problem.where == "inputs.people.max_rows"
+    assert problem.message == "must be at most 100000, not 100001"
+
+
+def short(folder: Path) -> Path:
+    (folder / "short.jsonl").write_text("1\n2\n")
+    return folder / "short.jsonl"
+
+
+def test_a_huge_file_is_refused_without_being_read(tmp_path: Path) -> None:
+    with (tmp_path / "p.csv").open("wb") as file:
+        file.truncate(1 << 40)  # a hole: it takes no room
+    with pytest.raises(PlanError, match=r"'p\.csv' has more than 64 MiB; split it"):
+        parse_plan(f"inputs: {{people: {{rows: p.csv}}}}\n{TASKS}", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "where", "words"),
+    [
+        ("{rows: no.csv}", "inputs.people", "cannot read 'no.csv' in "),
+        ("{rows: no.csv}", "inputs.people", "No such file or directory; check the path"),
+        ("{rows: sub.json}", "inputs.people", "Is a directory; check the path"),
+        ("{rows: short.txt}", "inputs.people", "has to end with .jsonl, .ndjson, .json, .csv, .tsv"),
+        ("{rows: short}", "inputs.people", "'short' is no file of rows: its name has to end with .jsonl"),
+        ("{rows: }", "inputs.people.rows", "'rows' is missing; add it"),
+        ("{rows: [1]}", "inputs.people.rows", "must be text, not a list"),
+        ("{rows: short.jsonl, max_row: 3}", "inputs.people.max_row", "did you mean 'max_rows'?"),
+        ("{rows: short.jsonl, max_rows: 0}", "inputs.people.max_rows", "must be at least 1, not 0"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_a_mistake_of_the_plan(tmp_path: Path, spec: str, where: str, words: str) -> None:
+    short(tmp_path)
+    (tmp_path / "sub.json").mkdir()
+    with pytest.raises(PlanError) as caught:
+        parse_plan(f"inputs:\n  people: {spec}\n{TASKS}", folder=tmp_path)
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.where) == (2, where)
+    assert words in problem.message
+
+
+def test_names_that_no_file_can_have_are_mistakes(tmp_path: Path) -> None:
+    for name in ("\0.csv", "\ud800.csv", "x" * 5_000 + ".csv"):
+        plan = {"inputs": {"people": {"rows": name}}, "tasks": [{"id": "t", "for_each": "people", "prompt": ""}]}
+        with pytest.raises(PlanError):
+            parse_plan(json.dumps(plan), format="json", folder=tmp_path)
+
+
+def test_a_file_named_at_the_command_is_relative_to_where_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = f"inputs: {{people: {{rows: gone.json, max_rows: 2}}}}\n{TASKS}"
+    short(tmp_path)
+    (tmp_path / "bad.csv").write_text("a,b\n1\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in ("short.jsonl", "~/short.jsonl", str(tmp_path / "short.jsonl")):
+        dag = parse_plan(plan, folder=Path("/nowhere"), overrides={"people": name}).dag
+        assert dag.inputs["people"] == [1, 2]
+    for name, said in {
+        "bad.csv": "bad.csv:2: --set people: this row has 1 field",
+        "no.csv": f"plan: --set people: cannot read 'no.csv' in {tmp_path}",
+        "[1, 2]": "plan: --set people: '[1, 2]' is no file of rows",
+        "~nobody-here/x.csv": "plan: --set people: cannot tell whose folder '~nobody-here' is",
+    }.items():
+        with pytest.raises(PlanError) as caught:
+            parse_plan(plan, folder=Path("/nowhere"), overrides={"people": name})
+        assert str(caught.value).startswith(said)
+
+
+def test_one_rows_mistake_hides_no_other(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text("1\nx\n")
+    plan = "inputs:\n  people: {rows: p.jsonl}\n  more: {rows: no.csv}\n" + TASKS + '  - {id: u, prompt: "{{ v }}"}\n'
+    with pytest.raises(PlanError) as caught:
+        parse_plan(plan, folder=tmp_path)
+    assert {problem.where for problem in caught.value.problems} == {"inputs.people", "inputs.more", "tasks[1].prompt"}
+
+
+def at_command(folder: Path, spec: str) -> Path:
+    """A plan on functions, whose tasks say `a` and `b` of each row."""
+    plan = make(folder, '  - {id: t, for_each: people, prompt: "{{ item.a }} {{ item.b }}"}\n')
+    plan.write_text(plan.read_text() + f"inputs: {{people: {spec}}}\n")
+    return plan
+
+
+def test_the_command_runs_each_row_once(tmp_path: Path) -> None:
+    at_command(tmp_path / "plans", "{rows: people.csv}")
+    (tmp_path / "plans" / "people.csv").write_text("a,b\n1,x\n2,y\n")
+    (tmp_path / "other.jsonl").write_text('{"a": 3, "b": [1]}\n')
+    checked = plait(tmp_path, "check", "plans/plan.yaml")
+    assert (checked.code, checked.out.splitlines()[0]) == (0, "trial: 2 tasks in 1 level, no mistakes")
+    assert plait_here(tmp_path, "run", "plans/plan.yaml", "-q").out == "== t.1 ==\nre: 1 x\n== t.2 ==\nre: 2 y\n"
+    assert plait_here(tmp_path, "run", "plans/plan.yaml", "-q", "--set", "people=other.jsonl").out == "re: 3 [1]\n"
+    assert sorted(calls(tmp_path)) == ["1 x", "2 y", "3 [1]"]
+
+
+def test_the_command_tells_a_wrong_row_in_one_line_and_runs_none(tmp_path: Path) -> None:
+    at_command(tmp_path, "{rows: people.csv}")
+    (tmp_path / "people.csv").write_text("a,b\n1,x\n2\n")
+    for command in ("check", "run"):
+        done = plait(tmp_path, command, "plan.yaml")
+        assert (done.code, done.out) == (2, "")
+        assert "people.csv:3: inputs.people: this row has 1 field, and the header 2" in done.err
+        assert len(done.err.splitlines()) == 1
+    (problem,) = plait_here(tmp_path, "check", "plan.yaml", "--json").value["problems"]
+    assert (problem["file"], problem["line"], problem["where"]) == ("people.csv", 3, "inputs.people")
+    assert calls(tmp_path) == []
+
+
+@pytest.mark.parametrize("then", ["gone", "other", "wrong"])
+def test_a_resume_runs_the_rows_that_were_stored(tmp_path: Path, then: str) -> None:
+    plan = make(tmp_path, '  - {id: t, for_each: people, prompt: "{{ item.a }}", backend: fail}\n', fail="fail")
+    plan.write_text(plan.read_text() + "inputs: {people: {rows: people.csv}}\n")
+    people = tmp_path / "people.csv"
+    people.write_text("a\n1\n2\n")
+    assert plait_here(tmp_path, "run", "plan.yaml").code == 1
+    (tmp_path / "log").unlink()
+    (tmp_path / "go").touch()
+    {"gone": people.unlink, "other": lambda: people.write_text("a\n7\n8\n9\n"), "wrong": lambda: people.write_text("")}[
+        then
+    ]()
+    done = plait_here(tmp_path, "resume", "--retry-failed")
+    assert (done.code, done.out) == (0, "== t.1 ==\nin: 1\n== t.2 ==\nin: 2\n")
+    assert "plan file" not in done.err
+    assert sorted(calls(tmp_path)) == ["1", "2"]
+
+
+def test_what_is_no_plain_file_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "shut.csv").write_text("a\n1\n")
+    (tmp_path / "loop.csv").symlink_to("loop.csv")
+    (tmp_path / "shut.csv").chmod(0)
+    names = ["loop.csv", *(["shut.csv"] if os.geteuid() else [])]
+    for name in names:
+        with pytest.raises(PlanError, match=f"cannot read '{name}' in "):
+            parse_plan(f"inputs: {{people: {{rows: {name}}}}}\n{TASKS}", folder=tmp_path)
