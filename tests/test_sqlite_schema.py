@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
+import tracemalloc
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -77,6 +79,23 @@ def test_a_large_batch_takes_few_statements(tmp_path: Path) -> None:
         connection.set_trace_callback(statements_seen.append)
         write_batch(connection, Batch(RUN, 1, 3, tuple(changes)))
     assert len(set(statements_seen)) < 16  # a statement is told again for each run of a trigger
+
+
+async def test_large_inputs_of_a_run_are_not_read_for_each_write_or_list(path: Path) -> None:
+    """Else a run over a file of rows costs its square: each row is a task, and each task a few writes."""
+    settings = json.dumps({"inputs": {"rows": "x" * 4_000_000}})
+    async with SQLiteStore(path) as store:
+        writer = Writer(store)
+        await writer.write(replace(CREATED, settings=settings), CLAIMED)
+        tracemalloc.start()
+        await writer.write(START_A)
+        assert [run.settings for run in await store.list_runs()] == [""]
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 1_000_000
+        run = await store.get_run(RUN)
+        assert run is not None
+        assert run.settings == settings
 
 
 async def test_a_store_is_a_store(path: Path) -> None:

@@ -44,8 +44,9 @@ def read(
         connection.text_factory = str
 
 
-def read_head(connection: sqlite3.Connection, run_id: str) -> RunHead | None:
-    row = connection.execute(sql.GET_HEAD, (run_id,)).fetchone()
+def read_head(connection: sqlite3.Connection, run_id: str, *, settings: bool) -> RunHead | None:
+    """The head of a run, with its `settings` or with none: they hold all inputs, and so may have many megabytes."""
+    row = connection.execute(sql.GET_HEAD, (settings, run_id)).fetchone()
     return None if row is None else _head(row)
 
 
@@ -71,17 +72,17 @@ def _head(row: Row) -> RunHead:
 
 def get_run(connection: sqlite3.Connection, run_id: str) -> RunRecord | None:
     with transaction(connection):
-        head = read_head(connection, run_id)
-        return None if head is None else _run(connection, run_id, head, head.settings)
+        head = read_head(connection, run_id, settings=True)
+        return None if head is None else _run(connection, run_id, head)
 
 
 def list_runs(connection: sqlite3.Connection, limit: int) -> tuple[RunRecord, ...]:
     with transaction(connection):
         rows: list[Row] = connection.execute(sql.LIST_RUNS, (max(0, limit),)).fetchall()
-        return tuple(_run(connection, row[0], _head(row[1:]), "") for row in rows)
+        return tuple(_run(connection, row[0], _head(row[1:])) for row in rows)
 
 
-def _run(connection: sqlite3.Connection, run_id: str, head: RunHead, settings: str) -> RunRecord:
+def _run(connection: sqlite3.Connection, run_id: str, head: RunHead) -> RunRecord:
     counts: dict[str, int] = dict(connection.execute(sql.COUNT_TASKS, (run_id,)).fetchall())
     input_tokens, output_tokens, cost_usd = connection.execute(sql.SUM_USAGE, (run_id,)).fetchone()
     return RunRecord(
@@ -92,7 +93,7 @@ def _run(connection: sqlite3.Connection, run_id: str, head: RunHead, settings: s
         started_at=head.started_at,
         ended_at=head.ended_at,
         error=head.error,
-        settings=settings,
+        settings=head.settings,
         epoch=head.epoch,
         last_seq=head.last_seq,
         owner=head.owner,

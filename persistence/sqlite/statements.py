@@ -164,12 +164,13 @@ WHERE run_id = ?
 SET_LAST_SEQ = "UPDATE runs SET last_seq = ? WHERE run_id = ?"
 
 GET_HEAD = """
-SELECT name, settings, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims,
-    policy_state, policy_seq, owner_id, owner_host, owner_boot_id, owner_pid, owner_process_started, owner_claimed_at
+SELECT name, CASE WHEN ? THEN settings ELSE '' END, created_at, status, started_at, ended_at, error, last_seq,
+    lease_expires_at, claims, policy_state, policy_seq, owner_id, owner_host, owner_boot_id, owner_pid,
+    owner_process_started, owner_claimed_at
 FROM runs WHERE run_id = ?
 """
 LIST_RUNS = """
-SELECT run_id, name, settings, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims,
+SELECT run_id, name, '', created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims,
     policy_state, policy_seq, owner_id, owner_host, owner_boot_id, owner_pid, owner_process_started, owner_claimed_at
 FROM runs ORDER BY created_at DESC, rowid DESC LIMIT ?
 """

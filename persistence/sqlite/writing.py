@@ -80,7 +80,7 @@ def send_note(connection: sqlite3.Connection, run_id: str, note: Note) -> None:
 
 def _apply(connection: sqlite3.Connection, batch: Batch, write: Writer) -> None:
     run_id = batch.run_id
-    before = read_head(connection, run_id)
+    before = read_head(connection, run_id, settings=any(isinstance(one, RunCreated) for one in batch.changes[:1]))
     skipped = rules.first_unapplied(batch, before)
     changes = batch.changes[skipped:]
     if not changes:
