@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import tracemalloc
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from persistence import (
     Batch,
+    LeaseRenewed,
     NewTask,
     SessionOpened,
     SQLiteStore,
@@ -36,6 +36,7 @@ from persistence.contract.samples import (
 )
 from persistence.sqlite import statements
 from persistence.sqlite.opening import open_database
+from persistence.sqlite.reading import get_run, list_runs
 from persistence.sqlite.writing import write_batch
 from tests.support.database import edit, make
 
@@ -81,19 +82,16 @@ def test_a_large_batch_takes_few_statements(tmp_path: Path) -> None:
     assert len(set(statements_seen)) < 16  # a statement is told again for each run of a trigger
 
 
-async def test_large_inputs_of_a_run_are_not_read_for_each_write_or_list(path: Path) -> None:
+def test_large_inputs_of_a_run_are_not_read_or_written_with_each_batch_and_each_list(tmp_path: Path) -> None:
     """Else a run over a file of rows costs its square: each row is a task, and each task a few writes."""
     settings = json.dumps({"inputs": {"rows": "x" * 4_000_000}})
-    async with SQLiteStore(path) as store:
-        writer = Writer(store)
-        await writer.write(replace(CREATED, settings=settings), CLAIMED)
-        tracemalloc.start()
-        await writer.write(START_A)
-        assert [run.settings for run in await store.list_runs()] == [""]
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert peak < 1_000_000
-        run = await store.get_run(RUN)
+    with closing(open_database(tmp_path / "runs.db", "create")) as connection:
+        write_batch(connection, Batch(RUN, 0, 1, (replace(CREATED, settings=settings), CLAIMED)))
+        allowed = connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100_000)  # for each row and value that is touched
+        write_batch(connection, Batch(RUN, 1, 3, (START_A, LeaseRenewed(2000.5))))
+        assert [(run.settings, run.lease_expires_at) for run in list_runs(connection, 1)] == [("", 2000.5)]
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, allowed)
+        run = get_run(connection, RUN)
         assert run is not None
         assert run.settings == settings
 

@@ -46,13 +46,15 @@ def read(
 
 def read_head(connection: sqlite3.Connection, run_id: str, *, settings: bool) -> RunHead | None:
     """The head of a run, with its `settings` or with none: they hold all inputs, and so may have many megabytes."""
-    row = connection.execute(sql.GET_HEAD, (settings, run_id)).fetchone()
-    return None if row is None else _head(row)
+    row = connection.execute(sql.GET_HEAD, (run_id,)).fetchone()
+    if row is None:
+        return None
+    return _head(row, connection.execute(sql.GET_SETTINGS, (run_id,)).fetchone()[0] if settings else "")
 
 
-def _head(row: Row) -> RunHead:
-    name, settings, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims = row[:10]
-    policy_state, policy_seq, *owner = row[10:]
+def _head(row: Row, settings: str) -> RunHead:
+    name, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims = row[:9]
+    policy_state, policy_seq, *owner = row[9:]
     return RunHead(
         name=name,
         settings=settings,
@@ -79,7 +81,7 @@ def get_run(connection: sqlite3.Connection, run_id: str) -> RunRecord | None:
 def list_runs(connection: sqlite3.Connection, limit: int) -> tuple[RunRecord, ...]:
     with transaction(connection):
         rows: list[Row] = connection.execute(sql.LIST_RUNS, (max(0, limit),)).fetchall()
-        return tuple(_run(connection, row[0], _head(row[1:])) for row in rows)
+        return tuple(_run(connection, row[0], _head(row[1:], "")) for row in rows)
 
 
 def _run(connection: sqlite3.Connection, run_id: str, head: RunHead) -> RunRecord:

@@ -1,4 +1,13 @@
--- Version 4. Which model answered is kept with each attempt.
+-- Version 4. Which model answered is kept with each attempt. The settings of a run, which hold its inputs and may have
+-- many megabytes, get a table of their own: the row of a run is written anew with every batch.
+
+CREATE TABLE run_settings (
+    run_id TEXT NOT NULL PRIMARY KEY REFERENCES runs (run_id),
+    settings TEXT NOT NULL               -- JSON
+) STRICT;
+
+INSERT INTO run_settings (run_id, settings) SELECT run_id, settings FROM runs ORDER BY rowid;
+ALTER TABLE runs DROP COLUMN settings;
 
 ALTER TABLE tasks ADD COLUMN model TEXT;  -- as the backend names it; NULL where that is not known
 ALTER TABLE earlier_attempts ADD COLUMN model TEXT;

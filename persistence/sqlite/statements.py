@@ -152,9 +152,9 @@ ON CONFLICT (sha256) DO UPDATE SET content = excluded.content WHERE content IS N
 """What is there stays, unless it was damaged."""
 
 ADD_RUN = """
-INSERT INTO runs (run_id, name, settings, created_at, status, last_seq, epoch, claims)
-VALUES (?, ?, ?, ?, 'queued', 0, 0, '[]')
+INSERT INTO runs (run_id, name, created_at, status, last_seq, epoch, claims) VALUES (?, ?, ?, 'queued', 0, 0, '[]')
 """
+ADD_SETTINGS = "INSERT INTO run_settings (run_id, settings) VALUES (?, ?)"
 SET_HEAD = """
 UPDATE runs SET status = ?, started_at = ?, ended_at = ?, error = ?, last_seq = ?, epoch = ?, lease_expires_at = ?,
     claims = ?, policy_state = ?, policy_seq = ?, owner_id = ?, owner_host = ?, owner_boot_id = ?, owner_pid = ?,
@@ -164,13 +164,13 @@ WHERE run_id = ?
 SET_LAST_SEQ = "UPDATE runs SET last_seq = ? WHERE run_id = ?"
 
 GET_HEAD = """
-SELECT name, CASE WHEN ? THEN settings ELSE '' END, created_at, status, started_at, ended_at, error, last_seq,
-    lease_expires_at, claims, policy_state, policy_seq, owner_id, owner_host, owner_boot_id, owner_pid,
-    owner_process_started, owner_claimed_at
+SELECT name, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims,
+    policy_state, policy_seq, owner_id, owner_host, owner_boot_id, owner_pid, owner_process_started, owner_claimed_at
 FROM runs WHERE run_id = ?
 """
+GET_SETTINGS = "SELECT settings FROM run_settings WHERE run_id = ?"
 LIST_RUNS = """
-SELECT run_id, name, '', created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims,
+SELECT run_id, name, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims,
     policy_state, policy_seq, owner_id, owner_host, owner_boot_id, owner_pid, owner_process_started, owner_claimed_at
 FROM runs ORDER BY created_at DESC, rowid DESC LIMIT ?
 """
@@ -236,6 +236,7 @@ DELETE_RUN = (
     "DELETE FROM sessions WHERE run_id = ?",
     "DELETE FROM earlier_attempts WHERE run_id = ?",
     "DELETE FROM tasks WHERE run_id = ?",
+    "DELETE FROM run_settings WHERE run_id = ?",
     "DELETE FROM runs WHERE run_id = ?",
 )
 """Those who refer to others first."""
@@ -247,8 +248,10 @@ DELETE FROM blobs WHERE NOT EXISTS (SELECT 1 FROM tasks WHERE text_sha256 = blob
 LIST_SESSIONS = "SELECT DISTINCT session_id FROM sessions"
 RUN_SIZES = """
 SELECT run_id, sum(bytes) FROM (
-    SELECT run_id, length(CAST(settings AS BLOB)) + ifnull(length(CAST(error AS BLOB)), 0)
-        + ifnull(length(CAST(policy_state AS BLOB)), 0) AS bytes FROM runs
+    SELECT run_id, ifnull(length(CAST(error AS BLOB)), 0) + ifnull(length(CAST(policy_state AS BLOB)), 0) AS bytes
+        FROM runs
+    UNION ALL
+    SELECT run_id, length(CAST(settings AS BLOB)) FROM run_settings
     UNION ALL
     SELECT run_id, length(CAST(prompt AS BLOB)) + length(CAST(spec AS BLOB)) + ifnull(length(CAST(text AS BLOB)), 0)
         + ifnull(length(CAST(data AS BLOB)), 0) + ifnull(length(CAST(error AS BLOB)), 0)
