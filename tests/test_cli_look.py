@@ -164,6 +164,24 @@ def test_graph_of_a_plan_and_of_a_run(folder: Path) -> None:
     assert "classDef failed" in run
 
 
+def test_runs_are_found_by_their_status_behind_any_number_of_others(tmp_path: Path) -> None:
+    make(tmp_path, "  - {id: x, prompt: knock, backend: fail}\n", fail="fail")
+    assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 1
+    make(tmp_path, "  - {id: a, prompt: one}\n")
+    for _ in range(7):
+        assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 0
+    shown = ids(tmp_path)
+    (failed,) = plait_here(tmp_path, "runs", "-n", "1", "--status", "failed", "--json").value
+    assert (failed["run_id"], failed["status"]) == (shown[-1], "failed")
+    both = plait_here(tmp_path, "runs", "-n", "2", "--status", "failed", "--status", "completed", "--long")
+    assert [line.split()[0] for line in both.out.splitlines()[1:]] == shown[:2]
+    assert "the newest 2; there are more" in both.err
+    none = plait_here(tmp_path, "runs", "--status", "interrupted")
+    assert (none.code, none.out) == (0, "no run is interrupted; `plait runs` shows all\n")
+    assert plait_here(tmp_path, "runs", "--status", "interrupted", "--json").value == []
+    assert plait_here(tmp_path, "runs", "--status", "broken").code == 2
+
+
 def test_pictures_are_written_and_those_of_runs_are_private(folder: Path) -> None:
     (folder / "run.html").write_text("old")
     for words in (["last", "-o", "run.html"], ["last", "-o", "run.svg"], ["plan.yaml", "-o", "plan.svg"]):

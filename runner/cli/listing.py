@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from persistence import Store
 from persistence.records import RunRecord
 from runner.cli.exits import COMPLETED, say, tell
 from runner.cli.lookup import shown_status, store_for_reading
@@ -17,40 +18,56 @@ from runner.cli.sections import tell_table
 from runner.cli.text import age, dollars, one_line, size, tokens
 from runner.looking import run_info, run_value
 from runner.owner import Liveness, liveness
+from runner.status import RunStatus
+
+HEAD = ("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "AGE")
+LONG_HEAD = ("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "COST", "SIZE", "AGE", "OWNER")
 
 
-async def list_runs(path: Path, limit: int, as_json: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The newest `limit` runs, of those with one of `statuses` if there are any; `at_length`: with what they cost, the
+    bytes that they take in the store, and the process that runs or ran them.
+    """
+
+    limit: int
+    statuses: Collection[RunStatus] = ()
+    at_length: bool = False
+
+
+async def list_runs(path: Path, wanted: Wanted, as_json: bool) -> int:
     """The runs in the store, newest first."""
     async with store_for_reading(path) as store:
-        found = await store.list_runs(limit + 1)
-    runs = found[:limit]
+        found = await _find(store, wanted)
+        sizes = await store.run_sizes() if wanted.at_length else {}
+    runs = found[: wanted.limit]
+    held = [sizes.get(run.run_id, 0) for run in runs]
     if as_json:
-        tell_value([_value(run) for run in runs])
+        more = [_long_value(*one) if wanted.at_length else {} for one in zip(runs, held, strict=True)]
+        tell_value([{**_value(run), **extra} for run, extra in zip(runs, more, strict=True)])
         return COMPLETED
     if not runs:
-        return _tell_no_runs()
-    rows = [("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "AGE"), *map(_run_row, runs)]
-    tell_table(rows, 2, [None, *(shown_status(run) for run in runs)], frozenset({3, 4, 5}))
+        shown = " or ".join(wanted.statuses)
+        tell(f"no run is {shown}; `plait runs` shows all" if shown else "no runs yet; `plait run PLAN` makes one")
+        return COMPLETED
+    rows = list(map(_long_row, runs, held)) if wanted.at_length else list(map(_run_row, runs))
+    head, numbers = (LONG_HEAD, {3, 4, 5, 6, 7}) if wanted.at_length else (HEAD, {3, 4, 5})
+    tell_table([head, *rows], 2, [None, *(shown_status(run) for run in runs)], frozenset(numbers))
     _say_if_more(runs, found)
     return COMPLETED
 
 
-async def list_runs_at_length(path: Path, limit: int, as_json: bool) -> int:
-    """The same with what they cost, the bytes that they take in the store, and the process that runs or ran them."""
-    async with store_for_reading(path) as store:
-        found = await store.list_runs(limit + 1)
-        sizes = await store.run_sizes()
-    runs = found[:limit]
-    if as_json:
-        tell_value([{**_value(run), **_long_value(run, sizes.get(run.run_id, 0))} for run in runs])
-        return COMPLETED
-    if not runs:
-        return _tell_no_runs()
-    head = ("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "COST", "SIZE", "AGE", "OWNER")
-    rows = [head, *(_long_row(run, sizes.get(run.run_id, 0)) for run in runs)]
-    tell_table(rows, 2, [None, *(shown_status(run) for run in runs)], frozenset({3, 4, 5, 6, 7}))
-    _say_if_more(runs, found)
-    return COMPLETED
+async def _find(store: Store, wanted: Wanted) -> list[RunRecord]:
+    """The wanted runs, and one more if there is one. What a run is shown as is no matter of the store's, so where it is
+    asked for, more and more of them are read.
+    """
+    size = wanted.limit + 1
+    while True:
+        runs = await store.list_runs(size)
+        found = [run for run in runs if not wanted.statuses or shown_status(run) in wanted.statuses]
+        if len(found) > wanted.limit or len(runs) < size:
+            return found[: wanted.limit + 1]
+        size *= 4
 
 
 def _say_if_more(runs: Sequence[RunRecord], found: Sequence[RunRecord]) -> None:
@@ -73,11 +90,6 @@ def _owner(run: RunRecord) -> str:
         return ""
     gone = ", gone" if liveness(run.owner) is Liveness.DEAD else ""
     return one_line(f"process {run.owner.pid} on {run.owner.host}{gone}")
-
-
-def _tell_no_runs() -> int:
-    tell("no runs yet; `plait run PLAN` makes one")
-    return COMPLETED
 
 
 def _run_row(run: RunRecord) -> tuple[str, ...]:

@@ -7,20 +7,28 @@ from pathlib import Path
 import click
 
 from runner.cli.options import json_option, store_option
+from runner.status import RunStatus
 
 
 @click.command("runs", short_help="List the runs.")
 @click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True, help="How many, newest first.")
+@click.option(
+    "--status",
+    "statuses",
+    type=click.Choice([status.value for status in RunStatus]),
+    multiple=True,
+    help="Only those that are shown so; may be given more than once.",
+)
 @click.option("--long", "at_length", is_flag=True, help="Show their cost, size and owner as well.")
 @store_option
 @json_option
-def runs_command(limit: int, at_length: bool, store_path: Path, as_json: bool) -> int:
+def runs_command(limit: int, statuses: tuple[str, ...], at_length: bool, store_path: Path, as_json: bool) -> int:
     """List the runs in the store, newest first. A run that nobody goes on with is shown as interrupted."""
     import anyio  # noqa: PLC0415
 
-    from runner.cli.listing import list_runs, list_runs_at_length  # noqa: PLC0415
+    from runner.cli.listing import Wanted, list_runs  # noqa: PLC0415
 
-    return anyio.run(list_runs_at_length if at_length else list_runs, store_path, limit, as_json)
+    return anyio.run(list_runs, store_path, Wanted(limit, tuple(map(RunStatus, statuses)), at_length), as_json)
 
 
 @click.command("show", short_help="Show a run or one of its tasks.")
