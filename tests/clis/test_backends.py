@@ -67,6 +67,7 @@ async def test_a_conversation(world: World, kind: str):
         counted(kind, requests[:1]),
         counted(kind, requests[1:]),
     ]
+    assert [one.usage.model for one in (first, second)] == [requests[0].model, requests[-1].model]
 
 
 @FORKING
