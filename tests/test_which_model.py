@@ -131,6 +131,7 @@ async def test_two_models_of_one_backend_are_told_apart(tmp_path: Path) -> None:
     ]
     shown = json.loads((await command("show", "last", "--json")).out)
     assert [(one["backend"], one["model"]) for one in shown["tasks"]] == [(None, "old-2026"), (None, "new-2026")]
+    assert "model     old-2026 (1 task), new-2026 (1 task)\n" in (await command("show", "last")).out
     task = json.loads((await command("show", "last", "b", "--json")).out)
     assert [(one["status"], one["model"]) for one in task["history"]] == [("failed", None), ("completed", "new-2026")]
     page = (await command("show", "last", "b")).out

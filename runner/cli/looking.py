@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -45,7 +46,7 @@ async def show_run(path: Path, word: str, as_json: bool) -> int:
         shown = run_value(run_info(run, time.time()))
         tell_value({**shown, "stopped": _stop(run), "settings": json.loads(run.settings), "tasks": values})
         return COMPLETED
-    _tell_run(run)
+    _tell_run(run, tasks)
     who = ("ADDED BY",) if added else ()
     rows: list[tuple[str, ...]] = [("TASK", "STATUS", "TRIES", "TIME", "TOKENS", *who, "")]
     for task in tasks:
@@ -64,7 +65,7 @@ async def show_run(path: Path, word: str, as_json: bool) -> int:
     return COMPLETED
 
 
-def _tell_run(run: RunRecord) -> None:
+def _tell_run(run: RunRecord, tasks: Sequence[TaskRecord]) -> None:
     status = shown_status(run)
     settings, owner = json.loads(run.settings), run.owner
     plan = settings.get("plan")
@@ -80,6 +81,9 @@ def _tell_run(run: RunRecord) -> None:
     _tell_if("owner", f"process {owner.pid} on {owner.host}" if owner and status is RunStatus.RUNNING else None)
     used = " ".join(filter(None, (tokens(run.input_tokens, run.output_tokens), dollars(run.cost_usd))))
     _tell_if("tokens", used)
+    models = Counter(task.model for task in tasks if task.model is not None)
+    each = (f"{name} ({counted(number, 'task')})" for name, number in models.most_common())
+    _tell_if("model", next(iter(models)) if len(models) == 1 else ", ".join(each))
     tell("")
 
 
