@@ -18,6 +18,7 @@ from backends import childfile
 from backends.childfile import read_known
 from backends.process import Start, adopted, child_environment, running, sweep
 from backends.proctable import members
+from tests.support.agents import until
 from tests.support.room import (  # fmt: skip
     WORST,
     Kin,
@@ -130,6 +131,8 @@ async def test_a_sweep_keeps_what_it_is_told_to(tmp_path: Path, seen: Witnesses)
         for known in map(read_known, (tmp_path / "swept").iterdir()):
             assert known is not None
             seen.resemble(known.marker)
+        for folder in ("kept", "swept"):  # whose last child said that it was ready just before its end
+            await until(lambda folder=folder: not is_alive(tmp_path / folder / "2"))
         here = Path(f"/proc/self/root{tmp_path}")
         assert await sweep(here, [tmp_path / "kept" / name for name in "012"]) == 4
         assert swept.is_gone(0)
@@ -138,6 +141,11 @@ async def test_a_sweep_keeps_what_it_is_told_to(tmp_path: Path, seen: Witnesses)
         (tmp_path / "kept" / "go").touch()
         assert await lines_of(tmp_path / "kept" / "1") == WHOLE
         assert kept.is_gone(0)
+
+
+def is_alive(folder: Path) -> bool:
+    known = read_known(folder)
+    return known is not None and known.is_alive
 
 
 def another(boot: str) -> str:

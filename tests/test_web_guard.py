@@ -221,3 +221,14 @@ async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.M
     scope = {"type": "http", "method": "POST", "headers": headers}
     await guard.Guard(app, "t", frozenset({"localhost:1"}))(scope, receive, send)
     assert (sent[0]["status"], json.loads(sent[1]["body"])["error"]["kind"]) == (408, "too_slow")
+
+
+def test_who_sends_a_long_body_to_its_end_hears_why_it_is_refused(server: Served) -> None:
+    """Were the connection closed on what is still being sent, its answer would be lost."""
+    head = (
+        f"POST /api/runs HTTP/1.1\r\nHost: {urlsplit(server.url).netloc}\r\nAuthorization: Bearer {server.token}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {2 * MANY}\r\n\r\n"
+    )
+    answer = spoken(server, head.encode() + b" " * (2 * MANY))
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["kind"] == "too_large"

@@ -25,6 +25,8 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 MOST_HEAD_BYTES = 16 * 1024
 MOST_BODY_BYTES = 4 * 1024 * 1024
 BODY_SECONDS = 30.0
+LINGER_SECONDS = 2.0
+"""So long, and for twice as much as a body may have, the rest of a refused request is taken in and thrown away."""
 SECURITY_HEADERS = (
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -63,7 +65,7 @@ class Guard:
             self._check(scope)
             body = await _body(scope, receive)
         except Refusal as refusal:
-            await _refuse(refusal, guarded)
+            await _refuse(refusal, receive, guarded)
         else:
             if body is not None:
                 await self._app(scope, _again(body, receive), guarded)
@@ -135,9 +137,9 @@ def _again(body: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-async def _refuse(refusal: Refusal, send: Send) -> None:
+async def _refuse(refusal: Refusal, receive: Receive, send: Send) -> None:
     body = json.dumps(problem(refusal.kind, refusal.message)).encode()
-    # What is left of the body is not read, so this connection is of no use any more.
+    # What is left of the body may never be read, so this connection is of no use any more.
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
@@ -146,7 +148,20 @@ async def _refuse(refusal: Refusal, send: Send) -> None:
     if refusal.code == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": refusal.code, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    # To close on what is still being sent resets the connection, and the answer is lost with it.
+    with anyio.move_on_after(LINGER_SECONDS):
+        await _throw_away(receive)
+    await send({"type": "http.response.body"})
+
+
+async def _throw_away(receive: Receive) -> None:
+    thrown = 0
+    while thrown <= 2 * MOST_BODY_BYTES:
+        message = await receive()
+        thrown += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            return
 
 
 def problem(kind: str, message: str) -> Mapping[str, Any]:
