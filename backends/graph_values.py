@@ -8,10 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from .agents.fields import shown
 from .protocol import NO_USAGE, JsonValue, Question, Reply, Usage
 from .structured import Mismatch, Schema, invalid_output
-from .text import clean_text
+from .text import clean_text, shown
 
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "HumanMessageChunk": "user"}
 _DEEPEST = 100

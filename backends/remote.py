@@ -19,12 +19,12 @@ from uuid import uuid4
 import anyio
 from anyio.to_thread import run_sync
 
-from .agents.fields import count, number, shown
+from .agents.fields import count, number
 from .errors import BackendError, BackendUnavailable, ErrorKind
 from .protocol import NO_USAGE, Conversation, JsonValue, Message, Opening, Output, Usage
 from .replay import ReplayConversation
 from .sdk import NO_KEY, Server, find_server, forget_environment, is_environments, require, translate
-from .text import one_line
+from .text import one_line, shown
 
 CONNECT_LIMIT = 15.0
 """Most seconds until a server has taken a connection; thinking about an answer may take far longer."""

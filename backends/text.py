@@ -29,6 +29,14 @@ def one_line(text: str, limit: int = 300) -> str:
     return folded if len(folded) <= limit else folded[: limit - 1] + "…"
 
 
+def shown(words: str, limit: int = 120) -> str:
+    """`words` in one line of at most `limit` characters, with an escape for each that a terminal would not show."""
+    line = one_line(words, limit)
+    if line.isprintable():
+        return line
+    return one_line("".join(char if char.isprintable() else ascii(char)[1:-1] for char in line), limit)
+
+
 def masked(text: str, secrets: Iterable[str]) -> str:
     """`text` with `***` for each of the `secrets` that has at least 8 characters: what is shorter may be any word. A
     part of one that is left where `text` was cut, before an ellipsis at its end, is masked too.

@@ -14,7 +14,7 @@ from backends.asking import Asked, answering
 from backends.errors import BackendError, BackendUnavailable, ErrorKind
 from backends.protocol import NO_USAGE, Backend, JsonValue, Message, Opening, Question, Reply, Role, Usage
 from backends.structured import Schema
-from backends.text import clean_text
+from backends.text import clean_text, shown
 from backends.values import value
 from persistence.boundaries import reached
 from runner.cancelling import cancelled_since, cancels
@@ -121,9 +121,11 @@ def _checked(reply: Reply) -> Outcome:
             data_json = to_json(reply.data)
         except (TypeError, ValueError, RecursionError) as error:
             raise BackendError(ErrorKind.INVALID_OUTPUT, f"the reply's data is not JSON: {error}") from error
-    if reply.text.isascii() and (plain or all(message.content.isascii() for message in reply.messages)):
+    usage = reply.usage if plain else kept_usage(reply.usage)
+    storable = reply.text.isascii() and (plain or all(message.content.isascii() for message in reply.messages))
+    if storable and usage is reply.usage:
         return Outcome(reply, data_json, None)
-    clean = replace(reply, text=clean_text(reply.text), messages=_clean(reply.messages))
+    clean = replace(reply, text=clean_text(reply.text), messages=_clean(reply.messages), usage=usage)
     return Outcome(clean, data_json, None)
 
 
@@ -158,7 +160,7 @@ def _what_is_wrong(reply: object) -> str | None:
         return "it asks, and adds tasks, both at once"
     if reply.question is not None and (wrong := _what_is_wrong_with(reply.question)):
         return f"it asks with {wrong}"
-    return None if countable(reply.usage) else f"its usage is {reply.usage!r}"
+    return None if _countable(reply.usage) else f"its usage is {reply.usage!r}"
 
 
 def _is_plain(reply: object) -> bool:
@@ -196,12 +198,24 @@ def _what_is_wrong_with(question: Question) -> str | None:
 
 def _are_messages(messages: object) -> TypeGuard[tuple[Message, ...]]:
     return isinstance(messages, tuple) and all(
-        isinstance(one, Message) and isinstance(one.content, str) and one.role in _ROLES and countable(one.usage)  # pyright: ignore[reportUnnecessaryIsInstance]
+        isinstance(one, Message) and isinstance(one.content, str) and one.role in _ROLES and _countable(one.usage)  # pyright: ignore[reportUnnecessaryIsInstance]
         for one in cast("tuple[object, ...]", messages)
     )
 
 
-def countable(usage: object) -> bool:
+def kept_usage(usage: object) -> Usage:
+    """It, with a model that can be shown; nothing, where it cannot be kept."""
+    if not isinstance(usage, Usage) or not _countable(usage):
+        return NO_USAGE
+    return usage if usage.model is None else _named(usage, usage.model)
+
+
+def _named(usage: Usage, model: str) -> Usage:
+    name = shown(model)
+    return usage if name and name == model else replace(usage, model=name or None)
+
+
+def _countable(usage: object) -> bool:
     """Whether it can be kept: backends come from outside."""
     if usage is NO_USAGE:
         return True
@@ -209,7 +223,7 @@ def countable(usage: object) -> bool:
         return False
     tokens = (usage.input_tokens, usage.output_tokens)
     whole = all(type(count) is int and 0 <= count < 2**63 for count in tokens)
-    whole = whole and (usage.model is None or (isinstance(usage.model, str) and usage.model.isprintable()))  # pyright: ignore[reportUnnecessaryIsInstance]
+    whole = whole and (usage.model is None or isinstance(usage.model, str))  # pyright: ignore[reportUnnecessaryIsInstance]
     return whole and (usage.cost_usd is None or (type(usage.cost_usd) in {int, float} and usage.cost_usd >= 0))
 
 
@@ -242,7 +256,7 @@ def _tidied(error: BackendError) -> BackendError:
     message, hint = error.message, error.retry_after
     text = clean_text(message) if isinstance(message, str) else _text_of(error)  # pyright: ignore[reportUnnecessaryIsInstance]
     sound = isinstance(hint, int | float) and 0 <= hint < float("inf")
-    usage = error.usage if countable(error.usage) else NO_USAGE
+    usage = kept_usage(error.usage)
     messages = _clean(error.messages) if _are_messages(error.messages) else ()
     goes_on = error.goes_on is True
     tidied = BackendError(

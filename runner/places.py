@@ -167,7 +167,7 @@ class Lane:
         if not gate.away:
             gate.closings += 1
         self.send_away(position)
-        gate.limit = max(1.0, min(gate.at_once // 2, gate.at_once - gate.away))
+        gate.limit = max(1.0, min(gate.ceiling, gate.at_once // 2, gate.at_once - gate.away))
 
     def send_away(self, position: int) -> None:
         """The task may not come back before its time, and until then nothing starts on the backend."""

@@ -241,7 +241,8 @@ class RunState:
         self, run_id: str, status: RunStatus, error: str | None = None, receipt: Receipt | None = None
     ) -> RunResult:
         """What the run of that id has come to."""
-        return RunResult(run_id, status, self.all_results(), error, receipt=receipt, usage=self.usage)
+        usage = replace(self.usage, model=None)  # several may have answered
+        return RunResult(run_id, status, self.all_results(), error, receipt=receipt, usage=usage)
 
     def all_results(self) -> Mapping[str, TaskResult]:
         """Every task by id, those that are not done included."""

@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 from backends.errors import BackendError, ErrorKind
 from backends.protocol import (
-    NO_USAGE,
     Answer,
     Backend,
     Files,
@@ -25,7 +24,7 @@ from backends.protocol import (
 )
 from backends.text import clean_text
 from runner import events
-from runner.attempt import Outcome, attempt, classified, countable
+from runner.attempt import Outcome, attempt, classified, kept_usage
 from runner.cancelling import cancels, forget_cancels_since
 from runner.clock import Clock
 from runner.feed import Feed
@@ -282,7 +281,7 @@ class Turns:
 
     def _output(self, turn: Turn, output: Output) -> None:
         if not turn.over:
-            usage = output.usage if countable(output.usage) else NO_USAGE
+            usage = kept_usage(output.usage)
             self._state.spend(turn.position, usage)
             event = events.TaskOutput(self._stamp(), turn.task.id, turn.number, output.kind, str(output.text), usage)
             self._around.feed.publish(event)

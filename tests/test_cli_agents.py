@@ -56,7 +56,7 @@ def test_what_an_agent_may_do_is_for_the_plan_file_to_say(home: Home) -> None:
     done = plait_here(home.path, "run", "plan.yaml", "--json")
     run_id = done.value["run_id"]
     with closing(sqlite3.connect(home.path / ".plait" / "plait.db")) as database, database:
-        database.execute("UPDATE run_settings SET settings = replace(settings, '\"Read\"', '\"Bash\"')")
+        database.execute("UPDATE runs SET settings = replace(settings, '\"Read\"', '\"Bash\"')")
     calls = len(home.calls)
     refused = plait_here(home.path, "continue", run_id, "one", "Go on.")
     assert refused.code == 2

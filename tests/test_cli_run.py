@@ -142,7 +142,7 @@ def test_settings_hold_what_resume_needs_and_no_key(tmp_path: Path) -> None:
     assert done.code == 1
     assert key not in done.out + done.err
     with sqlite3.connect(tmp_path / ".plait" / "plait.db") as db:
-        (stored,) = db.execute("SELECT settings FROM run_settings").fetchone()
+        (stored,) = db.execute("SELECT settings FROM runs").fetchone()
     db.close()
     settings = json.loads(stored)
     assert settings["plan"] == str(plan)

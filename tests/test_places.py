@@ -59,6 +59,17 @@ def test_a_resumed_run_whose_task_was_sent_away_does_not_make_others_go_one_by_o
     assert [busy.take() for _ in range(5)] == [0, 8, 9, 10, None], "half as many as there were"
 
 
+def test_a_backend_has_never_more_than_its_limit_whoever_held_turns_on_it_before() -> None:
+    places = Places(8, {"x": 2}, shared=True)
+    statuses = [TaskStatus.RUNNING] * 8 + [TaskStatus.PENDING] * 12
+    resumed = Schedule(wide("a", 20), ["x"] * 20, places, Outset(statuses, held=range(8)))
+    resumed.throttle(0)
+    for position in range(1, 8):
+        resumed.finish(position, TaskStatus.COMPLETED)
+    resumed.requeue(0)
+    assert [resumed.take(), resumed.take(), resumed.take()] == [0, 8, None]
+
+
 def test_who_has_left_is_offered_nothing_and_has_nothing() -> None:
     pair = Pair()
     pair.second.give_back()

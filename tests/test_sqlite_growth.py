@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from persistence import Change, SQLiteStore, TurnAppended
-from persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, RUN, START_A, Writer, at
+from persistence import Change, RunStatusChanged, SQLiteStore, StoreError, TurnAppended
+from persistence.contract.samples import ANSWER, ASK, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at
 from tests.support.database import edit
 
 LARGE = "All that the model said. " * 4000
@@ -109,6 +109,26 @@ async def test_a_damaged_or_missing_large_text_is_told_and_not_given(path: Path,
         assert (task.damaged, task.text, task.data) == (True, None, None)
         assert messages[1].damaged == (kind != "not referred to")
         assert messages[1].content == ("" if messages[1].damaged else LARGE)
+
+
+async def test_large_settings_are_kept_once_and_told_where_they_are_lost(path: Path) -> None:
+    created = replace(CREATED, settings=f'{{"inputs": "{LARGE}"}}')
+    for run_id in ("one", "two"):
+        async with SQLiteStore(path) as store:
+            await Writer(store, run_id).write(created, RunStatusChanged(at(9), "cancelled"))
+    assert len(blobs(path)) == 1
+    async with SQLiteStore(path, mode="existing") as store:
+        for run_id in ("one", "two"):
+            run = await store.get_run(run_id)
+            assert run is not None
+            assert run.settings == created.settings
+        await store.purge(["one"])
+        assert len(blobs(path)) == 1, "the other one has them still"
+    edit(path, "PRAGMA foreign_keys = OFF", "DELETE FROM blobs")
+    async with SQLiteStore(path, mode="existing") as store:
+        assert [run.run_id for run in await store.list_runs()] == ["two"]
+        with pytest.raises(StoreError, match="settings of run 'two' are missing; restore a copy"):
+            await store.get_run("two")
 
 
 async def test_a_damaged_large_text_is_mended_by_whoever_says_it_again(path: Path) -> None:

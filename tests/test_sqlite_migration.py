@@ -165,6 +165,39 @@ async def test_reading_leaves_an_old_file_as_it_is(old: Path, made_by: int) -> N
         assert await whole(store, "run-killed") == before
 
 
+async def test_who_reads_an_old_file_reads_on_while_another_brings_it_up_to_date(old: Path) -> None:
+    async with SQLiteStore(old, mode="read") as reader:
+        before = await whole(reader, "run-killed"), await reader.list_runs()
+        async with SQLiteStore(old, mode="existing"):
+            pass
+        assert version(old) == CURRENT
+        assert (await whole(reader, "run-killed"), await reader.list_runs()) == before
+        assert set(await reader.run_sizes()) == {run.run_id for run in before[1]}
+
+
+async def test_version_4_takes_nothing_away_from_a_process_of_version_3_that_is_at_work(path: Path) -> None:
+    """It goes on with its run, and writes as it did: what is new may be left out."""
+    path.parent.mkdir()
+    shutil.copy(FIXTURES / "schema_3.db", path)
+    with closing(sqlite3.connect(path)) as connection:
+        before = {name: columns(connection, name) for name in tables(connection)}
+        async with SQLiteStore(path, mode="existing"):
+            pass
+        for name, found in before.items():
+            now = columns(connection, name)
+            assert found.items() <= now.items()
+            assert not [added for added in now.keys() - found.keys() if now[added][1]], "NOT NULL"
+
+
+def tables(connection: sqlite3.Connection) -> list[str]:
+    return [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type IN ('table', 'view')")]
+
+
+def columns(connection: sqlite3.Connection, table: str) -> dict[str, tuple[str, bool]]:
+    found = connection.execute('SELECT name, type, "notnull" FROM pragma_table_info(?)', (table,)).fetchall()
+    return {name: (kind, bool(required)) for name, kind, required in found}
+
+
 async def test_a_migrated_file_has_the_schema_of_a_new_one(old: Path, tmp_path: Path) -> None:
     await make(tmp_path / "new.db")
     async with SQLiteStore(old) as store:

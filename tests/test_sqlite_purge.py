@@ -48,7 +48,7 @@ async def fill(store: SQLiteStore, run_id: str, canary: str = "", *, large: str 
     writer = Writer(store, run_id)
     tasks = tuple(replace(task, prompt=f"{task.prompt}{canary}") for task in CREATED.tasks)
     answer, done = replace(ANSWER, content=f"{canary} {large}"), replace(DONE_A, text=f"{canary} {large}")
-    await writer.write(replace(CREATED, tasks=tasks, settings=f'{{"x":"{canary}"}}'), *OPENING[1:])
+    await writer.write(replace(CREATED, tasks=tasks, settings=f'{{"x":"{canary} {large}"}}'), *OPENING[1:])
     for change in (START_A, replace(ASK, content=canary), answer, replace(done, data=f'"{canary}{large}"')):
         await writer.write(change)
     retried = [replace(change, task_id="c") for change in AT_START["retried"]]  # type: ignore[call-arg]
@@ -192,7 +192,7 @@ async def test_run_sizes_are_bytes_of_text(path: Path) -> None:
             await fill(store, run_id, "é", large=LARGE)
         text, data = len(f"é {LARGE}".encode()), len(f'"é{LARGE}"'.encode())
         prompts = sum(len(f"{task.prompt}é".encode()) + len(task.spec) for task in CREATED.tasks)
-        size = text + data + prompts + len('{"x":"é"}'.encode()) + len("é".encode())
+        size = text + data + prompts + len(f'{{"x":"é {LARGE}"}}'.encode()) + len("é".encode())
         errors = len("reset") + len('"é"'.encode())  # the note's body
         assert await store.run_sizes() == {"one": size + errors, "two": size + errors}
     async with SQLiteStore(path, mode="read") as store:

@@ -14,6 +14,7 @@ from backends import BackendError, CodexBackend, ErrorKind, Opening, Reply, Usag
 from backends.agents.program import Call, Ending
 from persistence import MemoryStore, SQLiteStore
 from runner import DAG, ParallelRunner, Retry, Task
+from tests.support.agents import Home, send
 from tests.support.command import Done, plait
 from tests.support.fakes import Talker
 from tests.support.remotes import dialect, make
@@ -96,11 +97,73 @@ async def test_every_attempt_keeps_its_own_also_for_a_resume() -> None:
     ]
 
 
-@pytest.mark.parametrize("model", [7, "\x1b[31mred", "\ud800"], ids=ascii)
-async def test_a_backend_that_names_none_that_can_be_kept_is_told_so(model: Any) -> None:
-    reply = Reply("fine", usage=Usage(2, 2, model=model))
+@pytest.mark.parametrize(
+    ("model", "kept"),
+    [
+        ("m-1", "m-1"),
+        ("Mod\u00e8le\u00a0X", "Mod\u00e8le X"),
+        ("x\u200by", "x\\u200by"),
+        ("\x1b[31mred", "\\x1b[31mred"),
+        ("\ud800", "\ufffd"),
+        ("  ", None),
+        ("m" * 100_000, "m" * 119 + "\u2026"),
+    ],
+    ids=lambda one: ascii(one)[:20],
+)
+@pytest.mark.parametrize("fails", [False, True], ids=["answers", "fails"])
+async def test_no_answer_and_no_cost_is_lost_for_the_name_that_a_backend_gives(
+    model: str, kept: str | None, fails: bool
+) -> None:
+    usage = Usage(2, 2, model=model)
+    error = BackendError(ErrorKind.AUTH, "no key", usage=usage)
+    backend = Talker(lambda _prompt, _opening: error if fails else Reply("fine", usage=usage))
+    store = MemoryStore()
+    result = await ParallelRunner(backend, store=store).run(DAG([Task("a", prompt="a")]))
+    (task,) = await store.list_tasks(result.run_id)
+    assert (result["a"].error, task.input_tokens, task.model) == ("no key" if fails else None, 2, kept)
+    assert fails or result["a"].usage == Usage(2, 2, model=kept)
+
+
+async def test_what_is_no_name_at_all_is_no_reply() -> None:
+    reply = Reply("fine", usage=Usage(2, 2, model=7))  # type: ignore[arg-type]
     result = await ParallelRunner(Talker(lambda _prompt, _opening: reply)).run(DAG([Task("a", prompt="a")]))
     assert "its usage is Usage(input_tokens=2" in (result["a"].error or "")
+
+
+async def test_a_run_has_none_of_its_own() -> None:
+    usage, store = Usage(1, 1, model="m"), MemoryStore()
+    runner = ParallelRunner(Talker(lambda _prompt, _opening: Reply("fine", usage=usage)), store=store)
+    result = await runner.run(DAG([Task("a", prompt="a")]))
+    assert result.usage == (await runner.resume(result.run_id)).usage == Usage(1, 1)
+
+
+async def test_an_agent_that_answered_nothing_names_no_model(home: Home) -> None:
+    for words, model in (("[[die]]", "large"), ("Work.", "nosuch")):
+        with pytest.raises(BackendError) as caught:
+            await send(home.acp(model=model), words, files=home.files(1, model))
+        assert caught.value.usage.model is None
+    reply = await send(home.acp(model="large"), "Work.", files=home.files(1, "works"))
+    assert reply.usage.model == "large"
+
+
+async def test_an_attempt_that_pays_for_a_cut_one_has_not_its_model(home: Home) -> None:
+    backend = home.claude()
+    session = str(backend.new_session_id())
+    await send(backend, "Work.", files=home.files(1), session_id=session)
+    stdout = home.files(1).turn / "1" / "stdout"
+    told = {
+        "type": "assistant",
+        "session_id": session,
+        "message": {"id": "m", "model": "first", "usage": {"output_tokens": 3}},
+    }
+    kept = [line for line in stdout.read_text().splitlines() if '"type": "result"' not in line]
+    stdout.write_text("\n".join([*kept, json.dumps(told), ""]))
+    for path in home.files(1).turn.rglob("told"):
+        path.unlink()
+    with pytest.raises(BackendError) as caught:
+        await send(backend, "Go on. [[error 401]]", files=home.files(2), session_id=session, resume=True, goes_on=True)
+    assert caught.value.usage.output_tokens >= 3, "paid for"
+    assert caught.value.usage.model is None
 
 
 PLAN = """

@@ -9,9 +9,10 @@ from backends.agents.acp_known import Agent
 from backends.agents.acp_updates import Updates
 from backends.agents.acp_wire import AUTH_REQUIRED, NOT_FOUND
 from backends.agents.faults import COMMON, Phrases, classify, judged
-from backends.agents.fields import at, number, shown, tables, text
+from backends.agents.fields import at, number, tables, text
 from backends.errors import ErrorKind
 from backends.protocol import JsonValue
+from backends.text import shown
 
 PHRASES: Phrases = (
     # Another process has the session, or had it a moment ago.

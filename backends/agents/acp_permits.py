@@ -8,8 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from backends.agents.fields import at, deed, shown, tables, text
+from backends.agents.fields import at, deed, tables, text
 from backends.protocol import JsonValue, Question
+from backends.text import shown
 from backends.values import value
 
 Policy: TypeAlias = Literal["deny", "allow", "ask"]

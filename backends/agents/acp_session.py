@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from backends.agents.acp_known import UNKNOWN, Agent, of_name
 from backends.agents.acp_wire import VERSION, Message, Step, request
 from backends.agents.faults import failure
-from backends.agents.fields import at, shown, tables, text
+from backends.agents.fields import at, tables, text
 from backends.agents.program import Call
 from backends.errors import ErrorKind
 from backends.protocol import JsonValue
+from backends.text import shown
 from backends.values import value
 
 

@@ -19,11 +19,12 @@ from backends.agents.acp_session import Able, able, choices, current, opening, s
 from backends.agents.acp_updates import Updates, answering
 from backends.agents.acp_wire import AUTH_REQUIRED, Message, Step, answer, notification, refusal, request
 from backends.agents.faults import failure, no_outcome
-from backends.agents.fields import at, shown, text
+from backends.agents.fields import at, text
 from backends.agents.program import Answered, Call, Ending
 from backends.agents.resets import seconds_left
 from backends.errors import BackendError, ErrorKind
 from backends.protocol import JsonValue, Output, Usage
+from backends.text import shown
 from backends.values import value
 
 _INTRODUCTION: Message = {
@@ -122,7 +123,9 @@ class Talk:
     @property
     def usage(self) -> Usage:
         """What was counted so far."""
-        model = answering(self._result) or self.aims.model or current(self._offers, "model")
+        model = answering(self._result)
+        if not model and (self._result is not None or not self._updates.is_silent):  # it has answered something
+            model = self.aims.model or current(self._offers, "model")
         return replace(self._updates.total(self._result), model=shown(model) or None)
 
     @property

@@ -13,9 +13,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from backends.agents.fields import at, shown, tables, text
+from backends.agents.fields import at, tables, text
 from backends.private import private_file
 from backends.protocol import JsonValue, Question
+from backends.text import shown
 
 _HOOK = Path(__file__).with_name("_claude_hook.py")
 ANSWER = "answer.json"

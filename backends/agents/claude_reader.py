@@ -9,11 +9,12 @@ from typing import Literal
 from backends.agents.claude_asking import question_of
 from backends.agents.claude_faults import PHRASES, REFUSES_SCHEMA, kind_of_result
 from backends.agents.faults import SchemaRefused, failure, no_outcome
-from backends.agents.fields import Tally, at, count, deed, number, shown, tables, text
+from backends.agents.fields import Tally, at, count, deed, number, tables, text
 from backends.agents.program import Answered, Call, Ending
 from backends.agents.resets import seconds_left
 from backends.errors import BackendError, ErrorKind
 from backends.protocol import NO_USAGE, JsonValue, Output, Usage
+from backends.text import shown
 
 _FIRST_TO_ADD_UP = (2, 1, 300)
 """From about here on `total_cost_usd` counts the whole session; before, the call alone."""

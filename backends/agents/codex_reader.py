@@ -6,11 +6,12 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 from backends.agents.faults import COMMON, Phrases, failure, judged, no_outcome
-from backends.agents.fields import at, count, deed, shown, tables, text
+from backends.agents.fields import at, count, deed, tables, text
 from backends.agents.program import Answered, Call, Ending
 from backends.agents.resets import seconds_left
 from backends.errors import BackendError, ErrorKind
 from backends.protocol import NO_USAGE, JsonValue, Output, Usage
+from backends.text import shown
 
 _PHRASES: Phrases = (
     ("no rollout found", ErrorKind.SESSION_LOST),

@@ -7,12 +7,12 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from backends.agents.fields import shown, text
+from backends.agents.fields import text
 from backends.agents.program import Ending
 from backends.errors import BackendError, ErrorKind
 from backends.kinds import kind_of
 from backends.protocol import NO_USAGE, Usage
-from backends.text import header_values, masked, parse_json
+from backends.text import header_values, masked, parse_json, shown
 
 Phrases: TypeAlias = Sequence[tuple[str, ErrorKind]]
 """What a message in lower case contains, and what that means; the first that fits holds."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from backends.protocol import NO_USAGE, JsonValue, Usage
-from backends.text import clean_text, one_line
+from backends.text import clean_text, shown
 
 _TELLING = ("command", "file_path", "path", "pattern", "query", "url", "description", "prompt")
 _MOST = 2**53
@@ -46,14 +46,6 @@ def tables(value: JsonValue | Mapping[str, JsonValue], *path: str) -> Sequence[M
     """The objects in the list under `path`."""
     found = at(value, *path)
     return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
-
-
-def shown(words: str, limit: int = 120) -> str:
-    """`words` in one line of at most `limit` characters, with an escape for each that a terminal would not show."""
-    line = one_line(words, limit)
-    if line.isprintable():
-        return line
-    return one_line("".join(char if char.isprintable() else ascii(char)[1:-1] for char in line), limit)
 
 
 def deed(name: str, given: JsonValue) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from backends.agents.faults import COMMON, Phrases, classify, failure, no_outcome
-from backends.agents.fields import at, count, deed, shown, tables, text
+from backends.agents.fields import at, count, deed, tables, text
 from backends.agents.program import Answered, Call, Ending
 from backends.agents.resets import seconds_left
 from backends.errors import BackendError, ErrorKind
 from backends.protocol import NO_USAGE, JsonValue, Output, Usage
-from backends.text import parse_json
+from backends.text import parse_json, shown
 
 _PHRASES: Phrases = (
     ("invalid session identifier", ErrorKind.SESSION_LOST),

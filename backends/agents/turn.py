@@ -268,7 +268,8 @@ class CliConversation:
 
     def _cost_unheard(self, cut: list[Unheard]) -> Usage:
         read = ((one.folder, one.reader) for one in reversed(cut))
-        return sum((self._own(folder, reader.session_id, reader.usage) for folder, reader in read), NO_USAGE)
+        cost = sum((self._own(folder, reader.session_id, reader.usage) for folder, reader in read), NO_USAGE)
+        return replace(cost, model=None)  # which answers now is not for them to say
 
     def _own(self, folder: Path, session_id: str | None, usage: Usage) -> Usage:  # noqa: ARG002 - for those that need it
         """What the call with its files in `folder` cost, in that session, by what it says itself."""

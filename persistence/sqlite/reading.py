@@ -49,7 +49,14 @@ def read_head(connection: sqlite3.Connection, run_id: str, *, settings: bool) ->
     row = connection.execute(sql.GET_HEAD, (run_id,)).fetchone()
     if row is None:
         return None
-    return _head(row, connection.execute(sql.GET_SETTINGS, (run_id,)).fetchone()[0] if settings else "")
+    return _head(row, _settings(connection, run_id) if settings else "")
+
+
+def _settings(connection: sqlite3.Connection, run_id: str) -> str:
+    (found,) = connection.execute(sql.GET_SETTINGS, (run_id,)).fetchone()
+    if not found:
+        raise StoreError(f"the stored settings of run {run_id!r} are missing; restore a copy")
+    return str(found)
 
 
 def _head(row: Row, settings: str) -> RunHead:

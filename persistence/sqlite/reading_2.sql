@@ -1,6 +1,7 @@
 -- How a file of version 2 reads as one of version 3, for those who may only read. Temporary views hide the tables.
 
-CREATE TEMP VIEW runs AS SELECT rowid AS rowid, *, NULL AS policy_state, 0 AS policy_seq FROM main.runs;
+CREATE TEMP VIEW runs AS SELECT rowid AS rowid, *, NULL AS policy_state, 0 AS policy_seq, NULL AS settings_sha256
+FROM main.runs;
 CREATE TEMP VIEW IF NOT EXISTS tasks AS SELECT *, NULL AS asked, NULL AS answers, NULL AS added_by, NULL AS model FROM main.tasks;
 
 -- "run_running" is called as in version 3.

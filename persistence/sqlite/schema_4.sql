@@ -1,13 +1,8 @@
--- Version 4. Which model answered is kept with each attempt. The settings of a run, which hold its inputs and may have
--- many megabytes, get a table of their own: the row of a run is written anew with every batch.
+-- Version 4. Which model answered is kept with each attempt. Large settings of a run, which hold its inputs and may have
+-- many megabytes, are kept as other large texts are: the row of a run is written anew with every batch.
 
-CREATE TABLE run_settings (
-    run_id TEXT NOT NULL PRIMARY KEY REFERENCES runs (run_id),
-    settings TEXT NOT NULL               -- JSON
-) STRICT;
-
-INSERT INTO run_settings (run_id, settings) SELECT run_id, settings FROM runs ORDER BY rowid;
-ALTER TABLE runs DROP COLUMN settings;
+ALTER TABLE runs ADD COLUMN settings_sha256 BLOB REFERENCES blobs (sha256);  -- settings is '' then
+CREATE INDEX runs_settings_sha256 ON runs (settings_sha256) WHERE settings_sha256 IS NOT NULL;
 
 ALTER TABLE tasks ADD COLUMN model TEXT;  -- as the backend names it; NULL where that is not known
 ALTER TABLE earlier_attempts ADD COLUMN model TEXT;

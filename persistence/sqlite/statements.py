@@ -152,9 +152,9 @@ ON CONFLICT (sha256) DO UPDATE SET content = excluded.content WHERE content IS N
 """What is there stays, unless it was damaged."""
 
 ADD_RUN = """
-INSERT INTO runs (run_id, name, created_at, status, last_seq, epoch, claims) VALUES (?, ?, ?, 'queued', 0, 0, '[]')
+INSERT INTO runs (run_id, name, settings, settings_sha256, created_at, status, last_seq, epoch, claims)
+VALUES (?, ?, ?, ?, ?, 'queued', 0, 0, '[]')
 """
-ADD_SETTINGS = "INSERT INTO run_settings (run_id, settings) VALUES (?, ?)"
 SET_HEAD = """
 UPDATE runs SET status = ?, started_at = ?, ended_at = ?, error = ?, last_seq = ?, epoch = ?, lease_expires_at = ?,
     claims = ?, policy_state = ?, policy_seq = ?, owner_id = ?, owner_host = ?, owner_boot_id = ?, owner_pid = ?,
@@ -168,7 +168,9 @@ SELECT name, created_at, status, started_at, ended_at, error, last_seq, lease_ex
     policy_state, policy_seq, owner_id, owner_host, owner_boot_id, owner_pid, owner_process_started, owner_claimed_at
 FROM runs WHERE run_id = ?
 """
-GET_SETTINGS = "SELECT settings FROM run_settings WHERE run_id = ?"
+GET_SETTINGS = """
+SELECT coalesce((SELECT content FROM blobs WHERE sha256 = settings_sha256), settings) FROM runs WHERE run_id = ?
+"""
 LIST_RUNS = """
 SELECT run_id, name, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims,
     policy_state, policy_seq, owner_id, owner_host, owner_boot_id, owner_pid, owner_process_started, owner_claimed_at
@@ -236,7 +238,6 @@ DELETE_RUN = (
     "DELETE FROM sessions WHERE run_id = ?",
     "DELETE FROM earlier_attempts WHERE run_id = ?",
     "DELETE FROM tasks WHERE run_id = ?",
-    "DELETE FROM run_settings WHERE run_id = ?",
     "DELETE FROM runs WHERE run_id = ?",
 )
 """Those who refer to others first."""
@@ -244,14 +245,13 @@ DELETE_UNUSED_BLOBS = """
 DELETE FROM blobs WHERE NOT EXISTS (SELECT 1 FROM tasks WHERE text_sha256 = blobs.sha256)
     AND NOT EXISTS (SELECT 1 FROM tasks WHERE data_sha256 = blobs.sha256)
     AND NOT EXISTS (SELECT 1 FROM messages WHERE content_sha256 = blobs.sha256)
+    AND NOT EXISTS (SELECT 1 FROM runs WHERE settings_sha256 = blobs.sha256)
 """
 LIST_SESSIONS = "SELECT DISTINCT session_id FROM sessions"
 RUN_SIZES = """
 SELECT run_id, sum(bytes) FROM (
-    SELECT run_id, ifnull(length(CAST(error AS BLOB)), 0) + ifnull(length(CAST(policy_state AS BLOB)), 0) AS bytes
-        FROM runs
-    UNION ALL
-    SELECT run_id, length(CAST(settings AS BLOB)) FROM run_settings
+    SELECT run_id, length(CAST(settings AS BLOB)) + ifnull(length(CAST(error AS BLOB)), 0)
+        + ifnull(length(CAST(policy_state AS BLOB)), 0) AS bytes FROM runs
     UNION ALL
     SELECT run_id, length(CAST(prompt AS BLOB)) + length(CAST(spec AS BLOB)) + ifnull(length(CAST(text AS BLOB)), 0)
         + ifnull(length(CAST(data AS BLOB)), 0) + ifnull(length(CAST(error AS BLOB)), 0)
@@ -265,7 +265,9 @@ SELECT run_id, sum(bytes) FROM (
     SELECT run_id, length(CAST(body AS BLOB)) FROM notes
     UNION ALL
     SELECT run_id, size FROM (
-        SELECT run_id, text_sha256 AS sha256 FROM tasks WHERE text_sha256 IS NOT NULL
+        SELECT run_id, settings_sha256 AS sha256 FROM runs WHERE settings_sha256 IS NOT NULL
+        UNION
+        SELECT run_id, text_sha256 FROM tasks WHERE text_sha256 IS NOT NULL
         UNION
         SELECT run_id, data_sha256 FROM tasks WHERE data_sha256 IS NOT NULL
         UNION

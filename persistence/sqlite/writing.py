@@ -88,8 +88,9 @@ def _apply(connection: sqlite3.Connection, batch: Batch, write: Writer) -> None:
     head = before
     if head is None:
         head = rules.new_head(changes[0], run_id)
-        connection.execute(sql.ADD_RUN, (run_id, head.name, head.created_at))
-        connection.execute(sql.ADD_SETTINGS, (run_id, head.settings))
+        key = Rows(connection, run_id).blob(head.settings)
+        kept = head.settings if key is None else ""
+        connection.execute(sql.ADD_RUN, (run_id, head.name, kept, key, head.created_at))
     first_seq = batch.first_seq + skipped
     for seq, change in enumerate(changes, first_seq):
         if type(change) not in _ROWS or isinstance(change, RunCreated):
