@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -289,3 +290,25 @@ def test_what_is_no_plain_file_is_no_traceback(tmp_path: Path) -> None:
     for name in names:
         with pytest.raises(PlanError, match=f"cannot read '{name}' in "):
             parse_plan(f"inputs: {{people: {{rows: {name}}}}}\n{TASKS}", folder=tmp_path)
+
+
+def test_only_regular_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    os.mkfifo("pipe.csv")
+    (tmp_path / "device.csv").symlink_to(os.devnull)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("socket.csv")
+        for what in ("device", "socket", "pipe"):
+            words = f"'{what}.csv' is a {what}, and rows stand in a regular file; write them to one, and name that"
+            with pytest.raises(PlanError, match=words):
+                parse_plan(f"inputs: {{people: {{rows: {what}.csv}}}}\n{TASKS}", folder=tmp_path)
+    (tmp_path / "linked.jsonl").symlink_to(short(tmp_path))
+    assert parse_plan(f"inputs: {{people: {{rows: linked.jsonl}}}}\n{TASKS}", folder=tmp_path).dag.inputs == {
+        "people": [1, 2]
+    }
+
+
+def test_what_the_shell_hands_over_is_asked_for_as_a_file(tmp_path: Path) -> None:
+    for name in ("/dev/stdin", "/dev/fd/63", "-"):
+        with pytest.raises(PlanError, match=r"its name has to end with .*; write the rows to such a file"):
+            parse_plan(f"inputs: {{people: {{rows: x.csv}}}}\n{TASKS}", folder=tmp_path, overrides={"people": name})

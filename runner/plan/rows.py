@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -27,6 +28,12 @@ MAX_BYTES = 64 * 1024 * 1024
 MOST_MISTAKES = 20
 """Mistakes of one file that are told: whoever makes one in a row tends to make it in all."""
 _SPACE = re.compile(r"[ \t\n\r]*")
+_SPECIAL = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+")
 
 
@@ -62,7 +69,8 @@ def read_rows(folder: Path, name: str, max_rows: int) -> list[JsonValue]:
     path = folder / name
     read = _READERS.get(path.suffix.lower())
     if read is None:
-        raise ValueError(f"{name!r} is no file of rows: its name has to end with {', '.join(_READERS)}")
+        ends = ", ".join(_READERS)
+        raise ValueError(f"{name!r} is no file of rows: its name has to end with {ends}; write the rows to such a file")
     found = read(_text(path, folder, name))
     rows: list[JsonValue] = []
     mistakes: list[Mistake] = []
@@ -98,6 +106,9 @@ def _text(path: Path, folder: Path, name: str) -> str:
     if "\0" in name:
         raise ValueError("a file name cannot hold U+0000")
     try:
+        # A pipe is not opened at all: that waits for somebody who writes to it.
+        if what := _SPECIAL.get(stat.S_IFMT(path.stat().st_mode)):
+            raise ValueError(f"{name!r} is {what}, and rows stand in a regular file; write them to one, and name that")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
