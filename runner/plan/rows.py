@@ -166,6 +166,10 @@ def _checked(value: JsonValue, line: int) -> JsonValue | Mistake:
     return value
 
 
+def _not_null(row: JsonValue | Mistake, line: int) -> JsonValue | Mistake:
+    return Mistake("this row is null, which for_each cannot go over; leave it out", line) if row is None else row
+
+
 def _lines(text: str) -> _Rows:
     values = _Json()
     for number, found in enumerate(_LINE.finditer(text), 1):
@@ -177,7 +181,7 @@ def _lines(text: str) -> _Rows:
         if end is not None and (more := _after_space(line, end)) < len(line):
             yield Mistake("this is not JSON: a line holds one value, and here is more", number, more + 1)
         else:
-            yield value
+            yield _not_null(value, number)
 
 
 def _list(text: str) -> _Rows:
@@ -204,7 +208,7 @@ def _list(text: str) -> _Rows:
         if before == "[" and text.startswith("]", at):
             break
         value, end = values.read(text, at, line)
-        yield value
+        yield _not_null(value, line)
         if end is None:
             return
         at = _after_space(text, end)
