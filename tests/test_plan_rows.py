@@ -9,8 +9,10 @@ import socket
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
-from runner.plan import PlanError, PlanProblem, parse_plan
+from runner.plan import PlanError, PlanProblem, parse_plan, plan_schema
+from runner.web.posted import posted_plan
 from tests.support.command import plait, plait_here
 from tests.support.plans import calls, make
 
@@ -54,6 +56,8 @@ def test_rows_are_for_for_each_what_a_list_in_the_plan_is(tmp_path: Path) -> Non
     plans = [f"inputs: {{people: {value}}}\n{TASKS}" for value in ("{rows: p.jsonl}", json.dumps(VALUES))]
     read, inline = (parse_plan(plan, folder=tmp_path).dag for plan in plans)
     assert (read.tasks, read.inputs) == (inline.tasks, inline.inputs)
+    with pytest.raises(PlanError, match="element 2 of input 'people' is empty"):
+        parse_plan(f"inputs: {{people: [1, null]}}\n{TASKS}")
 
 
 WRONG: dict[str, tuple[str, str | bytes, int, str]] = {
@@ -175,8 +179,6 @@ def test_a_huge_file_is_refused_without_being_read(tmp_path: Path) -> None:
         ("{rows: sub.json}", "inputs.people", "Is a directory; check the path"),
         ("{rows: short.txt}", "inputs.people", "has to end with .jsonl, .ndjson, .json, .csv, .tsv"),
         ("{rows: short}", "inputs.people", "'short' is no file of rows: its name has to end with .jsonl"),
-        ("{rows: }", "inputs.people.rows", "'rows' is missing; add it"),
-        ("{rows: [1]}", "inputs.people.rows", "must be text, not a list"),
         ("{rows: short.jsonl, max_row: 3}", "inputs.people.max_row", "did you mean 'max_rows'?"),
         ("{rows: short.jsonl, max_rows: 0}", "inputs.people.max_rows", "must be at least 1, not 0"),
     ],
@@ -189,6 +191,14 @@ def test_a_file_that_cannot_be_used_is_a_mistake_of_the_plan(tmp_path: Path, spe
     (problem,) = caught.value.problems
     assert (problem.line, problem.where) == (2, where)
     assert words in problem.message
+
+
+def test_a_mapping_whose_rows_are_no_text_is_a_value_like_any_other(tmp_path: Path) -> None:
+    for value in ({"columns": ["a", "b"], "rows": [[1, 2], [3, 4]]}, {"rows": None}, {"rows": 3}, {"rows": {"x": 1}}):
+        plan: dict[str, object] = {"inputs": {"t": value}, "tasks": [{"id": "t1", "prompt": "{{ t.rows }}"}]}
+        assert parse_plan(json.dumps(plan), format="json", folder=tmp_path).dag.inputs == {"t": value}
+        assert posted_plan(plan, {}, []).dag.inputs == posted_plan(plan, {"t": value}, []).dag.inputs == {"t": value}
+        Draft202012Validator(plan_schema()).validate(plan)
 
 
 def test_names_that_no_file_can_have_are_mistakes(tmp_path: Path) -> None:

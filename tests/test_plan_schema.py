@@ -22,6 +22,7 @@ from runner.plan import PlanError, parse_plan, plan_schema
         {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"r": {"files": "*", "most": 3}}},
         {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"r": {"rows": "r.csv", "max_rows": 0}}},
         {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"r": {"rows": "r.csv", "max_rows": 100_001}}},
+        {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"r": {"rows": "r.csv", "columns": ["a"]}}},
         {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"results": 1}},
     ],
 )

@@ -45,6 +45,7 @@ def test_a_posted_plan_is_a_plan() -> None:
         ({"inputs": {"who": {"files": "/etc/passwd"}}}, {}, "inputs.who: a posted plan reads no files"),
         ({}, {"who": {"files": "/etc/passwd", "more": 1}}, "inputs.who: a posted plan reads no files"),
         ({"inputs": {"who": {"rows": "/etc/rows.csv"}}}, {}, "inputs.who: a posted plan reads no files; give the rows"),
+        ({}, {"who": {"rows": "people.csv", "columns": []}}, "inputs.who: a posted plan reads no files; give the rows"),
         ({}, {"who": {"rows": "/etc/rows.csv"}}, "inputs.who: a posted plan reads no files; give the rows"),
         ({"inputs": {"who": {"required": True}}}, {}, "inputs.who: this input has no default"),
         ({}, {"whom": "Bob"}, "inputs.whom: there is no input 'whom'; did you mean 'who'?"),

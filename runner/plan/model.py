@@ -200,24 +200,30 @@ class RequiredInput(_Part):
     """The run must give a value: --set name=value."""
 
 
-def _input_kind(value: Any) -> str:
+def input_kind(value: Any) -> str:
+    """Which kind of input `value` is under `inputs`: files, rows, required or value."""
     if isinstance(value, FilesInput) or (isinstance(value, dict) and "files" in value):
         return "files"
-    if isinstance(value, RowsInput) or (isinstance(value, dict) and "rows" in value):
+    # A table may well have its rows under this key.
+    if isinstance(value, RowsInput) or (isinstance(value, dict) and isinstance(value.get("rows"), str)):  # pyright: ignore[reportUnknownMemberType]
         return "rows"
     if isinstance(value, RequiredInput) or (isinstance(value, dict) and "required" in value):
         return "required"
     return "value"
 
 
-_SPECIAL = [{"required": [key]} for key in ("files", "rows", "required")]
+_SPECIAL: list[dict[str, Any]] = [
+    {"required": ["files"]},
+    {"required": ["rows"], "properties": {"rows": {"type": "string"}}},
+    {"required": ["required"]},
+]
 _PLAIN_VALUE: dict[str, Any] = {"not": {"type": "object", "anyOf": _SPECIAL}}
 InputPart: TypeAlias = Annotated[
     Annotated[FilesInput, Tag("files")]
     | Annotated[RowsInput, Tag("rows")]
     | Annotated[RequiredInput, Tag("required")]
     | Annotated[Any, Tag("value"), WithJsonSchema(_PLAIN_VALUE)],
-    Discriminator(_input_kind),
+    Discriminator(input_kind),
 ]
 
 

@@ -23,6 +23,7 @@ from runner.plan.model import (
     RowsInput,
     TaskPart,
     WorkflowPart,
+    input_kind,
 )
 from runner.plan.source import Source
 
@@ -157,7 +158,7 @@ def model_at(path: Path, whole: object) -> type[BaseModel] | None:
             return SPEC_CLASSES.get(str(_value_at((*path, "kind"), whole)))
         case ("inputs", _):
             shapes: dict[str, type[BaseModel]] = {"files": FilesInput, "rows": RowsInput}
-            return next((shapes[key] for key in shapes if _value_at((*path, key), whole) is not None), RequiredInput)
+            return shapes.get(input_kind(_value_at(path, whole)), RequiredInput)
         case _:
             return DefaultsPart
 

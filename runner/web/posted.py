@@ -14,6 +14,7 @@ from typing import Any, cast
 from runner.plan import Plan, PlanError, PlanProblem, parse_plan
 from runner.plan.build import NAME_IT
 from runner.plan.inputs import no_input
+from runner.plan.model import input_kind
 from runner.plan.source import MAX_BYTES
 
 _THE_SERVERS = {
@@ -72,7 +73,6 @@ def _input_problems(declared: Mapping[str, Any], given: Mapping[str, Any]) -> li
     problems = [PlanProblem(no_input(name, declared), f"inputs.{name}", file="") for name in unknown]
     for name, value in {**declared, **given}.items():
         # A plan file would take such a value for more than a value.
-        special = next((key for key in _SPECIAL if isinstance(value, dict) and key in value), None)
-        if special is not None:
-            problems.append(PlanProblem(_SPECIAL[special], f"inputs.{name}", file=""))
+        if special := _SPECIAL.get(input_kind(value)):
+            problems.append(PlanProblem(special, f"inputs.{name}", file=""))
     return problems
