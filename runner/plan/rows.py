@@ -6,21 +6,20 @@ here is what a plan may hold.
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
 
-from runner.plan.errors import PlanProblem, spell
+from runner.plan.errors import PlanProblem
 from runner.plan.model import MAX_MADE
-from runner.plan.values import MAX_DEPTH, nests_too_deep, unstorable
+from runner.plan.row import LINE, Mistake, Rows, checked, too_deep
+from runner.plan.tables import table
 from runner.plan.wording import describe
 from runner.task import JsonValue
 
@@ -34,19 +33,6 @@ _SPECIAL = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Mistake:
-    """What is wrong in a line of the file."""
-
-    message: str
-    line: int
-    column: int | None = None
-
-
-_Rows: TypeAlias = "Iterator[JsonValue | Mistake]"
 
 
 class RowsError(ValueError):
@@ -146,33 +132,21 @@ class _Json:
             first = text.count("\n", 0, at) + 1
             return Mistake(f"this is not JSON: {error.msg}", line + error.lineno - first, error.colno), None
         except RecursionError:
-            return _too_deep(line), None
+            return too_deep(line), None
         except ValueError as error:
             return Mistake(f"this is not JSON: {error}", line), None
         if self._twice:
             return Mistake(f"key {self._twice[0]!r} stands here twice", line), end
-        return _checked(value, line), end
-
-
-def _too_deep(line: int) -> Mistake:
-    return Mistake(f"this is nested deeper than {MAX_DEPTH} levels", line)
-
-
-def _checked(value: JsonValue, line: int) -> JsonValue | Mistake:
-    if nests_too_deep(value):
-        return _too_deep(line)
-    for path, message in unstorable(value):
-        return Mistake(f"{spell(path)}: {message}" if path else message, line)
-    return value
+        return checked(value, line), end
 
 
 def _not_null(row: JsonValue | Mistake, line: int) -> JsonValue | Mistake:
     return Mistake("this row is null, which for_each cannot go over; leave it out", line) if row is None else row
 
 
-def _lines(text: str) -> _Rows:
+def _lines(text: str) -> Rows:
     values = _Json()
-    for number, found in enumerate(_LINE.finditer(text), 1):
+    for number, found in enumerate(LINE.finditer(text), 1):
         line = found[0].rstrip("\r\n")
         start = _after_space(line, 0)
         if start == len(line):
@@ -184,7 +158,7 @@ def _lines(text: str) -> _Rows:
             yield _not_null(value, number)
 
 
-def _list(text: str) -> _Rows:
+def _list(text: str) -> Rows:
     values = _Json()
     at = _after_space(text, 0)
     if at == len(text):
@@ -229,64 +203,10 @@ def _after_space(text: str, at: int) -> int:
     return found.end() if found else at
 
 
-def _table(text: str, delimiter: str) -> _Rows:
-    # Strict, because a quote that is never closed would else swallow all rows behind it into one field.
-    reader = csv.reader((found[0] for found in _LINE.finditer(text)), delimiter=delimiter, strict=True)
-    header: list[str] | None = None
-    while True:
-        line = reader.line_num + 1
-        try:
-            fields = next(reader, None)
-        except csv.Error as error:
-            yield _broken(error, line, reader.line_num)
-            return
-        if fields is None:
-            return
-        if not fields:
-            continue
-        if header is not None:
-            yield _row(header, fields, line)
-            continue
-        header = fields
-        if message := _wrong_header(header):
-            yield Mistake(message, line)
-            return
-
-
-def _row(header: list[str], fields: list[str], line: int) -> JsonValue | Mistake:
-    if len(fields) != len(header):
-        have = f"{len(fields)} field{'s' if len(fields) != 1 else ''}"
-        message = f"this row has {have}, and the header {len(header)}; a field with a separator in it stands in quotes"
-        return Mistake(message, line)
-    return _checked(dict(zip(header, fields, strict=True)), line)
-
-
-def _wrong_header(header: list[str]) -> str | None:
-    if len(header) == 1 and (found := re.search("[;\t]", header[0])):
-        return f"fields are separated by {found[0]!r} here; a .csv file has commas, a .tsv file has tabs"
-    for number, name in enumerate(header, 1):
-        if not name.strip():
-            return f"column {number} has no name; the first line names each column"
-    for name, count in Counter(header).items():
-        if count > 1:
-            return f"the header has column {describe(name)} twice; give each column a name of its own"
-    return next((message for _, message in unstorable(list(header))), None)
-
-
-def _broken(error: csv.Error, first: int, last: int) -> Mistake:
-    """What is wrong with a row that reaches from line `first` to line `last`, as far as it was read."""
-    if "field larger" in str(error):
-        most = f"more than {csv.field_size_limit():,} characters"
-        return Mistake(f"a field has {most}; is a quote missing? A .jsonl file may hold longer texts", first)
-    if "unexpected end" in str(error):
-        return Mistake("a quote that is opened in this row is never closed", first)
-    return Mistake(f"{error}; a quote within a field in quotes is written twice", last)
-
-
-_READERS: dict[str, Callable[[str], _Rows]] = {
+_READERS: dict[str, Callable[[str], Rows]] = {
     ".jsonl": _lines,
     ".ndjson": _lines,
     ".json": _list,
-    ".csv": partial(_table, delimiter=","),
-    ".tsv": partial(_table, delimiter="\t"),
+    ".csv": partial(table, delimiter=","),
+    ".tsv": partial(table, delimiter="\t"),
 }
