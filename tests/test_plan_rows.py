@@ -42,6 +42,8 @@ LINES = "\n\n  \r\n".join(json.dumps(value, ensure_ascii=False) for value in VAL
         ("p.json", json.dumps(VALUES, indent=1), VALUES),
         ("p.json", " \n[1 ,\n2]\n", [1, 2]),
         ("p.csv", 'name,age\r\nAda,"3,6"\r\n\r\n"B ""x""\nb",\r\n', [("Ada", "3,6"), ('B "x"\nb', "")]),
+        ("p.csv", ',\nname,age\nAda,3\n   \n,,,,\n , \n,4\n"",""\n,\n', [("Ada", "3"), ("", "4")]),
+        ("p.tsv", "name\tage\nAda\t3\n  \n\t\n\t\t\t\n", [("Ada", "3")]),
         ("p.tsv", 'name\tage\nAda\t3,6\n Bo \t"a\tb"', [("Ada", "3,6"), (" Bo ", "a\tb")]),
     ],
 )
@@ -131,7 +133,15 @@ def test_all_wrong_rows_are_told_at_once_up_to_twenty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "data"), [("p.jsonl", "\n \n"), ("p.json", " [ ] "), ("p.csv", ""), ("p.csv", "\na,b\n\n"), ("p.json", "")]
+    ("name", "data"),
+    [
+        ("p.jsonl", "\n \n"),
+        ("p.json", " [ ] "),
+        ("p.csv", ""),
+        ("p.csv", "\na,b\n\n"),
+        ("p.csv", "a,b\n,\n  \n"),
+        ("p.json", ""),
+    ],
 )
 def test_no_rows_are_a_mistake_of_the_plan(tmp_path: Path, name: str, data: str) -> None:
     (problem,) = mistakes(tmp_path, name, data)

@@ -26,7 +26,8 @@ def table(text: str, delimiter: str) -> Rows:
             return
         if fields is None:
             return
-        if not fields:
+        # Spreadsheets write the rows below the last one as separators alone.
+        if not any(field.strip() for field in fields):
             continue
         if header is not None:
             yield _row(header, fields, line)
