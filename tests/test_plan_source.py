@@ -129,7 +129,7 @@ def test_any_json_is_read_as_json(value):
         ('{\n"a": NaN}', 2, "nan is not a number"),
         ("[" * 100_000, None, "nested deeper"),
         ("[" * 60 + "]" * 60, 1, "nested deeper"),
-        ("9" * 5000, None, "not JSON"),
+        ("9" * 5000, None, "a number has more than 4,300 digits; write it as text, in quotes"),
     ],
     ids=range(6),
 )
@@ -149,11 +149,12 @@ def test_toml():
     ("text", "line", "words"),
     [
         ("a = 1\na = 2\nb = 1", 2, "not TOML"),
+        ("a = " + "9" * 5000, None, "a number has more than 4,300 digits; write it as text, in quotes"),
         ("a = nan", None, "nan is not a number"),
         ("a = " + "[" * 5000, None, "nested deeper"),
         ("a = " + "[" * 60 + "]" * 60, None, "nested deeper"),
     ],
-    ids=range(4),
+    ids=range(5),
 )
 def test_unreadable_toml(text, line, words):
     (found,) = problems(text, format="toml")

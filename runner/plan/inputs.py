@@ -15,7 +15,7 @@ from runner.plan.errors import PlanError, PlanProblem, spell
 from runner.plan.model import FilesInput, RequiredInput, RowsInput
 from runner.plan.rows import RowsError, read_rows
 from runner.plan.source import Source, read_value
-from runner.plan.wording import describe
+from runner.plan.wording import describe, in_folder
 from runner.task import JsonValue
 
 _SHORT = 60
@@ -139,9 +139,7 @@ def _read_files(spec: FilesInput, base: Path, pattern: str) -> JsonValue:
     try:
         paths = _matches(base, pattern)
         if not paths:
-            raise ValueError(
-                f"no file matches {pattern!r} in {base.resolve()}; name a folder or a glob such as docs/*.md"
-            )
+            raise ValueError(f"no file matches {in_folder(pattern, base)}; name a folder or a glob such as docs/*.md")
         if len(paths) > spec.max_files:
             raise ValueError(
                 f"{pattern!r} matches {len(paths)} files, but max_files is {spec.max_files}; raise it or match fewer"

@@ -20,7 +20,8 @@ from runner.plan.errors import PlanProblem
 from runner.plan.model import MAX_MADE
 from runner.plan.row import LINE, Mistake, Rows, checked, too_deep
 from runner.plan.tables import table
-from runner.plan.wording import describe
+from runner.plan.values import not_json, too_many_digits
+from runner.plan.wording import describe, in_folder
 from runner.task import JsonValue
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -98,7 +99,7 @@ def _text(path: Path, folder: Path, name: str) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ValueError(f"cannot read {name!r} in {folder.resolve()}: {error.strerror}; check the path") from error
+        raise ValueError(f"cannot read {in_folder(name, folder)}: {error.strerror}; check the path") from error
     if len(data) > MAX_BYTES:
         raise ValueError(
             f"{name!r} has more than {MAX_BYTES >> 20} MiB; split it, or leave out what prompts do not use"
@@ -106,7 +107,7 @@ def _text(path: Path, folder: Path, name: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
+        line = error.object[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n").count(b"\n") + 1
         raise RowsError(path, [Mistake("this is not UTF-8; save the file as UTF-8", line)]) from error
 
 
@@ -130,11 +131,11 @@ class _Json:
             value, end = self._decoder.raw_decode(text, at)
         except json.JSONDecodeError as error:
             first = text.count("\n", 0, at) + 1
-            return Mistake(f"this is not JSON: {error.msg}", line + error.lineno - first, error.colno), None
+            return Mistake(not_json(error), line + error.lineno - first, error.colno), None
         except RecursionError:
             return too_deep(line), None
-        except ValueError as error:
-            return Mistake(f"this is not JSON: {error}", line), None
+        except ValueError:
+            return Mistake(too_many_digits(), line), None
         if self._twice:
             return Mistake(f"key {self._twice[0]!r} stands here twice", line), end
         return checked(value, line), end
@@ -159,6 +160,8 @@ def _lines(text: str) -> Rows:
 
 
 def _list(text: str) -> Rows:
+    if "\r" in text:  # no value of JSON can hold one
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
     values = _Json()
     at = _after_space(text, 0)
     if at == len(text):

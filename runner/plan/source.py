@@ -19,7 +19,7 @@ from typing import Any, NoReturn, cast
 import yaml
 
 from runner.plan.errors import Path, PlanError, PlanProblem, spell
-from runner.plan.values import MAX_DEPTH, unstorable
+from runner.plan.values import MAX_DEPTH, not_json, too_many_digits, unstorable
 from runner.task import JsonValue
 
 MAX_BYTES = 1024 * 1024
@@ -114,11 +114,11 @@ def _read_json(text: str, source: Source) -> None:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        _fail(source, f"this is not JSON: {error.msg}", error.lineno, error.colno)
+        _fail(source, not_json(error), error.lineno, error.colno)
     except RecursionError:
         _fail(source, f"the plan is nested deeper than {MAX_DEPTH} levels")
-    except ValueError as error:
-        _fail(source, f"this is not JSON: {error}")
+    except ValueError:
+        _fail(source, too_many_digits())
     try:
         # A tab is only ever white space in JSON, where YAML does not want it; nor does it want half a character.
         _YamlReader(_HALF.sub(r"\\u0041", text.replace("\t", " ")), source).read()
@@ -137,6 +137,8 @@ def _read_toml(text: str, source: Source) -> None:
         _fail(source, f"this is not TOML: {message}", *numbers)
     except RecursionError:
         _fail(source, f"the plan is nested deeper than {MAX_DEPTH} levels")
+    except ValueError:
+        _fail(source, too_many_digits())
 
 
 def _plain(value: Any, depth: int) -> JsonValue:

@@ -47,6 +47,10 @@ def _row(header: list[str], fields: list[str], line: int) -> JsonValue | Mistake
 
 
 def _wrong_header(header: list[str]) -> str | None:
+    if header[0].startswith("\ufeff"):
+        return "the header begins with U+FEFF, a second byte order mark; save the file with one, or without"
+    if re.fullmatch("sep=.?", "".join(header), re.IGNORECASE | re.DOTALL):
+        return "this line is for Excel alone; remove it, so that the first line names the columns"
     if len(header) == 1 and (found := re.search("[;\t]", header[0])):
         return f"fields are separated by {found[0]!r} here; a .csv file has commas, a .tsv file has tabs"
     for number, name in enumerate(header, 1):

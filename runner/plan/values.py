@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator
 
 from runner.plan.errors import Path
@@ -26,6 +28,17 @@ def unstorable(value: JsonValue, path: Path = ()) -> Iterator[tuple[Path, str]]:
         if isinstance(key, str) and _UNSTORABLE.search(key):
             yield path, "a key may not hold U+0000 or half a character; remove it"
         yield from unstorable(part, (*path, key))
+
+
+def not_json(error: json.JSONDecodeError) -> str:
+    """What is said of a text that json refuses."""
+    # Some of its messages go on with a place, which is told beside them.
+    return f"this is not JSON: {error.msg.removesuffix(' at').removesuffix(' starting')}"
+
+
+def too_many_digits() -> str:
+    """What is said of the whole numbers that Python does not read."""
+    return f"a number has more than {sys.get_int_max_str_digits():,} digits; write it as text, in quotes"
 
 
 def nests_too_deep(value: JsonValue, levels: int = MAX_DEPTH) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path as FilePath
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -82,6 +83,11 @@ def describe(value: object) -> str:
     if isinstance(value, str):
         return repr(value if len(value) <= 60 else value[:57] + "...")
     return "a list" if isinstance(value, list) else "a mapping"
+
+
+def in_folder(name: str, folder: FilePath) -> str:
+    """Where a person looks for the file or pattern `name`, which is relative to `folder` unless it is absolute."""
+    return repr(name) if FilePath(name).is_absolute() else f"{name!r} in {folder.resolve()}"
 
 
 def real_path(loc: Path) -> Path:
