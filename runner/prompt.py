@@ -58,12 +58,14 @@ class PromptNames:
     """What a prompt asks for.
 
     `names` holds every free top-level name, reserved ones included. `results` holds the constant keys asked of
-    `results`, such as `my-task` in `{{ results["my-task"] }}`, and `inputs` those asked of `inputs`.
+    `results`, such as `my-task` in `{{ results["my-task"] }}`, and `inputs` those asked of `inputs`. `item` holds the
+    fields of `item` without which the prompt cannot be rendered, whatever the other values are.
     """
 
     names: frozenset[str] = frozenset()
     results: frozenset[str] = frozenset()
     inputs: frozenset[str] = frozenset()
+    item: frozenset[str] = frozenset()
 
 
 _NOTHING = PromptNames()

@@ -5,7 +5,7 @@ An allow-list, so that what jinja2 learns tomorrow is refused until somebody has
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -98,7 +98,9 @@ def check_template(tree: nodes.Template) -> tuple[PromptNames, tuple[PromptError
     mistakes = tuple(found.mistakes.values())
     if found.defines_names:
         return PromptNames(), mistakes
-    return PromptNames(frozenset(found.names), frozenset(found.results), frozenset(found.inputs)), mistakes
+    # Walked only where nothing is wrong: what is nested too deep is.
+    item = frozenset[str]() if mistakes else frozenset(_needed(tree))
+    return PromptNames(frozenset(found.names), frozenset(found.results), frozenset(found.inputs), item), mistakes
 
 
 def by_key(name: str) -> str:
@@ -169,6 +171,37 @@ def _walk_field(node: nodes.Getattr | nodes.Getitem, place: _Place, found: _Foun
     elif isinstance(node, nodes.Getitem) and key is None:
         for child in _allowed_parts(node.arg, found):
             _walk(child, place.deeper(), found)
+
+
+def _needed(node: nodes.Node) -> Iterator[str]:
+    """The fields of `item` that are looked up whenever `node` is rendered, and not only to be tested or defaulted."""
+    parts: Iterable[nodes.Node] = ()
+    match node:
+        case (
+            nodes.Getattr(node=nodes.Name(name="item"), attr=key)
+            | nodes.Getitem(node=nodes.Name(name="item"), arg=nodes.Const(value=str(key)))
+        ):
+            yield key
+        case nodes.Template() | nodes.Output():
+            parts = node.iter_child_nodes()
+        case nodes.If() | nodes.CondExpr():
+            parts = (node.test,)
+        case nodes.For():
+            parts = (node.iter,)
+        case nodes.And() | nodes.Or():
+            parts = (node.left,)
+        case nodes.Compare():
+            first = node.ops[0]
+            # What is looked for in an empty list is never looked at.
+            parts = (first.expr,) if first.op in {"in", "notin"} else (node.expr, first.expr)
+        case nodes.Filter(name=name, node=nodes.Node() as inner) if name != "default":
+            parts = (inner,)
+        case nodes.Not() | nodes.Getattr() | nodes.Getitem():
+            parts = (node.node,)
+        case _:
+            pass
+    for part in parts:
+        yield from _needed(part)
 
 
 def _constant(node: nodes.Node) -> object:

@@ -20,8 +20,10 @@ from runner.plan.for_each import MAX_EDGES, Families, Member
 from runner.plan.model import MAX_MADE, DefaultsPart, FollowUpPart, PlanPart, TaskPart
 from runner.plan.source import Source
 from runner.plan.wording import describe
+from runner.prompt import look_into
 from runner.task import DEFAULT_RETRY, FailureMode, JsonValue, Retry, Task
 
+_MOST_FIELDS = 20
 _USED = re.compile(r"the prompt uses \{\{ (\S+) \}\}")
 
 
@@ -39,6 +41,8 @@ class Graph:
         self._functions = {name for name, spec in part.backends.items() if isinstance(spec, FunctionSpec)}
         self._only = next(iter(part.backends)) if len(part.backends) == 1 else None
         self._items: dict[str, list[JsonValue]] = {}
+        # The fields of their elements, in order.
+        self._fields: dict[str, dict[str, None]] = {}
         # For each task of the run: its index in the file, and whether it is the first of its family.
         self._origins: list[tuple[int, bool]] = []
         self._by_id = {part.id: part for part in self._parts}
@@ -140,6 +144,7 @@ class Graph:
             self._complain(path, f"unknown input or task {name!r}{nearest(name, [*self.inputs, *tasks])}")
         elif isinstance(value, list) and value and None not in value:
             self._items[name] = value
+            self._check_fields(index, part.prompt, name, value)
         elif isinstance(value, list):
             what = f"element {value.index(None) + 1} of input {name!r}" if value else f"input {name!r}"
             self._complain(path, f"for_each needs something to go over, but {what} is empty")
@@ -148,6 +153,24 @@ class Graph:
         if part.id in self.inputs:
             message = f"input {part.id!r} is also the id of a task; call it something else"
             self._complain(("inputs", part.id), message)
+
+    def _check_fields(self, index: int, prompt: str, name: str, elements: list[JsonValue]) -> None:
+        """Fields that some elements have are theirs to lack; one that none of them has is a mistake in a name."""
+        needed = look_into(prompt)[0].item
+        if not needed:
+            return
+        if name not in self._fields:
+            self._fields[name] = {key: None for element in elements if isinstance(element, dict) for key in element}
+        fields = self._fields[name]
+        more = ", ..." if len(fields) > _MOST_FIELDS else ""
+        have = ", ".join(map(describe, list(fields)[:_MOST_FIELDS])) + more if fields else "no fields"
+        for field in sorted(needed - fields.keys()):
+            used = f"item.{field}" if field.isidentifier() else f"item[{field!r}]"
+            message = f"the prompt uses {{{{ {used} }}}}, but no element of input {name!r} has that field"
+            line = line_in(prompt, message)
+            self._complain(
+                ("tasks", index, "prompt"), f"{message}; they have {have}{nearest(field, fields)}", line=line
+            )
 
     def _check_role(self, index: int, part: TaskPart) -> None:
         if part.role is not None and part.metadata.get("role", part.role) != part.role:
