@@ -48,7 +48,8 @@ ROOT = Path(__file__).parent.parent
 async def test_documented_queries_find_something(path: Path, sql: str) -> None:
     async with SQLiteStore(path) as store:
         writer = Writer(store)
-        tasks = (NewTask("facts", "p"), NewTask("bad", "p"), NewTask("after", "p", ("facts", "bad")))
+        row = NewTask("letter.1", "p", spec='{"item":{"name":"Ada"}}')
+        tasks = (NewTask("facts", "p"), NewTask("bad", "p"), NewTask("after", "p", ("facts", "bad")), row)
         await writer.write(replace(CREATED, tasks=tasks), CLAIMED)
         for change in (START_A, ASK, DONE_A):
             await writer.write(replace(change, task_id="facts"))

@@ -117,8 +117,8 @@ def _run(connection: sqlite3.Connection, run_id: str, head: RunHead) -> RunRecor
 
 
 def list_tasks(connection: sqlite3.Connection, run_id: str) -> tuple[TaskRecord, ...]:
-    rows: list[Row] = connection.execute(sql.LIST_TASKS, (run_id,)).fetchall()
-    return tuple(_task(run_id, row) for row in rows)
+    # Row by row: all rows at once would be as many objects more for the collector of garbage to look through.
+    return tuple(_task(run_id, row) for row in connection.execute(sql.LIST_TASKS, (run_id,)))
 
 
 def _edges(task_id: str, edges: str) -> tuple[str, ...]:
