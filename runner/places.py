@@ -80,7 +80,7 @@ class Places:
 
     def stand_in_line(self, who: object, gate: Gate, take: Callable[[], None]) -> None:
         """`take` is called whenever `who` might have a place on that backend, in the context variables of this call,
-        not in those of who sets it free. It leaves the line by `leave_line` and may come again.
+        not in those of who sets it free. Who has had it takes itself out of `gate.line`, and may come again.
         """
         if who not in gate.line:
             gate.line[who] = (next(self._numbers), partial(copy_context().run, take))

@@ -1,4 +1,4 @@
--- How a file of version 2 reads as one of version 3, for those who may only read. Temporary views hide the tables.
+-- How a file of version 2 reads as one of this version, for those who may only read. Temporary views hide the tables.
 
 CREATE TEMP VIEW runs AS SELECT rowid AS rowid, *, NULL AS policy_state, 0 AS policy_seq, NULL AS settings_sha256
 FROM main.runs;

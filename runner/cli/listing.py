@@ -43,8 +43,7 @@ async def list_runs(path: Path, wanted: Wanted, as_json: bool) -> int:
     runs = found[: wanted.limit]
     held = [sizes.get(run.run_id, 0) for run in runs]
     if as_json:
-        more = [_long_value(*one) if wanted.at_length else {} for one in zip(runs, held, strict=True)]
-        tell_value([{**_value(run), **extra} for run, extra in zip(runs, more, strict=True)])
+        tell_value(list(map(_long_value, runs, held)) if wanted.at_length else list(map(_value, runs)))
         return COMPLETED
     if not runs:
         shown = " or ".join(wanted.statuses)
@@ -61,13 +60,13 @@ async def _find(store: Store, wanted: Wanted) -> list[RunRecord]:
     """The wanted runs, and one more if there is one. What a run is shown as is no matter of the store's, so where it is
     asked for, more and more of them are read.
     """
-    size = wanted.limit + 1
+    many = wanted.limit + 1
     while True:
-        runs = await store.list_runs(size)
+        runs = await store.list_runs(many)
         found = [run for run in runs if not wanted.statuses or shown_status(run) in wanted.statuses]
-        if len(found) > wanted.limit or len(runs) < size:
+        if len(found) > wanted.limit or len(runs) < many:
             return found[: wanted.limit + 1]
-        size *= 4
+        many *= 4
 
 
 def _say_if_more(runs: Sequence[RunRecord], found: Sequence[RunRecord]) -> None:
@@ -82,7 +81,7 @@ def _long_row(run: RunRecord, held: int) -> tuple[str, ...]:
 
 def _long_value(run: RunRecord, held: int) -> dict[str, Any]:
     owner = None if run.owner is None else {**asdict(run.owner), "liveness": liveness(run.owner).value}
-    return {"size_bytes": held, "owner": owner}
+    return {**_value(run), "size_bytes": held, "owner": owner}
 
 
 def _owner(run: RunRecord) -> str:
