@@ -54,10 +54,19 @@ def test_fifty_guarded_children_die_at_once(tmp_path: Path, holds: Kin) -> None:
 
 
 def kill_guard(parent: Parent) -> int:
-    """Kill the guard of a parent; which it was."""
+    """Kill the guard of a parent; which it was. What is said to it while it is still dying, it takes along."""
     (guard,) = guards_of(parent)
     os.kill(guard, signal.SIGKILL)
+    assert within(soon(), lambda: is_dead(guard))
     return guard
+
+
+def is_dead(pid: int) -> bool:
+    """Whether it has closed all that it had open, be it a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+    except OSError:
+        return True
 
 
 def test_another_guard_takes_the_place_of_one_that_was_killed(tmp_path: Path, holds: Kin) -> None:
