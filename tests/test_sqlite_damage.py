@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import shutil
 import sqlite3
@@ -151,3 +152,24 @@ async def test_who_put_a_copy_back_beside_the_log_of_a_crash_is_told_to_remove_t
         Path(f"{path}{end}").unlink(missing_ok=True)
     async with SQLiteStore(path, mode="existing") as store:
         assert [run.run_id for run in await store.list_runs()] == ["run-1"]
+
+
+@pytest.mark.parametrize("at_work", [True, False])
+async def test_the_collector_of_garbage_is_left_as_it_was_by_reading_what_is_damaged(
+    at_work: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "store.db"
+    await fill(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE tasks SET depends_on = 'no list' WHERE task_id = 't3'")
+        connection.commit()
+    try:
+        if not at_work:
+            gc.disable()
+        async with SQLiteStore(path) as store:
+            for run_id in RUNS:
+                with pytest.raises(StoreError, match="dependencies of task 't3' are damaged"):
+                    await store.list_tasks(run_id)
+                assert gc.isenabled() is at_work
+    finally:
+        gc.enable()
