@@ -10,8 +10,8 @@ class StoreError(Exception):
 
 
 class StoreNotOpen(StoreError):  # noqa: N818 - reads as what it is
-    """The store has to be opened first, or is closed: a mistake of the program, so a run does not begin with such a
-    store. Nothing was changed.
+    """The store has to be opened first, is closed, or is only read from: a mistake of the program, so a run does not
+    begin with such a store. Nothing was changed.
     """
 
 

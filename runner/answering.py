@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias, get_args
 
 from backends.errors import BackendError
 from backends.protocol import JsonInput, Message
@@ -36,12 +36,19 @@ GIVEN_UP = "given_up"
 """The error kind of a task that a person declared failed."""
 
 
+How: TypeAlias = Literal["done", "again", "fail"]
+
+
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What a person says of a task: see `ParallelRunner.answer`."""
+    """What a person says of a task: see `ParallelRunner.answer`. Raises ValueError for any other `how`."""
 
-    how: Literal["done", "again", "fail"]
+    how: How
     text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.how not in get_args(How):
+            raise ValueError(f"how a task is settled is 'done', 'again' or 'fail', not {self.how!r}")
 
 
 async def settle(config: Config, run: StoredRun, task_id: str, settlement: Settlement) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from types import NoneType
@@ -54,10 +56,12 @@ async def attempt(
             if timeout is None:
                 await _turn(backend, opening, prompt, replies)
             else:
-                with anyio.move_on_after(timeout):
+                with anyio.move_on_after(timeout) as limit:
                     await _turn(backend, opening, prompt, replies)
+                if limit.cancelled_caught and not replies:
+                    raise BackendError(ErrorKind.TIMEOUT, f"no answer within the task's timeout of {timeout:g} s")
         if not replies:
-            raise BackendError(ErrorKind.TIMEOUT, f"no answer within the task's timeout of {timeout:g} s")
+            raise BackendError(ErrorKind.UNEXPECTED, "the backend's conversation has hidden what ended its turn")
         return _checked(replies[0])
     except Asked as asked:
         return _asked(asked.question)
@@ -119,6 +123,8 @@ def _checked(reply: Reply) -> Outcome:
             if _deeper_than(reply.data, _DEEPEST):
                 raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
             data_json = to_json(reply.data)
+            # As a resume reads it back: lists for tuples, all keys text.
+            reply = replace(reply, data=json.loads(data_json))
         except (TypeError, ValueError, RecursionError) as error:
             raise BackendError(ErrorKind.INVALID_OUTPUT, f"the reply's data is not JSON: {error}") from error
     usage = reply.usage if plain else kept_usage(reply.usage)
@@ -133,6 +139,8 @@ def _clean(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(Message(m.role, clean_text(m.content), m.usage) for m in messages)
 
 
+MOST_TOKENS = 10**12
+"""Of one turn. No model counts as far, and a million such turns can still be added up in 63 bits."""
 _ROLES = get_args(Role)
 _DEEPEST = 200
 """Levels of nesting in a structured result; JSON readers give up at some depth, and resume has to read it."""
@@ -221,10 +229,10 @@ def _countable(usage: object) -> bool:
         return True
     if not isinstance(usage, Usage):
         return False
-    tokens = (usage.input_tokens, usage.output_tokens)
-    whole = all(type(count) is int and 0 <= count < 2**63 for count in tokens)
+    tokens, cost = (usage.input_tokens, usage.output_tokens), usage.cost_usd
+    whole = all(type(count) is int and 0 <= count <= MOST_TOKENS for count in tokens)
     whole = whole and (usage.model is None or isinstance(usage.model, str))  # pyright: ignore[reportUnnecessaryIsInstance]
-    return whole and (usage.cost_usd is None or (type(usage.cost_usd) in {int, float} and usage.cost_usd >= 0))
+    return whole and (cost is None or (type(cost) in {int, float} and 0 <= cost < math.inf))
 
 
 def _deeper_than(value: JsonValue, levels: int) -> bool:

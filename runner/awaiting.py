@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import anyio
 import anyio.abc
 
 from backends.protocol import JsonInput
+from runner.cancelling import cancelled_since, cancels
 from runner.errors import PlaitError
 from runner.log import logger
 from runner.questions import Asking, OpenQuestion, unix
@@ -67,6 +69,7 @@ class Awaiting:
 
     async def _ask(self, on_question: OnQuestion, question: OpenQuestion, scope: anyio.CancelScope) -> None:
         """Ask whoever answers in this process, once the question is stored."""
+        before = cancels()
         try:
             with scope:
                 await self._around.sink.submit([]).wait()
@@ -75,7 +78,9 @@ class Awaiting:
                     self._answer(question.task_id, question.attempt, value, "callback")
         except PlaitError as error:
             self._log.warning("answer_refused", task=question.task_id, error=str(error))
-        except Exception as error:
+        except (asyncio.CancelledError, Exception) as error:
+            if isinstance(error, asyncio.CancelledError) and cancelled_since(before):
+                raise
             self._log.warning("on_question_failed", task=question.task_id, error=type(error).__name__)
             self._log.debug("on_question_failed", error, task=question.task_id)
         finally:

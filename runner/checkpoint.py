@@ -179,7 +179,8 @@ class Checkpointer:
     async def _write_group(self) -> None:
         group = self._groups.popleft() if self._groups else _Group([], [], Latch())
         self._unstored += group.changes
-        if self._unstored and self.fatal is None and (group.ending or self._worth_trying()):
+        is_time = group.ending or not self.away or self._clock.monotonic() >= self._retry_at
+        if self._unstored and self.fatal is None and is_time:
             await self._write_unstored()
         if group.ending:
             await self._try_a_last_time()
@@ -209,11 +210,8 @@ class Checkpointer:
             reached("told")
         group.settled.set()
 
-    def _worth_trying(self) -> bool:
-        return not self.away or self._clock.monotonic() >= self._retry_at
-
     async def _write_unstored(self) -> None:
-        limit = BATCH_LIMIT
+        limit, count = BATCH_LIMIT, 0
         while self._unstored:
             head = self._head(limit)
             error = await self._try_write(head)
@@ -229,6 +227,8 @@ class Checkpointer:
                 self._failed(error)
                 return
             self._stored(head)
+            count += len(head)
+        self._recovered(count)
 
     def _head(self, limit: int) -> tuple[Change, ...]:
         """The first `limit` changes that are not stored, and those after them that follow from the last of them."""
@@ -246,7 +246,6 @@ class Checkpointer:
         self._position = Position(self._position.epoch + claims, self._position.next_seq + len(head))
         for _ in head:
             self._unstored.popleft()
-        self._recovered(len(head))
 
     def _lost(self, error: Conflict, count: int) -> None:
         at, place = iso(self._clock.wall()), len(self.degraded) - self.away  # an outage goes on until all is caught up
@@ -291,7 +290,7 @@ class Checkpointer:
         return self._position.next_seq > 1
 
     def _recovered(self, count: int) -> None:
-        if not self.away or self._unstored:
+        if not self.away:
             return
         at = iso(self._clock.wall())
         self.degraded[-1] = replace(self.degraded[-1], until=at)

@@ -55,6 +55,8 @@ class DAG:
         self.dependents: list[list[int]] = []
         """For each task, the positions of the tasks that wait for it, in order of declaration."""
         self._order: list[int] = []
+        self._inherited: dict[str, str | None] = {}
+        """What `backend_of` has found so far for tasks that go on with a conversation where it runs."""
         self._shared: set[int] = set()
         """Whose `dependents` are those of the graph that this is a copy of, so that they have to be copied to grow."""
         tasks = list(tasks)
@@ -74,7 +76,7 @@ class DAG:
         same.name, same.inputs, same.growth = self.name, self.inputs, self.growth
         same.tasks, same.dependencies = self.tasks.copy(), self.dependencies.copy()
         same.dependents, same._shared = self.dependents.copy(), set(range(len(self.tasks)))
-        same._position, same._order = self._position.copy(), self._order
+        same._position, same._order, same._inherited = self._position.copy(), self._order, {}
         return same
 
     def extend(self, tasks: Sequence[Task]) -> None:
@@ -132,7 +134,7 @@ class DAG:
                 while (waiting := self.dependents[earlier]) and waiting[-1] >= start:
                     waiting.pop()
         while len(self._position) > start:
-            self._position.popitem()
+            self._inherited.pop(self._position.popitem()[0], None)
         del self.tasks[start:], self.dependencies[start:], self.dependents[start:]
 
     @property
@@ -160,9 +162,13 @@ class DAG:
 
     def backend_of(self, task: Task) -> str | None:
         """The backend's name that the task runs on: its own, or that of the conversation it continues."""
-        while task.backend is None and task.continues is not None:
+        asking: list[str] = []
+        while task.backend is None and task.continues is not None and task.id not in self._inherited:
+            asking.append(task.id)
             task = self[task.continues]
-        return task.backend
+        name = self._inherited.get(task.id, task.backend)
+        self._inherited.update(dict.fromkeys(asking, name))
+        return name
 
     def priorities(self, start: int = 0) -> list[float]:
         """For each task from position `start` on, the weight of the longest path from its start to the end of the

@@ -191,10 +191,12 @@ async def _execute(
         await execution.run()
     finally:
         schedule.give_back()
-        await end_cut()
-        left = execution.leave()
-        around.sink.submit(left)
-        reached("run.leaving")
+        try:
+            await end_cut()
+        finally:
+            left = execution.leave()
+            around.sink.submit(left)
+            reached("run.leaving")
     last = left[-1]
     assert isinstance(last, events.RunEnded)
     receipt = run.state.receipt() if run.resumed else None

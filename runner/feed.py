@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator
+from weakref import ref
 
 import anyio
 
@@ -58,7 +59,8 @@ class Feed:
     """Where a run's events are published; with no reader it costs nothing."""
 
     def __init__(self) -> None:
-        self._readers: list[EventReader] = []
+        self._readers: tuple[ref[EventReader], ...] = ()
+        """Only looked at: whoever does not read on any more lets go of a reader and of what waits in it."""
         self._ended = False
         self.status = RunStatus.QUEUED
         """Where the run stands, as far as has been told."""
@@ -66,7 +68,7 @@ class Feed:
     def reader(self) -> EventReader:
         """A new reader of what comes from now on."""
         reader = EventReader()
-        self._readers.append(reader)
+        self._readers = (*self._readers, ref(reader, self._forget))
         if self._ended:
             reader.close()
         return reader
@@ -75,8 +77,10 @@ class Feed:
         """Tell every reader; after the event that ends the run, nothing more is told."""
         if self._ended:
             return
-        for reader in self._readers:
-            reader.put(event)
+        for one in self._readers:
+            reader = one()
+            if reader is not None:
+                reader.put(event)
         if not isinstance(event, events.TaskEvent):
             self._note(event)
 
@@ -92,5 +96,11 @@ class Feed:
     def close(self) -> None:
         """The run is over, however it ended."""
         self._ended = True
-        for reader in self._readers:
-            reader.close()
+        for one in self._readers:
+            reader = one()
+            if reader is not None:
+                reader.close()
+
+    def _forget(self, gone: ref[EventReader]) -> None:
+        # Another tuple, not a shorter list: this may happen at any moment, also while an event is handed out.
+        self._readers = tuple(one for one in self._readers if one is not gone)

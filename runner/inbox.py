@@ -146,7 +146,7 @@ def _seen(note: NoteRecord) -> int:
     """The last change that the sender knew of; 0 where the note does not say."""
     try:
         return int(json.loads(note.body)["seq"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return 0
 
 

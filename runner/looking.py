@@ -235,7 +235,9 @@ async def history(store: Store, run_id: str, after: int, clock: Clock, poll: flo
         while records := await store.list_events(run_id, after, _EVENTS_AT_ONCE):
             for record in records:
                 event = _event(record)
-                after, ended = event.seq, event.is_last
+                after = event.seq
+                if event.task_id is None:  # what a person says to a task of an ended run does not begin it again
+                    ended = event.is_last
                 yield event
         if not ended:
             await clock.sleep(poll)

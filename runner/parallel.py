@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from backends.function import as_backend
 from backends.protocol import Backend, JsonInput, Reply
 from persistence.changes import RunClaimed
 from persistence.protocol import Store
 from runner import events
-from runner.answering import Settlement, answer_question, settle, unanswered_questions
+from runner.answering import How, Settlement, answer_question, settle, unanswered_questions
 from runner.cancellation import cancel, finish_cancelling
 from runner.clock import Clock, iso, new_run_id
 from runner.config import DEFAULT_BACKEND, Config, backend_names, default_backend
@@ -202,14 +202,16 @@ class ParallelRunner:
         """
         return await preview(self._config, await stored_run(self._config, run_id), retry_failed)
 
-    async def answer(self, run_id: str, task_id: str, how: Literal["done", "again", "fail"], text: str = "") -> None:
+    async def answer(self, run_id: str, task_id: str, how: How, text: str = "") -> None:
         """Settle a task that waits for a person; `resume` then goes on with the run.
 
         `done`: it took effect, and `text` is its result, JSON where the task has an output_schema. `again`: it is run
-        again. `fail`: it failed, `text` saying why. Raises RunNotFound, RunOwned while a live process runs the run,
-        TaskNotFound, PlaitError for a task that waits for nobody or a text that does not fit, StoreError.
+        again. `fail`: it failed, `text` saying why. Raises ValueError for any other `how`, RunNotFound, RunOwned while
+        a live process runs the run, TaskNotFound, PlaitError for a task that waits for nobody or a text that does not
+        fit, StoreError.
         """
-        await settle(self._config, await stored_run(self._config, run_id), task_id, Settlement(how, text))
+        settlement = Settlement(how, text)
+        await settle(self._config, await stored_run(self._config, run_id), task_id, settlement)
 
     async def cancel_run(self, run_id: str, *, wait: float = 0.0) -> RunStatus:
         """Cancel a stored run for good, wherever it runs; the status that it then has.
@@ -280,6 +282,7 @@ class ParallelRunner:
 
         async def drive_stored(feed: Feed, control: Control) -> RunResult:
             run = await stored_run(config, run_id)
+            feed.status = run.status
             for task_id in how.answers or ():
                 question_of(run, task_id)
             if needs_no_work(run, how.retry_failed):

@@ -150,8 +150,9 @@ class RunService:
         """The run's stored events with a number above `after`, oldest first, whichever process makes them.
 
         Goes on while the run has not ended; the event that ends it (run_completed, run_failed, run_cancelled) is the
-        last. A run that is waiting, interrupted or queued is waited for. Reading raises RunNotFound. It may be given up
-        or cancelled at any time, and gone on with from the number of the last event seen.
+        last, but for the sessions of whoever goes on with a conversation later. A run that is waiting, interrupted or
+        queued is waited for. The first step of reading raises RunNotFound. It may be given up or cancelled at any time,
+        and gone on with from the number of the last event seen.
         """
         return history(self._store, run_id, after, self._clock, self._poll)
 
@@ -159,9 +160,10 @@ class RunService:
         self._inside(run_id)
         answers = how.answers
         while driven := self._driven.get(run_id):
-            await driven.begin()
-            if await self._is_left(run_id):
-                # Its last word is stored, so nothing more will come of it here: only after it can the run go on.
+            await driven.began.wait()
+            if driven.error is not None or await self._is_left(run_id):
+                # Nothing more will come of it here, and an error is that of whoever began it: only after it can the
+                # run go on.
                 await driven.gone.wait()
             elif not answers:
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 import subprocess
@@ -148,3 +149,20 @@ async def test_what_a_child_leaves_in_its_folder_names_nobody(world: World) -> N
     finally:
         stranger.kill()
         stranger.wait()
+
+
+async def test_a_resume_that_is_cancelled_natively_again_and_again_is_written_down_as_left(world: World) -> None:
+    world.plan({"id": "a", "prompt": "work [[until never]]"})
+    await world.killed(1)
+    async with world.store() as store:
+        resuming = asyncio.create_task(ParallelRunner(world.backend, store=store).resume(RUN))
+        await world.until(lambda: world.backend.openings)
+        while not resuming.done():
+            resuming.cancel()  # also while what is left of the turn is being ended
+            await asyncio.sleep(0)
+        record, (task,) = await store.get_run(RUN), await store.list_tasks(RUN)
+        assert record is not None
+        assert (record.owner, task.status) == (None, "pending")
+        world.allow("never")
+        assert (await ParallelRunner(world.backend, store=store).resume(RUN)).status.value == "completed"
+    assert world.alive() == []

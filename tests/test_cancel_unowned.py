@@ -109,7 +109,10 @@ async def test_a_resume_needs_no_backend_to_finish_a_cancellation(store: Store) 
     assert result.status is RunStatus.CANCELLED
 
 
-@pytest.mark.parametrize("body", ["", "[]", "{}", '{"seq": null}', '{"seq": "x"}', "[1"])
+ODD = ["", "[]", "{}", '{"seq": null}', '{"seq": "x"}', '{"seq": 1e999}', "[1", "[" * 100_000]
+
+
+@pytest.mark.parametrize("body", ODD)
 async def test_a_note_that_does_not_say_what_its_sender_had_seen_counts_all_the_same(body: str) -> None:
     store = MemoryStore()
     await interrupted(store)

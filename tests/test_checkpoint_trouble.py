@@ -147,3 +147,19 @@ async def test_an_outage_ends_also_where_a_change_of_it_is_refused() -> None:
         "away": (0, True),
     }
     assert any(isinstance(event, StoreRecovered) for event in told)
+
+
+async def test_an_outage_ends_also_where_all_that_it_left_is_refused() -> None:
+    class PutBack(FaultyStore):
+        tried = 0
+
+        async def write(self, batch: Batch) -> None:
+            if self.tried or any(isinstance(change, TaskCompleted) for change in batch.changes):
+                self.tried += 1
+                raise StoreError("away") if self.tried == 1 else Conflict("an older copy is in its place")
+            await super().write(batch)
+
+    result = await run(PutBack(MemoryStore())).run(WIDE)
+    assert result.status is RunStatus.COMPLETED
+    assert [one for one in result.degraded if one.until is None] == []
+    assert {one.error for one in result.degraded if one.lost} == {"an older copy is in its place"}

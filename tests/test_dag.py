@@ -258,3 +258,15 @@ def test_the_ids_of_parts_are_theirs(name: str, is_taken: bool) -> None:
     assert [str(problem) for problem in caught.value.problems] == [
         f"task {name!r}: id {name!r} is that of a part of 'e', which has for_each; choose another"
     ]
+
+
+def test_a_long_conversation_stays_on_its_backend() -> None:
+    tasks = [Task("t0", backend="deep"), *(Task(f"t{n}", continues=f"t{n - 1}") for n in range(1, 20_000))]
+    dag = DAG(tasks)
+    assert {dag.backend_of(task) for task in reversed(dag.tasks)} == {"deep"}
+    grown = dag.copy()
+    grown.extend([Task("one", backend="w"), Task("two", continues="one")])
+    assert [grown.backend_of(grown[name]) for name in ("two", "t19999")] == ["w", "deep"]
+    grown.cut(20_000)
+    grown.extend([Task("two", continues="t5")])
+    assert grown.backend_of(grown["two"]) == "deep"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import AsyncIterator
 
 import anyio
@@ -236,3 +238,26 @@ async def test_a_cancel_that_comes_after_the_last_task_changes_nothing() -> None
                 run.cancel()
         result = await run.result()
     assert result.status is RunStatus.COMPLETED
+
+
+async def test_a_reader_that_nobody_reads_any_more_is_let_go_with_what_waits_in_it() -> None:
+    chain = DAG([Task(f"t{n}", depends_on=[f"t{n - 1}"] if n else []) for n in range(20)])
+    async with ParallelRunner(Talker()).start(chain) as run:
+        left: list[weakref.ref[object]] = []
+        for _ in range(5):
+            reader = run.events()
+            left.append(weakref.ref(reader))
+            async for _event in reader:
+                break
+            del reader
+        kept = run.events()
+        gc.collect()
+        assert [one() for one in left] == [None] * 5
+        assert [event.kind async for event in kept][-1] == "run_completed"
+
+
+async def test_the_handle_of_a_run_that_has_ended_says_so() -> None:
+    runner = ParallelRunner(Talker(), store=MemoryStore())
+    ended = await runner.run(TWO)
+    async with runner.start_resume(ended.run_id) as run:
+        assert (await run.result()).status is run.status is RunStatus.COMPLETED

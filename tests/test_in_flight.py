@@ -141,6 +141,11 @@ async def test_an_answer_has_to_fit_the_schema(store: Store) -> None:
     assert (await runner.resume("r"))["pay"].data == {"id": 7}
 
 
+async def test_a_task_is_settled_in_one_of_three_ways_and_no_other() -> None:
+    with pytest.raises(ValueError, match="'done', 'again' or 'fail', not 'failed'"):
+        await ParallelRunner(Talker(), store=MemoryStore()).answer("r", "pay", "failed", "declined")  # type: ignore[arg-type]
+
+
 async def test_at_most_once_is_neither_retried_nor_forgotten_at_a_stop(store: Store) -> None:
     reset = BackendError(ErrorKind.TRANSIENT, "reset")
     failed = await ParallelRunner(Talker(lambda *_: reset), store=store).run(ONCE, "f")

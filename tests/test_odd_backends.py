@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import pytest
 
 from backends import BackendError, ErrorKind, Message, Opening, Output, Reply, Usage
-from persistence import MemoryStore, SQLiteStore
+from persistence import MemoryStore, SQLiteStore, Store
 from runner import (
     DAG,
     ParallelRunner,
@@ -224,3 +227,49 @@ async def test_what_a_failed_turn_cost_is_counted(kind: str, sqlite_store: SQLit
     record = await store.get_run(result.run_id)
     assert record is not None
     assert (record.input_tokens, record.output_tokens, record.cost_usd) == (20, 10, 0.5)
+
+
+@pytest.mark.parametrize(
+    "odd", [Usage(2**62, 0), Usage(0, 10**12 + 1), Usage(1, 1, float("inf")), Usage(1, 1, float("nan"))]
+)
+async def test_a_usage_that_cannot_be_added_up_or_shown_is_refused(odd: Usage, tmp_path: Path) -> None:
+    async with SQLiteStore(tmp_path / "plait.db") as store:
+        runner = ParallelRunner(Talker(lambda _p, _o: Reply("x", usage=odd)), store=store)
+        result = await runner.run(DAG([Task("a"), Task("b")]))
+        assert "its usage is Usage(" in (result["a"].error or "")
+        assert [run.run_id for run in await store.list_runs()] == [result.run_id]
+
+
+async def test_data_are_the_same_now_and_after_a_resume(store: Store) -> None:
+    def answer(prompt: str, _opening: Opening) -> Reply | Exception:
+        if prompt == "make":
+            return Reply("x", data={"rows": ({1: "one"},)})  # type: ignore[dict-item]
+        return Reply(prompt) if failing else BackendError(ErrorKind.REFUSED, "no")
+
+    dag = DAG([Task("a", "make"), Task("b", "{{ a.rows[0]['1'] }}", depends_on=["a"])])
+    runner = ParallelRunner(Talker(answer), store=store)
+    failing: list[bool] = []
+    first = await runner.run(dag)
+    failing.append(False)
+    again = await runner.resume(first.run_id, retry_failed=True)
+    assert first["a"].data == again["a"].data == {"rows": [{"1": "one"}]}
+    assert (first["b"].error, again["b"].text) == ("no", "one")
+
+
+class _Hides(Talker):
+    """Its conversation ends its turn by itself, and says nothing of it."""
+
+    @asynccontextmanager
+    async def open(self, opening: Opening) -> AsyncGenerator[object]:  # type: ignore[override]
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            yield super().open(opening)
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+async def test_a_conversation_that_hides_what_ended_its_turn_is_no_time_out(timeout: float | None) -> None:
+    result = await ParallelRunner(_Hides()).run(DAG([Task("a", "x", timeout=timeout)]))
+    assert (result["a"].error_kind, result["a"].error) == (
+        "unexpected",
+        "the backend's conversation has hidden what ended its turn",
+    )

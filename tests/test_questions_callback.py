@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -51,7 +52,13 @@ async def _does_not_fit(_question: OpenQuestion) -> JsonValue:
     return {"not": "a text"}
 
 
-@pytest.mark.parametrize("callback", [_fails, _knows_nothing, _does_not_fit])
+async def _is_cancelled_elsewhere(_question: OpenQuestion) -> JsonValue:
+    answer: asyncio.Future[JsonValue] = asyncio.get_running_loop().create_future()
+    answer.cancel()  # as where the person's connection is gone
+    return await answer
+
+
+@pytest.mark.parametrize("callback", [_fails, _knows_nothing, _does_not_fit, _is_cancelled_elsewhere])
 async def test_a_callback_that_gives_no_answer_leaves_the_question_to_others(store: Store, callback: Any) -> None:
     runner = ParallelRunner(asking(), store=store, on_question=callback)
     result = await runner.run(LATE)

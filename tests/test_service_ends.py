@@ -9,10 +9,11 @@ import anyio
 import anyio.abc
 import pytest
 
-from backends import ask
+from backends import JsonInput, Opening, Reply, ask
 from persistence import Batch, MemoryStore
 from persistence.changes import RunReleased
-from runner import DAG, ParallelRunner, RunService, RunStatus, Task
+from runner import DAG, ParallelRunner, PlaitError, RunService, RunStatus, Task
+from tests.support.fakes import Talker
 from tests.support.faulty_store import FaultyStore
 
 ASKING = DAG([Task("a", prompt="a")])
@@ -88,3 +89,38 @@ async def test_a_run_that_has_just_failed_is_tried_again(callers: int) -> None:
             await hear_of_it(store, group, *again)
         assert await ended(runs, run_id) is RunStatus.COMPLETED
     assert len(prompts) == 2
+
+
+async def test_a_mistake_of_one_caller_is_not_that_of_those_who_came_meanwhile() -> None:
+    async def whether(_prompt: str) -> str:
+        return str(await ask("how many?", schema={"type": "integer"}))
+
+    store = MemoryStore()
+    runner = ParallelRunner(whether, store=store)
+    first = await runner.run(DAG([Task("a"), Task("b")]))
+    told: list[str] = []
+    async with RunService(runner, poll=0.01) as runs, anyio.create_task_group() as group:
+
+        async def resume(answers: dict[str, JsonInput] | None) -> None:
+            try:
+                await runs.resume_run(first.run_id, answers)
+            except PlaitError as error:
+                told.append(str(error))
+
+        for answers in ({"a": "no number"}, {"b": 7}, None):
+            group.start_soon(resume, answers)
+    assert ["no number" in one for one in told] == [True]
+    assert [task.status for task in await store.list_tasks(first.run_id)] == ["waiting_input", "completed"]
+
+
+async def test_a_history_ends_also_where_somebody_went_on_with_a_conversation_after_the_run() -> None:
+    def another_session(prompt: str, opening: Opening) -> Reply:
+        opening.on_session(f"session of {prompt}")
+        return Reply(prompt, session_id=f"session of {prompt}")
+
+    runner = ParallelRunner(Talker(another_session, own_ids=True), store=MemoryStore())
+    result = await runner.run(ASKING)
+    await runner.continue_task(result.run_id, "a", "more")
+    async with RunService(runner, poll=3600) as runs:
+        kinds = [event.kind async for event in runs.events(result.run_id)]
+    assert kinds[-2:] == ["run_completed", "session_opened"]

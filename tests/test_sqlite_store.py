@@ -91,10 +91,22 @@ async def test_a_store_opened_and_closed_twice(path: Path) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-async def test_no_run_begins_with_a_store_that_nobody_has_opened(path: Path, strict: bool) -> None:
+@pytest.mark.parametrize("exists", [False, True])
+async def test_no_run_begins_with_a_store_that_nobody_has_opened(path: Path, strict: bool, exists: bool) -> None:
     talker = Talker()
+    if exists:
+        await make(path)
     with pytest.raises(StoreNotOpen, match="is not open; use it inside `async with`"):
         await ParallelRunner(talker, store=SQLiteStore(path), strict=strict).run(DAG([Task("a")]))
+    assert talker.prompts == []
+
+
+async def test_no_run_begins_with_a_store_that_is_only_read_from(path: Path) -> None:
+    talker = Talker()
+    await make(path)
+    async with SQLiteStore(path, mode="read") as store:
+        with pytest.raises(StoreNotOpen, match="for reading only; open it with mode 'existing'"):
+            await ParallelRunner(talker, store=store).run(DAG([Task("a")]))
     assert talker.prompts == []
 
 

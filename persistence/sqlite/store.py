@@ -43,7 +43,7 @@ class SQLiteStore:
 
     - `"create"`: open it, or make it (mode 0600, in a directory made with 0700) where there is none.
     - `"existing"`: open it; a missing file is an error. For going on with a run.
-    - `"read"`: only read, also while another process writes. `write` raises StoreError.
+    - `"read"`: only read, also while another process writes. `write` raises StoreNotOpen.
 
     Several processes may share one file, each with a store of its own. A store can be opened again after it was closed.
 
@@ -147,8 +147,9 @@ class SQLiteStore:
 
     def _check_writable(self) -> None:
         if self.mode == "read":
-            raise StoreError(f"the store {self.path} was opened for reading only; open it with mode 'existing'")
-        self._check_identity()
+            raise StoreNotOpen(f"the store {self.path} was opened for reading only; open it with mode 'existing'")
+        if self._thread is not None:  # one that is not open says so itself
+            self._check_identity()
 
     def _connect(self, look_for_damage: bool) -> sqlite3.Connection:
         """For the thread: the first connection, or another one to the very same file."""
