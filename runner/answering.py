@@ -23,7 +23,7 @@ from runner.inbox import AnswerNote, answer_note
 from runner.leftovers import under_way
 from runner.owner import Liveness, liveness
 from runner.ownership import step_in, wait_until_free
-from runner.questions import OpenQuestion, Way, encode_answers
+from runner.questions import Asking, OpenQuestion, Way, encode_answers
 from runner.settling import failed_status
 from runner.status import TaskStatus
 from runner.stored import StoredRun, require_unfailed, stored_run
@@ -93,7 +93,9 @@ async def unanswered_questions(config: Config, run_id: str) -> list[OpenQuestion
     return [question for question in open_questions(run) if question.task_id not in noted]
 
 
-async def answer_question(config: Config, run_id: str, task_id: str, value: JsonInput, wait: float) -> bool:
+async def answer_question(
+    config: Config, run_id: str, task_id: str, value: JsonInput, attempt: int | None, wait: float
+) -> bool:
     """See `ParallelRunner.answer_question`."""
     ends = config.clock.monotonic() + wait
     mine: AnswerNote | None = None
@@ -104,6 +106,7 @@ async def answer_question(config: Config, run_id: str, task_id: str, value: Json
         asking, record = question_of(run, task_id)
         if mine is None:
             require_unfailed(run)
+            _require_same(run, record, asking, attempt)
         noted = (await first_notes(run)).get(task_id)
         if noted is not None and (mine is None or noted.nonce != mine.nonce):
             raise AnswerConflict(too_late(run_id, task_id, asking, noted=True))
@@ -123,6 +126,15 @@ async def answer_question(config: Config, run_id: str, task_id: str, value: Json
         elif config.clock.monotonic() >= ends:
             return False
         await _news_of(config, run, task_id, ends)
+
+
+def _require_same(run: StoredRun, record: TaskRecord, asking: Asking, attempt: int | None) -> None:
+    """Raise AnswerConflict where somebody answers what `attempt` of the task asked, and it asks something else now."""
+    if attempt is not None and attempt != record.attempt:
+        raise AnswerConflict(
+            f"the question of attempt {attempt} of task {record.task_id!r} of run {run.record.run_id} was answered; "
+            f"attempt {record.attempt} asks {asking.question.text[:200]!r}"
+        )
 
 
 async def _news_of(config: Config, run: StoredRun, task_id: str, ends: float) -> None:

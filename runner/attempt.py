@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from types import NoneType
@@ -141,6 +140,8 @@ def _clean(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 MOST_TOKENS = 10**12
 """Of one turn. No model counts as far, and a million such turns can still be added up in 63 bits."""
+MOST_USD = 10**9
+"""Of one turn, too."""
 _ROLES = get_args(Role)
 _DEEPEST = 200
 """Levels of nesting in a structured result; JSON readers give up at some depth, and resume has to read it."""
@@ -232,7 +233,7 @@ def _countable(usage: object) -> bool:
     tokens, cost = (usage.input_tokens, usage.output_tokens), usage.cost_usd
     whole = all(type(count) is int and 0 <= count <= MOST_TOKENS for count in tokens)
     whole = whole and (usage.model is None or isinstance(usage.model, str))  # pyright: ignore[reportUnnecessaryIsInstance]
-    return whole and (cost is None or (type(cost) in {int, float} and 0 <= cost < math.inf))
+    return whole and (cost is None or (type(cost) in {int, float} and 0 <= cost <= MOST_USD))
 
 
 def _deeper_than(value: JsonValue, levels: int) -> bool:

@@ -123,7 +123,7 @@ async def _refused(store: Store, run_id: str, task: TaskRecord, asked: int) -> t
     what was, or is to be, said about that in it.
     """
     for attempt in reversed(await store.list_attempts(run_id, task.task_id)):
-        reopened = attempt.status == TaskStatus.FAILED.value
+        reopened = attempt.status in {TaskStatus.FAILED.value, TaskStatus.COMPLETED.value}
         if attempt.session_id != task.session_id or attempt.attempt <= asked or reopened:
             break
         error = attempt.error or ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -108,9 +109,10 @@ async def claim(config: Config, store: Store, record: RunRecord, then: Sequence[
         forget(owner)
         raise RunOwned(f"another process took run {record.run_id} over at this very moment; it runs there") from error
     except BaseException:
-        # Cancelled or failed, the claim may stand all the same: leave the run to others, if it is ours at all.
+        # Cancelled or failed, the claim may stand all the same: leave the run to others, if it is ours at all. That is
+        # told by the claim, which is written along: behind that of somebody else the batch is refused.
         forget(owner)
-        release = Batch(record.run_id, record.epoch + 1, batch.last_seq + 1, (RunReleased(at),))
+        release = replace(batch, changes=(*batch.changes, RunReleased(at)))
         with anyio.CancelScope(shield=True), suppress(StoreError):
             await store.write(release)
         raise

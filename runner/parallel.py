@@ -240,24 +240,26 @@ class ParallelRunner:
         return await say(self._config, run, task_id, message)
 
     async def questions(self, run_id: str) -> list[OpenQuestion]:
-        """What the tasks of a stored run ask and nobody has answered yet, in the order of the tasks.
-
-        Raises StoreRequired, RunNotFound, StoreError.
+        """What the tasks of a stored run ask and nobody has answered yet, in the order of the tasks. Raises
+        StoreRequired, RunNotFound, StoreError.
         """
         return await unanswered_questions(self._config, run_id)
 
-    async def answer_question(self, run_id: str, task_id: str, value: JsonInput, *, wait: float = 10.0) -> bool:
+    async def answer_question(
+        self, run_id: str, task_id: str, value: JsonInput, *, attempt: int | None = None, wait: float = 10.0
+    ) -> bool:
         """Answer the question that a task of a stored run waits with, from any process. The first answer counts.
 
-        A process that runs the run is told through the store, where it looks every second, and its task goes on at
-        once; up to `wait` seconds are spent on waiting for that. A run that nobody runs goes on when it is resumed.
-        True once the answer is the task's; False if it is left in the store for an owner that has not taken it yet.
+        `attempt` is that of the question as `questions` gave it; the task may ask something else by now. A process that
+        runs the run is told through the store, where it looks every second, and its task goes on at once; up to `wait`
+        seconds are spent on waiting for that. A run that nobody runs goes on when it is resumed. True once the answer
+        is the task's; False if it is left in the store for an owner that has not taken it yet.
 
         Raises AnswerConflict when the question was answered before, is past its deadline or is not asked any more,
-        TaskNotFound, PlaitError for a value that does not fit, RunNotResumable when the run has failed with the
-        question open (resume it with `retry_failed` first), StoreRequired, RunNotFound, StoreError.
+        PlaitError for a value that does not fit, RunNotResumable when the run has failed with the question open (resume
+        it with `retry_failed` first), StoreRequired, RunNotFound, TaskNotFound, StoreError.
         """
-        return await answer_question(self._config, run_id, task_id, value, wait)
+        return await answer_question(self._config, run_id, task_id, value, attempt, wait)
 
     def _new(self, dag: DAG, run_id: str | None, settings: _Settings, policy: Policy | None) -> tuple[str, _Drive]:
         config = self._config

@@ -7,6 +7,7 @@ minute because the run was resumed meanwhile.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
@@ -102,9 +103,12 @@ class Delays:
         await self._try_again(position)
 
 
-async def next_tries(store: Store, run_id: str, tasks: Collection[TaskRecord]) -> dict[str, float]:
+async def next_tries(
+    store: Store, run_id: str, tasks: Collection[TaskRecord], now: float = math.inf
+) -> dict[str, float]:
     """When (Unix time) those of the run's tasks are tried again whose last attempt failed and deserved that, by id; the
-    time may have passed. Raises StoreError.
+    time may have passed. From `now` on nobody waits for longer than was said, should the clock have been put back.
+    Raises StoreError.
     """
     failed = {task.task_id: task.attempt for task in tasks if _waits_to_be_tried_again(task)}
     times: dict[str, float] = {}
@@ -112,7 +116,7 @@ async def next_tries(store: Store, run_id: str, tasks: Collection[TaskRecord]) -
     while failed and (page := await store.list_events(run_id, after)):
         for event in page:
             if event.kind == "task_retried" and event.task_id and failed.get(event.task_id) == event.attempt:
-                times[event.task_id] = unix(event.at) + json.loads(event.detail)["delay_s"]
+                times[event.task_id] = min(unix(event.at), now) + json.loads(event.detail)["delay_s"]
         after = page[-1].seq
     return times
 

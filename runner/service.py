@@ -124,9 +124,11 @@ class RunService:
         """
         await self._go_on(run_id, Resumption(retry_failed, answers, policy))
 
-    async def answer_question(self, run_id: str, task_id: str, value: JsonInput, *, wait: float = 10.0) -> bool:
+    async def answer_question(
+        self, run_id: str, task_id: str, value: JsonInput, *, attempt: int | None = None, wait: float = 10.0
+    ) -> bool:
         """Answer what a task asks, whoever runs the run. See `ParallelRunner.answer_question`."""
-        return await self._runner.answer_question(run_id, task_id, value, wait=wait)
+        return await self._runner.answer_question(run_id, task_id, value, attempt=attempt, wait=wait)
 
     async def cancel_run(self, run_id: str, *, wait: float = 0.0) -> RunStatus:
         """Cancel the run for good, wherever it runs; the status that it then has. See `ParallelRunner.cancel_run`."""

@@ -66,6 +66,9 @@ async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared
     happened += [_adopted(run, position, names[position], at) for position in adopted]
     await _load_failures(run)
     unasked = [] if policy is None else await _unasked(run, happened)
+    if not unasked and decided != decided_of(record.policy_state):
+        # Else what is asked first says so. Without it, a second resume would find the run at its end again.
+        happened.append(events.PolicyDecided(at, decided.state, decided.encoded()))
     later = await later_tries(run, verdicts, config.clock.wall())
     owner, goes_on = await claim(config, run.store, record, [change for e in happened for change in changes(e)])
     happened += [_retrying(run, position, until, at) for position, until in later.items()]
@@ -214,7 +217,7 @@ def _adopted(run: StoredRun, position: int, backend: str, at: str) -> events.Tas
 
 async def later_tries(run: StoredRun, verdicts: Sequence[Verdict], now: float) -> dict[int, float]:
     """When tasks are tried again, by position, where that is later than `now`."""
-    times = await next_tries(run.store, run.record.run_id, run.tasks)
+    times = await next_tries(run.store, run.record.run_id, run.tasks, now)
     return {
         position: until
         for position, verdict in enumerate(verdicts)

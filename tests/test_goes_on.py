@@ -223,3 +223,14 @@ def test_a_person_sees_when_it_goes_on(tmp_path: Path) -> None:
     (task,) = plait_here(tmp_path, "show", "r", "--json").value["tasks"]
     assert datetime.fromisoformat(task["next_try_at"]).timestamp() == datetime.fromisoformat(at).timestamp()
     assert "goes_on=True" in plait_here(tmp_path, "show", "r", "--events").out
+
+
+async def test_a_clock_that_was_put_back_makes_nobody_wait_longer_than_was_said(store: Store) -> None:
+    clock = QuickClock()
+    await died_while_it_waited(store, LIMIT, clock)
+    clock.now -= 10 * HOURS
+    async with ParallelRunner(Talker(), store=store, clock=clock).start_resume("r") as run:
+        told = [event async for event in run.events()]
+    (retrying,) = (event for event in told if isinstance(event, events.TaskRetrying))
+    assert HOURS <= retrying.delay_s <= HOURS + 0.5
+    assert (await run.result()).status is RunStatus.COMPLETED

@@ -9,14 +9,18 @@ from typing import Any
 import anyio
 import pytest
 
+from backends import ask
 from backends.protocol import JsonValue
 from persistence import Store
 from runner import (
+    DAG,
+    AnswerConflict,
     Decision,
     OpenQuestion,
     ParallelRunner,
     RunStatus,
     RunView,
+    Task,
     TaskStatus,
 )
 from tests.support.fakes import QuickClock
@@ -150,3 +154,33 @@ async def test_a_callback_that_hangs_is_let_go_at_the_deadline(store: Store, def
     assert ended == ["let go"]
     status, kind = (RunStatus.COMPLETED, None) if default else (RunStatus.FAILED, "timeout")
     assert (result.status, result["a"].error_kind) == (status, kind)
+
+
+@pytest.mark.parametrize("live", [False, True])
+async def test_an_answer_to_an_earlier_question_is_not_one_to_the_next(store: Store, live: bool) -> None:
+    async def clean(_prompt: str) -> str:
+        answers = [await ask(f"Delete {what}?", schema={"type": "boolean"}) for what in ("staging", "production")]
+        return str(answers)
+
+    asked = {"staging": anyio.Event(), "production": anyio.Event()}
+
+    async def on_question(question: OpenQuestion) -> None:
+        asked[question.text[7:-1]].set()
+        if live:
+            await anyio.sleep_forever()
+
+    runner = ParallelRunner(clean, store=store, on_question=on_question)
+    async with runner.start(DAG([Task("a", "x")])) as run:
+        await asked["staging"].wait()
+        (seen,) = await runner.questions(run.run_id)
+        if not live:
+            await run.result()
+        assert await runner.answer_question(run.run_id, "a", True, attempt=seen.attempt)
+        if not live:
+            await runner.resume(run.run_id)
+        with anyio.fail_after(10):
+            await asked["production"].wait()
+        with pytest.raises(AnswerConflict, match=r"attempt 1 .* was answered; attempt 2 asks 'Delete production\?'"):
+            await runner.answer_question(run.run_id, "a", True, attempt=seen.attempt)
+        run.stop()
+    assert [question.text for question in await runner.questions(run.run_id)] == ["Delete production?"]

@@ -13,6 +13,7 @@ from runner import (
     ParallelRunner,
     RunExists,
     RunOwned,
+    RunResult,
     RunStatus,
 )
 from runner.owner import claim_for_this_process, forget
@@ -171,3 +172,40 @@ async def test_a_taken_id_is_refused_also_when_the_store_fails_at_first() -> Non
     store = FaultyStore(inner, on_write(lambda n: Fault.BEFORE if n == 1 else None))
     with pytest.raises(RunExists):
         await ParallelRunner(Talker(), store=store).run(DIAMOND, "taken")
+
+
+class Held(FaultyStore):
+    """Waits before its write `number` until `go_on`, or until it is cancelled."""
+
+    def __init__(self, inner: Store, number: int) -> None:
+        super().__init__(inner)
+        self.number, self.there, self.go_on = number, anyio.Event(), anyio.Event()
+
+    async def write(self, batch: Batch) -> None:
+        if self.writes + 1 == self.number and not self.there.is_set():
+            self.there.set()
+            await self.go_on.wait()
+        await super().write(batch)
+
+
+async def test_who_is_cancelled_while_it_claims_does_not_release_the_claim_of_another(store: Store) -> None:
+    async def call(name: str, through: Store) -> None:
+        results[name] = await ParallelRunner(Talker(), store=through).resume("r")
+
+    results: dict[str, RunResult] = {}
+    await stopped_after(store, DIAMOND, 1)
+    loser, winner = Held(store, 1), Held(store, 2)
+    async with anyio.create_task_group() as around:
+        async with anyio.create_task_group() as losing:
+            losing.start_soon(call, "loser", loser)
+            await loser.there.wait()
+            around.start_soon(call, "winner", winner)
+            await winner.there.wait()
+            losing.cancel_scope.cancel()
+        record = await store.get_run("r")
+        assert record is not None
+        assert record.owner is not None
+        winner.go_on.set()
+    assert [*results] == ["winner"]
+    assert (results["winner"].status, results["winner"].degraded) == (RunStatus.COMPLETED, ())
+    assert {task.status for task in await store.list_tasks("r")} == {"completed"}

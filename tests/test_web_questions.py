@@ -50,6 +50,8 @@ def test_a_question_is_answered_after_the_server_is_another(tmp_path: Path) -> N
             refused(odd, 422, "invalid_request")
         refused(answer(client, run_id, 1, "nobody"), 404, "not_found")
         refused(answer(client, "nothing", 1), 404, "run_not_found")
+        to_another = {"value": 3, "attempt": run["tasks"][0]["attempts"] + 1}
+        refused(post(client, f"/api/runs/{run_id}/tasks/asks/answer", to_another), 409, "answer_conflict")
         assert answer(client, run_id, 3).json() == {"run_id": run_id, "status": "waiting_input", "taken": True}
         refused(answer(client, run_id, 4), 409, "answer_conflict")
         assert post(client, f"/api/runs/{run_id}/resume").status_code == 200

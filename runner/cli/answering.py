@@ -57,7 +57,8 @@ async def _answer(store: Store, record: RunRecord, task: TaskRecord, text: str) 
     # A task that asks nothing is told of by the runner, which looks once more.
     asking = None if task.asked is None else asking_of(task.question or "", task.asked)
     value = text if asking is None else asking.read(text)
-    return await Backing({}).runner({}, store=store).answer_question(record.run_id, task.task_id, value)
+    runner = Backing({}).runner({}, store=store)
+    return await runner.answer_question(record.run_id, task.task_id, value, attempt=task.attempt or None)
 
 
 def _what_became(record: RunRecord, taken: bool) -> str:

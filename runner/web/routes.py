@@ -105,7 +105,7 @@ class Api:
 
     async def answer(self, run_id: str, task_id: str, given: shapes.Answer) -> shapes.Answered:
         """Answer what a task asks. The first answer counts. A run that nobody runs goes on when it is resumed."""
-        taken = await self._runs.answer_question(run_id, task_id, given.value)
+        taken = await self._runs.answer_question(run_id, task_id, given.value, attempt=given.attempt)
         return shapes.Answered(run_id=run_id, status=await self._status(run_id), taken=taken)
 
     async def events(

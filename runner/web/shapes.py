@@ -71,6 +71,8 @@ class Answer(_Received):
 
     value: Json
     """What fits the question's schema; a text where it has none."""
+    attempt: Annotated[int, Field(ge=1, le=MOST_SEQ)] | None = None
+    """The attempt that asked (a run's task has it as `attempts`): the task may ask something else by now."""
 
 
 class Page(_Received):
