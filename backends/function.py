@@ -96,7 +96,8 @@ class _Call:
             name = type(exc).__name__
             detail = one_line(str(exc))
             where = _place_of(exc)
-            raise BackendError(ErrorKind.UNEXPECTED, (f"{name}: {detail}" if detail else name) + where) from exc
+            kind = ErrorKind.TRANSIENT if isinstance(exc, ConnectionError | TimeoutError) else ErrorKind.UNEXPECTED
+            raise BackendError(kind, (f"{name}: {detail}" if detail else name) + where) from exc
         if self._opening.output_schema is not None:
             return self._checked(value)
         if isinstance(value, str):

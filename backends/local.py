@@ -232,7 +232,8 @@ def _read_answer(process: subprocess.Popen[bytes]) -> str:
     if word == "READY":
         return rest
     if word == "FAILED":
-        raise BackendError(ErrorKind.INVALID_REQUEST, f"the model server cannot start: {one_line(rest)}")
+        hint = "; install it: apt install libgomp1, or dnf install libgomp" if "libgomp" in rest else ""
+        raise BackendError(ErrorKind.INVALID_REQUEST, f"the model server cannot start: {one_line(rest)}{hint}")
     with suppress(subprocess.TimeoutExpired):  # a large process may take its time to be gone
         process.wait(_GRACE)
     code = "not known yet" if process.returncode is None else process.returncode

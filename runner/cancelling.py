@@ -10,6 +10,14 @@ from contextlib import contextmanager
 import anyio
 
 
+def require_asyncio() -> None:
+    """Raise RuntimeError on any other event loop, such as trio's: stores and backends are made for this one."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError("plait needs asyncio's event loop: asyncio.run(main()), or anyio.run(main)") from None
+
+
 def cancels() -> int:
     """How often somebody has asked for the running task's end, by a cancel scope or natively."""
     task = asyncio.current_task()

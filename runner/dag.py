@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from backends.protocol import JsonInput
-from runner.dag_check import Checks, folded_ids, taken_from_parts
+from runner.dag_check import Checks, folded_ids, go_on_with_many, taken_from_parts
 from runner.errors import DAGError, Problem, nearest
 from runner.limits import MAX_TASKS, Limits
 from runner.task import Task
@@ -63,7 +63,8 @@ class DAG:
         problems = [] if tasks else [Problem("there are no tasks; add at least one", None, "tasks")]
         problems += self._append(tasks, gathered or {})
         if gathered is None:  # what is stored has its parts among its tasks
-            problems += taken_from_parts(tasks, folded_ids(tasks))
+            folded = folded_ids(tasks)
+            problems += [*taken_from_parts(tasks, folded), *go_on_with_many(tasks, folded)]
             if growth is not None and growth.max_tasks < min(len(tasks), MAX_TASKS):  # the default is no word on these
                 message = f"there are {len(tasks)} tasks, and growth allows {growth.max_tasks} in all (max_tasks)"
                 problems.append(Problem(message, None, "growth"))

@@ -49,6 +49,17 @@ def taken_from_parts(tasks: Iterable[Task], folded: Collection[str]) -> Iterator
             yield Problem(message, task.id, "id", None, place)
 
 
+def go_on_with_many(tasks: Iterable[Task], folded: Collection[str]) -> Iterator[Problem]:
+    """Those of `tasks` that continue one of the tasks with `for_each`, which are `folded`: it has no conversation."""
+    for place, task in enumerate(tasks):
+        if task.continues in folded:
+            message = (
+                f"continues {task.continues!r}, which has for_each: each of its parts has a conversation of its own. "
+                f"Depend on it instead ({{{{ {task.continues} }}}} is the list of results)"
+            )
+            yield Problem(message, task.id, "continues", None, place)
+
+
 class Checks:
     """Checks the tasks of `dag` from position `start` on; `place` in what it finds counts from there. `positions` are
     those of the tasks by id, and get the new ones from `ids`; the new tasks' `dependencies` come from `link`.

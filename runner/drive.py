@@ -21,6 +21,7 @@ from persistence.files import files_root
 from persistence.protocol import Store
 from persistence.records import Owner
 from runner import events
+from runner.cancelling import require_asyncio
 from runner.checkpoint import Checkpointer, Position
 from runner.clock import iso, stamper
 from runner.config import Config
@@ -33,6 +34,7 @@ from runner.growth import Growth
 from runner.inbox import Inbox
 from runner.inherited import NOTHING, Inherited
 from runner.leftovers import end_leftovers
+from runner.log import logger
 from runner.owner import forget
 from runner.past import Past
 from runner.policy import Policy
@@ -72,6 +74,7 @@ class Prepared:
 
 async def drive(run: Prepared, config: Config, feed: Feed, control: Control) -> RunResult:
     """Run `run` to its end in this process. See `ParallelRunner.run` for what it raises."""
+    require_asyncio()
     try:
         if config.store is None:
             sink = NoStore(feed)
@@ -171,6 +174,9 @@ async def _execute(
             held=run.inherited.adopted.keys(),
         ),
     )
+    if alone := run.state.on_their_last_chance():
+        first = [run.state.dag.tasks[position].id for position in alone[:20]]
+        logger(run=run.run_id).warning("tasks_run_alone", count=len(alone), tasks=first, why="on their last chance")
     stamp = stamper(config.clock)
     growth = Growth(
         run.state,

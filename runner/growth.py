@@ -10,7 +10,7 @@ from backends.protocol import JsonValue, Reply
 from backends.text import clean_text, parse_json
 from runner import events
 from runner.dag import nearest
-from runner.dag_check import folded_ids, taken_from_parts
+from runner.dag_check import folded_ids, go_on_with_many, taken_from_parts
 from runner.errors import DAGError, Problem
 from runner.limits import Limits
 from runner.past import NOT_ADDED
@@ -151,6 +151,8 @@ class Growth:
         new = folded_ids(tasks)
         there = {str(task.id).rpartition(".")[0] for task in tasks} - {added_by}
         yield from taken_from_parts(tasks, new | folded_ids(dag[name] for name in there if name in dag))
+        before = {task.continues for task in tasks if task.continues is not None and task.continues in dag}
+        yield from go_on_with_many(tasks, new | folded_ids(dag[name] for name in before))
         for taken in taken_from_parts(dag.tasks, new):
             name = str(taken.task_id).rpartition(".")[0]
             yield Problem(

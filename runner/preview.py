@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from runner.adoption import with_left
@@ -15,10 +15,10 @@ from runner.given import GivenAnswers, given_answers
 from runner.inbox import is_to_be_cancelled
 from runner.looking import UNDER_WAY
 from runner.ownership import wait_until_free
-from runner.status import RunStatus
+from runner.status import RunStatus, TaskStatus
 from runner.stored import StoredRun, needs_no_work
 from runner.takeover import decided_so_far, heard, later_tries
-from runner.verdict import ANSWERED, RUNS, Action, Verdict, judge, judge_cancelled, judge_decided
+from runner.verdict import ANSWERED, RUNS, Action, Verdict, judge, judge_cancelled, judge_decided, last_chance
 
 DEFAULTED = "nobody has answered its question by the deadline, so its default is taken"
 _CHARACTERS_A_TOKEN = 4
@@ -67,9 +67,20 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
     later = await later_tries(run, verdicts, config.clock.wall())
     for position, until in later.items():
         verdicts[position] = replace(verdicts[position], reason=f"{verdicts[position].reason}; not before {iso(until)}")
+    for position in _alone(run, verdicts):
+        reason = f"{verdicts[position].reason}; alone, on its last chance"
+        verdicts[position] = replace(verdicts[position], reason=reason)
     weighed = [await _weighed(run, verdict) if verdict.repeats else verdict for verdict in verdicts]
     status = RunStatus.INTERRUPTED if run.status in UNDER_WAY else run.status
     return Preview(run.record.run_id, status, {verdict.task_id: verdict for verdict in weighed}, ended)
+
+
+def _alone(run: StoredRun, verdicts: Sequence[Verdict]) -> Iterator[int]:
+    """The tasks that are to run with nothing beside them, for their process has died too often while they ran."""
+    for position, (task, record, verdict) in enumerate(zip(run.state.dag, run.tasks, verdicts, strict=True)):
+        crashes = record.crashes + (TaskStatus(record.status) is TaskStatus.RUNNING)
+        if verdict.action in RUNS and last_chance(task, crashes):
+            yield position
 
 
 async def _verdicts(config: Config, run: StoredRun, *, retry_failed: bool) -> list[Verdict]:

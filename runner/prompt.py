@@ -139,7 +139,7 @@ def unknown_name(name: str, values: Mapping[str, JsonInput]) -> str:
 
 def _simple_names(prompt: str) -> list[str] | None:
     """The names of a prompt that holds only `{{ name }}`, or None when it holds more than that."""
-    if "{%" in prompt or "{#" in prompt:
+    if "{%" in prompt:
         return None
     names: list[str] = _CONSTRUCT.findall(prompt)
     if "" in names or not _SPECIAL.isdisjoint(names):

@@ -27,6 +27,7 @@ from runner.prompt_filters import BUDGET_KEY, FILTERS, GUARDS, Budget
 
 MAX_TEMPLATE = 200_000  # characters; a prompt of plain names may be longer
 _FILE = "<prompt>"
+_NEVER = "\ufdd0" * 2  # no character, by the Unicode standard
 _NUMBERED = re.compile(r"\{\{-?\s*([0-9][0-9_]*[A-Za-z][\w-]*)", re.ASCII)
 """A construct that begins with the id of a task such as `1a`, which the template language takes for a number."""
 
@@ -181,7 +182,14 @@ def _write(_context: Context, value: Any) -> str:
 @lru_cache(maxsize=1)
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        undefined=StrictUndefined, keep_trailing_newline=True, finalize=_write, autoescape=False, optimized=False
+        # No comments: what stands between {# and #} is text, and would be left out of the prompt without a word.
+        comment_start_string=f"{_NEVER}#",
+        comment_end_string=f"#{_NEVER}",
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        finalize=_write,
+        autoescape=False,
+        optimized=False,
     )
     environment.globals.clear()
     environment.filters = {**FILTERS, **GUARDS}

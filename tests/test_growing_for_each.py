@@ -28,15 +28,16 @@ async def test_one_task_for_each_element(kept: Store | None) -> None:
     assert len(backend.prompts) == 4  # gathering calls nobody
 
 
-async def test_what_continues_it_begins_a_conversation_also_where_its_parts_go_on_with_one(kept: Store | None) -> None:
-    backend = talker({"source": listed(["a"]), "sum": [ValueError("no"), "done"]})
-    dag = DAG([SOURCE, replace(MAPPED, continues="source"), Task("sum", "sum", continues="mapped")])
-    runner = ParallelRunner(backend, store=kept)
-    first = await runner.run(dag)
-    if kept is not None:
-        await runner.resume(first.run_id, retry_failed=True)
-    assert backend.prompts == ["source", "part a", "sum", *["sum"] * (kept is not None)]
-    assert [len(opening.history) for opening in backend.openings] == [0, 2, 0, 0][: len(backend.openings)]
+async def test_nobody_continues_it_for_its_parts_have_a_conversation_each() -> None:
+    with pytest.raises(
+        DAGError, match="task 'sum': continues 'mapped', which has for_each: each of its parts has a conv"
+    ):
+        DAG([SOURCE, replace(MAPPED, continues="source"), Task("sum", "sum", continues="mapped")])
+    planner = Task("plan", "plan", adds_tasks=True)
+    plans = plan(spec("sum", continues="mapped"))
+    answers = {"source": listed(["a"]), "plan": plans, "These": plans}
+    result = await ParallelRunner(talker(answers)).run(DAG([SOURCE, MAPPED, planner]))
+    assert "continues 'mapped', which has for_each" in (result["plan"].error or "")
 
 
 @pytest.mark.parametrize("found", [[], {"items": []}])

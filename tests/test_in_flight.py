@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from contextlib import closing
 
@@ -193,7 +194,9 @@ async def test_a_crasher_fails_and_those_beside_it_do_not(store: Store) -> None:
     assert (result["good"].status, result.blocked) == (TaskStatus.COMPLETED, ("after",))
 
 
-async def test_on_its_last_chance_a_task_runs_with_nothing_beside_it(store: Store) -> None:
+async def test_on_its_last_chance_a_task_runs_with_nothing_beside_it(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
     tasks = [Task(name, prompt=name, retry=Retry(max_crashes=2)) for name in "abc"]
     dag = DAG([*tasks, Task("d", prompt="d", depends_on=["a"], retry=Retry(max_crashes=2))])
     await die(store, Dying(hangs_on("a", "b")), dag)
@@ -210,7 +213,12 @@ async def test_on_its_last_chance_a_task_runs_with_nothing_beside_it(store: Stor
         running.remove(opening.idempotency_key[-1])
         return Reply(prompt)
 
-    result = await ParallelRunner(Watching(answer), store=store).resume("r")
+    runner = ParallelRunner(Watching(answer), store=store)
+    foretold = {name: verdict.reason for name, verdict in (await runner.preview_resume("r")).tasks.items()}
+    assert [name for name, reason in foretold.items() if reason.endswith("; alone, on its last chance")] == ["a", "b"]
+    with caplog.at_level(logging.WARNING):
+        result = await runner.resume("r")
+    assert "tasks_run_alone" in caplog.text
     assert result.status is RunStatus.COMPLETED
     assert all(len(these) == 1 for these in together if set(these) & {"a", "b"})
 

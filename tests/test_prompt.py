@@ -59,7 +59,9 @@ def error(prompt, values=VALUES, **options):
         ("{{ 2.567 | round(1) }} {{ [1, 1, 2] | unique | tojson }} {{ 'aXa' | replace('X', '-') }}", "2.6 [1, 2] a-a"),
         ("{{ review | tojson(indent=1) }}", '{\n "label": "good",\n "score": 3\n}'),
         ("{{ 'a\nb' | indent(2) }}", "a\n  b"),
-        ("{% raw %}{{ facts }}{% endraw %}{{ '{{' }}{# comment #}", "{{ facts }}{{"),
+        ("{% raw %}{{ facts }}{% endraw %}{{ '{{' }}", "{{ facts }}{{"),
+        ("{# no {{ facts }} #} .a{#b}", f"{{# no {VALUES['facts']} #}} .a{{#b}}"),
+        ("{% if facts %}{# yes #}{% endif %} {#", "{# yes #} {#"),
         ("{{ 'x' if yes else 'y' }}{{ missing is defined }}{{ 'a' in 'abc' }}", "xfalsetrue"),
     ],
 )

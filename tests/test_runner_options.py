@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import anyio
 import pytest
 
 from backends import BackendError, ErrorKind
-from persistence import MemoryStore
+from persistence import MemoryStore, SQLiteStore
 from runner import (
     DAG,
     BackendMissing,
@@ -169,3 +170,28 @@ async def test_settings_that_plait_keeps_itself_are_refused(key: str) -> None:
     with pytest.raises(ValueError, match=refused):
         await runner.create_run(dag, settings=settings)
     assert await store.list_runs() == ()
+
+
+def test_on_another_event_loop_it_says_which_one_it_needs(tmp_path: Path) -> None:
+    async def opens() -> None:
+        async with SQLiteStore(tmp_path / "runs.db"):
+            pass
+
+    async def runs() -> None:
+        await ParallelRunner(Talker()).run(DAG([Task("a")]))
+
+    for coroutine in (opens(), runs()):
+        with pytest.raises(RuntimeError, match=r"needs asyncio's event loop: asyncio\.run\(main\(\)\)"):
+            coroutine.send(None)
+
+
+@pytest.mark.parametrize(("error", "tries"), [(ConnectionResetError("reset"), 3), (TimeoutError(), 3), (OSError(), 1)])
+async def test_what_ails_the_connection_is_tried_again(error: Exception, tries: int) -> None:
+    called: list[str] = []
+
+    async def calls(prompt: str) -> str:
+        called.append(prompt)
+        raise error
+
+    result = await ParallelRunner(calls).run(DAG([Task("a", "x", retry=Retry(attempts=3, base_delay=0))]))
+    assert (len(called), result["a"].error_kind) == (tries, "transient" if tries == 3 else "unexpected")

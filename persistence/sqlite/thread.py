@@ -11,6 +11,7 @@ functions without any of those who wait noticing.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from contextlib import suppress
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar, cast
@@ -92,8 +93,14 @@ class DatabaseThread:
     @classmethod
     async def start(cls, connect: Callable[[bool], sqlite3.Connection]) -> DatabaseThread:
         """Start the thread and run `connect` on it; what it raises is raised here, and the thread ends. Its argument
-        says whether damage is to be looked for.
+        says whether damage is to be looked for. RuntimeError on another event loop than asyncio's.
         """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError(
+                "a SQLiteStore needs asyncio's event loop: asyncio.run(main()), or anyio.run(main)"
+            ) from None
         opened: list[_Database] = []
 
         def connector() -> sqlite3.Connection:
