@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .langgraph import LangGraphBackend
     from .local import LocalBackend
     from .openai import OpenAIBackend
+    from .person import PersonBackend
 
 __all__ = [
     "NO_USAGE",
@@ -66,6 +67,7 @@ __all__ = [
     "Opening",
     "OutlivingBackend",
     "Output",
+    "PersonBackend",
     "Question",
     "Reply",
     "Role",
@@ -83,6 +85,7 @@ _LAZY = {
     "LangGraphBackend": "langgraph",
     "LocalBackend": "local",
     "OpenAIBackend": "openai",
+    "PersonBackend": "person",
 }
 
 

@@ -28,9 +28,9 @@ class FunctionBackend:
 
     Text becomes the reply's `text`. Any other JSON value becomes its `data`, as JSON reads it back (a tuple is a list),
     and `text` is its JSON. None, NaN and what JSON cannot hold are errors of kind `unexpected`, and so is every
-    exception but BackendError, which passes through as it is; its message ends in the place in your code, such as
-    `(at tools.py:18 in count)`. With an output schema the value has to fit it, text being
-    read as JSON first; a function gets no second try within the turn (`invalid_output`).
+    exception but ConnectionError and TimeoutError, which are `transient`, and BackendError, which passes through as it
+    is; its message ends in the place in your code, such as `(at tools.py:18 in count)`. With an output schema the value
+    has to fit it, text being read as JSON first; a function gets no second try within the turn (`invalid_output`).
 
     A plain function runs in a worker thread of its own. Threads cannot be stopped: a cancelled or timed-out turn is
     abandoned, and the thread runs on to the function's end with nobody listening. Prefer `async def`.

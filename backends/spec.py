@@ -23,6 +23,7 @@ from .errors import BackendUnavailable
 from .function import as_backend
 from .local import LocalBackend, missing_parts
 from .openai import OpenAIBackend
+from .person import PersonBackend
 from .protocol import Backend
 from .remote import check_extra
 from .spec_base import BASE_URL, Spec
@@ -36,6 +37,16 @@ class FunctionSpec(Spec):
     call: str = Field(
         pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$",
         description='The function: "file.py:name", the file beside the plan, or "package.module:name".',
+    )
+
+
+class PersonSpec(Spec):
+    """A person, who is asked the task's prompt: `plait questions`, `plait answer`."""
+
+    kind: Literal["person"]
+    default: Any = Field(default=None, description="The answer that is taken when the deadline has passed.")
+    deadline: float | None = Field(
+        default=None, ge=0, lt=1e9, description="Seconds for an answer; without a default the task fails then."
     )
 
 
@@ -118,7 +129,15 @@ class LocalSpec(_ModelSpec):
 
 
 AnySpec: TypeAlias = (
-    FunctionSpec | OpenAISpec | AnthropicSpec | LocalSpec | ClaudeCodeSpec | CodexSpec | GeminiSpec | AcpSpec
+    FunctionSpec
+    | PersonSpec
+    | OpenAISpec
+    | AnthropicSpec
+    | LocalSpec
+    | ClaudeCodeSpec
+    | CodexSpec
+    | GeminiSpec
+    | AcpSpec
 )
 BackendSpec: TypeAlias = Annotated[AnySpec, Field(discriminator="kind")]
 _AGENTS: Mapping[str, type[ClaudeCodeSpec | CodexSpec | GeminiSpec]] = {
@@ -138,6 +157,8 @@ def build(spec: AnySpec, *, folder: Path) -> Backend:
     """
     if isinstance(spec, FunctionSpec):
         return _function(spec.call, folder)
+    if isinstance(spec, PersonSpec):
+        return PersonBackend(default=spec.default, deadline=spec.deadline)
     if isinstance(spec, AgentSpec):
         agent = spec.make(folder)
         agent.check()
