@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from backends.protocol import Output
 
-_EVENTS_AT_ONCE = 1000
 _LONGEST = 8000  # characters of a text that is kept until its line ends
 _LATER = "~"  # behind all times
 _ENDS = frozenset(
@@ -84,7 +83,7 @@ class Chronicle:
     async def more(self) -> AsyncIterator[Entry]:
         """What has happened since the last call, as far as it is there. Raises StoreError."""
         self._has_files = self._root is not None and run_folder(self._root, self._run_id).is_dir()
-        while records := await self._store.list_events(self._run_id, self._after, _EVENTS_AT_ONCE):
+        while records := await self._store.list_events(self._run_id, self._after):
             tasks = await self._of_interest(records)
             for record in records:
                 self._after = record.seq

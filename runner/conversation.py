@@ -21,9 +21,9 @@ async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *,
 
     A task that did not complete has no conversation to go on with: whoever continued it began afresh. Of a task's
     attempts only the last one counts, with those that ended with a question which it goes on from, and of these what
-    was answered: a turn that was cut is no turn. Turns that a
-    person added after the run belong to the task they were added to: tasks that continue it do not see them, and with
-    `persons` they are read for `task_id` itself. What `state` has in memory is not read again.
+    was answered: a turn that was cut is no turn. Turns that a person added after the run belong to the task that they
+    were added to: tasks that continue it do not see them, and with `persons` they are read for `task_id` itself. What
+    `state` has in memory is not read again.
 
     Raises StoreError; PlaitError for a damaged message; BackendError, transient, where `state` is that of a live run,
     and the store is behind it.

@@ -18,7 +18,7 @@ from persistence.records import RunRecord
 from runner.clock import Clock
 from runner.errors import PlaitError
 from runner.log import logger
-from runner.status import RUN_DONE, RunStatus
+from runner.status import LAST_EVENTS, RUN_DONE, RunStatus
 from runner.task import JsonValue
 from runner.translate import to_json
 
@@ -29,9 +29,6 @@ CANCEL = "cancel"
 
 ANSWER = "answer"
 """The kind of note that answers the question of a task."""
-
-_ENDINGS = frozenset(f"run_{status.value}" for status in RUN_DONE)
-_EVENTS_AT_ONCE = 1000
 
 
 def cancel_note(record: RunRecord, at: str) -> Note:
@@ -151,8 +148,8 @@ def _seen(note: NoteRecord) -> int:
 
 
 async def _ended_since(store: Store, run_id: str, seq: int) -> bool:
-    while events := await store.list_events(run_id, seq, _EVENTS_AT_ONCE):
-        if any(event.kind in _ENDINGS for event in events):
+    while events := await store.list_events(run_id, seq):
+        if any(event.kind in LAST_EVENTS for event in events):
             return True
         seq = events[-1].seq
     return False

@@ -10,8 +10,8 @@ MAX_DEPTH = 10
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far a run may grow: to `max_tasks` tasks in all, and to tasks that `max_depth` others brought in, one the
-    other.
+    """How far a run may grow: to `max_tasks` tasks in all, and to tasks added by tasks that were added themselves, at
+    most `max_depth` levels deep.
     """
 
     max_tasks: int = MAX_TASKS

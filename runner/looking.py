@@ -16,13 +16,11 @@ from runner.clock import Clock
 from runner.errors import RunNotFound
 from runner.owner import seems_free
 from runner.questions import OpenQuestion, asking_of
-from runner.status import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
+from runner.status import LAST_EVENTS, RUN_DONE, TASK_DONE, RunStatus, TaskStatus
 from runner.task import JsonValue
 
 UNDER_WAY = frozenset({RunStatus.RUNNING, RunStatus.CANCELLING})
 """Statuses of a run that somebody runs; where nobody does, it is interrupted."""
-_LAST_EVENTS = frozenset(f"run_{status.value}" for status in RUN_DONE)
-_EVENTS_AT_ONCE = 1000
 _LOOKS_A_RECORD = 25
 
 
@@ -95,7 +93,7 @@ class StoredEvent:
     @property
     def is_last(self) -> bool:
         """Whether it ends the run: nothing follows, unless a person reopens the run."""
-        return self.kind in _LAST_EVENTS
+        return self.kind in LAST_EVENTS
 
 
 def shown_status(run: RunRecord, now: float) -> RunStatus:
@@ -232,7 +230,7 @@ async def history(store: Store, run_id: str, after: int, clock: Clock, poll: flo
             # because it counts the run's tasks, while to find no events costs nothing.
             ended = RunStatus((await _record(store, run_id)).status) in RUN_DONE
         looks += 1
-        while records := await store.list_events(run_id, after, _EVENTS_AT_ONCE):
+        while records := await store.list_events(run_id, after):
             for record in records:
                 event = _event(record)
                 after = event.seq

@@ -32,11 +32,11 @@ class Gate:
     away: int = 0
     """Tasks that the backend has asked to come back later: until all of them are back, nothing starts on it."""
     at_once: int = 0
-    """How many tasks were under way on it when the first of them was."""
+    """How many tasks were under way on it when the first of those was."""
     closings: int = 0
-    """How often that came to be."""
+    """How often it has begun to throttle."""
     closings_before: int = 0
-    """How often it had come to be when a task was last completed on it."""
+    """How often it had when a task was last completed on it."""
     line: dict[object, tuple[int, Callable[[], None]]] = field(
         default_factory=dict[object, tuple[int, Callable[[], None]]], repr=False
     )

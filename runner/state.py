@@ -50,7 +50,7 @@ class RunState:
         self.added_by: dict[int, str | None] = {}
         """For each task that was added to the run, who did: see TasksAdded."""
         self.depths: dict[int, int] = {}
-        """By how many tasks, one the other, each of those was brought in, where it was by any."""
+        """How many additions deep each of those lies that a task has added: 1 where that was there from the start."""
         self.have_added: set[int] = set()
         """The tasks that brought others in: nobody does so twice."""
         self.corrected: set[int] = set()

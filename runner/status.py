@@ -46,8 +46,8 @@ _T, _R = TaskStatus, RunStatus
 
 TASK_TRANSITIONS: Mapping[TaskStatus, frozenset[TaskStatus]] = MappingProxyType(
     {
-        # Back to pending: a retry, or an attempt that ended with its owner.
         _T.PENDING: frozenset({_T.RUNNING, _T.CANCELLED}),
+        # Back to pending: a retry, or an attempt that ended with its owner.
         _T.RUNNING: frozenset(
             {_T.PENDING, _T.WAITING_INPUT, _T.COMPLETED, _T.FAILED, _T.SKIPPED, _T.CANCELLED},
         ),
@@ -85,6 +85,8 @@ TASK_STATUSES: Mapping[str, TaskStatus] = MappingProxyType({status.value: status
 
 TASK_DONE: frozenset[TaskStatus] = frozenset(s for s in TaskStatus if not TASK_TRANSITIONS[s])
 RUN_DONE: frozenset[RunStatus] = frozenset(s for s in RUN_TRANSITIONS if not RUN_TRANSITIONS[s])
+LAST_EVENTS = frozenset(f"run_{status.value}" for status in RUN_DONE)
+"""Kinds of the events with which a run ends."""
 
 Status = TypeVar("Status", TaskStatus, RunStatus)
 

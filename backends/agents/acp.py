@@ -48,7 +48,6 @@ class AcpBackend(CliBackend):
     program: ClassVar[str] = ""
     install: ClassVar[str] = "install it"
     chooses_session: ClassVar[bool] = False
-    checks_schema: ClassVar[bool] = False
 
     command: Sequence[str] = ()  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
     model: str | None = None

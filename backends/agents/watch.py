@@ -54,11 +54,6 @@ class TurnWatch:
         self._seen: deque[Seen] = deque()
 
     @property
-    def has_begun(self) -> bool:
-        """Whether there is anything of an agent."""
-        return self._call is not None or bool(exchanges(self._turn))
-
-    @property
     def is_alive(self) -> bool:
         """Whether the agent works on the turn now."""
         calls = exchanges(self._turn)
