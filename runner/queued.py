@@ -12,14 +12,14 @@ import json
 import re
 import secrets
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 from backends.protocol import JsonInput
 from backends.text import clean_text
 from persistence.batch import Batch
 from persistence.changes import RunCreated
 from persistence.errors import Conflict
-from persistence.records import RunRecord
+from persistence.protocol import Store
 from runner import events
 from runner.clock import iso, new_run_id
 from runner.config import Config, backend_names, require_policy_backends
@@ -96,7 +96,12 @@ async def create(
             raise
         if key is None:
             raise RunExists(f"the store already has a run {run_id!r}; start it, or give another run id") from error
-        _check_same(key, there, kept)
+        stored = json.loads(there.settings)
+        if stored.get("key") != key or stored.get("digest") != kept["digest"]:
+            raise KeyConflict(
+                f"key {key!r} was used at {there.created_at} for run {run_id}, with another DAG or other settings "
+                f"({await _difference(store, created, run_id)}); give a new run a new key"
+            ) from error
     return run_id
 
 
@@ -118,10 +123,17 @@ def _digest(created: RunCreated) -> str:
     return hashlib.sha256(asked.encode()).hexdigest()
 
 
-def _check_same(key: str, there: RunRecord, kept: Mapping[str, Any]) -> None:
-    stored = json.loads(there.settings)
-    if stored.get("key") != key or stored.get("digest") != kept["digest"]:
-        raise KeyConflict(
-            f"key {key!r} was used at {there.created_at} for run {there.run_id}, with another DAG or other settings; "
-            "give a new run a new key"
-        )
+async def _difference(store: Store, asked: RunCreated, run_id: str) -> str:
+    """The first task in which the run differs from what is asked for."""
+    there = {task.task_id: task for task in await store.list_tasks(run_id)}
+    for task in asked.tasks:
+        stored = there.get(task.task_id)
+        if stored is None:
+            return f"it has no task {task.task_id!r}"
+        if stored.prompt != task.prompt:
+            return f"task {task.task_id!r} has another prompt"
+        if stored.depends_on != task.depends_on:
+            return f"task {task.task_id!r} depends on other tasks"
+        if (stored.backend, json.loads(stored.spec)) != (task.backend, json.loads(task.spec)):
+            return f"task {task.task_id!r} has other fields"
+    return "its tasks are the same, as far as they are given here"

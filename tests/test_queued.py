@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import anyio
@@ -65,6 +66,27 @@ async def test_a_key_is_not_used_for_something_else(store: Store, wanted: DAG, s
     run_id = await runner.create_run(dag(), key="k")
     with pytest.raises(KeyConflict, match=f"key 'k' was used at .* for run {run_id}, with another DAG"):
         await runner.create_run(wanted, key="k", settings=settings)
+
+
+SAME = "its tasks are the same"
+FIRST = Task("a", "a")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "difference"),
+    [
+        ([FIRST, Task("b", "B", ["a"])], "task 'b' has another prompt"),
+        ([FIRST, Task("b", "b")], "task 'b' depends on other tasks"),
+        ([FIRST, Task("b", "b", ["a"], timeout=5)], "task 'b' has other fields"),
+        ([FIRST, Task("b", "b", ["a"]), Task("c", "c")], "it has no task 'c'"),
+        ([FIRST], SAME),
+    ],
+)
+async def test_what_differs_is_said(store: Store, wanted: list[Task], difference: str) -> None:
+    runner = ParallelRunner(Talker(), store=store)
+    await runner.create_run(DAG([FIRST, Task("b", "b", ["a"])]), key="k")
+    with pytest.raises(KeyConflict, match=re.escape(f"({difference}")):
+        await runner.create_run(DAG(wanted), key="k")
 
 
 async def test_a_queued_run_keeps_its_policy(store: Store) -> None:
