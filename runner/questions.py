@@ -77,9 +77,24 @@ class Asking:
         except (Mismatch, BackendError) as error:
             try:
                 return self.checked(clean_text(text))
-            except PlaitError:
+            except PlaitError as mismatch:
+                if len(text) <= _SHORT_ANSWER and not _is_json(
+                    text
+                ):  # "yes" is told that it is no boolean, not no JSON
+                    raise mismatch from None
                 asked = _short(self.question.text)
                 raise PlaitError(f"the answer does not fit the question {asked!r}: {error}") from None
+
+
+_SHORT_ANSWER = 40
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def asking_of(text: str, encoded: str) -> Asking:
