@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from io import FileIO
@@ -19,7 +19,7 @@ from anyio.to_thread import run_sync
 from .childfile import Known
 from .errors import BackendError, ErrorKind
 from .lines import Lines
-from .proctable import end, tell
+from .proctable import Process, end, tell
 
 GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL: agents end their tools themselves meanwhile."""
@@ -46,6 +46,8 @@ class Child:
     is_gone: bool = False
     """Whether it was stopped and nothing of it is left."""
     _ended: anyio.Event = field(default_factory=anyio.Event, repr=False)
+    _told: Sequence[Process] = ()
+    """Who was asked to end: nothing else may tell of them once their parents have."""
 
     async def follow(self, on_line: Callable[[bytes], bool], *, idle: float, until: float) -> None:
         """Hand on every line of the output, from the first, until the child has ended and all is read, or `on_line`
@@ -156,12 +158,12 @@ class Child:
 
     def _ask_to_end(self) -> None:
         with suppress(OSError):
-            tell([self.known.turn], signal.SIGTERM, signal.SIGCONT)  # one that is stopped hears nothing
+            self._told = tell([self.known.turn], signal.SIGTERM, signal.SIGCONT)  # one that is stopped hears nothing
 
     def _kill(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
         try:
-            is_gone = end([self.known.turn], seconds)[1]
+            is_gone = end([self.known.turn], seconds, self._told)[1]
         except OSError:  # no descriptor is left to look at processes with: at least what is surely its own
             is_gone = False
             if self.ours is not None and self.ours.returncode is None:

@@ -7,7 +7,6 @@ turn's mark; where there is none (macOS), only what we started ourselves is know
 A turn's mark is twofold. Its name is in the environment, which every process inherits from its first breath, but can
 clear, paint over (a server that shows its state in `ps`) or hide. So its number is a resource limit, too, that of file
 locks: inherited like the environment and dropped by nobody, and without any effect since Linux 2.4.25.
-
 Nothing of ours is imported: the guard (`_guard.py`) runs this file in a bare interpreter.
 """
 
@@ -18,7 +17,7 @@ import re
 import resource
 import signal
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -85,10 +84,9 @@ def start_time(pid: int) -> str | None:
 
 def first_start_time(pid: int) -> str:
     """The same of a child of ours that was not waited for: it may be over already."""
-    try:
+    with suppress(OSError):
         return _state_of(pid)[1]
-    except OSError:
-        return ""
+    return ""
 
 
 def _state_of(pid: int) -> tuple[bytes, str]:
@@ -193,25 +191,28 @@ class _Marks:
             return False
 
 
-def tell(turns: Collection[Turn], *numbers: int) -> int:
-    """Send the signals, in order, to all that belong to the turns; how many there were that can be told anything."""
+def tell(turns: Collection[Turn], *numbers: int) -> list[Process]:
+    """Send the signals, in order, to all that belong to the turns; who was told, as far as a table says."""
     if not HAS_PROC:
-        return sum([_tell_group(turn, numbers) for turn in turns])
-    return sum([all(send(process, number) for number in numbers) for process in members(turns)])
+        for turn in turns:
+            _tell_group(turn, numbers)
+        return []
+    return [process for process in members(turns) if all(send(process, number) for number in numbers)]
 
 
-def end(turns: Collection[Turn], seconds: float) -> tuple[int, bool]:
-    """Kill all that belong to the turns, and what they bear meanwhile; how many there were, and whether none is left.
-    Those of other users, which we may not kill, do not count. What hangs in the kernel is given up after `seconds`.
+def end(turns: Collection[Turn], seconds: float, told: Iterable[Process] = ()) -> tuple[int, bool]:
+    """Kill all that belong to the turns, those `told` before, and what they start meanwhile; how many, and whether none
+    is left. Other users' do not count, which we may not kill. What hangs in the kernel is given up after `seconds`.
     """
     if not HAS_PROC:
-        return tell(turns, signal.SIGKILL), True
+        return sum([_tell_group(turn, (signal.SIGKILL,)) for turn in turns]), True
     until, pause, looks = time.monotonic() + seconds, 0.002, 0
-    killed: set[tuple[int, int]] = set()
+    killed = {(one.pid, one.started) for one in told if send(one, signal.SIGKILL)}
     seen: set[int] = set()
     while looks < _LOOKS:
         before = len(seen)
         dying = {(one.pid, one.started) for one in _found(turns, seen) if send(one, signal.SIGKILL)}
+        dying |= {one for one in killed if start_time(one[0]) == str(one[1])}  # with a dead parent, it is nobody's
         killed |= dying
         if dying:
             if time.monotonic() >= until:
@@ -263,8 +264,7 @@ def _tell_group(turn: Turn, numbers: Collection[int]) -> bool:
 
 def _table(seen: set[int]) -> Iterator[Process]:
     """See `_found`."""
-    names = os.listdir(_PROC)  # noqa: PTH208 - names alone, of which there may be thousands
-    new = {int(name) for name in names if name.isdigit()} - seen
+    new = {int(name) for name in os.listdir(_PROC) if name.isdigit()} - seen  # noqa: PTH208 - there may be thousands
     seen |= new
     for pid in sorted(new, reverse=True):
         # It may be over by now, or another user's in a /proc that hides them.

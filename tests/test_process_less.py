@@ -66,6 +66,30 @@ async def test_less_of_linux_is_enough(
         assert (await whole_turn(name, tmp_path, holds)).is_gone
 
 
+async def test_who_takes_its_time_to_die_is_waited_for(
+    tmp_path: Path, holds: Kin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parent is over by then, so that without a mark nothing tells any more to whom it belongs."""
+    deaths: list[threading.Timer] = []
+
+    def send_late(process: proctable.Process, number: int) -> bool:
+        if process.session == process.pid and not deaths and process.parent == os.getpid():
+            return send(process, number)  # the first one, to whom all others belong
+        deaths.append(threading.Timer(0.3, send, (process, number)))
+        deaths[-1].start()
+        return True
+
+    send = proctable.send
+    monkeypatch.delattr(resource, "prlimit")
+    monkeypatch.setattr(proctable, "send", send_late)
+    try:
+        await whole_turn("cleared", tmp_path, holds)
+        assert deaths
+    finally:
+        for death in deaths:
+            death.join()
+
+
 async def test_without_procfs_a_group_is_ended_and_its_leader_known(
     tmp_path: Path, holds: Kin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
