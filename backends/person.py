@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 
 from .asking import ask
+from .errors import BackendError, ErrorKind
 from .function import FunctionBackend
 from .protocol import Conversation, JsonInput, JsonValue, Opening
 
@@ -29,6 +30,8 @@ class PersonBackend:
         """A conversation whose every turn asks its prompt."""
 
         async def asked(prompt: str) -> JsonValue:
+            if not prompt.strip():
+                raise BackendError(ErrorKind.INVALID_REQUEST, "the prompt is empty: give the person a question")
             return await ask(prompt, schema=opening.output_schema, default=self.default, deadline=self.deadline)
 
         return FunctionBackend(asked).open(opening)

@@ -138,9 +138,9 @@ def _clean(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(Message(m.role, clean_text(m.content), m.usage) for m in messages)
 
 
-MOST_TOKENS = 10**12
+_MOST_TOKENS = 10**12
 """Of one turn. No model counts as far, and a million such turns can still be added up in 63 bits."""
-MOST_USD = 10**9
+_MOST_USD = 10**9
 """Of one turn, too."""
 _ROLES = get_args(Role)
 _DEEPEST = 200
@@ -231,9 +231,9 @@ def _countable(usage: object) -> bool:
     if not isinstance(usage, Usage):
         return False
     tokens, cost = (usage.input_tokens, usage.output_tokens), usage.cost_usd
-    whole = all(type(count) is int and 0 <= count <= MOST_TOKENS for count in tokens)
+    whole = all(type(count) is int and 0 <= count <= _MOST_TOKENS for count in tokens)
     whole = whole and (usage.model is None or isinstance(usage.model, str))  # pyright: ignore[reportUnnecessaryIsInstance]
-    return whole and (cost is None or (type(cost) in {int, float} and 0 <= cost <= MOST_USD))
+    return whole and (cost is None or (type(cost) in {int, float} and 0 <= cost <= _MOST_USD))
 
 
 def _deeper_than(value: JsonValue, levels: int) -> bool:

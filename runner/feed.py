@@ -78,8 +78,7 @@ class Feed:
         if self._ended:
             return
         for one in self._readers:
-            reader = one()
-            if reader is not None:
+            if (reader := one()) is not None:
                 reader.put(event)
         if not isinstance(event, events.TaskEvent):
             self._note(event)
@@ -97,8 +96,7 @@ class Feed:
         """The run is over, however it ended."""
         self._ended = True
         for one in self._readers:
-            reader = one()
-            if reader is not None:
+            if (reader := one()) is not None:
                 reader.close()
 
     def _forget(self, gone: ref[EventReader]) -> None:
