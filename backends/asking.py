@@ -65,7 +65,9 @@ _NO_ANSWERS = _Answers(())
 
 
 class answering:  # noqa: N801 - used as a statement, like a function
-    """`with answering(given):` has `ask` find these answers, each to a question's text, in the code inside."""
+    """`with answering(given):` has `ask` find these answers, each to a question's text, in the code inside. Where the
+    code around it finds none, and there are none, nothing is to be done.
+    """
 
     __slots__ = ("_given", "_token")
 
@@ -74,8 +76,9 @@ class answering:  # noqa: N801 - used as a statement, like a function
         self._token: Token[_Answers | None] | None = None
 
     def __enter__(self) -> None:
-        self._token = _answers.set(_Answers(self._given) if self._given else _NO_ANSWERS)
+        if self._given or _answers.get() is not _NO_ANSWERS:
+            self._token = _answers.set(_Answers(self._given) if self._given else _NO_ANSWERS)
 
     def __exit__(self, *_: object) -> None:
-        assert self._token is not None
-        _answers.reset(self._token)
+        if self._token is not None:
+            _answers.reset(self._token)

@@ -18,7 +18,7 @@ from backends.structured import Schema
 from backends.text import clean_text, shown
 from backends.values import value
 from persistence.boundaries import reached
-from runner.cancelling import cancelled_since, cancels
+from runner.cancelling import Cancels
 from runner.errors import PlaitError, PromptError
 from runner.log import logger
 from runner.questions import Asking, Way
@@ -41,15 +41,14 @@ Answers: TypeAlias = Sequence[tuple[str, JsonValue]]
 """What `ask` finds: the texts of questions, and their answers."""
 
 
-async def attempt(
-    backend: Backend, opening: Opening, prompt: str, timeout: float | None, answers: Answers = ()
-) -> Outcome:
-    """Open the conversation and have one turn, in at most `timeout` seconds.
+async def attempt(backend: Backend, opening: Opening, prompt: str, answers: Answers = ()) -> Outcome:
+    """Open the conversation and have one turn, in at most the opening's `timeout`.
 
     Raises nothing but cancellation, which ends the turn and closes the conversation on its way out.
     """
     replies: list[Reply] = []
-    before = cancels()
+    cancels = Cancels()
+    timeout = opening.timeout
     try:
         with answering(answers):
             if timeout is None:
@@ -61,23 +60,29 @@ async def attempt(
                     raise BackendError(ErrorKind.TIMEOUT, f"no answer within the task's timeout of {timeout:g} s")
         if not replies:
             raise BackendError(ErrorKind.UNEXPECTED, "the backend's conversation has hidden what ended its turn")
-        return _checked(replies[0])
+        outcome = _checked(replies[0])
     except Asked as asked:
-        return _asked(asked.question)
+        outcome = _asked(asked.question)
     except asyncio.CancelledError as error:
-        if cancelled_since(before):
+        if cancels.since:
             raise
-        return Outcome(None, None, BackendError(ErrorKind.UNEXPECTED, f"the backend was cancelled from inside {error}"))
+        outcome = _failed(ErrorKind.UNEXPECTED, f"the backend was cancelled from inside {error}")
     except SystemExit as error:
         message = f"the backend wanted to end the whole program: sys.exit({error.code!r})"
-        return Outcome(None, None, BackendError(ErrorKind.UNEXPECTED, clean_text(message)))
+        outcome = _failed(ErrorKind.UNEXPECTED, clean_text(message))
     except Exception as error:
-        return Outcome(None, None, classified(error))
+        outcome = Outcome(None, None, classified(error))
     except BaseExceptionGroup as error:  # a task group of the task's own around its `ask`
         inside = _first_asked(error)
         if inside is None:
             raise
-        return _asked(inside.question)
+        outcome = _asked(inside.question)
+    cancels.forget()
+    return outcome
+
+
+def _failed(kind: ErrorKind, message: str) -> Outcome:
+    return Outcome(None, None, BackendError(kind, message))
 
 
 def _first_asked(error: BaseException) -> Asked | None:
@@ -93,7 +98,7 @@ def _first_asked(error: BaseException) -> Asked | None:
 def _asked(question: Question) -> Outcome:
     wrong = _what_is_wrong_with(question)
     if wrong:
-        return Outcome(None, None, BackendError(ErrorKind.UNEXPECTED, f"ask() was called with {wrong}"))
+        return _failed(ErrorKind.UNEXPECTED, f"ask() was called with {wrong}")
     return Outcome(None, None, None, question)
 
 

@@ -9,7 +9,7 @@ import anyio
 import anyio.abc
 
 from backends.protocol import JsonInput
-from runner.cancelling import cancelled_since, cancels
+from runner.cancelling import Cancels
 from runner.errors import PlaitError
 from runner.log import logger
 from runner.questions import Asking, OpenQuestion, unix
@@ -69,7 +69,7 @@ class Awaiting:
 
     async def _ask(self, on_question: OnQuestion, question: OpenQuestion, scope: anyio.CancelScope) -> None:
         """Ask whoever answers in this process, once the question is stored."""
-        before = cancels()
+        cancels = Cancels()
         try:
             with scope:
                 await self._around.sink.submit([]).wait()
@@ -79,7 +79,7 @@ class Awaiting:
         except PlaitError as error:
             self._log.warning("answer_refused", task=question.task_id, error=str(error))
         except (asyncio.CancelledError, Exception) as error:
-            if isinstance(error, asyncio.CancelledError) and cancelled_since(before):
+            if isinstance(error, asyncio.CancelledError) and cancels.since:
                 raise
             self._log.warning("on_question_failed", task=question.task_id, error=type(error).__name__)
             self._log.debug("on_question_failed", error, task=question.task_id)

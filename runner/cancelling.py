@@ -18,28 +18,30 @@ def require_asyncio() -> None:
         raise RuntimeError("plait needs asyncio's event loop: asyncio.run(main()), or anyio.run(main)") from None
 
 
-def cancels() -> int:
-    """How often somebody has asked for the running task's end, by a cancel scope or natively."""
-    task = asyncio.current_task()
-    return 0 if task is None else task.cancelling()
+class Cancels:
+    """How often somebody has asked for the running task's end, by a cancel scope or natively, from here on."""
 
+    __slots__ = ("_before", "_task")
 
-def cancelled_since(before: int) -> bool:
-    """Whether the running task itself is being cancelled, if `cancels` was `before` when what was awaited began.
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        self._before = 0 if self._task is None else self._task.cancelling()
 
-    False when a CancelledError merely came out of that, such as a task of the backend's own that somebody cancelled: it
-    is a failure like any other, and must not pass for the end of the run.
-    """
-    return cancels() > before
+    @property
+    def since(self) -> bool:
+        """Whether the task itself is being cancelled.
 
+        False when a CancelledError merely came out of what was awaited, such as a task of the backend's own that
+        somebody cancelled: it is a failure like any other, and must not pass for the end of the run.
+        """
+        return self._task is not None and self._task.cancelling() > self._before
 
-def forget_cancels_since(before: int) -> None:
-    """For a task of ours that has called a backend: one that has cancelled that task and caught this itself, as
-    home-made time-outs do, must not have it taken for cancelled from then on. A cancelled scope cancels it again.
-    """
-    task = asyncio.current_task()
-    while task is not None and task.cancelling() > before:
-        task.uncancel()
+    def forget(self) -> None:
+        """For a task of ours that has called a backend: one that has cancelled that task and caught this itself, as
+        home-made time-outs do, must not have it taken for cancelled from then on. A cancelled scope cancels it again.
+        """
+        while self._task is not None and self._task.cancelling() > self._before:
+            self._task.uncancel()
 
 
 @contextmanager
@@ -47,10 +49,10 @@ def outlasting_cancellation() -> Generator[None]:
     """For a task that ends when it is told so, and not before: a native cancellation, such as the end of `asyncio.run`
     has for every task, ends what is waited for in the block, and nothing else. That of a scope would come again.
     """
-    before = cancels()
+    cancels = Cancels()
     try:
         yield
     except asyncio.CancelledError:
-        if not cancelled_since(before) or anyio.current_effective_deadline() == -math.inf:
+        if not cancels.since or anyio.current_effective_deadline() == -math.inf:
             raise
-        forget_cancels_since(before)
+        cancels.forget()

@@ -242,7 +242,7 @@ class Checkpointer:
         return (*head, *islice(self._unstored, limit, limit + following))
 
     def _stored(self, head: tuple[Change, ...]) -> None:
-        claims = sum(1 for change in head if type(change) is RunClaimed)
+        claims = [type(change) for change in head].count(RunClaimed)
         self._position = Position(self._position.epoch + claims, self._position.next_seq + len(head))
         for _ in head:
             self._unstored.popleft()

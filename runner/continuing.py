@@ -63,7 +63,7 @@ async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Rep
             async with anyio.create_task_group() as beside:
                 beside.start_soon(checkpointer.keep_lease, config.lease)
                 await end_leftovers(run.store, run_id, under_way(run.tasks))
-                outcome = await attempt(config.backends[name], opening, message, task.timeout)
+                outcome = await attempt(config.backends[name], opening, message)
                 reply, failure = outcome.reply, outcome.error
                 if outcome.asked is not None:
                     failure = PlaitError(
@@ -110,6 +110,7 @@ async def _opening(run: StoredRun, task: Task, backend: Backend) -> Opening:
         idempotency_key=f"{run_id}:{task.id}:{run.record.last_seq}",
         metadata=task.metadata,
         files=None if root is None else turn_files(root, run_id, task.id, f"{_PERSON}-{run.record.last_seq}"),
+        timeout=task.timeout,
     )
 
 

@@ -30,7 +30,7 @@ async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *,
     """
     links, messages = [task_id], list[Message]()
     while (before := await _went_on_with(store, run_id, state, links[-1])) is not None:
-        kept = state.conversations.get(state.dag.position(before))
+        kept = state.conversation(before)
         if kept is not None:
             messages += kept.messages
             break

@@ -17,11 +17,13 @@ import anyio.abc
 
 from backends.protocol import JsonInput
 from runner import events
+from runner.attempt import Outcome
 from runner.awaiting import Awaiting
 from runner.clock import stamper
 from runner.deciding import Deciding
 from runner.growth import Growth
 from runner.idle import Idle
+from runner.latch import Latch
 from runner.leaving import Ending, leave
 from runner.retrying import Delays
 from runner.schedule import Schedule
@@ -29,6 +31,8 @@ from runner.settling import Settling
 from runner.state import RunState
 from runner.status import TASK_DONE, TaskStatus
 from runner.turn import Surroundings, Turn, Turns
+
+_DONE = frozenset({events.TaskCompleted, events.TaskFailed})
 
 
 class Execution:
@@ -76,20 +80,13 @@ class Execution:
             for position in self._schedule.later:  # first, so that the policy can end them
                 until = self._around.inherited.next_tries[position]
                 self._delays.begin(workers, position, until - self._around.clock.wall())
-            happened: list[events.Event] = []
-            for ended in self._around.inherited.unasked:
-                happened += self._asked_about(ended)
+            happened = [event for ended in self._around.inherited.unasked for event in self._asked_about(ended)]
             for position, asking in self._state.asking.items():
                 self._awaiting.begin(workers, position, asking)
-            turns = self._adopted()
+            turns = [self._turns.adopt(position, one) for position, one in self._around.inherited.adopted.items()]
+            self._under_way |= {turn.position: turn for turn in turns if turn.task.at_most_once}
             turns += self._go_on(happened)
             await self._start(turns, happened)
-
-    def _adopted(self) -> list[Turn]:
-        """The turns of earlier processes that go on. They hold their places already."""
-        turns = [self._turns.adopt(position, one) for position, one in self._around.inherited.adopted.items()]
-        self._under_way |= {turn.position: turn for turn in turns if turn.task.at_most_once}
-        return turns
 
     def end(self, how: Literal["stop", "cancel", "policy"]) -> None:
         """Start nothing more and end the attempts that are under way. Safe to call at any time and more than once."""
@@ -253,16 +250,7 @@ class Execution:
         while turn is not None and not self._winding_down:
             began = self._around.clock.monotonic() - self._turns.went_on_for(turn)
             self._calls += 1
-            outcome = await self._turns.have(turn)
-            self._calls -= 1
-            happened = self._settling.settle(turn, outcome, self._around.clock.monotonic() - began)
-            is_done = type(happened[0]) is events.TaskCompleted or type(happened[0]) is events.TaskFailed
-            ended = turn.task.id if is_done else None
-            if ended is None:
-                self._follow_up(turn.position, happened[0])
-            turns = self._go_on(happened, ended)
-            stored = self._around.sink.submit(happened)
-            stored.then(partial(self._settling.stored, turn))
+            stored, turns = self._conclude(turn, await self._turns.have(turn), began)
             # Where nothing is to follow that, nobody has to be woken for it.
             if turns or self.ended_by is not None or self._schedule.exhausted:
                 await stored.wait()
@@ -273,6 +261,17 @@ class Execution:
                 self._idle.hand_out(turns)
             else:
                 turn = await self._next_turn()
+
+    def _conclude(self, turn: Turn, outcome: Outcome, began: float) -> tuple[Latch, list[Turn]]:
+        """Settle the turn and submit that with what follows: what is set once it is stored, and turns to be had."""
+        self._calls -= 1
+        happened = self._settling.settle(turn, outcome, self._around.clock.monotonic() - began)
+        ended = turn.task.id if type(happened[0]) in _DONE else None
+        if ended is None:
+            self._follow_up(turn.position, happened[0])
+        turns = self._go_on(happened, ended)
+        (stored := self._around.sink.submit(happened)).then(partial(self._settling.stored, turn))
+        return stored, turns
 
     async def _next_turn(self) -> Turn | None:
         """Wait to be handed a task; None when the run has come to its end."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 
 import anyio.abc
 
+from backends.asking import answering
 from runner.turn import Turn
 
 
@@ -43,7 +44,11 @@ class Idle:
 
     def _start(self, turn: Turn | None) -> None:
         assert self.workers is not None
-        self.workers.start_soon(self._work, turn)
+        self.workers.start_soon(self._begin, turn)
+
+    async def _begin(self, turn: Turn | None) -> None:
+        with answering(()):  # once, and not for each turn
+            await self._work(turn)
 
     def let_go(self) -> None:
         """There will be nothing more for those who wait now: nothing is handed to them from here on."""

@@ -15,7 +15,7 @@ from persistence.files import files_root
 from persistence.notes import Note, NoteRecord
 from persistence.protocol import Store
 from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
-from runner.cancelling import cancelled_since, cancels
+from runner.cancelling import Cancels
 
 T = TypeVar("T")
 
@@ -69,14 +69,14 @@ class PatientStore:
         return await self._answer(self._store.list_notes(run_id, after))
 
     async def _answer(self, call: Awaitable[T]) -> T:
-        before = cancels()
+        cancels = Cancels()
         with anyio.move_on_after(self._timeout) as limit:
             try:
                 return await call
             except StoreError:
                 raise
             except asyncio.CancelledError as error:
-                if limit.cancel_called or cancelled_since(before):
+                if limit.cancel_called or cancels.since:
                     raise
                 raise StoreError(f"the store was cancelled from inside {error}") from error
             except Exception as error:

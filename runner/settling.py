@@ -110,7 +110,7 @@ class Settling:
                 session_id=turn.session_id,
             ),
         )
-        if self._state.keeps_all and turn.going_on is None and task.continues is None and not reply.messages:
+        if turn.going_on is None and task.continues is None and not reply.messages:
             self._state.prompts[position] = turn.prompt
         else:
             said = (*_said_before(turn), *messages)
@@ -134,6 +134,7 @@ class Settling:
         """What `turn` came to is stored, or the store is away: then its conversation is nowhere but in memory."""
         state = self._state
         if not (state.keeps_all or self._around.sink.away or state.continued.get(turn.position)):
+            state.prompts.pop(turn.position, None)
             state.conversations.pop(turn.position, None)
 
     def _waiting(

@@ -42,8 +42,8 @@ class RunState:
         self.conversations: dict[int, Past] = {}
         """Conversations kept in memory: of the tasks that are continued, and of those that are not stored yet."""
         self.prompts: dict[int, str] = {}
-        """Where every conversation is kept: the prompts of those that are a prompt and the task's answer, nothing else.
-        A text costs the collector of garbage nothing, messages do.
+        """Of those conversations that are a prompt and the task's answer, nothing else, the prompt alone. A text costs
+        the collector of garbage nothing, messages do.
         """
         self.going_on: dict[int, GoingOn] = {}
         """Tasks whose conversation is known to have begun, by position: their next attempt goes on with it."""
@@ -226,7 +226,11 @@ class RunState:
         """The conversation that `task` goes on with; None when it begins one."""
         if task.continues is None:
             return None
-        position = self.dag.position(task.continues)
+        return self.conversation(task.continues)
+
+    def conversation(self, task_id: str) -> Past | None:
+        """The completed task's conversation, if it is kept in memory."""
+        position = self.dag.position(task_id)
         if position in self.prompts:
             result = self.results[position]
             said = Reply(result.text, usage=result.usage).turn(self.prompts[position])

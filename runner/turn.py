@@ -25,7 +25,6 @@ from backends.protocol import (
 from backends.text import clean_text
 from runner import events
 from runner.attempt import Outcome, attempt, classified, kept_usage
-from runner.cancelling import cancels, forget_cancels_since
 from runner.clock import Clock
 from runner.feed import Feed
 from runner.folders import turn_files
@@ -201,9 +200,7 @@ class Turns:
             await make_room(opening.files.turn)
         turn.called = True
         said = INTERRUPTED if turn.takes_up else turn.prompt
-        before = cancels()
-        outcome = await attempt(backend, opening, said, self._time_left(turn), answers)
-        forget_cancels_since(before)
+        outcome = await attempt(backend, opening, said, answers)
         turn.over = True
         if outcome.reply is not None and outcome.reply.session_id is not None:
             self._session(turn, outcome.reply.session_id, last=True)
@@ -243,7 +240,7 @@ class Turns:
         return past
 
     def _opening(self, turn: Turn, past: Past) -> Opening:
-        going_on, answer, history = turn.going_on, None, past.messages
+        going_on, answer, history = turn.going_on, None, () if past is NO_PAST else past.messages
         if going_on is not None:
             history += (*going_on.said, *going_on.refused)
             if going_on.answer is not None and not going_on.interrupted:

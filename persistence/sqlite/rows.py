@@ -8,10 +8,10 @@ values for each statement: a tuple for each row would be a thousand objects more
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from hashlib import sha256
 from itertools import repeat
+from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Final
 
 from persistence.sqlite import statements as sql
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from persistence.changes import NewTask
 
 Row = tuple[Any, ...]
-_encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Refused(Exception):  # noqa: N818
@@ -89,7 +88,7 @@ class Rows:
             first = int(self._connection.execute(sql.NEXT_POSITION, (self.run_id,)).fetchone()[0])
         by = NO_TEXT if added_by is None else added_by
         for position, task in enumerate(tasks, first):
-            edges = _encode(task.depends_on) if task.depends_on else "[]"
+            edges = f"[{', '.join(map(encode_basestring, task.depends_on))}]"  # JSON, in a third of json's time
             backend = NO_TEXT if task.backend is None else task.backend
             row = (task.task_id, position, backend, by, edges, task.prompt, task.spec)
             self._waiting[sql.ADD_TASKS].extend(row)

@@ -92,8 +92,8 @@ def _apply(connection: sqlite3.Connection, batch: Batch, write: Writer) -> None:
         kept = head.settings if key is None else ""
         connection.execute(sql.ADD_RUN, (run_id, head.name, kept, key, head.created_at))
     first_seq = batch.first_seq + skipped
-    for seq, change in enumerate(changes, first_seq):
-        if type(change) not in _ROWS or isinstance(change, RunCreated):
+    if not _OF_TASKS.issuperset(map(type, changes)):
+        for seq, change in enumerate(changes, first_seq):
             head = rules.advance(head, change, seq, run_id)
     write(connection, run_id, first_seq, changes)
     if head is before:
@@ -269,5 +269,7 @@ _ROWS: Final[dict[type, Callable[..., None]]] = {
     TaskCancelled: _cancelled,
 }
 """What writes each change to a task."""
+_OF_TASKS: Final = _ROWS.keys() - {RunCreated}
+"""Changes that leave the run's head as it is."""
 _WITHOUT_EVENT: Final = frozenset({TaskStarted, TaskCompleted, TurnAppended})
 """Changes whose event is read from the attempt itself, and those that leave none."""
