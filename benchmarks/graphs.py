@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Awaitable, Callable
 
 from runner import DAG, Task
 
@@ -43,3 +45,26 @@ def irregular(seed: int, tasks: int) -> tuple[Edges, list[float]]:
     rng = random.Random(seed)
     edges = [sorted(rng.sample(range(max(0, i - 30), i), min(i, rng.randrange(4)))) for i in range(tasks)]
     return edges, [min(0.2, 0.01 * rng.paretovariate(1.5)) for _ in range(tasks)]
+
+
+async def walk(edges: Edges, at_once: int, node: Callable[[int], Awaitable[None]]) -> None:
+    """Bare asyncio: a task for each node once nothing is missing for it, `at_once` of them in `node` at a time."""
+    places = asyncio.Semaphore(at_once)
+    missing = [len(needed) for needed in edges]
+    dependents: list[list[int]] = [[] for _ in edges]
+    for position, needed in enumerate(edges):
+        for before in needed:
+            dependents[before].append(position)
+
+    async def begin(position: int) -> None:
+        async with places:
+            await node(position)
+        for dependent in dependents[position]:
+            missing[dependent] -= 1
+            if not missing[dependent]:
+                nodes.create_task(begin(dependent))
+
+    async with asyncio.TaskGroup() as nodes:
+        for position, count in enumerate(list(missing)):
+            if not count:
+                nodes.create_task(begin(position))

@@ -6,10 +6,8 @@ A process of its own gives each figure a cold cache, its own peak memory, and no
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -19,33 +17,32 @@ from typing import Any
 import anyio
 
 from benchmarks import agents, graphs, growing
+from benchmarks.gauge import ANSWER, AT_ONCE, body, figures, spent
+from benchmarks.prototype import durable as durable_prototype
 from benchmarks.stores import sqlite_store
 from persistence import Batch, Store
 from runner import DAG, ParallelRunner, RunStatus, Task
 
-ANSWER = "x" * 200
-AT_ONCE = 256
+
+async def bare(shape: str, tasks: str) -> dict[str, float]:
+    """The same graph on bare asyncio: nothing stored, nothing told."""
+    edges = graphs.SHAPES[shape](int(tasks))
+    results: list[str | None] = [None] * len(edges)
+
+    async def node(position: int) -> None:
+        results[position] = await body("work")
+
+    before = spent()
+    await graphs.walk(edges, AT_ONCE, node)
+    assert all(results)
+    return figures(before, len(edges))
 
 
-async def body(_prompt: str) -> str:
-    return ANSWER
-
-
-def spent() -> tuple[float, float]:
-    gc.collect()  # else what was imported would be looked through in the middle of some measurements, and of others not
-    return time.perf_counter(), time.process_time()
-
-
-def figures(before: tuple[float, float], tasks: int) -> dict[str, float]:
-    wall, cpu = time.perf_counter() - before[0], time.process_time() - before[1]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"wall_s": wall, "us_per_task": wall / tasks * 1e6, "cpu_us_per_task": cpu / tasks * 1e6, "peak_mib": peak}
-
-
-async def bare(edges: graphs.Edges) -> None:
-    """The same graph on bare asyncio, as tight as we could write it: nothing stored, nothing told, futures by hand."""
-    loop = asyncio.get_running_loop()
-    done = [loop.create_future() for _ in edges]
+async def tight(shape: str, tasks: str) -> dict[str, float]:
+    """As tight as we could write it, which only calls that never wait allow: all tasks made before, futures by hand."""
+    edges = graphs.SHAPES[shape](int(tasks))
+    before = spent()
+    done = [asyncio.get_running_loop().create_future() for _ in edges]
     places = asyncio.Semaphore(AT_ONCE)
     results: list[str | None] = [None] * len(edges)
 
@@ -53,42 +50,22 @@ async def bare(edges: graphs.Edges) -> None:
         for needed in edges[position]:
             await done[needed]
         async with places:
-            results[position] = await body("work")
+            results[position] = await answer()
         done[position].set_result(None)
+
+    async def answer() -> str:
+        return ANSWER
 
     async with asyncio.TaskGroup() as group:
         for position in range(len(edges)):
             group.create_task(node(position))
     assert all(results)
-
-
-async def usual(edges: graphs.Edges) -> None:
-    """The same graph on bare asyncio as it is usually written: every task gathers the tasks that it depends on."""
-    places = asyncio.Semaphore(AT_ONCE)
-    tasks: list[asyncio.Task[str]] = []
-
-    async def node(position: int) -> str:
-        await asyncio.gather(*(tasks[needed] for needed in edges[position]))
-        async with places:
-            return await body("work")
-
-    async with asyncio.TaskGroup() as group:
-        for position in range(len(edges)):
-            tasks.append(group.create_task(node(position)))  # noqa: PERF401 - a node looks into the list meanwhile
-
-
-async def floor(shape: str, tasks: str) -> dict[str, float]:
-    edges = graphs.SHAPES[shape](int(tasks))
-    before = spent()
-    await bare(edges)
     return figures(before, len(edges))
 
 
-async def gathered(shape: str, tasks: str) -> dict[str, float]:
-    edges = graphs.SHAPES[shape](int(tasks))
-    before = spent()
-    await usual(edges)
-    return figures(before, len(edges))
+async def prototype(shape: str, tasks: str) -> dict[str, float]:
+    """See `benchmarks.prototype`."""
+    return await durable_prototype(graphs.SHAPES[shape](int(tasks)))
 
 
 async def no_store(shape: str, tasks: str) -> dict[str, float]:
@@ -216,7 +193,7 @@ async def start_up() -> dict[str, float]:
 
 
 MEASURES: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {
-    f.__name__: f for f in (floor, gathered, no_store, durable, build, resume, lag, makespan, start_up)
+    f.__name__: f for f in (bare, tight, prototype, no_store, durable, build, resume, lag, makespan, start_up)
 } | {**growing.MEASURES, **agents.MEASURES}
 
 

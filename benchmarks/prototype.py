@@ -1,14 +1,10 @@
 """The least that writes a DAG's starts, messages and completions down, for comparison: one task that writes, group
-commit through aiosqlite, three waits for a commit for each task. No resume, no owner, no history, no errors.
-
-`python -m benchmarks.prototype SHAPE TASKS` prints one JSON object, as `benchmarks.measure` does.
-"""
+commit through aiosqlite, three waits for a commit for each task. No resume, no owner, no history, no errors."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +12,7 @@ from pathlib import Path
 import aiosqlite
 
 from benchmarks import graphs
-from benchmarks.measure import AT_ONCE, body, figures, spent
+from benchmarks.gauge import AT_ONCE, body, figures, spent
 
 RUN = "20261121-230116-123-k3f9ab"
 AT = "2026-11-21T23:01:16.123Z"
@@ -73,44 +69,25 @@ async def run(edges: graphs.Edges, database: aiosqlite.Connection) -> None:
     await database.executemany(ADD, tasks)
     await database.commit()
     writer = Writer(database)
-    places = asyncio.Semaphore(AT_ONCE)
-    missing = [len(needed) for needed in edges]
-    dependents: list[list[int]] = [[] for _ in edges]
-    for position, needed in enumerate(edges):
-        for before in needed:
-            dependents[before].append(position)
 
     async def node(position: int) -> None:
         name = f"t{position}"
-        async with places:
-            await writer.put((START, (AT, RUN, name)))
-            text = await body("work")
-            await writer.put((SAY, (RUN, name, 0, "user", "work")), (SAY, (RUN, name, 1, "assistant", text)))
-            await writer.put((COMPLETE, (AT, text, RUN, name)))
-        for dependent in dependents[position]:
-            missing[dependent] -= 1
-            if not missing[dependent]:
-                nodes.create_task(node(dependent))
+        await writer.put((START, (AT, RUN, name)))
+        text = await body("work")
+        await writer.put((SAY, (RUN, name, 0, "user", "work")), (SAY, (RUN, name, 1, "assistant", text)))
+        await writer.put((COMPLETE, (AT, text, RUN, name)))
 
     async with asyncio.TaskGroup() as around:
         writing = around.create_task(writer.write())
-        async with asyncio.TaskGroup() as nodes:
-            for position, count in enumerate(list(missing)):
-                if not count:
-                    nodes.create_task(node(position))
+        await graphs.walk(edges, AT_ONCE, node)
         writing.cancel()
 
 
-async def main(shape: str, tasks: str = "10000") -> None:
-    """Measure and print."""
-    edges = graphs.SHAPES[shape](int(tasks))
+async def durable(edges: graphs.Edges) -> dict[str, float]:
+    """What that takes."""
     with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:
         async with aiosqlite.connect(Path(folder) / "prototype.db") as database:
             await database.executescript(SCHEMA)
             before = spent()
             await run(edges, database)
-            print(json.dumps(figures(before, len(edges))))
-
-
-if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+            return figures(before, len(edges))
