@@ -9,12 +9,11 @@ behind the old ones and may wait for them, never the other way round, but for a 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from backends.protocol import JsonInput
-from runner.dag_check import Checks, folded_ids, go_on_with_many, taken_from_parts
+from runner.dag_check import Checks, folded, go_on_with_many, taken_from_parts
 from runner.errors import DAGError, Problem, nearest
 from runner.limits import MAX_TASKS, Limits
 from runner.task import Task
@@ -24,16 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["DAG", "nearest"]
 
-_NEAR = 100
-"""Tasks and dependencies that are looked at upwards, before one task is looked for from another on downwards."""
-
 
 class DAG:
     """Tasks whose dependencies all exist and form no cycle, in the order in which they were given.
 
     `inputs` are values that every prompt may use by name. `name` is shown, nothing more. `growth` is how far a run of
     it may grow, if less than its runner allows. `gathered` is for graphs that are read back: the ids of its parts for
-    each task with `for_each` that was unfolded. Raises DAGError listing every mistake.
+    each task with `for_each` that was unfolded; so is `pairs`, False for runs of a time when tasks with the same
+    `for_each` did not pair up. Raises DAGError listing every mistake.
     """
 
     def __init__(
@@ -44,8 +41,10 @@ class DAG:
         inputs: Mapping[str, JsonInput] | None = None,
         growth: Limits | None = None,
         gathered: Mapping[str, Sequence[str]] | None = None,
+        pairs: bool = True,
     ) -> None:
         self.name = name
+        self.pairs = pairs
         self.growth = growth
         self.inputs: Mapping[str, JsonInput] = dict(inputs or {})
         self.tasks: list[Task] = []
@@ -59,12 +58,14 @@ class DAG:
         """What `backend_of` has found so far for tasks that go on with a conversation where it runs."""
         self._shared: set[int] = set()
         """Whose `dependents` are those of the graph that this is a copy of, so that they have to be copied to grow."""
+        self._unfolded: set[int] = set()
+        """The tasks with `for_each` whose parts are there."""
         tasks = list(tasks)
         problems = [] if tasks else [Problem("there are no tasks; add at least one", None, "tasks")]
         problems += self._append(tasks, gathered or {})
         if gathered is None:  # what is stored has its parts among its tasks
-            folded = folded_ids(tasks)
-            problems += [*taken_from_parts(tasks, folded), *go_on_with_many(tasks, folded)]
+            many = folded(tasks)
+            problems += [*taken_from_parts(tasks, many), *go_on_with_many(tasks, many)]
             if growth is not None and growth.max_tasks < min(len(tasks), MAX_TASKS):  # the default is no word on these
                 message = f"there are {len(tasks)} tasks, and growth allows {growth.max_tasks} in all (max_tasks)"
                 problems.append(Problem(message, None, "growth"))
@@ -74,10 +75,11 @@ class DAG:
     def copy(self) -> DAG:
         """The same graph, to be extended."""
         same = DAG.__new__(DAG)
-        same.name, same.inputs, same.growth = self.name, self.inputs, self.growth
+        same.name, same.inputs, same.growth, same.pairs = self.name, self.inputs, self.growth, self.pairs
         same.tasks, same.dependencies = self.tasks.copy(), self.dependencies.copy()
         same.dependents, same._shared = self.dependents.copy(), set(range(len(self.tasks)))
         same._position, same._order, same._inherited = self._position.copy(), self._order, {}
+        same._unfolded = self._unfolded.copy()
         return same
 
     def extend(self, tasks: Sequence[Task]) -> None:
@@ -94,11 +96,34 @@ class DAG:
             raise
 
     def join(self, position: int, parts: Sequence[int]) -> None:
-        """Have the task at `position` wait for those at `parts` too, none of which waits for it."""
+        """Have the task with `for_each` at `position` wait for its `parts` too, none of which waits for it."""
         self.dependencies[position] += tuple(parts)
         for part in parts:
             self._own_dependents(part).append(position)
+        self._unfolded.add(position)
         self._order = []
+
+    def pairs_up(self, position: int, other: int) -> bool:
+        """Whether each part of the task at `position` has a partner among those of the task at `other`, which is
+        unfolded already: both go over the same.
+        """
+        mine, theirs = self.tasks[position].for_each, self.tasks[other].for_each
+        return self.pairs and mine is not None and mine == theirs and other in self._unfolded and other != position
+
+    def let_pairs_go(self, position: int) -> list[int]:
+        """Once the task at `position` is unfolded, those that pair up with it do not wait for it any more: their parts
+        wait for its parts. Who they are.
+        """
+        pairs = [one for one in self.dependents[position] if self.pairs_up(one, position)]
+        for one in pairs:
+            self._let_go(one)
+        return pairs
+
+    def _let_go(self, position: int) -> None:
+        partners = {needed for needed in self.dependencies[position] if self.pairs_up(position, needed)}
+        self.dependencies[position] = tuple(one for one in self.dependencies[position] if one not in partners)
+        for one in partners:
+            self._own_dependents(one).remove(position)
 
     def _own_dependents(self, position: int) -> list[int]:
         if position in self._shared:
@@ -123,6 +148,9 @@ class DAG:
         if has_cycles:
             problems += self._cycle_problems(start, order)
         problems += checks.prompts(has_cycles)
+        for position in range(start, len(self.tasks)):
+            if self._unfolded and self.tasks[position].for_each is not None:
+                self._let_go(position)  # only now: what a prompt names is looked for upstream
         if not start:
             self._order = order
             problems += checks.inputs()
@@ -187,49 +215,6 @@ class DAG:
             )
             longest[position - start] = self.tasks[position].weight + after
         return longest
-
-    def not_upstream(self, pairs: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-        """Those of `pairs` of positions whose second task does not wait, directly or through others, for the first.
-
-        Most are near each other, so it is looked for upwards, where there is little. Of the others all those with the
-        same first task are looked for at once, from there, and nothing is kept from one to the next.
-        """
-        apart: set[tuple[int, int]] = set()
-        far: dict[int, set[int]] = {}
-        for target, position in pairs:
-            near = self._is_near_above(target, position)
-            if near is None:
-                far.setdefault(target, set()).add(position)
-            elif not near:
-                apart.add((target, position))
-        for target, positions in far.items():
-            apart |= {(target, position) for position in self._not_reached(target, positions)}
-        return apart
-
-    def _is_near_above(self, target: int, position: int) -> bool | None:
-        """Whether `target` is upstream of `position`; None if that is not known after `_NEAR` steps."""
-        steps, seen, waiting = 0, {position}, deque([position])
-        while waiting:
-            needed = self.dependencies[waiting.popleft()]
-            if target in needed:
-                return True
-            steps += 1 + len(needed)
-            if steps > _NEAR:
-                return None
-            waiting += [earlier for earlier in needed if earlier not in seen]
-            seen.update(needed)
-        return False
-
-    def _not_reached(self, start: int, positions: Iterable[int]) -> set[int]:
-        """Those of `positions` that are not downstream of `start`."""
-        missing, seen, waiting = set(positions), {start}, deque([start])
-        while waiting and missing:
-            for dependent in self.dependents[waiting.popleft()]:
-                if dependent not in seen:
-                    seen.add(dependent)
-                    missing.discard(dependent)
-                    waiting.append(dependent)
-        return missing
 
     def graph(self) -> nx.DiGraph[str]:
         """A networkx graph for analysis: task ids with their `Task` as `task`, edges from a task to its dependents.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from runner.errors import Problem, nearest
 from runner.prompt import RESERVED_NAMES, look_into
+from runner.reach import not_upstream
 from runner.task import Retry, Task
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ class _Unless:
     behind: Problem
 
 
-def folded_ids(tasks: Iterable[Task]) -> set[str]:
-    """The ids of those tasks that have `for_each`."""
-    return {task.id for task in tasks if task.for_each is not None}
+def folded(tasks: Iterable[Task]) -> dict[str, str]:
+    """What each of those tasks goes over that have `for_each`, by id."""
+    return {task.id: task.for_each for task in tasks if task.for_each is not None}
 
 
 def taken_from_parts(tasks: Iterable[Task], folded: Collection[str]) -> Iterator[Problem]:
@@ -49,13 +50,16 @@ def taken_from_parts(tasks: Iterable[Task], folded: Collection[str]) -> Iterator
             yield Problem(message, task.id, "id", None, place)
 
 
-def go_on_with_many(tasks: Iterable[Task], folded: Collection[str]) -> Iterator[Problem]:
-    """Those of `tasks` that continue one of the tasks with `for_each`, which are `folded`: it has no conversation."""
+def go_on_with_many(tasks: Iterable[Task], folded: Mapping[str, str]) -> Iterator[Problem]:
+    """Those of `tasks` that continue one of the tasks with `for_each`, which are `folded`, without pairing up with it:
+    it has no conversation.
+    """
     for place, task in enumerate(tasks):
-        if task.continues in folded:
+        if task.continues is not None and folded.get(task.continues, task.for_each) != task.for_each:
             message = (
                 f"continues {task.continues!r}, which has for_each: each of its parts has a conversation of its own. "
-                f"Depend on it instead ({{{{ {task.continues} }}}} is the list of results)"
+                f"Give this one the same for_each, so that its parts go on with one each, or depend on it instead "
+                f"({{{{ {task.continues} }}}} is the list of results)"
             )
             yield Problem(message, task.id, "continues", None, place)
 
@@ -176,8 +180,8 @@ class Checks:
         found = [*self._in_aliases(), *self._in_prompts()]
         if has_cycles:
             return [one for one in found if isinstance(one, Problem)]
-        apart = self._dag.not_upstream(one.pair for one in found if isinstance(one, _Unless))
-        aside = self._dag.not_upstream((second, first) for first, second in apart)
+        apart = not_upstream(self._dag, (one.pair for one in found if isinstance(one, _Unless)))
+        aside = not_upstream(self._dag, ((second, first) for first, second in apart))
         problems: list[Problem] = []
         for one in found:
             if isinstance(one, Problem):

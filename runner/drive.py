@@ -35,13 +35,14 @@ from runner.inbox import Inbox
 from runner.inherited import NOTHING, Inherited
 from runner.leftovers import end_leftovers
 from runner.log import logger
+from runner.outset import Outset
 from runner.owner import forget
 from runner.past import Past
 from runner.policy import Policy
 from runner.result import RunResult
 from runner.retrying import THROTTLING
 from runner.run import Control
-from runner.schedule import Outset, Schedule
+from runner.schedule import Schedule
 from runner.sink import NoStore, Sink
 from runner.state import RunState
 from runner.status import TaskStatus

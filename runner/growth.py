@@ -10,10 +10,11 @@ from backends.protocol import JsonValue, Reply
 from backends.text import clean_text, parse_json
 from runner import events
 from runner.dag import nearest
-from runner.dag_check import folded_ids, go_on_with_many, taken_from_parts
+from runner.dag_check import folded, go_on_with_many, taken_from_parts
 from runner.errors import DAGError, Problem
 from runner.limits import Limits
 from runner.past import NOT_ADDED
+from runner.prompt import names_used
 from runner.result import TaskResult
 from runner.schedule import Schedule
 from runner.state import RunState
@@ -110,14 +111,23 @@ class Growth:
 
     def unfold(self, position: int) -> list[events.Event]:
         """Make the parts of the task with `for_each` at `position`. Raises DAGError."""
-        folded = self._state.dag.tasks[position]
-        result = self._state.results.get(self._state.dag.position(folded.for_each or ""))
-        parts = [_part(folded, number, item) for number, item in enumerate(_elements(folded, result), 1)]
-        happened: list[events.Event] = [self.add(parts, folded.id)] if parts else []
+        dag = self._state.dag
+        task = dag.tasks[position]
+        result, partners = self._state.results.get(dag.position(task.for_each or "")), self._partners(position)
+        parts = [_part(task, partners, number, item) for number, item in enumerate(_elements(task, result), 1)]
+        happened: list[events.Event] = [self.add(parts, task.id)] if parts else []
         numbers = self._state.parts.setdefault(position, [])
-        self._state.dag.join(position, numbers)
-        self._schedule.join(position, len(numbers))
+        dag.join(position, numbers)
+        self._schedule.join(position, len(numbers), dag.let_pairs_go(position))
         return happened
+
+    def _partners(self, position: int) -> list[str]:
+        """The tasks that the one with `for_each` at `position` waits for or names, and pairs up with."""
+        dag = self._state.dag
+        task = dag.tasks[position]
+        used = names_used(task.prompt)
+        names = sorted({*task.upstream, *used.names, *used.results} - task.aliases.keys())
+        return [name for name in names if name in dag and dag.pairs_up(position, dag.position(name))]
 
     def gathered(self, position: int) -> JsonValue:
         """The results of the parts of the task at `position`, in order; an empty text for those that have none."""
@@ -148,11 +158,11 @@ class Growth:
     def _parts_problems(self, tasks: Sequence[Task], added_by: str | None) -> Iterator[Problem]:
         """Ids that are those of parts of others, or of which others have those of parts."""
         dag = self._state.dag
-        new = folded_ids(tasks)
+        new = folded(tasks)
         there = {str(task.id).rpartition(".")[0] for task in tasks} - {added_by}
-        yield from taken_from_parts(tasks, new | folded_ids(dag[name] for name in there if name in dag))
+        yield from taken_from_parts(tasks, new | folded(dag[name] for name in there if name in dag))
         before = {task.continues for task in tasks if task.continues is not None and task.continues in dag}
-        yield from go_on_with_many(tasks, new | folded_ids(dag[name] for name in before))
+        yield from go_on_with_many(tasks, new | folded(dag[name] for name in before))
         for taken in taken_from_parts(dag.tasks, new):
             name = str(taken.task_id).rpartition(".")[0]
             yield Problem(
@@ -243,6 +253,10 @@ def _elements(folded: Task, result: TaskResult | None) -> Sequence[JsonValue]:
     return found
 
 
-def _part(folded: Task, number: int, item: JsonValue) -> Task:
-    depends_on = tuple(name for name in folded.upstream if name != folded.continues)
-    return replace(folded, id=f"{folded.id}.{number}", item=item, for_each=None, depends_on=depends_on)
+def _part(task: Task, partners: Collection[str], number: int, item: JsonValue) -> Task:
+    """The part for one element; what its task has of each of the `partners`, it has of the one for this element."""
+    own = {name: f"{name}.{number}" for name in partners}
+    depends_on = tuple(own.get(name, name) for name in task.upstream if name != task.continues)
+    continues = None if task.continues is None else own.get(task.continues, task.continues)
+    parts = replace(task, id=f"{task.id}.{number}", item=item, for_each=None)
+    return replace(parts, depends_on=depends_on, continues=continues, aliases={**task.aliases, **own})

@@ -14,30 +14,14 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from runner.dag import DAG
+from runner.outset import AFRESH, Outset
 from runner.places import Lane, Places
 from runner.status import TASK_DONE, TaskStatus
 from runner.task import FailureMode
-
-
-@dataclass(frozen=True, slots=True)
-class Outset:
-    """How the tasks of a run stand at the start: their `statuses` (all pending if there are none); the positions of
-    those that run with nothing beside them, and after everything else that can run (`alone`); of those that are set
-    aside though they could start (`later`), and of those among them whose backend asked for it (`throttled`); and of
-    those that hold a place already (`held`), which may be more than there are: then nothing starts before enough of
-    them have ended.
-    """
-
-    statuses: Sequence[TaskStatus] = ()
-    alone: Collection[int] = ()
-    later: Collection[int] = ()
-    throttled: Collection[int] = ()
-    held: Collection[int] = ()
 
 
 class Schedule:
@@ -51,7 +35,7 @@ class Schedule:
         dag: DAG,
         backends: Sequence[str],
         places: Places,
-        outset: Outset = Outset(),
+        outset: Outset = AFRESH,
     ) -> None:
         self._dag = dag
         self._places = places
@@ -92,11 +76,12 @@ class Schedule:
             if not self._missing[position]:
                 self._push(position)
 
-    def join(self, position: int, parts: int) -> None:
-        """The task that `take_gathering` gave waits for that many parts, all of them new."""
+    def join(self, position: int, parts: int, pairs: Sequence[int]) -> None:
+        """The task that `take_gathering` gave waits for that many parts, all of them new, and `pairs` not for it."""
         self._missing[position] = parts
         if not parts:
             self._push(position)
+        self._one_less(pairs)
 
     def take_gathering(self) -> int | None:
         """The next task with `for_each` whose time has come; None when there is none. It holds no place."""
@@ -183,10 +168,13 @@ class Schedule:
     def settle(self, position: int, status: TaskStatus) -> None:
         """The task, which holds no place, ended as `status`; as `finish`."""
         if self._lets_pass(position, status):
-            for dependent in self._dag.dependents[position]:
-                self._missing[dependent] -= 1
-                if not self._missing[dependent]:
-                    self._push(dependent)
+            self._one_less(self._dag.dependents[position])
+
+    def _one_less(self, waiting: Sequence[int]) -> None:
+        for position in waiting:
+            self._missing[position] -= 1
+            if not self._missing[position]:
+                self._push(position)
 
     def park(self, position: int) -> None:
         """The started task gives its place back and waits for a person: the run does not wait for it."""

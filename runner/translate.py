@@ -19,8 +19,8 @@ from runner.questions import encode_answers
 from runner.status import RunStatus
 from runner.task import DEFAULT_RETRY, FailureMode, Retry, Task
 
-SETTINGS_FORMAT = 1
-"""Version of the JSON in a run's settings and in a task's spec."""
+SETTINGS_FORMAT = 2
+"""Version of the JSON in a run's settings and in a task's spec. In 1 tasks with the same `for_each` did not pair up."""
 
 
 def to_json(value: Any) -> str:
@@ -280,7 +280,8 @@ def dag_of(run: RunRecord, tasks: tuple[TaskRecord, ...]) -> DAG:
         growth = Limits(**settings["growth"]) if "growth" in settings else None
         mine = [task_of(record) for record in tasks]
         inputs = settings.get("inputs", {})
-        return DAG(mine, name=run.name, inputs=inputs, growth=growth, gathered=_parts(mine, tasks))
+        pairs = settings.get("format", 1) >= 2
+        return DAG(mine, name=run.name, inputs=inputs, growth=growth, gathered=_parts(mine, tasks), pairs=pairs)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
             f"what is stored of run {run.run_id!r} is damaged ({error}); restore a copy of the store"

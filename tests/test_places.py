@@ -8,8 +8,9 @@ import anyio.lowlevel
 import pytest
 
 from runner import DAG, ParallelRunner, Task, TaskStatus
+from runner.outset import Outset
 from runner.places import Places
-from runner.schedule import Outset, Schedule
+from runner.schedule import Schedule
 from tests.support.sharing import COMPLETED, run_all, wide
 
 

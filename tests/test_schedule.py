@@ -8,8 +8,9 @@ import time
 import pytest
 
 from runner import DAG, FailureMode, Task, TaskStatus
+from runner.outset import Outset
 from runner.places import Places
-from runner.schedule import Outset, Schedule
+from runner.schedule import Schedule
 
 DONE, FAILED = TaskStatus.COMPLETED, TaskStatus.FAILED
 

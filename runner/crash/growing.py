@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from runner.crash.case import MANY, NEVER, Case, Part, lasting, prompt_of, use_of
@@ -78,6 +78,8 @@ def grown(case: Case, seed: int) -> Case:
         if rng.random() < 0.4:
             parts[name] = lasting(tasks[-1], replace(parts[name], failures=NEVER))
             tasks[-1] = replace(tasks[-1], failure_mode=rng.choice(list(FailureMode)))
+    if seed % 8 < 4:
+        tasks.append(_paired(seed, tasks, parts))
     tasks.append(Task("u", "", ["m0"], retry=Retry(max_crashes=MANY)))
     parts["u"] = Part()
     if not small:
@@ -88,6 +90,15 @@ def grown(case: Case, seed: int) -> Case:
     policy = None if rng.random() < 0.3 else reviewed
     with_prompts = [replace(task, prompt=prompt_of(task, parts)) for task in tasks]
     return replace(case, dag=DAG(with_prompts, name=case.dag.name), parts=parts, reviewed=policy)
+
+
+def _paired(seed: int, tasks: Sequence[Task], parts: dict[str, Part]) -> Task:
+    """A task that pairs up with m0; with a generator of its own, so that all else of the case is as it would be."""
+    rng = random.Random(f"pairs {seed}")  # noqa: S311 - no secrets
+    over = next(task.for_each for task in tasks if task.id == "m0")
+    parts["p"] = Part(seconds=rng.choice([0.0, 0.002]))
+    needed = rng.choice([["m0"], []])
+    return Task("p", "", needed, continues=None if needed else "m0", for_each=over, retry=Retry(max_crashes=MANY))
 
 
 def _specs(

@@ -81,7 +81,7 @@ class _Telling:
     def goes_on(self) -> bool:
         """Tell the next end, or what is added when there is none; False when all is told."""
         for task in self.tasks.values():
-            needed = (*task.upstream, *self.parts.get(task.id, ()))
+            needed = (*self._waits_for(task), *self.parts.get(task.id, ()))
             if task.id not in self.ends and all(name in self.ends for name in needed):
                 self._tell(task, needed)
                 return True
@@ -89,6 +89,15 @@ class _Telling:
             return False
         self._add([last_task(name for name, end in self.ends.items() if end.status in TASK_DONE)])
         return True
+
+    def _partners(self, task: Task) -> list[str]:
+        """The unfolded tasks with whose parts its own pair up."""
+        over = task.for_each
+        return [name for name in task.upstream if over == self.tasks[name].for_each and name in self.parts]
+
+    def _waits_for(self, task: Task) -> list[str]:
+        partners = self._partners(task)
+        return [name for name in task.upstream if name not in partners]
 
     def _tell(self, task: Task, needed: Sequence[str]) -> None:
         if not all(passes(self.tasks[name], self.ends[name].status) for name in needed):
@@ -102,12 +111,17 @@ class _Telling:
             end = Expected(TaskStatus.COMPLETED, 0, digest(text, values), json.dumps(values, ensure_ascii=False))
             self._ended(task, end)
         else:
-            depends_on = [name for name in task.upstream if name != task.continues]
-            unfolded = replace(task, for_each=None, depends_on=depends_on)
             items = self._lists.get(task.for_each, [])
-            parts = [replace(unfolded, id=f"{task.id}.{n}", item=item) for n, item in enumerate(items, 1)]
+            parts = [self._part(task, number, item) for number, item in enumerate(items, 1)]
             self.parts[task.id] = [part.id for part in parts]
             self._add(parts, task.id)
+
+    def _part(self, task: Task, number: int, item: JsonValue) -> Task:
+        own = {name: f"{name}.{number}" for name in self._partners(task)}
+        depends_on = [own.get(name, name) for name in task.upstream if name != task.continues]
+        continues = own.get(task.continues or "", task.continues)
+        unfolded = replace(task, id=f"{task.id}.{number}", item=item, for_each=None, aliases=own)
+        return replace(unfolded, depends_on=depends_on, continues=continues)
 
     def _ended(self, task: Task, end: Expected) -> None:
         self.ends[task.id] = end
@@ -129,10 +143,13 @@ class _Telling:
         if part.crashes or part.refused or part.failures >= most:
             skipped = task.failure_mode is FailureMode.SKIP
             return Expected(TaskStatus.SKIPPED if skipped else TaskStatus.FAILED, most)
-        prompt = _USE.sub(lambda use: self.ends[use[1]].value if use[1] else str(task.item), task.prompt)
+        prompt = _USE.sub(lambda use: self._value(task, use[1]) if use[1] else str(task.item), task.prompt)
         past = self.ends[task.continues].history if task.continues is not None else ()
         text, data = answer(task.id, prompt, past, part)
         value = str(data["mark"]) if isinstance(data, dict) else text
         if isinstance(data, dict) and isinstance(data.get("items"), list):
             self._lists[task.id] = list(data["items"])  # type: ignore[arg-type]
         return Expected(TaskStatus.COMPLETED, part.failures + 1, digest(text, data), value, (*past, prompt, text))
+
+    def _value(self, task: Task, name: str) -> str:
+        return self.ends[str(task.aliases.get(name, name))].value

@@ -1,0 +1,169 @@
+"""Two tasks with the same `for_each` over what a task returned: their parts pair up, element by element."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from persistence import MemoryStore, SQLiteStore, Store
+from runner import DAG, DAGError, Limits, ParallelRunner, RunStatus, Task, TaskStatus
+from runner.plan import load_plan
+from tests.support.growth import listed, plan, spec, talker
+
+SOURCE = Task("source", prompt="source")
+DRAFT = Task("draft", prompt="write {{ item }}", for_each="source")
+REVIEW = Task("review", prompt="judge {{ draft }} of {{ item }}", depends_on=["draft"], for_each="source")
+LIST = {"source": listed(["a", "b", "c"])}
+
+
+async def test_a_part_gets_its_partners_result_and_the_list_is_all_of_them(kept: Store | None) -> None:
+    dag = DAG([REVIEW, DRAFT, SOURCE, Task("end", prompt="{{ draft }} {{ review }}", depends_on=["draft", "review"])])
+    result = await ParallelRunner(talker(LIST), store=kept).run(dag)
+    assert result.status is RunStatus.COMPLETED
+    reviews = [f"<judge <write {one}> of {one}>" for one in "abc"]
+    assert (result["draft"].data, result["review"].data) == (["<write a>", "<write b>", "<write c>"], reviews)
+    assert result.text["end"] == f"<{json.dumps(result['draft'].data)} {json.dumps(reviews)}>"
+
+
+async def test_a_part_waits_for_its_partner_alone(kept: Store | None) -> None:
+    judged = anyio.Event()
+
+    async def answer(prompt: str) -> object:
+        if prompt == "source":
+            return ["a", "b"]
+        if prompt == "write b":
+            await judged.wait()  # the first one's review must not wait for the second one's draft
+        if prompt.startswith("judge") and prompt.endswith("of a"):
+            judged.set()
+        return f"<{prompt}>"
+
+    with anyio.fail_after(30):
+        result = await ParallelRunner(answer, store=kept).run(DAG([SOURCE, DRAFT, REVIEW]))
+    assert result.status is RunStatus.COMPLETED
+
+
+async def test_a_third_names_the_first_through_the_second() -> None:
+    last = Task("last", prompt='{{ review }}, {{ results["draft"] }}', depends_on=["review"], for_each="source")
+    result = await ParallelRunner(talker({"source": listed(["a", "b"])})).run(DAG([SOURCE, DRAFT, REVIEW, last]))
+    assert result.text["last.2"] == "<<judge <write b> of b>, <write b>>"
+
+
+async def test_each_part_goes_on_with_its_partners_conversation(kept: Store | None) -> None:
+    backend = talker({"source": listed(["a", "b"])})
+    polish = Task("polish", prompt="better", continues="draft", for_each="source")
+    result = await ParallelRunner(backend, store=kept).run(DAG([SOURCE, DRAFT, polish]))
+    assert result.status is RunStatus.COMPLETED
+    later = [one.history for one, prompt in zip(backend.openings, backend.prompts, strict=True) if prompt == "better"]
+    said = [[message.content for message in history] for history in later]
+    assert sorted(said) == [["write a", "<write a>"], ["write b", "<write b>"]]
+
+
+@pytest.mark.parametrize("mode", ["hard", "soft", "skip"])
+async def test_a_part_that_fails_harms_its_partner_alone(kept: Store | None, mode: str) -> None:
+    draft = replace(DRAFT, prompt="{{ item }}", failure_mode=mode)  # type: ignore[arg-type]
+    backend = talker({**LIST, "b": ValueError("no")})
+    result = await ParallelRunner(backend, store=kept).run(DAG([SOURCE, draft, REVIEW]))
+    hard = mode == "hard"
+    assert result.text["review.1"] == "<judge <a> of a>"
+    assert result["review.3"].status is TaskStatus.COMPLETED
+    assert result["review.2"].status is (TaskStatus.PENDING if hard else TaskStatus.COMPLETED)
+    assert result["review"].status is (TaskStatus.PENDING if hard else TaskStatus.COMPLETED)
+    if not hard:
+        assert result.text["review.2"] == "<judge  of b>"
+
+
+@pytest.mark.parametrize("found", [[], None])
+async def test_where_there_is_nothing_to_do_both_are_empty(kept: Store | None, found: list[str] | None) -> None:
+    source = replace(SOURCE, failure_mode="soft")
+    backend = talker({"source": ValueError("no") if found is None else listed(found)})
+    result = await ParallelRunner(backend, store=kept).run(DAG([source, DRAFT, REVIEW]))
+    assert (result["draft"].data, result["review"].data) == ([], [])
+
+
+async def test_the_second_of_them_may_be_one_too_many(kept: Store | None) -> None:
+    runner = ParallelRunner(talker({"source": listed(["a", "b"])}), store=kept, growth=Limits(max_tasks=5))
+    result = await runner.run(DAG([SOURCE, DRAFT, REVIEW]))
+    assert result["draft"].data == ["<write a>", "<write b>"]
+    assert result["review"].error_kind == "invalid_request"
+    assert "max_tasks" in (result["review"].error or "")
+
+
+async def test_a_planner_adds_one_that_pairs_up_with_what_is_there(kept: Store | None) -> None:
+    specs = plan(spec("more", prompt="{{ draft }}!", depends_on=["draft"], for_each="source"))
+    planner = Task("plan", prompt="plan", depends_on=["draft"], adds_tasks=True)
+    result = await ParallelRunner(talker({**LIST, "plan": specs}), store=kept).run(DAG([SOURCE, DRAFT, planner]))
+    assert result["more"].data == ["<<write a>!>", "<<write b>!>", "<<write c>!>"]
+
+
+async def test_it_is_resumed_as_it_was_begun(store: Store) -> None:
+    """Stopped with some drafts done, and with one of two tasks not unfolded yet because it waits for something else."""
+    prompts: list[str] = []
+
+    async def answer(prompt: str) -> object:
+        prompts.append(prompt)
+        if prompt in {"write b", "other"} and runs:
+            runs.pop().stop()
+            await anyio.sleep_forever()
+        return ["a", "b", "c"] if prompt == "source" else f"<{prompt}>"
+
+    late = Task("late", prompt="{{ draft }} {{ other }}", depends_on=["draft", "other"], for_each="source")
+    dag = DAG([SOURCE, DRAFT, REVIEW, Task("other", prompt="other", depends_on=["source"]), late])
+    async with ParallelRunner(answer, store=store, concurrency=1).start(dag, "r") as run:
+        runs = [run]
+    before = set(prompts)
+    assert not {"judge <write c> of c", "<write c> <other>"} & before
+    result = await ParallelRunner(answer, store=store).resume("r")
+    assert result.status is RunStatus.COMPLETED
+    assert result["review"].data == [f"<judge <write {one}> of {one}>" for one in "abc"]
+    assert result["late"].data == [f"<<write {one}> <other>>" for one in "abc"]
+    assert len(prompts) - len(set(prompts)) <= 1  # the one that was under way
+
+
+async def test_a_run_of_a_time_before_they_paired_up_goes_on_as_it_began(tmp_path: Path) -> None:
+    path = tmp_path / "p.db"
+
+    async def answer(prompt: str) -> object:
+        if prompt == "source" and runs:
+            runs.pop().stop()
+            await anyio.sleep_forever()
+        return ["a", "b"] if prompt == "source" else f"<{prompt}>"
+
+    dag = DAG([SOURCE, DRAFT, REVIEW])
+    async with SQLiteStore(path) as store, ParallelRunner(answer, store=store).start(dag, "r") as run:
+        runs = [run]
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE runs SET settings = json_set(settings, '$.format', 1)")
+    async with SQLiteStore(path, mode="existing") as store:
+        result = await ParallelRunner(answer, store=store).resume("r")
+    assert result.text["review.1"] == '<judge ["<write a>", "<write b>"] of a>'
+
+
+def test_only_the_same_for_each_goes_on_with_its_parts() -> None:
+    other = Task("other", prompt="other")
+    with pytest.raises(DAGError, match="Give this one the same for_each, so that its parts go on with one each"):
+        DAG([SOURCE, other, DRAFT, Task("polish", prompt="better", continues="draft", for_each="other")])
+
+
+PLAN = """
+tasks:
+  - {id: source, prompt: source}
+  - {id: draft, prompt: "write {{ item }}", for_each: source}
+  - {id: review, prompt: "judge {{ draft }}", for_each: source, depends_on: [draft]}
+  - {id: polish, prompt: "better", for_each: source, continues: draft, depends_on: [review]}
+"""
+
+
+async def test_in_a_plan_file_as_over_an_input(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(PLAN)
+    loaded = load_plan(path)
+    backend = talker({"source": listed(["a", "b"])})
+    result = await ParallelRunner(backend, store=MemoryStore()).run(loaded.dag)
+    assert result["review"].data == ["<judge <write a>>", "<judge <write b>>"]
+    assert result.status is RunStatus.COMPLETED
