@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from typing import cast
 
@@ -65,8 +65,8 @@ _NO_ANSWERS = _Answers(())
 
 
 class answering:  # noqa: N801 - used as a statement, like a function
-    """`with answering(given):` has `ask` find these answers, each to a question's text, in the code inside. Where the
-    code around it finds none, and there are none, nothing is to be done.
+    """`with answering(given):` has `ask` find these answers, each to a question's text, in the code inside. Costs next
+    to nothing where none are given and none are in effect.
     """
 
     __slots__ = ("_given", "_token")
@@ -82,3 +82,15 @@ class answering:  # noqa: N801 - used as a statement, like a function
     def __exit__(self, *_: object) -> None:
         if self._token is not None:
             _answers.reset(self._token)
+
+
+def as_here() -> Callable[[], None]:
+    """What has `ask` find, in the asyncio task that calls it, what it finds here: for code that belongs here, though a
+    task that answers elsewhere has started it.
+    """
+    given = _answers.get()
+
+    def set_here() -> None:
+        _answers.set(given)
+
+    return set_here

@@ -1,4 +1,4 @@
-"""The graphs that are measured, as (task count, dependencies by position), and as DAGs."""
+"""The graphs that are measured: dependencies by position, the same as DAGs, and what runs them on bare asyncio."""
 
 from __future__ import annotations
 

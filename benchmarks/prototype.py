@@ -1,5 +1,6 @@
-"""The least that writes a DAG's starts, messages and completions down, for comparison: one task that writes, group
-commit through aiosqlite, three waits for a commit for each task. No resume, no owner, no history, no errors."""
+"""A little code that writes a DAG's starts, messages and completions down, for comparison: one task that writes, group
+commit through aiosqlite, three waits for a commit for each task. No resume, no owner, no history, no errors.
+"""
 
 from __future__ import annotations
 

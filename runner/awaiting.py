@@ -8,6 +8,7 @@ from collections.abc import Callable
 import anyio
 import anyio.abc
 
+from backends.asking import as_here
 from backends.protocol import JsonInput
 from runner.cancelling import Cancels
 from runner.errors import PlaitError
@@ -38,6 +39,7 @@ class Awaiting:
         self._answer = answer
         self._expire = expire
         self._look_on = look_on
+        self._as_outside = as_here()  # `_ask` is started by workers, and is none
         self._calls: dict[int, anyio.CancelScope] = {}
         self._deadlines: dict[int, anyio.CancelScope] = {}
         self._log = logger(run=around.run_id)
@@ -70,6 +72,7 @@ class Awaiting:
     async def _ask(self, on_question: OnQuestion, question: OpenQuestion, scope: anyio.CancelScope) -> None:
         """Ask whoever answers in this process, once the question is stored."""
         cancels = Cancels()
+        self._as_outside()
         try:
             with scope:
                 await self._around.sink.submit([]).wait()

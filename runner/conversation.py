@@ -53,7 +53,7 @@ async def _went_on_with(store: Store, run_id: str, state: RunState, task_id: str
     """The task whose conversation `task_id` has gone on with, or will; None where it began one."""
     task = state.dag[task_id]
     before = task.continues
-    # Of a task with for_each the parts go on with it, and nobody with theirs.
+    # Of a task with for_each the parts have conversations, not it itself.
     if before is None or task.for_each is not None or not state.is_completed(before):
         return None
     position, other = state.dag.position(task_id), state.dag.position(before)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from backends.protocol import JsonInput
-from runner.dag_check import Checks, folded, go_on_with_many, taken_from_parts
+from runner.dag_check import Checks, go_on_with_many, lists_gone_over, taken_from_parts
 from runner.errors import DAGError, Problem, nearest
 from runner.limits import MAX_TASKS, Limits
 from runner.task import Task
@@ -28,9 +28,9 @@ class DAG:
     """Tasks whose dependencies all exist and form no cycle, in the order in which they were given.
 
     `inputs` are values that every prompt may use by name. `name` is shown, nothing more. `growth` is how far a run of
-    it may grow, if less than its runner allows. `gathered` is for graphs that are read back: the ids of its parts for
-    each task with `for_each` that was unfolded; so is `pairs`, False for runs of a time when tasks with the same
-    `for_each` did not pair up. Raises DAGError listing every mistake.
+    it may grow, if less than its runner allows. Graphs that are read back have `gathered`, the ids of its parts for
+    each task with `for_each` that was unfolded, and `pairing`: whether tasks with the same `for_each` pair up, which
+    those of older runs do not. Raises DAGError listing every mistake.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class DAG:
         inputs: Mapping[str, JsonInput] | None = None,
         growth: Limits | None = None,
         gathered: Mapping[str, Sequence[str]] | None = None,
-        pairs: bool = True,
+        pairing: bool = True,
     ) -> None:
         self.name = name
-        self.pairs = pairs
+        self.pairing = pairing
         self.growth = growth
         self.inputs: Mapping[str, JsonInput] = dict(inputs or {})
         self.tasks: list[Task] = []
@@ -64,8 +64,8 @@ class DAG:
         problems = [] if tasks else [Problem("there are no tasks; add at least one", None, "tasks")]
         problems += self._append(tasks, gathered or {})
         if gathered is None:  # what is stored has its parts among its tasks
-            many = folded(tasks)
-            problems += [*taken_from_parts(tasks, many), *go_on_with_many(tasks, many)]
+            lists = lists_gone_over(tasks)
+            problems += [*taken_from_parts(tasks, lists), *go_on_with_many(tasks, lists)]
             if growth is not None and growth.max_tasks < min(len(tasks), MAX_TASKS):  # the default is no word on these
                 message = f"there are {len(tasks)} tasks, and growth allows {growth.max_tasks} in all (max_tasks)"
                 problems.append(Problem(message, None, "growth"))
@@ -75,7 +75,7 @@ class DAG:
     def copy(self) -> DAG:
         """The same graph, to be extended."""
         same = DAG.__new__(DAG)
-        same.name, same.inputs, same.growth, same.pairs = self.name, self.inputs, self.growth, self.pairs
+        same.name, same.inputs, same.growth, same.pairing = self.name, self.inputs, self.growth, self.pairing
         same.tasks, same.dependencies = self.tasks.copy(), self.dependencies.copy()
         same.dependents, same._shared = self.dependents.copy(), set(range(len(self.tasks)))
         same._position, same._order, same._inherited = self._position.copy(), self._order, {}
@@ -97,33 +97,23 @@ class DAG:
 
     def join(self, position: int, parts: Sequence[int]) -> None:
         """Have the task with `for_each` at `position` wait for its `parts` too, none of which waits for it."""
-        self.dependencies[position] += tuple(parts)
-        for part in parts:
-            self._own_dependents(part).append(position)
+        self.wait_for(position, parts)
         self._unfolded.add(position)
+
+    def wait_for(self, position: int, others: Iterable[int]) -> None:
+        """Have the task at `position` wait for `others` as well, none of which waits for it."""
+        new = [other for other in others if other not in self.dependencies[position]]
+        self.dependencies[position] += tuple(new)
+        for other in new:
+            self._own_dependents(other).append(position)
         self._order = []
 
     def pairs_up(self, position: int, other: int) -> bool:
-        """Whether each part of the task at `position` has a partner among those of the task at `other`, which is
-        unfolded already: both go over the same.
+        """Whether each part of the task at `position` waits for one part of the task at `other`, both going over the
+        same, and `position` therefore not for `other`. Only once `other` is unfolded: then its parts can be named.
         """
-        mine, theirs = self.tasks[position].for_each, self.tasks[other].for_each
-        return self.pairs and mine is not None and mine == theirs and other in self._unfolded and other != position
-
-    def let_pairs_go(self, position: int) -> list[int]:
-        """Once the task at `position` is unfolded, those that pair up with it do not wait for it any more: their parts
-        wait for its parts. Who they are.
-        """
-        pairs = [one for one in self.dependents[position] if self.pairs_up(one, position)]
-        for one in pairs:
-            self._let_go(one)
-        return pairs
-
-    def _let_go(self, position: int) -> None:
-        partners = {needed for needed in self.dependencies[position] if self.pairs_up(position, needed)}
-        self.dependencies[position] = tuple(one for one in self.dependencies[position] if one not in partners)
-        for one in partners:
-            self._own_dependents(one).remove(position)
+        over = self.tasks[position].for_each
+        return self.pairing and other in self._unfolded and over is not None and over == self.tasks[other].for_each
 
     def _own_dependents(self, position: int) -> list[int]:
         if position in self._shared:
@@ -148,9 +138,6 @@ class DAG:
         if has_cycles:
             problems += self._cycle_problems(start, order)
         problems += checks.prompts(has_cycles)
-        for position in range(start, len(self.tasks)):
-            if self._unfolded and self.tasks[position].for_each is not None:
-                self._let_go(position)  # only now: what a prompt names is looked for upstream
         if not start:
             self._order = order
             problems += checks.inputs()

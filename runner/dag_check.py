@@ -34,34 +34,36 @@ class _Unless:
     behind: Problem
 
 
-def folded(tasks: Iterable[Task]) -> dict[str, str]:
-    """What each of those tasks goes over that have `for_each`, by id."""
+def lists_gone_over(tasks: Iterable[Task]) -> dict[str, str]:
+    """For each of those tasks that have `for_each`, by id: the task that it names."""
     return {task.id: task.for_each for task in tasks if task.for_each is not None}
 
 
-def taken_from_parts(tasks: Iterable[Task], folded: Collection[str]) -> Iterator[Problem]:
-    """Those of `tasks` that have the id of a part of a task with `for_each` whose id is in `folded`."""
-    if not folded:
+def taken_from_parts(tasks: Iterable[Task], lists: Collection[str]) -> Iterator[Problem]:
+    """Those of `tasks` that have the id of a part of a task with `for_each` whose id is in `lists`."""
+    if not lists:
         return
     for place, task in enumerate(tasks):
         before, _, number = str(task.id).rpartition(".")
-        if before in folded and number.isascii() and number.isdecimal() and number[0] != "0":
+        if before in lists and number.isascii() and number.isdecimal() and number[0] != "0":
             message = f"id {task.id!r} is that of a part of {before!r}, which has for_each; choose another"
             yield Problem(message, task.id, "id", None, place)
 
 
-def go_on_with_many(tasks: Iterable[Task], folded: Mapping[str, str]) -> Iterator[Problem]:
-    """Those of `tasks` that continue one of the tasks with `for_each`, which are `folded`, without pairing up with it:
-    it has no conversation.
+def go_on_with_many(tasks: Iterable[Task], lists: Mapping[str, str], *, pairing: bool = True) -> Iterator[Problem]:
+    """Those of `tasks` that continue a task with `for_each`, which is in `lists`, without pairing up with it: it has
+    no conversation.
     """
     for place, task in enumerate(tasks):
-        if task.continues is not None and folded.get(task.continues, task.for_each) != task.for_each:
-            message = (
-                f"continues {task.continues!r}, which has for_each: each of its parts has a conversation of its own. "
-                f"Give this one the same for_each, so that its parts go on with one each, or depend on it instead "
-                f"({{{{ {task.continues} }}}} is the list of results)"
-            )
-            yield Problem(message, task.id, "continues", None, place)
+        before = task.continues
+        if before is None or before not in lists or (pairing and lists[before] == task.for_each):
+            continue
+        pair = "give this one the same for_each, so that its parts go on with one each, or " if pairing else ""
+        message = (
+            f"continues {before!r}, which has for_each: each of its parts has a conversation of its own; "
+            f"{pair}depend on it instead ({{{{ {before} }}}} is the list of results)"
+        )
+        yield Problem(message, task.id, "continues", None, place)
 
 
 class Checks:

@@ -32,7 +32,7 @@ from runner.state import RunState
 from runner.status import TASK_DONE, TaskStatus
 from runner.turn import Surroundings, Turn, Turns
 
-_DONE = frozenset({events.TaskCompleted, events.TaskFailed})
+_ENDS = frozenset({events.TaskCompleted, events.TaskFailed})
 
 
 class Execution:
@@ -266,11 +266,12 @@ class Execution:
         """Settle the turn and submit that with what follows: what is set once it is stored, and turns to be had."""
         self._calls -= 1
         happened = self._settling.settle(turn, outcome, self._around.clock.monotonic() - began)
-        ended = turn.task.id if type(happened[0]) in _DONE else None
+        ended = turn.task.id if type(happened[0]) in _ENDS else None
         if ended is None:
             self._follow_up(turn.position, happened[0])
         turns = self._go_on(happened, ended)
-        (stored := self._around.sink.submit(happened)).then(partial(self._settling.stored, turn))
+        stored = self._around.sink.submit(happened)
+        stored.then(partial(self._settling.stored, turn))
         return stored, turns
 
     async def _next_turn(self) -> Turn | None:

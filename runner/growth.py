@@ -10,16 +10,16 @@ from backends.protocol import JsonValue, Reply
 from backends.text import clean_text, parse_json
 from runner import events
 from runner.dag import nearest
-from runner.dag_check import folded, go_on_with_many, taken_from_parts
+from runner.dag_check import go_on_with_many, lists_gone_over, taken_from_parts
 from runner.errors import DAGError, Problem
 from runner.limits import Limits
 from runner.past import NOT_ADDED
-from runner.prompt import names_used
 from runner.result import TaskResult
 from runner.schedule import Schedule
 from runner.state import RunState
 from runner.status import TaskStatus
 from runner.task import Task
+from runner.upstream import named
 
 if TYPE_CHECKING:
     from runner.plan.added import Added
@@ -113,21 +113,36 @@ class Growth:
         """Make the parts of the task with `for_each` at `position`. Raises DAGError."""
         dag = self._state.dag
         task = dag.tasks[position]
-        result, partners = self._state.results.get(dag.position(task.for_each or "")), self._partners(position)
-        parts = [_part(task, partners, number, item) for number, item in enumerate(_elements(task, result), 1)]
+        elements = _elements(task, self._state.results.get(dag.position(task.for_each or "")))
+        own = self._partners(task, elements)
+        parts = [_part(task, own, number, item) for number, item in enumerate(elements, 1)]
         happened: list[events.Event] = [self.add(parts, task.id)] if parts else []
         numbers = self._state.parts.setdefault(position, [])
         dag.join(position, numbers)
-        self._schedule.join(position, len(numbers), dag.let_pairs_go(position))
+        self._schedule.join(position, len(numbers))
         return happened
 
-    def _partners(self, position: int) -> list[str]:
-        """The tasks that the one with `for_each` at `position` waits for or names, and pairs up with."""
+    def _partners(self, task: Task, elements: Sequence[JsonValue]) -> dict[str, bool]:
+        """The tasks with the same `for_each` that `task` depends on or names: whether each has parts that its own pair
+        up with. Raises DAGError for one whose parts are those of another list.
+        """
         dag = self._state.dag
-        task = dag.tasks[position]
-        used = names_used(task.prompt)
-        names = sorted({*task.upstream, *used.names, *used.results} - task.aliases.keys())
-        return [name for name in names if name in dag and dag.pairs_up(position, dag.position(name))]
+        names = sorted(named(task).union(task.upstream))
+        mine = [name for name in names if name in dag and dag[name].for_each == task.for_each]
+        return {name: self._has_parts_for(name, task, elements) for name in mine if dag.pairing}
+
+    def _has_parts_for(self, name: str, task: Task, elements: Sequence[JsonValue]) -> bool:
+        position = self._state.dag.position(name)
+        parts = self._state.parts.get(position)
+        if parts is None and self._state.statuses[position] is not TaskStatus.COMPLETED:
+            return False  # it failed, or was skipped, as a whole
+        if [self._state.dag.tasks[part].item for part in parts or ()] != list(elements):
+            message = (
+                f"pairs up with {name!r}, which has gone over another list: the result of {task.for_each!r} is not the "
+                f"same any more. Run them in a new run"
+            )
+            raise DAGError([Problem(message, task.id, "for_each")])
+        return True
 
     def gathered(self, position: int) -> JsonValue:
         """The results of the parts of the task at `position`, in order; an empty text for those that have none."""
@@ -158,11 +173,12 @@ class Growth:
     def _parts_problems(self, tasks: Sequence[Task], added_by: str | None) -> Iterator[Problem]:
         """Ids that are those of parts of others, or of which others have those of parts."""
         dag = self._state.dag
-        new = folded(tasks)
+        new = lists_gone_over(tasks)
         there = {str(task.id).rpartition(".")[0] for task in tasks} - {added_by}
-        yield from taken_from_parts(tasks, new | folded(dag[name] for name in there if name in dag))
+        yield from taken_from_parts(tasks, new | lists_gone_over(dag[name] for name in there if name in dag))
         before = {task.continues for task in tasks if task.continues is not None and task.continues in dag}
-        yield from go_on_with_many(tasks, new | folded(dag[name] for name in before))
+        lists = new | lists_gone_over(dag[name] for name in before)
+        yield from go_on_with_many(tasks, lists, pairing=dag.pairing)
         for taken in taken_from_parts(dag.tasks, new):
             name = str(taken.task_id).rpartition(".")[0]
             yield Problem(
@@ -253,10 +269,22 @@ def _elements(folded: Task, result: TaskResult | None) -> Sequence[JsonValue]:
     return found
 
 
-def _part(task: Task, partners: Collection[str], number: int, item: JsonValue) -> Task:
-    """The part for one element; what its task has of each of the `partners`, it has of the one for this element."""
-    own = {name: f"{name}.{number}" for name in partners}
-    depends_on = tuple(own.get(name, name) for name in task.upstream if name != task.continues)
-    continues = None if task.continues is None else own.get(task.continues, task.continues)
-    parts = replace(task, id=f"{task.id}.{number}", item=item, for_each=None)
-    return replace(parts, depends_on=depends_on, continues=continues, aliases={**task.aliases, **own})
+def _part(task: Task, partners: Mapping[str, bool], number: int, item: JsonValue) -> Task:
+    """The part for one element. Where the task names one of its partners, the part names that one's for this element;
+    with one that has no parts there is no conversation to go on with.
+    """
+    own = {name: f"{name}.{number}" for name, has_parts in partners.items() if has_parts}
+    aliases = {
+        alias: own.get(names, names) if isinstance(names, str) else [own.get(name, name) for name in names]
+        for alias, names in task.aliases.items()
+    }
+    continues = None if partners.get(task.continues or "") is False else task.continues
+    return replace(
+        task,
+        id=f"{task.id}.{number}",
+        depends_on=tuple(own.get(name, name) for name in task.upstream if name != task.continues),
+        continues=None if continues is None else own.get(continues, continues),
+        item=item,
+        aliases={**own, **aliases},
+        for_each=None,
+    )

@@ -25,4 +25,4 @@ class Outset:
 
 
 AFRESH = Outset()
-"""All tasks are pending, and none has a word to say."""
+"""No task has been started yet."""

@@ -13,11 +13,11 @@ to be unfolded into its parts, and then, when they are done, to gather their res
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from runner.dag import DAG
+from runner.gathering import Gathering
 from runner.outset import AFRESH, Outset
 from runner.places import Lane, Places
 from runner.status import TASK_DONE, TaskStatus
@@ -42,7 +42,7 @@ class Schedule:
         self._keys = [-priority for priority in dag.priorities()]
         self._lanes: dict[str, Lane] = {}
         self._lane_of = [self._lane(name) for name in backends]
-        self._gathering: deque[int] = deque()
+        self._gathering = Gathering(dag)
         self._alone = frozenset(outset.alone)
         self._alone_heap: list[tuple[float, int]] = []
         self._dropped: set[int] = set()
@@ -71,25 +71,30 @@ class Schedule:
         self._keys += [-priority for priority in self._dag.priorities(start)]
         self._lane_of += [self._lane(name) for name in backends]
         for position in range(start, len(self._dag)):
-            needed = self._dag.dependencies[position]
-            self._missing.append(sum(not self._has_passed(one, statuses[one]) for one in needed))
+            self._missing.append(self._count(position, statuses))
             if not self._missing[position]:
                 self._push(position)
 
-    def join(self, position: int, parts: int, pairs: Sequence[int]) -> None:
-        """The task that `take_gathering` gave waits for that many parts, all of them new, and `pairs` not for it."""
+    def join(self, position: int, parts: int) -> None:
+        """The task that `take_gathering` gave is unfolded, and waits for that many parts, all of them new; those that
+        pair up with it wait for it no longer.
+        """
         self._missing[position] = parts
         if not parts:
             self._push(position)
-        self._one_less(pairs)
+        self._one_less(self._gathering.paired(position))
+
+    def put_back(self, position: int, statuses: Sequence[TaskStatus]) -> bool:
+        """Have the task that `take_gathering` gave, which cannot be unfolded, wait for those that it pairs up with;
+        whether there is one that is not done.
+        """
+        self._gathering.put_back(position)
+        self._missing[position] = self._count(position, statuses)
+        return self._missing[position] > 0
 
     def take_gathering(self) -> int | None:
         """The next task with `for_each` whose time has come; None when there is none. It holds no place."""
-        if not self._gathering:
-            return None
-        position = self._gathering.popleft()
-        self._uncover_gathering()
-        return position
+        return self._gathering.take(self._dropped)
 
     def take(self) -> int | None:
         """The next task that may start, holding a place from now on; None when there is none or no place is free."""
@@ -168,7 +173,7 @@ class Schedule:
     def settle(self, position: int, status: TaskStatus) -> None:
         """The task, which holds no place, ended as `status`; as `finish`."""
         if self._lets_pass(position, status):
-            self._one_less(self._dag.dependents[position])
+            self._one_less(self._gathering.waiting(position))
 
     def _one_less(self, waiting: Sequence[int]) -> None:
         for position in waiting:
@@ -199,7 +204,7 @@ class Schedule:
         self._dropped.add(position)
         self._uncover(self._lane_of[position].heap)
         self._uncover(self._alone_heap)
-        self._uncover_gathering()
+        self._gathering.uncover(self._dropped)
 
     def set_aside(self, position: int) -> None:
         """The started task `position` gives its place back and waits for `requeue`."""
@@ -229,7 +234,7 @@ class Schedule:
     @property
     def exhausted(self) -> bool:
         """Nothing holds a place, nothing is set aside, nothing is eligible: the run has come to its end."""
-        if self.taken or self.aside or self._alone_heap or self._gathering:
+        if self.taken or self.aside or self._alone_heap or self._gathering.line:
             return False
         return not any(lane.heap for lane in self._lanes.values())
 
@@ -239,6 +244,8 @@ class Schedule:
                 for dependent in self._dag.dependents[position]:
                     self._missing[dependent] -= 1
         for position, status in enumerate(statuses):
+            if self._dag.tasks[position].for_each is not None:
+                self._missing[position] = self._count(position, statuses)
             if status is not TaskStatus.PENDING:
                 # What it depends on may be run again; it is not, so its count must never come down to zero.
                 self._missing[position] = -1
@@ -249,6 +256,11 @@ class Schedule:
             elif not self._missing[position]:
                 self._push(position)
         self.aside += len(self.later)
+
+    def _count(self, position: int, statuses: Sequence[TaskStatus]) -> int:
+        """How many tasks the one at `position` waits for."""
+        needed = [one for one in self._dag.dependencies[position] if not self._has_passed(one, statuses[one])]
+        return sum(self._gathering.waits(position, one) for one in needed)
 
     def _has_passed(self, position: int, status: TaskStatus) -> bool:
         return status in TASK_DONE and self._lets_pass(position, status)
@@ -263,7 +275,7 @@ class Schedule:
 
     def _push(self, position: int) -> None:
         if self._dag.tasks[position].for_each is not None:
-            self._gathering.append(position)
+            self._gathering.line.append(position)
             return
         heap = self._alone_heap if position in self._alone else self._lane_of[position].heap
         heapq.heappush(heap, (self._keys[position], position))
@@ -277,10 +289,6 @@ class Schedule:
     def _uncover(self, heap: list[tuple[float, int]]) -> None:
         while heap and heap[0][1] in self._dropped:
             heapq.heappop(heap)
-
-    def _uncover_gathering(self) -> None:
-        while self._gathering and self._gathering[0] in self._dropped:
-            self._gathering.popleft()
 
     def _free(self, position: int) -> None:
         self._lane_of[position].free()

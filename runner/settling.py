@@ -133,7 +133,7 @@ class Settling:
     def stored(self, turn: Turn) -> None:
         """What `turn` came to is stored, or the store is away: then its conversation is nowhere but in memory."""
         state = self._state
-        if not (state.keeps_all or self._around.sink.away or state.continued.get(turn.position)):
+        if not (state.keeps_all or self._around.sink.away or state.is_continued(turn.position)):
             state.prompts.pop(turn.position, None)
             state.conversations.pop(turn.position, None)
 
@@ -227,13 +227,18 @@ class Settling:
 
     def unfold_or_gather(self, position: int) -> list[events.Event]:
         """The task with `for_each` at `position`, which holds no place, becomes its parts, or, once they are done, the
-        list of their results.
+        list of their results. Where it cannot, it fails; softly only once all that it depends on is done, since what
+        waits for it may name that.
         """
-        try:
-            if position not in self._state.parts:
-                return self._growth.unfold(position)
+        state = self._state
+        if position in state.parts:
             return self._join(position, self._growth.gathered(position))
+        try:
+            return self._growth.unfold(position)
         except DAGError as error:
+            is_hard = state.dag.tasks[position].failure_mode is FailureMode.HARD
+            if not is_hard and self._schedule.put_back(position, state.statuses):
+                return []
             return self._join(position, BackendError(ErrorKind.INVALID_REQUEST, str(error)[:2000]))
 
     def _join(self, position: int, outcome: JsonValue | BackendError) -> list[events.Event]:

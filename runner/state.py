@@ -216,6 +216,13 @@ class RunState:
         """Whether the task has a result and a conversation to go on with."""
         return self.statuses[self.dag.position(task_id)] is TaskStatus.COMPLETED
 
+    def is_continued(self, position: int) -> bool:
+        """Whether a task goes on with this one's conversation, or will: of a part also those that continue its task."""
+        if self.continued.get(position):
+            return True
+        folded = self.added_by.get(position)
+        return folded is not None and bool(self.continued.get(self.dag.position(folded)))
+
     def session_to_go_on_with(self, task: Task) -> str | None:
         """The session of the conversation that `task` continues; None where it has none."""
         if task.continues is None or not self.is_completed(task.continues):

@@ -100,9 +100,9 @@ class Task:
 
     `for_each` names a task whose result is a list, or has one as its only field that is a list: when that task is done,
     this one becomes one task for each element (`id.1`, `id.2`, ...; in their prompts it is `{{ item }}`), and is itself
-    the list of their results, once all of them are done. Another task with the same `for_each` that depends on it, or
-    continues it, pairs up with it: `other.2` depends on `id.2`, and `{{ id }}` is the result of that one. `adds_tasks`
-    has the task's answer, in the shape of a plan file's `tasks`, added to the run.
+    the list of their results, once all of them are done. Another task with the same `for_each` that depends on it,
+    directly or through others, or continues it, pairs up with it: `other.2` waits for `id.2`, and `{{ id }}` is the
+    result of that one. `adds_tasks` has the task's answer, in the shape of a plan file's `tasks`, added to the run.
 
     `at_most_once` is for what must not happen twice: it is never retried, not begun while its start cannot be written
     down, and when its process ends before it does, it is waiting_input: a person says what follows (`answer`).

@@ -280,8 +280,8 @@ def dag_of(run: RunRecord, tasks: tuple[TaskRecord, ...]) -> DAG:
         growth = Limits(**settings["growth"]) if "growth" in settings else None
         mine = [task_of(record) for record in tasks]
         inputs = settings.get("inputs", {})
-        pairs = settings.get("format", 1) >= 2
-        return DAG(mine, name=run.name, inputs=inputs, growth=growth, gathered=_parts(mine, tasks), pairs=pairs)
+        pairing, parts = settings.get("format", 1) >= 2, _parts(mine, tasks)
+        return DAG(mine, name=run.name, inputs=inputs, growth=growth, gathered=parts, pairing=pairing)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
             f"what is stored of run {run.run_id!r} is damaged ({error}); restore a copy of the store"

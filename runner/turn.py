@@ -240,7 +240,8 @@ class Turns:
         return past
 
     def _opening(self, turn: Turn, past: Past) -> Opening:
-        going_on, answer, history = turn.going_on, None, () if past is NO_PAST else past.messages
+        going_on, answer = turn.going_on, None
+        history = () if past is NO_PAST else past.messages  # which are put together anew each time
         if going_on is not None:
             history += (*going_on.said, *going_on.refused)
             if going_on.answer is not None and not going_on.interrupted:

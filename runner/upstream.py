@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 from backends.protocol import JsonInput
 from runner.dag import DAG
@@ -10,6 +11,15 @@ from runner.prompt import names_used, render
 from runner.result import TaskResult
 from runner.status import TaskStatus
 from runner.task import JsonValue, Task
+
+
+def named(task: Task) -> set[str]:
+    """The names of tasks that the task's prompt uses, those that aliases stand for among them; also other names."""
+    used = names_used(task.prompt)
+    names = used.names | used.results
+    aliases = [task.aliases[name] for name in names if name in task.aliases]
+    stood_for = chain.from_iterable((alias,) if isinstance(alias, str) else alias for alias in aliases)
+    return {*(names - task.aliases.keys()), *stood_for}
 
 
 def rendered(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> str:

@@ -184,3 +184,40 @@ async def test_an_answer_to_an_earlier_question_is_not_one_to_the_next(store: St
             await runner.answer_question(run.run_id, "a", True, attempt=seen.attempt)
         run.stop()
     assert [question.text for question in await runner.questions(run.run_id)] == ["Delete production?"]
+
+
+async def test_ask_works_in_tasks_and_in_no_callback() -> None:
+    said: list[str] = []
+
+    async def work(_prompt: str) -> str:
+        return str(await ask("which?"))
+
+    async def callback(_question: OpenQuestion) -> str:
+        with pytest.raises(RuntimeError, match=r"ask\(\) works only while a runner runs a task") as caught:
+            await ask("and which?")
+        said.append(str(caught.value))
+        return "this"
+
+    result = await ParallelRunner(work, on_question=callback).run(DAG([Task("t", prompt="t")]))
+    assert (result.text["t"], len(said)) == ("this", 1)
+
+
+async def test_a_callback_of_a_run_within_a_task_may_hand_the_question_on(store: Store) -> None:
+    asked: list[str] = []
+
+    async def inner(_prompt: str) -> str:
+        return f"painted {await ask('colour?')}"
+
+    async def hand_on(question: OpenQuestion) -> JsonValue:
+        return await ask(question.text)
+
+    async def outer(_prompt: str) -> str:
+        result = await ParallelRunner(inner, on_question=hand_on).run(DAG([Task("i", prompt="i")]))
+        return result.text["i"]
+
+    async def person(question: OpenQuestion) -> str:
+        asked.append(question.text)
+        return "blue"
+
+    result = await ParallelRunner(outer, store=store, on_question=person).run(DAG([Task("o", prompt="o")]))
+    assert (result.text["o"], asked) == ("painted blue", ["colour?"])

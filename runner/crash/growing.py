@@ -97,8 +97,9 @@ def _paired(seed: int, tasks: Sequence[Task], parts: dict[str, Part]) -> Task:
     rng = random.Random(f"pairs {seed}")  # noqa: S311 - no secrets
     over = next(task.for_each for task in tasks if task.id == "m0")
     parts["p"] = Part(seconds=rng.choice([0.0, 0.002]))
-    needed = rng.choice([["m0"], []])
-    return Task("p", "", needed, continues=None if needed else "m0", for_each=over, retry=Retry(max_crashes=MANY))
+    goes_on, others = rng.random() < 0.5, [task.id for task in tasks if task.for_each is None]
+    needed = [*([] if goes_on else ["m0"]), *rng.sample(others, rng.randrange(2))]  # so that it may be unfolded late
+    return Task("p", "", needed, continues="m0" if goes_on else None, for_each=over, retry=Retry(max_crashes=MANY))
 
 
 def _specs(

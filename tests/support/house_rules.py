@@ -25,6 +25,7 @@ PURE = (
     "runner/places.py",
     "runner/schedule.py",
     "runner/outset.py",
+    "runner/gathering.py",
     "runner/folders.py",
     "runner/prompt*.py",
     "runner/errors.py",
