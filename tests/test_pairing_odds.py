@@ -183,6 +183,25 @@ async def test_a_conversation_is_kept_for_one_that_is_not_unfolded_yet() -> None
     assert len([one for one in backend.openings if len(one.history) == 2]) == 2
 
 
+async def test_a_partner_that_failed_as_a_whole_has_no_parts(store: Store) -> None:
+    """It was too wide for the run; resumed with more room, the other one begins each conversation afresh."""
+
+    def answer(prompt: str, _opening: Opening) -> object:
+        if prompt == "other" and runs:
+            runs.pop().stop()
+        return listed(["a", "b", "c"]) if prompt == "source" else f"<{prompt}>"
+
+    backend = Talker(answer)  # type: ignore[arg-type]
+    polish = Task("polish", prompt="{{ draft }}.", continues="draft", for_each="source", depends_on=["other"])
+    other = Task("other", prompt="other", depends_on=["draft"])
+    dag = DAG([SOURCE, replace(DRAFT, failure_mode="soft"), other, polish])
+    async with ParallelRunner(backend, store=store, growth=Limits(max_tasks=5)).start(dag, "r") as run:
+        runs = [run]
+    result = await ParallelRunner(backend, store=store).resume("r")
+    assert (result["draft"].status, result["polish"].data) == (TaskStatus.FAILED, ["<.>"] * 3)
+    assert [one.history for one in backend.openings[-3:]] == [(), (), ()]
+
+
 async def test_a_failed_part_and_its_partner_run_again(store: Store) -> None:
     fails = [True]
 
