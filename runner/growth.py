@@ -114,8 +114,8 @@ class Growth:
         dag = self._state.dag
         task = dag.tasks[position]
         elements = _elements(task, self._state.results.get(dag.position(task.for_each or "")))
-        own = self._partners(task, elements)
-        parts = [_part(task, own, number, item) for number, item in enumerate(elements, 1)]
+        partners = self._partners(task, elements)
+        parts = [_part(task, partners, number, item) for number, item in enumerate(elements, 1)]
         happened: list[events.Event] = [self.add(parts, task.id)] if parts else []
         numbers = self._state.parts.setdefault(position, [])
         dag.join(position, numbers)
