@@ -186,16 +186,16 @@ class DAG:
         self._inherited.update(dict.fromkeys(asking, name))
         return name
 
-    def priorities(self, start: int = 0) -> list[float]:
+    def priorities(self, start: int = 0, earlier: Sequence[float] = ()) -> list[float]:
         """For each task from position `start` on, the weight of the longest path from its start to the end of the
-        graph; of a path that leads to an earlier task, only that task is counted in.
+        graph. `earlier` are those of the tasks before, which only what is gathered leads back to.
         """
         longest = [0.0] * (len(self.tasks) - start)
         order = self.order if not start else _topological(self.dependencies, self.dependents, start)
         for position in reversed(order):
             after = max(
                 (
-                    longest[dependent - start] if dependent >= start else self.tasks[dependent].weight
+                    longest[dependent - start] if dependent >= start else earlier[dependent]
                     for dependent in self.dependents[position]
                 ),
                 default=0.0,

@@ -88,9 +88,15 @@ class Growth:
         except DAGError as error:
             raise DAGError(added.told(error.problems)) from None
 
-    def add(self, tasks: Sequence[Task], added_by: str | None, mistakes: Sequence[Problem] = ()) -> events.TasksAdded:
-        """Add `tasks`, all or none. Raises DAGError saying everything that is wrong with them, `mistakes` that are
-        known already first.
+    def add(
+        self,
+        tasks: Sequence[Task],
+        added_by: str | None,
+        mistakes: Sequence[Problem] = (),
+        gathered_by: int | None = None,
+    ) -> events.TasksAdded:
+        """Add `tasks`, all or none; with `gathered_by` they are the parts of the task there. Raises DAGError saying
+        everything that is wrong with them, `mistakes` that are known already first.
         """
         too_many = self._limit_problems(tasks, added_by)
         problems = [*mistakes, *too_many, *self._cancelled_problems(tasks), *self._unknown_backends(tasks)]
@@ -106,6 +112,8 @@ class Growth:
             self._state.shrink(start)
             raise DAGError(problems)
         self._names += names
+        if gathered_by is not None:
+            self._state.dag.join(gathered_by, range(start, len(self._state.dag)))
         self._schedule.extend(self._names[start:], self._state.statuses)
         return events.TasksAdded(self._stamp(), tuple(tasks), added_by)
 
@@ -116,10 +124,12 @@ class Growth:
         elements = _elements(task, self._state.results.get(dag.position(task.for_each or "")))
         partners = self._partners(task, elements)
         parts = [_part(task, partners, number, item) for number, item in enumerate(elements, 1)]
-        happened: list[events.Event] = [self.add(parts, task.id)] if parts else []
-        numbers = self._state.parts.setdefault(position, [])
-        dag.join(position, numbers)
-        self._schedule.join(position, len(numbers))
+        happened: list[events.Event] = []
+        if parts:
+            happened.append(self.add(parts, task.id, gathered_by=position))
+        else:
+            dag.join(position, self._state.parts.setdefault(position, []))
+        self._schedule.join(position, len(parts))
         return happened
 
     def _partners(self, task: Task, elements: Sequence[JsonValue]) -> dict[str, bool]:

@@ -39,7 +39,7 @@ class Schedule:
     ) -> None:
         self._dag = dag
         self._places = places
-        self._keys = [-priority for priority in dag.priorities()]
+        self._priorities = dag.priorities()
         self._lanes: dict[str, Lane] = {}
         self._lane_of = [self._lane(name) for name in backends]
         self._gathering = Gathering(dag)
@@ -68,7 +68,7 @@ class Schedule:
     def extend(self, backends: Sequence[str], statuses: Sequence[TaskStatus]) -> None:
         """The graph has grown: `backends` are those of the new tasks, `statuses` those of all."""
         start = len(self._missing)
-        self._keys += [-priority for priority in self._dag.priorities(start)]
+        self._priorities += self._dag.priorities(start, self._priorities)
         self._lane_of += [self._lane(name) for name in backends]
         for position in range(start, len(self._dag)):
             self._missing.append(self._count(position, statuses))
@@ -278,7 +278,7 @@ class Schedule:
             self._gathering.line.append(position)
             return
         heap = self._alone_heap if position in self._alone else self._lane_of[position].heap
-        heapq.heappush(heap, (self._keys[position], position))
+        heapq.heappush(heap, (-self._priorities[position], position))
 
     def _pop(self, heap: list[tuple[float, int]]) -> int:
         position = heapq.heappop(heap)[1]

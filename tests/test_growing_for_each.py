@@ -195,3 +195,12 @@ async def test_a_part_may_wait_for_a_person(store: Store) -> None:
     assert (first.status, first["mapped"].status) == (RunStatus.WAITING_INPUT, TaskStatus.PENDING)
     result = await ParallelRunner(Talker(answer), store=store).resume(first.run_id, answers={"mapped.2": "this"})
     assert (result.status, result["mapped"].data) == (RunStatus.COMPLETED, ["<part 1>", "<this>"])
+
+
+async def test_a_part_has_the_path_of_what_its_list_is_for(kept: Store | None) -> None:
+    """Four tasks long from the part on; the other path, which is open at the same time, is two long."""
+    path = [Task("sum", "sum", ["mapped"]), Task("end", "end", ["sum"])]
+    other = [Task("other", "other", ["source"]), Task("last", "last", ["other"])]
+    backend = talker({"source": listed(["a", "b"])})
+    await ParallelRunner(backend, store=kept, concurrency=1).run(DAG([SOURCE, *other, MAPPED, *path]))
+    assert backend.prompts == ["source", "part a", "part b", "other", "sum", "last", "end"]
