@@ -58,6 +58,9 @@ class DAG:
         """What `backend_of` has found so far for tasks that go on with a conversation where it runs."""
         self._shared: set[int] = set()
         """Whose `dependents` are those of the graph that this is a copy of, so that they have to be copied to grow."""
+        self._named: dict[int, list[int]] = {}
+        self._named_by: dict[int, list[int]] = {}
+        """What prompts name that lies further up than what their tasks depend on, and the other way round."""
         self._unfolded: set[int] = set()
         """The tasks with `for_each` whose parts are there."""
         tasks = list(tasks)
@@ -80,6 +83,8 @@ class DAG:
         same.dependents, same._shared = self.dependents.copy(), set(range(len(self.tasks)))
         same._position, same._order, same._inherited = self._position.copy(), self._order, {}
         same._unfolded = self._unfolded.copy()
+        same._named = {position: further.copy() for position, further in self._named.items()}
+        same._named_by = {position: names.copy() for position, names in self._named_by.items()}
         return same
 
     def extend(self, tasks: Sequence[Task]) -> None:
@@ -97,16 +102,30 @@ class DAG:
 
     def join(self, position: int, parts: Sequence[int]) -> None:
         """Have the task with `for_each` at `position` wait for its `parts` too, none of which waits for it."""
-        self.wait_for(position, parts)
+        self.dependencies[position] += tuple(parts)
+        for part in parts:
+            self._own_dependents(part).append(position)
         self._unfolded.add(position)
-
-    def wait_for(self, position: int, others: Iterable[int]) -> None:
-        """Have the task at `position` wait for `others` as well, none of which waits for it."""
-        new = [other for other in others if other not in self.dependencies[position]]
-        self.dependencies[position] += tuple(new)
-        for other in new:
-            self._own_dependents(other).append(position)
         self._order = []
+
+    def note_named(self, earlier: int, position: int) -> None:
+        """The prompt of the task at `position` names the one at `earlier`, which others that it depends on wait for."""
+        further = self._named.setdefault(position, [])
+        if earlier not in further:  # by its own name and by an alias
+            further.append(earlier)
+            self._named_by.setdefault(earlier, []).append(position)
+
+    def needed(self, position: int) -> Sequence[int]:
+        """What has to be done before the task at `position`: its dependencies, and what its prompt names further up.
+        That is done earlier, but may have to be done again: where it is damaged, or failed and is tried once more.
+        """
+        further = self._named.get(position)
+        return self.dependencies[position] if further is None else (*self.dependencies[position], *further)
+
+    def needed_by(self, position: int) -> Sequence[int]:
+        """The tasks that need the one at `position`."""
+        further = self._named_by.get(position)
+        return self.dependents[position] if further is None else (*self.dependents[position], *further)
 
     def pairs_up(self, position: int, other: int) -> bool:
         """Whether each part of the task at `position` waits for one part of the task at `other`, both going over the
@@ -149,6 +168,9 @@ class DAG:
             for earlier in needed:
                 while (waiting := self.dependents[earlier]) and waiting[-1] >= start:
                     waiting.pop()
+        for position in [one for one in self._named if one >= start]:
+            for earlier in self._named.pop(position):
+                self._named_by[earlier].remove(position)
         while len(self._position) > start:
             self._inherited.pop(self._position.popitem()[0], None)
         del self.tasks[start:], self.dependencies[start:], self.dependents[start:]

@@ -190,6 +190,8 @@ class Checks:
                 problems.append(one)
             elif one.pair in apart:
                 problems.append(one.problem if one.pair[::-1] in aside else one.behind)
+            else:
+                self._dag.note_named(*one.pair)
         return problems
 
     def _in_prompts(self) -> Iterator[Problem | _Unless]:

@@ -38,18 +38,18 @@ class Gathering:
         self._put_back.add(position)
 
     def waits(self, position: int, other: int) -> bool:
-        """Whether the task at `position`, which depends on `other`, waits for it itself. Where it pairs up with that,
+        """Whether the task at `position`, which needs `other`, waits for it itself. Where it pairs up with that,
         its parts do.
         """
         return position in self._put_back or not self._dag.pairs_up(position, other)
 
     def waiting(self, position: int) -> Sequence[int]:
         """The tasks that wait themselves for the one at `position`."""
-        dependents = self._dag.dependents[position]
+        needed_by = self._dag.needed_by(position)
         if self._dag.tasks[position].for_each is None:
-            return dependents
-        return [one for one in dependents if self.waits(one, position)]
+            return needed_by
+        return [one for one in needed_by if self.waits(one, position)]
 
     def paired(self, position: int) -> list[int]:
         """The tasks that depend on the one at `position`, which is unfolded, and do not wait for it themselves."""
-        return [one for one in self._dag.dependents[position] if not self.waits(one, position)]
+        return [one for one in self._dag.needed_by(position) if not self.waits(one, position)]

@@ -48,7 +48,7 @@ class Schedule:
         self._dropped: set[int] = set()
         self._undisturbed: set[int] = set()
         """Tasks that hold their places, and are to run alone: one, or several that were held at the start."""
-        self._missing = [len(needed) for needed in dag.dependencies]
+        self._missing = [len(dag.needed(position)) for position in range(len(dag))]
         self.taken = 0
         """How many tasks hold a place."""
         self.aside = 0
@@ -186,9 +186,11 @@ class Schedule:
         self._free(position)
         self._places.offer(self)
 
-    def unpark(self, position: int) -> None:
-        """The person has answered: the parked task is eligible."""
-        self._push(position)
+    def unpark(self, position: int, statuses: Sequence[TaskStatus]) -> None:
+        """The person has answered: the parked task is eligible, unless something that it needs is done once more."""
+        self._missing[position] = self._count(position, statuses)
+        if not self._missing[position]:
+            self._push(position)
 
     def hold(self) -> None:
         """Somebody is about to answer for a parked task: the run waits for it, until `let_go`."""
@@ -241,8 +243,8 @@ class Schedule:
     def _load(self, statuses: Sequence[TaskStatus], outset: Outset) -> None:
         for position, status in enumerate(statuses):
             if self._has_passed(position, status):
-                for dependent in self._dag.dependents[position]:
-                    self._missing[dependent] -= 1
+                for waiting in self._dag.needed_by(position):
+                    self._missing[waiting] -= 1
         for position, status in enumerate(statuses):
             if self._dag.tasks[position].for_each is not None:
                 self._missing[position] = self._count(position, statuses)
@@ -259,7 +261,7 @@ class Schedule:
 
     def _count(self, position: int, statuses: Sequence[TaskStatus]) -> int:
         """How many tasks the one at `position` waits for."""
-        needed = [one for one in self._dag.dependencies[position] if not self._has_passed(one, statuses[one])]
+        needed = [one for one in self._dag.needed(position) if not self._has_passed(one, statuses[one])]
         return sum(self._gathering.waits(position, one) for one in needed)
 
     def _has_passed(self, position: int, status: TaskStatus) -> bool:

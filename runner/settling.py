@@ -133,7 +133,7 @@ class Settling:
     def stored(self, turn: Turn) -> None:
         """What `turn` came to is stored, or the store is away: then its conversation is nowhere but in memory."""
         state = self._state
-        if not (state.keeps_all or self._around.sink.away or state.is_continued(turn.position)):
+        if not (state.keeps_all or self._around.sink.away or state.times_continued(turn.position)):
             state.prompts.pop(turn.position, None)
             state.conversations.pop(turn.position, None)
 
@@ -212,7 +212,7 @@ class Settling:
     def answer(self, position: int, value: JsonValue, by: str) -> events.TaskAnswered:
         """The waiting task at `position` has its answer, which fits."""
         self._state.answer(position, value, by)
-        self._schedule.unpark(position)
+        self._schedule.unpark(position, self._state.statuses)
         answers = self._state.answers[position]
         return events.TaskAnswered(
             self._stamp(), self._state.dag.tasks[position].id, self._state.attempts[position], answers

@@ -216,12 +216,12 @@ class RunState:
         """Whether the task has a result and a conversation to go on with."""
         return self.statuses[self.dag.position(task_id)] is TaskStatus.COMPLETED
 
-    def is_continued(self, position: int) -> bool:
-        """Whether a task goes on with this one's conversation, or will: of a part also those that continue its task."""
-        if self.continued.get(position):
-            return True
-        folded = self.added_by.get(position)
-        return folded is not None and bool(self.continued.get(self.dag.position(folded)))
+    def times_continued(self, position: int) -> int:
+        """How many tasks go on with this one's conversation, or will; of a part those that continue its task, too."""
+        times, folded = self.continued.get(position, 0), self.added_by.get(position)
+        if folded is None or self.dag[folded].for_each is None:
+            return times
+        return max(times, self.continued.get(self.dag.position(folded), 0))
 
     def session_to_go_on_with(self, task: Task) -> str | None:
         """The session of the conversation that `task` continues; None where it has none."""

@@ -14,10 +14,9 @@ from runner.config import Config
 from runner.errors import RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
 from runner.result import RunResult
 from runner.state import RunState
-from runner.status import RUN_DONE, RUN_REOPENINGS, TASK_DONE, RunStatus, TaskStatus
+from runner.status import RUN_DONE, RUN_REOPENINGS, RunStatus, TaskStatus
 from runner.task import JsonValue
 from runner.translate import dag_of
-from runner.upstream import named
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +77,9 @@ async def stored_run(config: Config, run_id: str) -> StoredRun:
     if damaged := await _with_damaged_talk(store, run_id, state):
         tasks = tuple(replace(task, damaged=True) if task.task_id in damaged else task for task in tasks)
         state = RunState(dag, tasks)
-    _wait_for_what_is_named(state)
     state.usage = Usage(record.input_tokens, record.output_tokens, record.cost_usd)
     reached("resume.read")
     return StoredRun(store, record, tasks, state)
-
-
-def _wait_for_what_is_named(state: RunState) -> None:
-    """A prompt may name what lies further up than what its task waits for. Where that is damaged, and so has no result
-    any more, the task waits for it as well.
-    """
-    dag = state.dag
-    lost = {position for position, record in enumerate(state.records) if record.damaged}
-    for position, task in enumerate(dag.tasks if lost else ()):
-        if state.statuses[position] not in TASK_DONE:
-            places = {dag.position(name) for name in named(task) if name in dag}
-            dag.wait_for(position, sorted(places & lost))
 
 
 async def _with_damaged_talk(store: Store, run_id: str, state: RunState) -> set[str]:

@@ -173,7 +173,7 @@ class Turns:
         assert task.continues is not None
         before = self._state.dag.position(task.continues)
         backend = self._around.backends[self._around.names[before]]
-        return self._state.continued[before] > 1 or (isinstance(backend, ForkingBackend) and backend.can_fork)
+        return self._state.times_continued(before) > 1 or (isinstance(backend, ForkingBackend) and backend.can_fork)
 
     def have(self, turn: Turn) -> Awaitable[Outcome]:
         """Render the prompt and call the backend. Raises nothing but cancellation."""

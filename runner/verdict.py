@@ -93,7 +93,8 @@ def judge(
         # What must not happen twice is left at work: it has begun, whatever has become of what it began with.
         stays = verdict.action is Action.ADOPT and task.at_most_once
         if verdict.action in _PASSES and not stays:
-            in_the_way = [dag.tasks[n].id for n in dag.dependencies[position] if not passes[n]]
+            needed = [n for n in dag.needed(position) if not dag.pairs_up(position, n)]
+            in_the_way = [dag.tasks[n].id for n in needed if not passes[n]]
             if in_the_way:
                 verdict = Verdict(task.id, Action.BLOCKED, f"it waits for {', '.join(in_the_way[:3])}")
                 verdicts[position] = verdict
@@ -108,7 +109,7 @@ def judge(
 
 def _runs_again(dag: DAG, verdicts: Sequence[Verdict], position: int) -> bool:
     """Whether something that the task depends on is run again."""
-    return any(verdicts[n].action in RUNS for n in dag.dependencies[position])
+    return any(verdicts[n].action in RUNS for n in dag.needed(position))
 
 
 def judge_cancelled(records: Sequence[TaskRecord]) -> list[Verdict]:

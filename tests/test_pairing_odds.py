@@ -12,7 +12,7 @@ import pytest
 
 from backends.protocol import Opening
 from persistence import Batch, MemoryStore, MessageRecord, SQLiteStore, Store, StoreError
-from runner import DAG, Decision, Limits, ParallelRunner, RunStatus, RunView, Task, TaskStatus
+from runner import DAG, Action, Decision, Limits, ParallelRunner, RunStatus, RunView, Task, TaskStatus
 from tests.support.command import plait_here
 from tests.support.fakes import Talker
 from tests.support.faulty_store import FaultyStore
@@ -217,25 +217,34 @@ async def test_a_failed_part_and_its_partner_run_again(store: Store) -> None:
     assert result.text["review.2"] == "<judge <write b> of b>"
 
 
-@pytest.mark.parametrize("retry_failed", [False, True])
-async def test_what_is_named_is_waited_for_where_it_was_damaged(tmp_path: Path, retry_failed: bool) -> None:
-    """With no pairs at all: the end names a task further up than the one that it depends on."""
-    path, prompts = tmp_path / "p.db", list[str]()
+async def test_of_two_that_continue_a_part_each_branches_off(store: Store) -> None:
+    """Also where only one of the two is unfolded yet: the other one finds the conversation as the part has left it."""
+    backend = talker({"source": listed(["a"])})
+    first = Task("first", prompt="first", continues="draft", for_each="source")
+    other = Task("other", prompt="other", depends_on=["first"])
+    second = Task("second", prompt="second", continues="draft", for_each="source", depends_on=["other"])
+    result = await ParallelRunner(backend, store=store).run(DAG([SOURCE, DRAFT, first, other, second]))
+    assert result.status is RunStatus.COMPLETED
+    mine = result["draft.1"].session_id
+    assert {result[name].session_id != mine for name in ("first.1", "second.1")} == {True}
+    opened = dict(zip(backend.prompts, backend.openings, strict=True))
+    assert [opened[name].forks for name in ("first", "second")] == [mine, mine]
 
-    async def answer(prompt: str) -> str:
-        prompts.append(prompt)
-        if prompt.startswith("end") and runs:
+
+async def test_the_preview_knows_that_pairs_do_not_wait(store: Store) -> None:
+    async def answer(prompt: str) -> object:
+        if prompt == "other" and runs:
             runs.pop().stop()
             await anyio.sleep_forever()
-        return f"<{prompt}>"
+        if prompt == "write b":
+            raise ValueError(prompt)
+        return ["a", "b", "c"] if prompt == "source" else f"<{prompt}>"
 
-    last = Task("end", prompt="end {{ alias }} {{ b }}", depends_on=["b"], aliases={"alias": "a"})
-    dag = DAG([Task("a", prompt="a"), Task("b", prompt="b {{ a }}", depends_on=["a"]), last])
-    async with SQLiteStore(path) as store, ParallelRunner(answer, store=store).start(dag, "r") as run:
+    late = Task("late", prompt="{{ draft }}", depends_on=["draft", "other"], for_each="source")
+    other = Task("other", prompt="other", depends_on=["source"], weight=0)
+    async with ParallelRunner(answer, store=store, concurrency=1).start(DAG([SOURCE, DRAFT, other, late]), "r") as run:
         runs = [run]
-    tamper(path, "UPDATE tasks SET text = 'tampered' WHERE task_id = 'a'")
-    prompts.clear()
-    async with SQLiteStore(path, mode="existing") as store:
-        result = await ParallelRunner(answer, store=store).resume("r", retry_failed=retry_failed)
-    assert prompts == (["a", "end <a> <b <a>>"] if retry_failed else [])
-    assert result["end"].status is (TaskStatus.COMPLETED if retry_failed else TaskStatus.PENDING)
+    runner = ParallelRunner(answer, store=store)
+    assert (await runner.preview_resume("r")).tasks["late"].action is Action.START
+    result = await runner.resume("r")
+    assert [result[f"late.{number}"].status is TaskStatus.COMPLETED for number in (1, 2, 3)] == [True, False, True]
