@@ -58,8 +58,8 @@ class DAG:
         """What `backend_of` has found so far for tasks that go on with a conversation where it runs."""
         self._shared: set[int] = set()
         """Whose `dependents` are those of the graph that this is a copy of, so that they have to be copied to grow."""
-        self._named: dict[int, list[int]] = {}
-        self._named_by: dict[int, list[int]] = {}
+        self._named: dict[int, dict[int, None]] = {}
+        self._named_by: dict[int, dict[int, None]] = {}
         """What prompts name that lies further up than what their tasks depend on, and the other way round."""
         self._unfolded: set[int] = set()
         """The tasks with `for_each` whose parts are there."""
@@ -110,10 +110,8 @@ class DAG:
 
     def note_named(self, earlier: int, position: int) -> None:
         """The prompt of the task at `position` names the one at `earlier`, which others that it depends on wait for."""
-        further = self._named.setdefault(position, [])
-        if earlier not in further:  # by its own name and by an alias
-            further.append(earlier)
-            self._named_by.setdefault(earlier, []).append(position)
+        self._named.setdefault(position, {})[earlier] = None
+        self._named_by.setdefault(earlier, {})[position] = None
 
     def needed(self, position: int) -> Sequence[int]:
         """What has to be done before the task at `position`: its dependencies, and what its prompt names further up.
@@ -170,7 +168,7 @@ class DAG:
                     waiting.pop()
         for position in [one for one in self._named if one >= start]:
             for earlier in self._named.pop(position):
-                self._named_by[earlier].remove(position)
+                del self._named_by[earlier][position]
         while len(self._position) > start:
             self._inherited.pop(self._position.popitem()[0], None)
         del self.tasks[start:], self.dependencies[start:], self.dependents[start:]

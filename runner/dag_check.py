@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from runner.errors import Problem, nearest
-from runner.prompt import RESERVED_NAMES, look_into
+from runner.prompt import RESERVED_NAMES, PromptNames, look_into
 from runner.reach import not_upstream
 from runner.task import Retry, Task
 
@@ -26,12 +26,13 @@ _MOST_FOLDED = 58
 @dataclass(frozen=True, slots=True)
 class _Unless:
     """A problem, unless the second task of the `pair` of positions waits, through others, for the first; `behind` is
-    what is said where the first waits for the second.
+    what is said where the first waits for the second. `used`: the prompt needs the first one's result.
     """
 
     pair: tuple[int, int]
     problem: Problem
     behind: Problem
+    used: bool = True
 
 
 def lists_gone_over(tasks: Iterable[Task]) -> dict[str, str]:
@@ -190,7 +191,7 @@ class Checks:
                 problems.append(one)
             elif one.pair in apart:
                 problems.append(one.problem if one.pair[::-1] in aside else one.behind)
-            else:
+            elif one.used:
                 self._dag.note_named(*one.pair)
         return problems
 
@@ -214,11 +215,14 @@ class Checks:
         for place, task in enumerate(self._tasks):
             if task.aliases:
                 direct = frozenset(self._dag.dependencies[self._start + place])
+                used = look_into(task.prompt)[0] if _is_text(task.prompt) else PromptNames()
+                whole = "results" in used.names and not used.results  # all of them, as in a loop
                 for alias, names in task.aliases.items():
-                    yield from self._alias_problems(place, alias, names, direct)
+                    is_used = whole or alias in used.names or alias in used.results
+                    yield from self._alias_problems(place, alias, names, direct, is_used)
 
     def _alias_problems(
-        self, place: int, alias: str, names: object, direct: frozenset[int]
+        self, place: int, alias: str, names: object, direct: frozenset[int], used: bool
     ) -> Iterator[Problem | _Unless]:
         def problem(message: str) -> Problem:
             return Problem(f"alias {alias!r} {message}", self._tasks[place].id, "aliases", None, place)
@@ -233,7 +237,7 @@ class Checks:
             elif (target := self._positions[name]) not in direct:
                 apart = problem(f"stands for {name!r}, which is not upstream; add it to depends_on")
                 behind = problem(f"stands for {name!r}, which waits for this very task; turn one of the two round")
-                yield _Unless((target, self._start + place), apart, behind)
+                yield _Unless((target, self._start + place), apart, behind, used)
 
     def _name_problem(self, task: Task, place: int, name: str) -> Iterator[Problem | _Unless]:
         if name in task.aliases or name in self._dag.inputs or name in {"inputs", "results"}:

@@ -14,12 +14,10 @@ from runner.task import JsonValue, Task
 
 
 def named(task: Task) -> set[str]:
-    """The names of tasks that the task's prompt uses, those that aliases stand for among them; also other names."""
+    """The names of tasks that the task's prompt uses or its aliases stand for; also other names."""
     used = names_used(task.prompt)
-    names = used.names | used.results
-    aliases = [task.aliases[name] for name in names if name in task.aliases]
-    stood_for = chain.from_iterable((alias,) if isinstance(alias, str) else alias for alias in aliases)
-    return {*(names - task.aliases.keys()), *stood_for}
+    aliased = chain.from_iterable((names,) if isinstance(names, str) else names for names in task.aliases.values())
+    return {*((used.names | used.results) - task.aliases.keys()), *aliased}
 
 
 def rendered(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> str:

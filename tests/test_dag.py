@@ -270,3 +270,15 @@ def test_a_long_conversation_stays_on_its_backend() -> None:
     grown.cut(20_000)
     grown.extend([Task("two", continues="t5")])
     assert grown.backend_of(grown["two"]) == "deep"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "further"),
+    [("{{ it }}", (0,)), ("{{ results.it }}", (0,)), ("{% for it in results %}{{ it }}{% endfor %}", (0,)), ("x", ())],
+)
+def test_what_a_prompt_uses_is_needed_however_far_up_it_lies(prompt: str, further: tuple[int, ...]) -> None:
+    """And no more: of a plan's families each task has aliases for all that lie before it."""
+    last = Task("c", prompt, depends_on=["b"], aliases={"it": "a"})
+    dag = DAG([Task("a"), Task("b", depends_on=["a"]), last])
+    assert tuple(dag.needed(2)) == (1, *further)
+    assert tuple(dag.needed_by(0)) == (1, *(2 for _ in further))

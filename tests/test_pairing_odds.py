@@ -39,6 +39,12 @@ async def test_an_alias_of_ones_own_stands_for_the_partner_too() -> None:
     assert result.text["review.2"] == '<<write b> ["<write b>", "<other>"] <other>>'
 
 
+async def test_an_alias_that_the_prompt_does_not_use_stands_for_the_partner_too() -> None:
+    last = Task("last", prompt="{{ review }}", depends_on=["review"], for_each="source", aliases={"unused": "draft"})
+    result = await ParallelRunner(talker(LIST)).run(DAG([SOURCE, DRAFT, REVIEW, last]))
+    assert result.text["last.1"] == "<<judge <write a> of a>>"
+
+
 @pytest.mark.parametrize("mode", ["soft", "skip"])
 async def test_what_waits_for_one_that_fails_softly_has_what_that_one_waited_for(mode: str) -> None:
     """The review is one too many, and fails before the drafts are done; the end names these as well."""
