@@ -150,6 +150,10 @@ class TurnAppended:
 class TaskCompleted:
     """running or waiting_input -> completed. `data` is the structured result as JSON, None if there is none. `model` is
     the one that answered, as its backend names it; None where that is not known, here as wherever an attempt ends.
+
+    `prompt`: what was said in the attempt is this, from the user, and `text` in answer, from the assistant, with the
+    tokens given here. Both are messages of the task as if two TurnAppended had said them just before. None where they
+    have, or where nothing was said; only from running.
     """
 
     at: str
@@ -162,6 +166,7 @@ class TaskCompleted:
     cost_usd: float | None = None
     duration_s: float = 0.0
     model: str | None = None
+    prompt: str | None = None
 
 
 @value

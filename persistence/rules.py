@@ -59,10 +59,9 @@ TASK_MUST_BE: Mapping[type, frozenset[str]] = {
     TaskCancelled: frozenset({"pending", "running", "waiting_input"}),
     TaskReopened: frozenset({"failed"}),
 }
-"""The statuses of a task from which each change may go on. The SQL statements carry the same words as guards."""
-
-DAMAGED_MUST_BE = frozenset({"completed"})
-"""The same for a TaskReopened that says `damaged`."""
+"""The statuses of a task from which each change may go on, but for those of which `must_be` knows better."""
+_ONLY_RUNNING = frozenset({"running"})
+_ONLY_COMPLETED = frozenset({"completed"})
 
 FAILED_STATUSES = frozenset({"failed", "skipped"})
 _ENDED = frozenset({"completed", "failed", "cancelled"})
@@ -193,6 +192,15 @@ def _with_status(head: RunHead, change: RunStatusChanged, run_id: str) -> RunHea
     started_at = head.started_at or (change.at if change.status == "running" else None)
     ended_at = change.at if change.status in _ENDED else None
     return replace(head, status=change.status, started_at=started_at, ended_at=ended_at, error=change.error)
+
+
+def must_be(change: Change) -> frozenset[str]:
+    """The statuses of its task from which `change` may go on."""
+    if isinstance(change, TaskCompleted) and change.prompt is not None:
+        return _ONLY_RUNNING  # after a question more was said than a prompt and its answer
+    if isinstance(change, TaskReopened) and change.damaged:
+        return _ONLY_COMPLETED
+    return TASK_MUST_BE[type(change)]
 
 
 def check_failed(run_id: str, change: TaskFailed) -> None:

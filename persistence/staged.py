@@ -138,7 +138,7 @@ class Staged:
         task = self._find(change, change.task_id)
         attempt = getattr(change, "attempt", task.attempt)
         expected = task.attempt + 1 if isinstance(change, TaskStarted) else task.attempt
-        if task.status not in _must_be(change) or attempt != expected:
+        if task.status not in rules.must_be(change) or attempt != expected:
             raise rules.refusal(self._run_id, change, (task.status, task.attempt))
         return task
 
@@ -176,6 +176,10 @@ class Staged:
     def _complete(self, change: TaskCompleted) -> TaskCompleted:
         """The change as its event tells it: with the usage of the whole attempt."""
         task = replace(self._task(change), text=change.text, data=change.data)
+        if change.prompt is not None:
+            place = change.at, change.task_id, change.attempt
+            self._append(TurnAppended(*place, "user", change.prompt))
+            self._append(TurnAppended(*place, "assistant", change.text, change.input_tokens, change.output_tokens))
         self._end(change, task, "completed", "completed")
         whole = self._attempts[change.task_id, change.attempt]
         return replace(change, input_tokens=whole.input_tokens, output_tokens=whole.output_tokens)
@@ -245,11 +249,6 @@ def _usage(
 
 def _sum(before: float | None, more: float | None) -> float | None:
     return more if before is None else before if more is None else before + more
-
-
-def _must_be(change: TaskChange) -> frozenset[str]:
-    damaged = isinstance(change, TaskReopened) and change.damaged
-    return rules.DAMAGED_MUST_BE if damaged else rules.TASK_MUST_BE[type(change)]
 
 
 def _crashed(task: TaskRecord, change: TaskInterrupted | TaskWaiting) -> TaskRecord:

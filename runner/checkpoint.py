@@ -23,7 +23,7 @@ import anyio.lowlevel
 from persistence import changes as stored
 from persistence.batch import Batch
 from persistence.boundaries import reached
-from persistence.changes import Change, LeaseRenewed, RunClaimed, RunReleased
+from persistence.changes import Change, LeaseRenewed, RunClaimed, RunReleased, TaskCompleted
 from persistence.errors import Conflict, Fenced, StoreBusy, StoreError, StoreNotOpen
 from persistence.protocol import Store
 from runner import events
@@ -33,6 +33,7 @@ from runner.feed import Feed
 from runner.latch import Latch
 from runner.log import logger
 from runner.result import Degradation
+from runner.sink import Position
 from runner.translate import changes
 
 FIRST_RETRY_S = 0.1
@@ -43,14 +44,6 @@ BUSY_PATIENCE_S = 60.0
 """For how long the end of a run waits for whoever else is writing to the store, such as `plait gc`."""
 BATCH_LIMIT = 20_000
 """Changes in one transaction at most, so that catching up after a long outage goes in steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where a run's next change goes: its epoch, to which each stored RunClaimed adds one, and its sequence number."""
-
-    epoch: int = 0
-    next_seq: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +115,7 @@ class Checkpointer:
 
     def _kept(self, happened: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
         """Nobody waits for a store that is away, not even while it is just being tried again; only the end does."""
-        group = _Group([change for event in happened for change in changes(event)], list(happened), Latch())
-        group.changes.extend(plain)
+        group = _Group([*(one for event in happened for one in changes(event)), *plain], list(happened), Latch())
         if group.ending:
             self._groups.append(group)
             self._wake.set()
@@ -211,16 +203,13 @@ class Checkpointer:
         group.settled.set()
 
     async def _write_unstored(self) -> None:
-        limit, count = BATCH_LIMIT, 0
+        limit, count, of_prompt = BATCH_LIMIT, 0, None
         while self._unstored:
             head = self._head(limit)
             error = await self._try_write(head)
             if isinstance(error, Conflict) and self.began and not self._strict:
                 # No trying again helps. One by one, all but the change that cannot be stored get there.
-                if limit == 1:
-                    for _ in head:
-                        self._unstored.popleft()
-                    self._lost(error, len(head))
+                of_prompt = self._left_out(head, error) if limit == 1 else None
                 limit = 1
                 continue
             if error is not None:
@@ -228,7 +217,19 @@ class Checkpointer:
                 return
             self._stored(head)
             count += len(head)
+            if of_prompt is not None:
+                self._lost(of_prompt, 1)
+                of_prompt = None
         self._recovered(count)
+
+    def _left_out(self, head: tuple[Change, ...], error: Conflict) -> Conflict | None:
+        """Leave out what was refused: first the prompt, where there is one, and then `error` comes back; else all."""
+        if isinstance(head[0], TaskCompleted) and head[0].prompt is not None:
+            self._unstored[0] = replace(head[0], prompt=None)
+            return error
+        self._unstored = deque(islice(self._unstored, len(head), None))
+        self._lost(error, len(head))
+        return None
 
     def _head(self, limit: int) -> tuple[Change, ...]:
         """The first `limit` changes that are not stored, and those after them that follow from the last of them."""

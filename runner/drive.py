@@ -22,7 +22,7 @@ from persistence.protocol import Store
 from persistence.records import Owner
 from runner import events
 from runner.cancelling import require_asyncio
-from runner.checkpoint import Checkpointer, Position
+from runner.checkpoint import Checkpointer
 from runner.clock import iso, stamper
 from runner.config import Config
 from runner.conversation import load_past
@@ -43,7 +43,7 @@ from runner.result import RunResult
 from runner.retrying import THROTTLING
 from runner.run import Control
 from runner.schedule import Schedule
-from runner.sink import NoStore, Sink
+from runner.sink import NoStore, Position, Sink
 from runner.state import RunState
 from runner.status import TaskStatus
 from runner.turn import Surroundings

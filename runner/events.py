@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from backends.protocol import NO_USAGE, JsonInput, Message, Usage
+from backends.protocol import NO_USAGE, JsonInput, Message, Reply, Usage
 from backends.values import value
 from runner.dag import DAG
 from runner.questions import Answered, Asking
@@ -176,7 +176,9 @@ class TaskOutput(TaskEvent):
 
 @value
 class TaskCompleted(TaskEvent):
-    """The result is stored. `data_json` is `data` as stored; `messages` are the turn's messages."""
+    """The result is stored. `data_json` is `data` as stored. `said` are the turn's messages, or, where these are the
+    prompt and `text` alone, the prompt: most tasks have no more to say, and need no messages of their own for that.
+    """
 
     kind: ClassVar[str] = "task_completed"
     text: str
@@ -185,7 +187,12 @@ class TaskCompleted(TaskEvent):
     usage: Usage = NO_USAGE
     duration_s: float = 0.0
     session_id: str | None = None
-    messages: tuple[Message, ...] = ()
+    said: tuple[Message, ...] | str = ()
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The turn's messages, the prompt included."""
+        return Reply(self.text, usage=self.usage).turn(self.said) if isinstance(self.said, str) else self.said
 
 
 @value

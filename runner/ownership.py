@@ -17,7 +17,6 @@ from persistence.errors import Conflict, Fenced, StoreError
 from persistence.protocol import Store
 from persistence.records import Owner, RunRecord
 from runner import events
-from runner.checkpoint import Position
 from runner.clock import iso
 from runner.config import Config
 from runner.errors import RunOwned
@@ -25,6 +24,7 @@ from runner.feed import Feed
 from runner.leftovers import end_leftovers, has_files
 from runner.owner import Liveness, claim_for_this_process, forget, liveness
 from runner.run import Control
+from runner.sink import Position
 from runner.stored import StoredRun
 
 

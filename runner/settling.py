@@ -96,7 +96,7 @@ class Settling:
 
     def _completed(self, turn: Turn, reply: Reply, data_json: str | None, duration: float) -> events.TaskCompleted:
         position, task, number = turn.position, turn.task, turn.number
-        messages = turn.messages(reply)
+        said = turn.prompt if turn.going_on is None and not reply.messages else turn.messages(reply)
         self._state.settle(
             position,
             TaskResult(
@@ -110,11 +110,11 @@ class Settling:
                 session_id=turn.session_id,
             ),
         )
-        if turn.going_on is None and task.continues is None and not reply.messages:
-            self._state.prompts[position] = turn.prompt
+        if isinstance(said, str) and task.continues is None:
+            self._state.prompts[position] = said
         else:
-            said = (*_said_before(turn), *messages)
-            self._state.conversations[position] = Past(turn.session_id, said, self._state.past(task))
+            all_said = (*_said_before(turn), *turn.messages(reply))
+            self._state.conversations[position] = Past(turn.session_id, all_said, self._state.past(task))
         self._state.going_on.pop(position, None)
         self._schedule.finish(position, TaskStatus.COMPLETED)
         return events.TaskCompleted(
@@ -127,7 +127,7 @@ class Settling:
             reply.usage,
             duration,
             turn.session_id,
-            messages,
+            said,
         )
 
     def stored(self, turn: Turn) -> None:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from runner import events
 from runner.feed import Feed
 from runner.latch import SET, Latch
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a run's next change goes: its epoch, to which each stored RunClaimed adds one, and its sequence number."""
+
+    epoch: int = 0
+    next_seq: int = 1
 
 
 class Sink(Protocol):

@@ -79,7 +79,7 @@ def _session_opened(event: events.SessionOpened) -> tuple[stored.Change, ...]:
 
 
 def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
-    usage = event.usage
+    usage, said = event.usage, event.said
     completed = stored.TaskCompleted(
         event.at,
         event.task_id,
@@ -91,8 +91,9 @@ def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
         usage.cost_usd,
         event.duration_s,
         usage.model,
+        said if isinstance(said, str) else None,
     )
-    return (*turns(event.at, event.task_id, event.attempt, event.messages), completed)
+    return (completed,) if isinstance(said, str) else (*turns(event.at, event.task_id, event.attempt, said), completed)
 
 
 def turns(at: str, task_id: str, attempt: int, messages: Sequence[Message]) -> list[stored.Change]:

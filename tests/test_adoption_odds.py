@@ -21,6 +21,7 @@ from backends.protocol import Opening
 from persistence import SQLiteStore
 from runner import Action, ParallelRunner, TaskStatus, events
 from tests.support.agents import Home, until
+from tests.support.database import end_of
 from tests.support.outliving import RUN, Outliver, World
 
 PARENT = """
@@ -95,7 +96,7 @@ async def test_at_most_once_stays_at_work_whatever_becomes_of_what_it_began_with
     await world.killed(2)
     if why == "damaged":
         with closing(sqlite3.connect(world.folder / "runs.db")) as database, database:
-            database.execute("UPDATE tasks SET text = 'other' WHERE task_id = 'first'")
+            database.execute(end_of("first", "text = 'other'"))
     async with world.store() as store:
         runner = ParallelRunner(world.backend, store=store)
         for retries in (False, True):

@@ -124,7 +124,7 @@ async def test_an_older_copy_in_the_place_of_the_store_is_told_once(caplog: pyte
         result = await ParallelRunner(body, store=store).run(chain)
     assert result.status is RunStatus.COMPLETED
     [lost] = result.degraded
-    assert lost.lost > 30
+    assert lost.lost > 2 * 10, "start and end of the tasks that came after it"
     assert "stop this run, and resume it from there" in lost.error
     assert caplog.text.count("change_not_stored") == 1
 

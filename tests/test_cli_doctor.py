@@ -16,7 +16,7 @@ import pytest
 from backends.leftovers import left_over_servers
 from persistence.sqlite.health import Fitness, file_system, library, space
 from tests.support.command import PLAIT, environment, plait, plait_here
-from tests.support.database import edit
+from tests.support.database import edit, end_of
 from tests.support.database import make as make_store
 from tests.support.plans import make, wait_for_call
 from tests.support.warm import Warm
@@ -129,12 +129,12 @@ def test_an_older_file_is_looked_at_without_bringing_it_up_to_date(tmp_path: Pat
 
 
 def test_a_damaged_result_and_a_damaged_message_are_named(store: Path) -> None:
-    edit(store, "UPDATE tasks SET text = 'something else' WHERE task_id = 'a'")
+    edit(store, end_of("a", "text = 'something else'"))
     value = examined(store, 3)
     assert checks(value, "pages") == [("ok", "whole")]
     [(verdict, found)] = checks(value, "checksums")
     assert (verdict, found) == ("bad", "damaged: run-1/a (results: 1, messages: 2)")
-    edit(store, "UPDATE messages SET content = CAST(x'ff' AS TEXT)")
+    edit(store, "UPDATE said SET content = CAST(x'ff' AS TEXT)")
     assert checks(examined(store, 3), "checksums")[0][0] == "bad"
 
 

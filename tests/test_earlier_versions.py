@@ -20,8 +20,9 @@ FIXTURES = Path(__file__).with_name("fixtures")
         ("schema_1.db", Action.START_OVER),
         ("schema_2.db", Action.CONTINUE),
         ("schema_3.db", Action.CONTINUE),
+        ("schema_4.db", Action.CONTINUE),
     ],
-    ids=["1", "2", "3"],
+    ids=["1", "2", "3", "4"],
 )
 async def test_a_killed_run_of_an_earlier_version_is_resumed(tmp_path: Path, name: str, goes_on: Action) -> None:
     path = tmp_path / name

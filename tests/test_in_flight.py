@@ -14,6 +14,7 @@ from persistence import Batch, MemoryStore, SQLiteStore, Store
 from runner import DAG, Action, FailureMode, ParallelRunner, PlaitError, Retry, RunStatus, Task, TaskStatus
 from runner.turn import INTERRUPTED
 from tests.support.crashed import Dying, die
+from tests.support.database import end_of
 from tests.support.fakes import QuickClock, Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 
@@ -264,7 +265,7 @@ async def test_what_nobody_can_know_any_more_is_not_stored_as_asked(tmp_path) ->
     async with SQLiteStore(path) as store:
         await die(store, Dying(hangs_on("pay")), dag)
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE tasks SET text = 'tampered' WHERE task_id = 'a'")
+        connection.execute(end_of("a", "text = 'tampered'"))
     async with SQLiteStore(path, mode="existing") as store:
         await ParallelRunner(Talker(), store=store).answer("r", "pay", "done", "ok")
         assert [m.content for m in await store.list_messages("r", "pay")] == ["ok"]

@@ -15,6 +15,7 @@ import pytest
 from backends import ask
 from persistence import SQLiteStore
 from runner import DAG, OpenQuestion, ParallelRunner, RunResult, RunStatus, Task, TaskStatus
+from tests.support.database import end_of
 from tests.support.fakes import QuickClock
 
 A, B = Task("a", prompt="a"), Task("b", prompt="b {{ a }}", depends_on=["a"])
@@ -55,7 +56,7 @@ class Kept:
     def tamper(self, *task_ids: str) -> None:
         with closing(sqlite3.connect(self.path)) as connection, connection:
             for task_id in task_ids:
-                changed = connection.execute("UPDATE tasks SET text = 'tampered' WHERE task_id = ?", (task_id,))
+                changed = connection.execute(end_of(task_id, "text = 'tampered'"))
                 assert changed.rowcount == 1
 
     async def resume(self, *, retry_failed: bool = True, stop_at: str | None = None) -> RunResult:

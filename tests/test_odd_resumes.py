@@ -28,6 +28,7 @@ from runner import (
 from runner.owner import Liveness, claim_for_this_process, forget, liveness
 from runner.turn import INTERRUPTED
 from tests.support.crashed import Dying, die
+from tests.support.database import end_of
 from tests.support.fakes import QuickClock, Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 
@@ -52,7 +53,7 @@ async def test_a_damaged_message_harms_only_those_who_continue_it(tmp_path: Path
     path = tmp_path / "p.db"
     async with SQLiteStore(path) as store:
         await die(store, Dying(hangs_on("two", "zed")), CHAT)
-    tamper(path, "UPDATE messages SET content = 'tampered' WHERE task_id = 'a' AND role = 'assistant'")
+    tamper(path, end_of("a", "prompt = 'tampered'"))
     async with SQLiteStore(path, mode="existing") as store:
         runner = ParallelRunner(Talker(), store=store)
         preview = await runner.preview_resume("r", retry_failed=retry_failed)
@@ -67,7 +68,7 @@ async def test_a_reopened_task_begins_a_new_conversation(tmp_path: Path) -> None
     path = tmp_path / "p.db"
     async with SQLiteStore(path) as store:
         await ParallelRunner(Talker(own_ids=True), store=store).run(DAG([Task("a", prompt="one")]), "r")
-    tamper(path, "UPDATE tasks SET text = 'tampered'")
+    tamper(path, "UPDATE ends SET text = 'tampered'")
     async with SQLiteStore(path, mode="existing") as store:
         only_the_claim = FaultyStore(store, on_write(lambda n: None if n == 1 else Fault.BEFORE))
         runner = ParallelRunner(Talker(own_ids=True), store=only_the_claim, clock=QuickClock())
@@ -115,7 +116,7 @@ async def test_a_damaged_result_is_not_called_reused(tmp_path: Path) -> None:
     path = tmp_path / "p.db"
     async with SQLiteStore(path) as store:
         await die(store, Dying(hangs_on("zed")), DAG([Task("a", prompt="one"), Task("z", prompt="zed")]))
-    tamper(path, "UPDATE tasks SET text = 'tampered' WHERE task_id = 'a'")
+    tamper(path, end_of("a", "text = 'tampered'"))
     async with SQLiteStore(path, mode="existing") as store:
         result = await ParallelRunner(Talker(), store=store).resume("r")
     assert result.receipt is not None
@@ -146,7 +147,7 @@ async def test_asked_for_again_it_has_all_its_tries_again(tmp_path: Path) -> Non
     dag = DAG([Task("a", prompt="one", retry=Retry(attempts=3, base_delay=0))])
     async with SQLiteStore(path) as store:
         await ParallelRunner(Talker(third_time), store=store).run(dag, "r")
-    tamper(path, "UPDATE tasks SET text = 'tampered'")
+    tamper(path, "UPDATE ends SET text = 'tampered'")
     async with SQLiteStore(path, mode="existing") as store:
         result = await ParallelRunner(Talker(third_time), store=store).resume("r", retry_failed=True)
     assert result.status is RunStatus.COMPLETED
@@ -156,7 +157,7 @@ async def test_what_took_effect_and_must_not_happen_twice_is_not_run_again(tmp_p
     path = tmp_path / "p.db"
     async with SQLiteStore(path) as store:
         await ParallelRunner(Talker(), store=store).run(DAG([Task("pay", prompt="pay", at_most_once=True)]), "r")
-    tamper(path, "UPDATE tasks SET text = 'tampered'")
+    tamper(path, "UPDATE ends SET text = 'tampered'")
     async with SQLiteStore(path, mode="existing") as store:
         backend = Talker()
         await ParallelRunner(backend, store=store).resume("r", retry_failed=True)
@@ -181,7 +182,7 @@ async def test_damage_that_has_no_checksum_is_said_in_one_line(tmp_path: Path, s
     path = tmp_path / "p.db"
     async with SQLiteStore(path) as store:
         await die(store, Dying(hangs_on("one")), DAG([Task("a", prompt="one")]))
-    tamper(path, f"UPDATE tasks SET spec = '{spec}'")
+    tamper(path, f"UPDATE given_tasks SET spec = '{spec}'")
     async with SQLiteStore(path, mode="existing") as store:
         with pytest.raises(StoreError, match="what is stored of run 'r' is damaged"):
             await ParallelRunner(Talker(), store=store).resume("r")

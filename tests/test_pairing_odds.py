@@ -14,6 +14,7 @@ from backends.protocol import Opening
 from persistence import Batch, MemoryStore, MessageRecord, SQLiteStore, Store, StoreError
 from runner import DAG, Action, Decision, Limits, ParallelRunner, RunStatus, RunView, Task, TaskStatus
 from tests.support.command import plait_here
+from tests.support.database import end_of
 from tests.support.fakes import Talker
 from tests.support.faulty_store import FaultyStore
 from tests.support.growth import Scripted, listed, plan, spec, talker
@@ -153,7 +154,7 @@ async def test_a_list_that_has_changed_pairs_up_with_nothing(tmp_path: Path, now
     dag = DAG([SOURCE, DRAFT, Task("other", prompt="other", depends_on=["draft"]), late])
     async with SQLiteStore(path) as store, ParallelRunner(answer, store=store).start(dag, "r") as run:
         runs = [run]
-    tamper(path, "UPDATE tasks SET text = 'tampered' WHERE task_id = 'source'")
+    tamper(path, end_of("source", "text = 'tampered'"))
     async with SQLiteStore(path, mode="existing") as store:
         result = await ParallelRunner(answer, store=store).resume("r", retry_failed=True)
     assert "pairs up with 'draft', which has gone over another list" in (result["late"].error or "")

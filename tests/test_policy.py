@@ -218,7 +218,7 @@ async def test_a_decision_is_stored_with_the_end_that_it_is_about() -> None:
     decisions = {"a": Decision(add=tasks("x"), cancel=("b",), state=1)}
     await ParallelRunner(talker(), store=store).run(CHAIN, policy=Scripted(by_end(decisions)))
     cancelled = ["TaskCancelled", "TaskCancelled"]
-    wanted = ["TurnAppended", "TurnAppended", "TaskCompleted", "TasksAdded", *cancelled, "PolicyDecided", "TaskStarted"]
+    wanted = ["TaskCompleted", "TasksAdded", *cancelled, "PolicyDecided", "TaskStarted"]
     assert store.batch_of("TasksAdded") == wanted
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from persistence import SQLiteStore
 from runner import DAG, Action, ParallelRunner, RunStatus, Step, Task, Workflow
+from tests.support.database import end_of
 
 FLOW = Workflow([Step("build", "Build."), Step("check", "Check {{ build }}.")])
 
@@ -43,7 +44,7 @@ async def interrupted(store: SQLiteStore) -> None:
 
 def tamper(path: Path, task_id: str) -> None:
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE tasks SET text = 'tampered' WHERE task_id = ?", (task_id,))
+        connection.execute(end_of(task_id, "text = 'tampered'"))
         connection.commit()
 
 

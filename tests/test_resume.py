@@ -26,6 +26,7 @@ from runner import (
     Task,
     TaskStatus,
 )
+from tests.support.database import end_of
 from tests.support.fakes import Talker
 from tests.support.faulty_store import FaultyStore
 from tests.support.stopped import DIAMOND, stopped_after
@@ -193,9 +194,7 @@ async def test_a_task_under_way_at_a_sigkill_runs_again_and_nothing_else_does(tm
 def damage(path: Path) -> None:
     """Change task a's stored result behind plait's back."""
     with sqlite3.connect(path) as db:
-        (table,) = [r[0] for r in db.execute("select name from sqlite_master where name in ('tasks', 'results')")][:1]
-        column = "text" if "text" in [c[1] for c in db.execute(f"pragma table_info({table})")] else "result"
-        db.execute(f"update {table} set {column} = 'tampered' where task_id = 'a'")
+        db.execute(end_of("a", "text = 'tampered'"))
     db.close()
 
 
@@ -214,7 +213,7 @@ async def test_a_damaged_result_is_never_handed_on(tmp_path: Path) -> None:
 async def test_a_change_that_cannot_be_stored_costs_itself_and_nothing_else() -> None:
     class Picky(FaultyStore):
         async def write(self, batch: Batch) -> None:
-            if any(getattr(change, "content", "") == "poison" for change in batch.changes):
+            if any(getattr(change, "prompt", "") == "poison" for change in batch.changes):
                 raise Conflict("cannot keep this")
             await super().write(batch)
 

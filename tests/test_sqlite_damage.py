@@ -161,7 +161,7 @@ async def test_the_collector_of_garbage_is_left_as_it_was_by_reading_what_is_dam
     path = tmp_path / "store.db"
     await fill(path)
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE tasks SET depends_on = 'no list' WHERE task_id = 't3'")
+        connection.execute("UPDATE given_tasks SET depends_on = 'no list' WHERE task_id = 't3'")
         connection.commit()
     try:
         if not at_work:

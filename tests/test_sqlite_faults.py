@@ -17,6 +17,7 @@ from persistence import (
     StoreBusy,
     StoreError,
     StoreUnusable,
+    TaskFailed,
     TaskStarted,
     TurnAppended,
 )
@@ -31,7 +32,7 @@ from persistence.contract.samples import (
     at,
     whole,
 )
-from tests.support.database import edit, in_child, make
+from tests.support.database import edit, end_of, in_child, make
 
 ROOT = Path(__file__).parent.parent
 
@@ -78,22 +79,26 @@ async def test_a_locked_database_is_an_error_that_goes_away(path: Path) -> None:
 
 
 DAMAGE = {
-    "text": "UPDATE tasks SET text = 'The Sun.' WHERE task_id = 'a'",
-    "data": "UPDATE tasks SET data = NULL WHERE task_id = 'a'",
-    "checksum": "UPDATE tasks SET checksum = NULL WHERE task_id = 'a'",
-    "not utf-8": "UPDATE tasks SET text = CAST(x'ff00fe' AS TEXT) WHERE task_id = 'a'",
-    "lost": "UPDATE tasks SET text = NULL, data = NULL, checksum = NULL WHERE task_id = 'a'",
-    "made up": "UPDATE tasks SET text = 'never said' WHERE task_id = 'c'",
+    "text": end_of("a", "text = 'The Sun.'"),
+    "data": end_of("a", "data = NULL"),
+    "checksum": end_of("a", "checksum = NULL"),
+    "not utf-8": end_of("a", "text = CAST(x'ff00fe' AS TEXT)"),
+    "lost": end_of("a", "text = NULL, data = NULL, checksum = NULL"),
+    "made up": end_of("b", "text = 'never said'"),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
 async def test_a_damaged_result_is_told_and_not_given(path: Path, kind: str) -> None:
     await make(path)
+    async with SQLiteStore(path) as store:
+        writer = Writer(store)
+        writer.next_seq, writer.epoch = 8, 1
+        await writer.write(replace(START_A, task_id="b"), TaskFailed(at(5), "b", 1, "failed", "auth", "no key"))
     edit(path, DAMAGE[kind])
     async with SQLiteStore(path, mode="existing") as store:
         tasks = await store.list_tasks(RUN)
-        damaged = tasks[2 if kind == "made up" else 0]
+        damaged = tasks[1 if kind == "made up" else 0]
         assert [task.damaged for task in tasks].count(True) == 1
         assert (damaged.damaged, damaged.text, damaged.data) == (True, None, None)
 
@@ -105,7 +110,7 @@ async def test_a_result_moved_to_another_task_is_told(path: Path) -> None:
         writer.next_seq, writer.epoch = 8, 1
         await writer.write(replace(START_A, task_id="c"), replace(DONE_A, task_id="c", text="Other.", data=None))
     columns = "text, data, checksum"
-    edit(path, f"UPDATE tasks SET ({columns}) = (SELECT {columns} FROM tasks WHERE task_id = 'a') WHERE task_id = 'c'")
+    edit(path, end_of("c", f"({columns}) = (SELECT {columns} FROM tasks WHERE task_id = 'a')"))
     async with SQLiteStore(path) as store:
         assert [task.damaged for task in await store.list_tasks(RUN)] == [False, False, True]
 
@@ -113,7 +118,7 @@ async def test_a_result_moved_to_another_task_is_told(path: Path) -> None:
 @pytest.mark.parametrize("value", ["'The Sun.'", "CAST(x'ff' AS TEXT)"], ids=["another text", "not utf-8"])
 async def test_a_damaged_message_is_told_and_not_given(path: Path, value: str) -> None:
     await make(path)
-    edit(path, f"UPDATE messages SET content = {value} WHERE role = 'assistant'")
+    edit(path, f"UPDATE said SET content = {value} WHERE role = 'assistant'")
     async with SQLiteStore(path) as store:
         messages = await store.list_messages(RUN, "a")
         assert [(m.content, m.damaged) for m in messages] == [("First.", False), ("", True)]

@@ -96,7 +96,7 @@ DAMAGE = {
     "cut": "UPDATE blobs SET content = substr(content, 1, 70000)",
     "not utf-8": "UPDATE blobs SET content = CAST(x'ff00fe' AS TEXT)",
     "lost": "DELETE FROM blobs",
-    "not referred to": "UPDATE tasks SET text_sha256 = NULL WHERE text_sha256 IS NOT NULL",
+    "not referred to": "UPDATE ends SET text_sha256 = NULL WHERE text_sha256 IS NOT NULL",
 }
 
 

@@ -7,26 +7,30 @@ import json
 import shutil
 import signal
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from persistence import SQLiteStore
+from persistence import SQLiteStore, StoreUnusable
 from persistence.contract.samples import OPENING, RUN, Writer, whole
 from persistence.sqlite.opening import Mode
-from tests.support.database import in_child, make
+from tests.support.database import edit, in_child, make
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
 
-EARLIER = (1, 2, 3)
-CURRENT = 4
-KILLED_SEQ = {1: 23, 2: 24, 3: 26}
+EARLIER = (1, 2, 3, 4)
+CURRENT = 5
+KILLED_SEQ = {1: 23, 2: 24, 3: 26, 4: 24}
+MODEL = {4: "small-1"}
+"""The one that answered, from the version on that keeps it."""
 RUNS = {
     1: ["run-killed", "run-whole"],
     2: ["run-killed", "run-asked", "run-again", "run-whole"],
     3: ["run-killed", "run-grown", "run-asked", "run-again", "run-whole"],
+    4: ["run-killed", "run-mixed", "run-grown", "run-asked", "run-again", "run-whole"],
 }
 
 
@@ -86,10 +90,10 @@ async def test_an_earlier_file_reads_as_it_was_written(old: Path, made_by: int, 
         assert tasks["end"].depends_on == ("story", "beside")
         attempts = await store.list_attempts("run-killed", "unsteady")
         assert [(a.status, a.error, a.model) for a in attempts] == [
-            ("retried", "the line was cut", None),
-            ("completed", None, None),
+            ("retried", "the line was cut", "small-0" if made_by == 4 else None),
+            ("completed", None, MODEL.get(made_by)),
         ]
-        assert {task.model for task in tasks.values()} == {None}
+        assert {task.model for task in tasks.values()} == {None, MODEL.get(made_by)}
         messages = await store.list_messages("run-killed", "facts")
         assert [(m.role, m.content, m.damaged) for m in messages] == [
             ("user", "List facts about Mars.", False),
@@ -175,27 +179,57 @@ async def test_who_reads_an_old_file_reads_on_while_another_brings_it_up_to_date
         assert set(await reader.run_sizes()) == {run.run_id for run in before[1]}
 
 
-async def test_version_4_takes_nothing_away_from_a_process_of_version_3_that_is_at_work(path: Path) -> None:
-    """It goes on with its run, and writes as it did: what is new may be left out."""
+@MODES
+async def test_what_version_4_could_hold_is_still_there(path: Path, mode: Mode) -> None:
     path.parent.mkdir()
-    shutil.copy(FIXTURES / "schema_3.db", path)
-    with closing(sqlite3.connect(path)) as connection:
-        before = {name: columns(connection, name) for name in tables(connection)}
-        async with SQLiteStore(path, mode="existing"):
+    shutil.copy(FIXTURES / "schema_4.db", path)
+    async with SQLiteStore(path, mode=mode) as store:
+        mixed = await store.get_run("run-mixed")
+        assert mixed is not None
+        assert (mixed.status, mixed.counts) == (
+            "cancelled",
+            {"cancelled": 4, "failed": 2, "skipped": 1, "completed": 1},
+        )
+        assert (mixed.input_tokens, mixed.output_tokens, mixed.cost_usd) == (28, 11, 0.75)
+        tasks = {task.task_id: task for task in await store.list_tasks("run-mixed")}
+        asks, behind, late = tasks["asks"], tasks["behind"], tasks["long"]
+        assert (asks.status, asks.attempt, asks.question, asks.asked) == ("cancelled", 2, None, None)
+        assert json.loads(asks.answers or "")[0]["value"] is True
+        assert (behind.status, behind.attempt, behind.started_at) == ("cancelled", 0, None)
+        assert (late.status, late.input_tokens, late.cost_usd, late.model) == ("cancelled", 7, 0.5, "small-1")
+        assert [(t.error_kind, t.error) for t in tasks.values() if t.error] == [("auth", "no key")] * 3
+        assert [(a.task_id, a.attempt, a.status) for a in await store.list_attempts("run-mixed")] == [
+            ("soft", 1, "failed"),
+            ("hard", 1, "failed"),
+            ("asks", 1, "asked"),
+            ("skips", 1, "skipped"),
+            ("on", 1, "completed"),
+            ("asks", 2, "cancelled"),
+            ("long", 1, "cancelled"),
+        ]
+        again = await store.get_run("run-again")
+        assert again is not None
+        assert json.loads(again.settings)["inputs"] == {"big": "y" * 70_000}
+        assert (await store.list_tasks("run-again"))[0].text == "large " * 12_000
+
+
+async def test_a_file_is_left_as_it_is_while_an_older_plait_is_at_work_on_it(path: Path) -> None:
+    """It could write to none of the tables any more."""
+    path.parent.mkdir()
+    shutil.copy(FIXTURES / "schema_4.db", path)
+    edit(path, f"UPDATE runs SET lease_expires_at = {time.time() + 30} WHERE run_id = 'run-killed'")
+    with pytest.raises(
+        StoreUnusable, match=r"run 'run-killed' is in use by process 4711 on the-host-that-died.*wait 3?\d s"
+    ):
+        async with SQLiteStore(path):
             pass
-        for name, found in before.items():
-            now = columns(connection, name)
-            assert found.items() <= now.items()
-            assert not [added for added in now.keys() - found.keys() if now[added][1]], "NOT NULL"
-
-
-def tables(connection: sqlite3.Connection) -> list[str]:
-    return [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type IN ('table', 'view')")]
-
-
-def columns(connection: sqlite3.Connection, table: str) -> dict[str, tuple[str, bool]]:
-    found = connection.execute('SELECT name, type, "notnull" FROM pragma_table_info(?)', (table,)).fetchall()
-    return {name: (kind, bool(required)) for name, kind, required in found}
+    assert version(path) == 4
+    async with SQLiteStore(path, mode="read") as store:
+        assert len(await store.list_runs()) == 6
+    edit(path, f"UPDATE runs SET lease_expires_at = {time.time() - 1} WHERE run_id = 'run-killed'")
+    async with SQLiteStore(path):
+        pass
+    assert version(path) == CURRENT
 
 
 async def test_a_migrated_file_has_the_schema_of_a_new_one(old: Path, tmp_path: Path) -> None:

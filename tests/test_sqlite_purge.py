@@ -64,7 +64,7 @@ def found(path: Path, text: str) -> list[str]:
 
 
 def tables(path: Path) -> dict[str, set[str]]:
-    names = ("runs", "tasks", "dependencies", "earlier_attempts", "sessions", "messages", "other_events", "notes")
+    names = ("runs", "tasks", "dependencies", "attempts", "sessions", "messages", "events", "notes")
     with closing(sqlite3.connect(path)) as connection:
         return {n: {row[0] for row in connection.execute(f"SELECT run_id FROM {n}")} for n in names}
 
@@ -182,7 +182,8 @@ async def test_run_sizes_count_questions_answers_and_decisions(path: Path) -> No
         asked = len("\u00e9?".encode()) + len('{"x":1}')
         assert (await store.run_sizes())[RUN] == before + asked
         await writer.write(TaskAnswered(at(5), "a", '["yes"]'), PolicyDecided(at(5), "123"), PolicyDecided(at(5), "12"))
-        assert (await store.run_sizes())[RUN] == before + len('["yes"]') + 2  # the last state alone
+        # The question stays with the attempt that ended with it; of a policy's states the last one stays alone.
+        assert (await store.run_sizes())[RUN] == before + asked + len('["yes"]') + 2
 
 
 async def test_run_sizes_are_bytes_of_text(path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from persistence.boundaries import reached
 from persistence.errors import StoreUnusable
+from persistence.sqlite import statements as sql
 from persistence.sqlite.log import is_at_rest, mending
 from persistence.sqlite.transaction import forgiving, transaction
 
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 Mode = Literal["create", "existing", "read"]
 
 APPLICATION_ID: Final = 0x706C6174  # "plat"
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
+_NEW_TABLES: Final = 5
+"""The version before which an older plait that is at work cannot go on once the file is brought up to date."""
 BUSY_TIMEOUT_S: Final = 5.0
 OLDEST_SQLITE: Final = (3, 37, 0)  # STRICT tables
 
@@ -179,7 +182,7 @@ def _open_for_writing(path: Path, version: int) -> sqlite3.Connection:
         _use_wal(path, connection)
         connection.execute(_DURABLE)
         if version < SCHEMA_VERSION:
-            _migrate(connection)
+            _migrate(path, connection)
         for setting in _SETTINGS:
             connection.execute(setting).fetchall()
     except BaseException:
@@ -223,7 +226,7 @@ def _create(path: Path) -> None:
         with closing(_connect(fresh, "rw")) as connection:
             connection.execute(_PAGE_SIZE)
             connection.execute(_DURABLE)
-            _migrate(connection)
+            _migrate(path, connection)
             _use_wal(fresh, connection)
         reached("file.before_link")
         with suppress(FileExistsError):  # another process was faster: its file is as good
@@ -247,7 +250,7 @@ def _remove_abandoned(path: Path) -> None:
                 one.unlink(missing_ok=True)
 
 
-def _migrate(connection: sqlite3.Connection) -> None:
+def _migrate(path: Path, connection: sqlite3.Connection) -> None:
     """Bring the schema up to this version, all in one transaction. Statement by statement, because `executescript`
     would commit first.
     """
@@ -255,12 +258,24 @@ def _migrate(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA foreign_keys = OFF")
     with transaction(connection, "BEGIN IMMEDIATE"):
         (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if 0 < version < _NEW_TABLES:
+            _check_unowned(path, connection)
         for step in range(version + 1, SCHEMA_VERSION + 1):
             for statement in _statements(f"schema_{step}.sql"):
                 connection.execute(statement)
         if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
             raise sqlite3.IntegrityError("rows refer to others that are not there")
         reached("schema.before_commit")
+
+
+def _check_unowned(path: Path, connection: sqlite3.Connection) -> None:
+    """An older plait that is at work finds no table any more that it could write to, and its run would be lost."""
+    now = time.time()
+    for run_id, pid, host, expires_at in connection.execute(sql.LIVE_OWNERS, (now,)).fetchall():
+        raise StoreUnusable(
+            f"{path} was made by an older plait, and cannot be brought up to date while run {run_id!r} is in use by "
+            f"process {pid} on {host}: let it end, or stop it; if it is gone, wait {expires_at - now:.0f} s"
+        )
 
 
 def _statements(name: str) -> Iterator[str]:

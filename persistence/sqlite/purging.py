@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from persistence.errors import Conflict
 from persistence.sqlite import statements as sql
+from persistence.sqlite.book import ids_of
 from persistence.sqlite.transaction import transaction
 
 if TYPE_CHECKING:
@@ -48,8 +49,9 @@ def _delete(connection: sqlite3.Connection, run_ids: Sequence[str]) -> tuple[str
         if refused:
             raise Conflict(f"nothing was deleted: {'; '.join(refused)}")
         for run_id in stored:
+            (number,) = connection.execute(sql.GET_NUMBER, (run_id,)).fetchone()
             for statement in sql.DELETE_RUN:
-                connection.execute(statement, (run_id,))
+                connection.execute(statement, {"run_id": run_id, "run": number, **ids_of(number)})
         connection.execute(sql.DELETE_UNUSED_BLOBS)
     return tuple(stored)
 

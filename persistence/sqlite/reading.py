@@ -14,6 +14,7 @@ from persistence.notes import NoteRecord
 from persistence.records import AttemptRecord, EventRecord, MessageRecord, Owner, RunRecord, TaskRecord
 from persistence.rules import Claim, RunHead
 from persistence.sqlite import statements as sql
+from persistence.sqlite.book import ids_of
 from persistence.sqlite.checksum import message_checksum, result_checksum
 from persistence.sqlite.transaction import forgiving, transaction
 
@@ -46,12 +47,14 @@ def read(
         connection.text_factory = str
 
 
-def read_head(connection: sqlite3.Connection, run_id: str, *, settings: bool) -> RunHead | None:
-    """The head of a run, with its `settings` or with none: they hold all inputs, and so may have many megabytes."""
+def read_head(connection: sqlite3.Connection, run_id: str, *, settings: bool) -> tuple[int, RunHead] | None:
+    """The number and the head of a run, with its `settings` or with none: they hold all inputs, and so may have many
+    megabytes.
+    """
     row = connection.execute(sql.GET_HEAD, (run_id,)).fetchone()
     if row is None:
         return None
-    return _head(row, _settings(connection, run_id) if settings else "")
+    return row[0], _head(row[1:], _settings(connection, run_id) if settings else "")
 
 
 def _settings(connection: sqlite3.Connection, run_id: str) -> str:
@@ -83,8 +86,8 @@ def _head(row: Row, settings: str) -> RunHead:
 
 def get_run(connection: sqlite3.Connection, run_id: str) -> RunRecord | None:
     with transaction(connection):
-        head = read_head(connection, run_id, settings=True)
-        return None if head is None else _run(connection, run_id, head)
+        found = read_head(connection, run_id, settings=True)
+        return None if found is None else _run(connection, run_id, found[1])
 
 
 def list_runs(connection: sqlite3.Connection, limit: int) -> tuple[RunRecord, ...]:
@@ -208,17 +211,24 @@ def list_messages(connection: sqlite3.Connection, run_id: str, task_id: str) -> 
 
 
 def _message(run_id: str, task_id: str, position: int, row: Row) -> MessageRecord:
-    attempt, role, content, input_tokens, output_tokens, at, checksum = row
-    damaged = content is None or checksum != message_checksum(run_id, task_id, role, content)
+    attempt, role, content, is_result, data, input_tokens, output_tokens, at, checksum = row
+    if content is None:
+        damaged = True
+    elif is_result:
+        damaged = checksum != result_checksum(run_id, task_id, content, data)
+    else:
+        damaged = checksum != message_checksum(run_id, task_id, role, content)
     shown: str = content or "" if not damaged else ""
     return MessageRecord(task_id, position, attempt, role, shown, input_tokens, output_tokens, at, damaged)
 
 
 def list_events(connection: sqlite3.Connection, run_id: str, after: int, limit: int) -> tuple[EventRecord, ...]:
-    last = connection.execute(sql.LAST_SEQ, (run_id,)).fetchone()
-    if last is None or after >= last[0]:  # whoever waits for events asks again and again
+    found = connection.execute(sql.LAST_SEQ, (run_id,)).fetchone()
+    if found is None or after >= found[1]:  # whoever waits for events asks again and again
         return ()
-    page = {"run_id": run_id, "after": after, "limit": max(0, limit)}
+    ids = ids_of(found[0])
+    ids["first"] += max(0, after) + 1
+    page = {"run_id": run_id, "after": after, "limit": max(0, limit), **ids}
     rows: list[Row] = connection.execute(sql.LIST_EVENTS, page).fetchall()
     return tuple(_event(row) for row in rows)
 

@@ -1,6 +1,6 @@
 -- How a file of version 2 reads as one of this version, for those who may only read. Temporary views hide the tables.
 
-CREATE TEMP VIEW runs AS SELECT rowid AS rowid, *, NULL AS policy_state, 0 AS policy_seq, NULL AS settings_sha256
+CREATE TEMP VIEW runs AS SELECT rowid AS number, *, NULL AS policy_state, 0 AS policy_seq, NULL AS settings_sha256
 FROM main.runs;
 CREATE TEMP VIEW IF NOT EXISTS tasks AS SELECT *, NULL AS asked, NULL AS answers, NULL AS added_by, NULL AS model FROM main.tasks;
 

@@ -11,96 +11,57 @@ from __future__ import annotations
 from bisect import bisect_left
 from hashlib import sha256
 from itertools import repeat
-from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Final
 
 from persistence.sqlite import statements as sql
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator, Sequence
-
-    from persistence.changes import NewTask
+    from collections.abc import Iterator
 
 Row = tuple[Any, ...]
-
-
-class Refused(Exception):  # noqa: N818
-    """A guarded statement changed fewer rows than it was given."""
-
-
 NO_TEXT: Final = 0
 NO_NUMBER: Final = ""
+_INLINE_BYTES: Final = 64 * 1024
+_SHORT: Final = _INLINE_BYTES // 4  # characters: UTF-8 takes four bytes for one at most
 
 
-def _execute(connection: sqlite3.Connection, run_id: str, bulk: sql.Bulk, values: list[Any]) -> None:
-    for count, cursor in _executed(connection, run_id, bulk, values):
-        if cursor.rowcount != count:
-            raise Refused
-
-
-def _executed(
-    connection: sqlite3.Connection, run_id: str, bulk: sql.Bulk, values: list[Any]
-) -> Iterator[tuple[int, sqlite3.Cursor]]:
-    """`values`: those of all rows, one row after the other. Gives the number of rows of each statement."""
+def executed(connection: sqlite3.Connection, bulk: sql.Bulk, values: list[Any]) -> Iterator[sqlite3.Cursor]:
+    """`values`: those of all rows, one row after the other."""
     filling = (None, *repeat(0, bulk.width - 1))
     for start in range(0, len(values), sql.SIZES[-1] * bulk.width):
         part = values[start : start + sql.SIZES[-1] * bulk.width]
         count = len(part) // bulk.width
         size = sql.SIZES[bisect_left(sql.SIZES, count)]
         part += filling * (size - count)
-        part.append(run_id)
-        yield count, connection.execute(sql.bulk_sql(bulk, size), part)
-
-
-_INLINE_BYTES: Final = 64 * 1024
-_SHORT: Final = _INLINE_BYTES // 4  # characters: UTF-8 takes four bytes for one at most
-_RANKS: Final = {bulk: rank for rank, bulk in enumerate(sql.IN_ORDER)}
+        yield connection.execute(sql.bulk_sql(bulk, size), part)
 
 
 class Rows:
-    """The rows that wait to be written, by statement."""
+    """What a batch adds and changes. Statements run in a fixed order, whatever the order in which rows were given: so
+    what is changed twice is given once, as it is in the end.
+    """
 
-    def __init__(self, connection: sqlite3.Connection, run_id: str) -> None:
+    def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self.run_id = run_id
         self._blobs: set[bytes] = set()
-        self._reached: dict[str, int] = {}
         self._waiting: dict[sql.Bulk, list[Any]] = {bulk: [] for bulk in sql.IN_ORDER}
-        self._tasks: int | None = None
-        self._added: set[str] = set()
+        self._sessions: dict[int, tuple[str | None, bool | None]] = {}
+        self._tasks: dict[int, tuple[str | None, int, str | int | None]] = {}
 
     def add(self, bulk: sql.Bulk, row: Row) -> None:
         self._waiting[bulk].extend(row)
 
-    def change(self, bulk: sql.Bulk, task_id: str, row: Row) -> None:
-        """Like `add`, for statements whose order counts within a task."""
-        rank = _RANKS[bulk]
-        if rank <= self._reached.get(task_id, -1):
-            self.flush()
-        self._reached[task_id] = rank
-        self._waiting[bulk].extend(row)
+    def set_session(self, start: int, session_id: str | None = None, *, confirmed: bool | None = None) -> None:
+        """What is known of a start's session; None leaves what is stored."""
+        before = self._sessions.get(start, (None, None))
+        kept = before[0] if session_id is None else session_id
+        self._sessions[start] = kept, before[1] if confirmed is None else confirmed
 
-    def add_tasks(self, tasks: Sequence[NewTask], added_by: str | None = None) -> None:
-        """New tasks, behind those that the run has. What they depend on was checked."""
-        first: int | None = self._tasks
-        if first is None:
-            first = int(self._connection.execute(sql.NEXT_POSITION, (self.run_id,)).fetchone()[0])
-        by = NO_TEXT if added_by is None else added_by
-        for position, task in enumerate(tasks, first):
-            edges = f"[{', '.join(map(encode_basestring, task.depends_on))}]"  # JSON, in a third of json's time
-            backend = NO_TEXT if task.backend is None else task.backend
-            row = (task.task_id, position, backend, by, edges, task.prompt, task.spec)
-            self._waiting[sql.ADD_TASKS].extend(row)
-            self._added.add(task.task_id)
-        self._tasks = first + len(tasks)
-
-    def known(self, task_ids: Sequence[str]) -> set[str]:
-        """Those of the tasks that the run has, those of the batch so far included."""
-        known = self._added.intersection(task_ids)
-        wanted = [task_id for task_id in task_ids if task_id not in known]
-        found = _executed(self._connection, self.run_id, sql.KNOWN_TASKS, wanted)
-        return known.union(task_id for _, cursor in found for (task_id,) in cursor.fetchall())
+    def set_task(self, task: int, set_to: str | None, *, crashed: bool = False, answers: str | int | None = 0) -> None:
+        """What is set of a task beside its attempts. `answers`: 0 leaves those that are stored."""
+        _, crashes, kept = self._tasks.get(task, (None, 0, 0))
+        self._tasks[task] = set_to, crashes + crashed, kept if answers == 0 else answers
 
     def blob(self, text: str | None) -> bytes | None:
         """If the text is large, the key of the blob that it becomes; None where it is to stand in its row."""
@@ -115,9 +76,12 @@ class Rows:
             self._blobs.add(key)
         return key
 
-    def flush(self) -> None:
-        self._reached.clear()
+    def write(self) -> None:
+        for start, session in self._sessions.items():
+            self.add(sql.SET_SESSIONS, (start, *session))
+        for task, row in self._tasks.items():
+            self.add(sql.SET_TASKS, (task, *row))
         for bulk, values in self._waiting.items():
             if values:
-                _execute(self._connection, self.run_id, bulk, values)
-                values.clear()
+                for _ in executed(self._connection, bulk, values):
+                    pass

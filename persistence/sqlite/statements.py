@@ -1,4 +1,5 @@
-"""Every SQL statement that reads or writes, by name. The tables are in `schema_*.sql`.
+"""Every SQL statement that reads or writes, by name. The tables are in `schema_*.sql`, the last one of which says what
+their ids are.
 
 A batch's rows go in as few statements as possible. The sqlite3 module gives the interpreter lock away at every step and
 must win it back, which takes up to 5 ms while the event loop is busy: so one step for a thousand rows, not a thousand.
@@ -17,8 +18,7 @@ keeps the widest rows below the 32,766 parameters that SQLite takes.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bulk:
-    """A statement over many rows of one run, which come in the place of `{rows}`. Its last parameter is the run's id.
-    Each row has to change exactly one stored row, unless its first value is NULL: it only fills the statement up.
+    """A statement over many rows, which come in the place of `{rows}`. Rows whose first value is NULL only fill it up.
 
     What is mostly missing comes as something that it cannot be, 0 for a text or '' for a number: see rows.py.
 
@@ -37,113 +37,108 @@ def bulk_sql(bulk: Bulk, rows: int) -> str:
 
 
 ADD_TASKS = Bulk(
+    8,
+    """INSERT INTO given_tasks (id, run, task_id, backend, added_by, depends_on, spec, prompt)
+    WITH new AS {rows} SELECT column1, column2, column3, nullif(column4, 0), nullif(column5, 0), column6, column7,
+        column8 FROM new WHERE column1 IS NOT NULL""",
+)
+ADD_STARTS = Bulk(
     7,
-    """INSERT INTO tasks (task_id, position, backend, added_by, depends_on, prompt, spec, run_id)
-    WITH new AS {rows} SELECT column1, column2, nullif(column3, 0), nullif(column4, 0), column5, column6, column7, ?
+    """INSERT INTO starts (id, task, attempt, backend, session_id, session_confirmed, started_at)
+    WITH new AS {rows} SELECT column1, column2, column3, column4, nullif(column5, 0), column6, column7
     FROM new WHERE column1 IS NOT NULL""",
 )
-START_TASKS = Bulk(
-    7,
-    """UPDATE tasks SET status = 'running', attempt = column2, attempt_status = 'running', attempt_backend = column3,
-    session_id = nullif(column4, 0), session_confirmed = column5, started_at = column6, started_seq = column7,
-    ended_at = NULL, ended_seq = NULL, error_kind = NULL, error = NULL, input_tokens = 0, output_tokens = 0,
-    cost_usd = NULL, duration_s = NULL, model = NULL
-    FROM {rows} AS new WHERE run_id = ? AND task_id = column1 AND status = 'pending' AND attempt = column2 - 1""",
+ADD_COMPLETIONS = Bulk(
+    13,
+    """INSERT INTO ends (id, came, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model, checksum,
+    prompt_checksum, text, data, prompt)
+    WITH new AS {rows} SELECT column1, column2, 'completed', column3, column4, column5, nullif(column6, ''), column7,
+        nullif(column8, 0), column9, nullif(column10, 0), column11, nullif(column12, 0), nullif(column13, 0)
+    FROM new WHERE column1 IS NOT NULL""",
 )
+"""Without those that have a large part: in these the columns that name it would be NULL, and cost a seventh of them."""
+ADD_LARGE_COMPLETIONS = Bulk(
+    16,
+    """INSERT INTO ends (id, came, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model, checksum,
+    prompt_checksum, text, data, prompt, text_sha256, data_sha256, prompt_sha256)
+    WITH new AS {rows} SELECT column1, column2, 'completed', column3, column4, column5, nullif(column6, ''), column7,
+        nullif(column8, 0), column9, nullif(column10, 0), nullif(column11, 0), nullif(column12, 0),
+        nullif(column13, 0), column14, column15, column16
+    FROM new WHERE column1 IS NOT NULL""",
+)
+ADD_ENDS = Bulk(
+    13,
+    """INSERT INTO ends (id, came, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model,
+    error_kind, error, question, asked)
+    WITH new AS {rows} SELECT * FROM new WHERE column1 IS NOT NULL""",
+)
+SETTLE_ENDS = Bulk(
+    16,
+    """UPDATE ends SET came = column2, status = column3, ended_at = column4, input_tokens = input_tokens + column5,
+    output_tokens = output_tokens + column6, cost_usd = coalesce(cost_usd + column7, column7, cost_usd),
+    duration_s = coalesce(duration_s + column8, column8, duration_s), model = coalesce(column9, model),
+    error_kind = column10, error = column11, checksum = column12, text = column13, data = column14,
+    text_sha256 = column15, data_sha256 = column16, question = NULL, asked = NULL
+    FROM {rows} AS new WHERE id = column1""",
+)
+"""For attempts whose task waited for a person, and is completed or failed without another one."""
 SET_SESSIONS = Bulk(
     3,
-    """UPDATE tasks SET session_id = column3, session_confirmed = iif(column2 > 0, 1, session_confirmed)
-    FROM {rows} AS new
-    WHERE run_id = ? AND task_id = column1 AND attempt > 0 AND attempt = iif(column2 > 0, column2, attempt)""",
+    """UPDATE starts SET session_id = coalesce(column2, session_id),
+    session_confirmed = coalesce(column3, session_confirmed)
+    FROM {rows} AS new WHERE id = column1""",
 )
-COMPLETE_TASKS = Bulk(
-    12,
-    """UPDATE tasks SET status = 'completed', attempt_status = 'completed', ended_at = column3, ended_seq = column4,
-    question = NULL, asked = NULL, input_tokens = input_tokens + column5, output_tokens = output_tokens + column6,
-    cost_usd = iif(column7 = '', cost_usd, ifnull(cost_usd, 0) + column7),
-    duration_s = ifnull(duration_s, 0) + column8, text = column9, data = nullif(column10, 0), checksum = column11,
-    model = ifnull(nullif(column12, 0), model)
-    FROM {rows} AS new WHERE run_id = ? AND task_id = column1 AND attempt = column2
-    AND (status = 'running' OR status = 'waiting_input')""",
-)
-LINK_RESULTS = Bulk(
-    3,
-    """UPDATE tasks SET text_sha256 = column2, data_sha256 = column3
-    FROM {rows} AS new WHERE run_id = ? AND task_id = column1 AND status = 'completed'""",
-)
-"""For results with a large part. A statement of its own, like ADD_LARGE_MESSAGES: in COMPLETE_TASKS its two columns
-would be NULL in almost every row, and cost a seventh of it.
-"""
-END_TASKS = Bulk(
-    17,
-    """UPDATE tasks SET status = column5, attempt_status = column6, ended_at = column3, ended_seq = column4,
-    error_kind = column7, error = column8, duration_s = coalesce(duration_s + column9, column9, duration_s),
-    input_tokens = input_tokens + column10, output_tokens = output_tokens + column11,
-    cost_usd = coalesce(cost_usd + column12, column12, cost_usd), question = column13, asked = column14,
-    crashes = crashes + column15, session_confirmed = coalesce(column16, session_confirmed),
-    model = ifnull(column17, model)
-    FROM {rows} AS new WHERE run_id = ? AND task_id = column1 AND attempt = column2
-    AND (status = 'running' OR status = 'waiting_input' AND (column5 = 'failed' OR column5 = 'skipped'))""",
-)
-CANCEL_TASKS = Bulk(
-    7,
-    """UPDATE tasks SET status = 'cancelled', attempt_status = iif(status = 'running', 'cancelled', attempt_status),
-    ended_at = iif(status = 'running', column2, ended_at), ended_seq = iif(status = 'running', column3, ended_seq),
-    input_tokens = iif(status = 'running', input_tokens + column4, input_tokens),
-    output_tokens = iif(status = 'running', output_tokens + column5, output_tokens),
-    cost_usd = iif(status = 'running' AND column6 IS NOT NULL, ifnull(cost_usd, 0) + column6, cost_usd),
-    model = iif(status = 'running', ifnull(column7, model), model), question = NULL, asked = NULL
-    FROM {rows} AS new WHERE run_id = ? AND task_id = column1 AND status IN ('pending', 'running', 'waiting_input')""",
-)
-REQUEUE_TASKS = Bulk(
-    3,
-    """UPDATE tasks SET status = 'pending', question = NULL, asked = NULL, text = NULL, data = NULL, checksum = NULL,
-    text_sha256 = NULL, data_sha256 = NULL,
-    session_confirmed = iif(column2 = 'waiting_input', session_confirmed, 0),
-    answers = iif(column2 = 'waiting_input', coalesce(column3, answers), NULL)
-    FROM {rows} AS new WHERE run_id = ? AND task_id = column1 AND status = column2""",
+SET_TASKS = Bulk(
+    4,
+    """UPDATE given_tasks SET set_to = column2, crashes = crashes + column3,
+    answers = iif(column4 = 0, answers, column4)
+    FROM {rows} AS new WHERE id = column1""",
 )
 ADD_MESSAGES = Bulk(
     9,
-    """INSERT INTO messages (task_id, seq, attempt, role, at, input_tokens, output_tokens, checksum, content, run_id)
-    WITH new AS {rows} SELECT *, ? FROM new WHERE column1 IS NOT NULL""",
+    """INSERT INTO said (id, task, attempt, role, at, input_tokens, output_tokens, checksum, content)
+    WITH new AS {rows} SELECT * FROM new WHERE column1 IS NOT NULL""",
 )
 ADD_LARGE_MESSAGES = Bulk(
     9,
-    """INSERT INTO messages (task_id, seq, attempt, role, at, input_tokens, output_tokens, checksum, content_sha256,
-    run_id) WITH new AS {rows} SELECT *, ? FROM new WHERE column1 IS NOT NULL""",
+    """INSERT INTO said (id, task, attempt, role, at, input_tokens, output_tokens, checksum, content_sha256)
+    WITH new AS {rows} SELECT * FROM new WHERE column1 IS NOT NULL""",
 )
 ADD_SESSIONS = Bulk(
-    4,
-    """INSERT INTO sessions (task_id, session_id, attempt, opened_at, run_id)
-    WITH new AS {rows} SELECT *, ? FROM new WHERE column1 IS NOT NULL
+    5,
+    """INSERT INTO sessions (run_id, task_id, session_id, attempt, opened_at)
+    WITH new AS {rows} SELECT * FROM new WHERE column1 IS NOT NULL
     ON CONFLICT (run_id, task_id, session_id) DO UPDATE SET attempt = excluded.attempt""",
 )
 ADD_EVENTS = Bulk(
-    6,
-    """INSERT INTO other_events (seq, at, kind, task_id, attempt, detail, run_id)
-    WITH new AS {rows} SELECT *, ? FROM new WHERE column1 IS NOT NULL""",
+    7,
+    """INSERT INTO other_events (run_id, seq, at, kind, task_id, attempt, detail)
+    WITH new AS {rows} SELECT * FROM new WHERE column1 IS NOT NULL""",
 )
-
-KNOWN_TASKS = Bulk(1, "SELECT task_id FROM {rows} AS new CROSS JOIN tasks ON run_id = ? AND task_id = column1")
-"""Which of some tasks are there. CROSS JOIN: the tasks are looked up one by one, never all of them."""
-NEXT_POSITION = "SELECT ifnull(max(position) + 1, 0) FROM tasks WHERE run_id = ?"
 
 IN_ORDER = (
     ADD_TASKS,
-    REQUEUE_TASKS,
-    START_TASKS,
+    ADD_STARTS,
+    ADD_COMPLETIONS,
+    ADD_LARGE_COMPLETIONS,
+    ADD_ENDS,
+    SETTLE_ENDS,
     SET_SESSIONS,
-    COMPLETE_TASKS,
-    LINK_RESULTS,
-    END_TASKS,
-    CANCEL_TASKS,
+    SET_TASKS,
     ADD_MESSAGES,
     ADD_LARGE_MESSAGES,
     ADD_SESSIONS,
     ADD_EVENTS,
 )
-"""The order in which gathered rows are written: a task exists before it starts, and starts before it ends."""
+"""The order in which gathered rows are written: what is there is changed after it was added."""
+
+FIND_TASKS = Bulk(
+    2,
+    """SELECT tasks.task_id, position, status, attempt, started_seq FROM {rows} AS new
+    CROSS JOIN tasks ON run_id = column1 AND tasks.task_id = column2""",
+)
+"""How some tasks stand. CROSS JOIN: they are looked up one by one, never all of them."""
+NEXT_TASK = "SELECT ifnull(max(id) + 1, :first) FROM given_tasks WHERE id BETWEEN :first AND :last"
 
 ADD_BLOB = """
 INSERT INTO blobs (sha256, size, content) VALUES (?, ?, ?)
@@ -163,8 +158,9 @@ WHERE run_id = ?
 """
 SET_LAST_SEQ = "UPDATE runs SET last_seq = ? WHERE run_id = ?"
 
+GET_NUMBER = "SELECT number FROM runs WHERE run_id = ?"
 GET_HEAD = """
-SELECT name, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims,
+SELECT number, name, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims,
     policy_state, policy_seq, owner_id, owner_host, owner_boot_id, owner_pid, owner_process_started, owner_claimed_at
 FROM runs WHERE run_id = ?
 """
@@ -174,11 +170,10 @@ SELECT coalesce((SELECT content FROM blobs WHERE sha256 = settings_sha256), sett
 LIST_RUNS = """
 SELECT run_id, name, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims,
     policy_state, policy_seq, owner_id, owner_host, owner_boot_id, owner_pid, owner_process_started, owner_claimed_at
-FROM runs ORDER BY created_at DESC, rowid DESC LIMIT ?
+FROM runs ORDER BY created_at DESC, number DESC LIMIT ?
 """
 COUNT_TASKS = "SELECT status, count(*) FROM tasks WHERE run_id = ? GROUP BY status ORDER BY min(position)"
 SUM_USAGE = "SELECT sum(input_tokens), sum(output_tokens), sum(cost_usd) FROM attempts WHERE run_id = ?"
-GET_TASK_STATUS = "SELECT status, attempt FROM tasks WHERE run_id = ? AND task_id = ?"
 LIST_TASKS = """
 SELECT task_id, position, prompt, backend, spec, status, attempt,
     coalesce(text, (SELECT content FROM blobs WHERE sha256 = text_sha256)),
@@ -192,31 +187,26 @@ _ATTEMPT = """SELECT task_id, attempt, status, backend, session_id, started_at, 
 LIST_ATTEMPTS = f"{_ATTEMPT} WHERE run_id = ? ORDER BY started_seq"
 LIST_TASK_ATTEMPTS = f"{_ATTEMPT} WHERE run_id = ? AND task_id = ? ORDER BY attempt"
 LIST_MESSAGES = """
-SELECT attempt, role, coalesce(content, (SELECT content FROM blobs WHERE sha256 = content_sha256)), input_tokens,
-    output_tokens, at, checksum
+SELECT attempt, role, coalesce(content, (SELECT content FROM blobs WHERE sha256 = content_sha256)),
+    is_result, coalesce(data, (SELECT content FROM blobs WHERE sha256 = data_sha256)), input_tokens, output_tokens, at,
+    checksum
 FROM messages WHERE run_id = ? AND task_id = ? ORDER BY seq
 """
-LAST_SEQ = "SELECT last_seq FROM runs WHERE run_id = ?"
+LAST_SEQ = "SELECT number, last_seq FROM runs WHERE run_id = ?"
 LIST_EVENTS = """
 SELECT * FROM (SELECT seq, at, kind, task_id, attempt, detail, NULL AS backend FROM other_events
     WHERE run_id = :run_id AND seq > :after ORDER BY seq LIMIT :limit)
 UNION ALL
-SELECT * FROM (SELECT started_seq, started_at, 'task_started', task_id, attempt, '{}', attempt_backend FROM tasks
-    WHERE run_id = :run_id AND started_seq > :after ORDER BY started_seq LIMIT :limit)
+SELECT * FROM (SELECT s.id & 4294967295, s.started_at, 'task_started', t.task_id, s.attempt, '{}', s.backend
+    FROM starts AS s JOIN given_tasks AS t ON t.id = s.task
+    WHERE s.id BETWEEN :first AND :last ORDER BY s.id LIMIT :limit)
 UNION ALL
-SELECT * FROM (SELECT started_seq, started_at, 'task_started', task_id, attempt, '{}', backend FROM earlier_attempts
-    WHERE run_id = :run_id AND started_seq > :after ORDER BY started_seq LIMIT :limit)
-UNION ALL
-SELECT * FROM (SELECT ended_seq, ended_at, 'task_completed', task_id, attempt,
-        '{"input_tokens":' || input_tokens || ',"output_tokens":' || output_tokens || '}', NULL
-    FROM tasks WHERE run_id = :run_id AND ended_seq > :after AND attempt_status = 'completed'
-    ORDER BY ended_seq LIMIT :limit)
-UNION ALL
-SELECT * FROM (SELECT ended_seq, ended_at, 'task_completed', task_id, attempt,
-        '{"input_tokens":' || input_tokens || ',"output_tokens":' || output_tokens || '}', NULL
-    FROM earlier_attempts WHERE run_id = :run_id AND ended_seq > :after AND status = 'completed'
-    ORDER BY ended_seq LIMIT :limit)
-ORDER BY seq LIMIT :limit
+SELECT * FROM (SELECT e.came & 4294967295, e.ended_at, 'task_completed', t.task_id, s.attempt,
+        '{"input_tokens":' || e.input_tokens || ',"output_tokens":' || e.output_tokens || '}', NULL
+    FROM ends AS e JOIN starts AS s ON s.id = e.id JOIN given_tasks AS t ON t.id = s.task
+    WHERE e.came BETWEEN :first AND :last AND e.status = 'completed'
+    ORDER BY e.came LIMIT :limit)
+ORDER BY 1 LIMIT :limit
 """
 """What the view `events` shows, but each part ends at the limit by itself: a page costs what is on it."""
 
@@ -231,47 +221,54 @@ GET_OWNERSHIP = """
 SELECT status = 'completed' OR status = 'failed' OR status = 'cancelled', status, owner_pid, owner_host
 FROM runs WHERE run_id = ?
 """
+LIVE_OWNERS = """
+SELECT run_id, owner_pid, owner_host, lease_expires_at FROM runs WHERE owner_id IS NOT NULL AND lease_expires_at > ?
+"""
 DELETE_RUN = (
-    "DELETE FROM notes WHERE run_id = ?",
-    "DELETE FROM other_events WHERE run_id = ?",
-    "DELETE FROM messages WHERE run_id = ?",
-    "DELETE FROM sessions WHERE run_id = ?",
-    "DELETE FROM earlier_attempts WHERE run_id = ?",
-    "DELETE FROM tasks WHERE run_id = ?",
-    "DELETE FROM runs WHERE run_id = ?",
+    "DELETE FROM notes WHERE run_id = :run_id",
+    "DELETE FROM other_events WHERE run_id = :run_id",
+    "DELETE FROM sessions WHERE run_id = :run_id",
+    "DELETE FROM said WHERE id BETWEEN :first AND :last",
+    "DELETE FROM ends WHERE id BETWEEN :first AND :last",
+    "DELETE FROM starts WHERE id BETWEEN :first AND :last",
+    "DELETE FROM given_tasks WHERE id BETWEEN :first AND :last",
+    "DELETE FROM runs WHERE number = :run",
 )
 """Those who refer to others first."""
 DELETE_UNUSED_BLOBS = """
-DELETE FROM blobs WHERE NOT EXISTS (SELECT 1 FROM tasks WHERE text_sha256 = blobs.sha256)
-    AND NOT EXISTS (SELECT 1 FROM tasks WHERE data_sha256 = blobs.sha256)
-    AND NOT EXISTS (SELECT 1 FROM messages WHERE content_sha256 = blobs.sha256)
+DELETE FROM blobs WHERE NOT EXISTS (SELECT 1 FROM ends WHERE text_sha256 = blobs.sha256)
+    AND NOT EXISTS (SELECT 1 FROM ends WHERE data_sha256 = blobs.sha256)
+    AND NOT EXISTS (SELECT 1 FROM ends WHERE prompt_sha256 = blobs.sha256)
+    AND NOT EXISTS (SELECT 1 FROM said WHERE content_sha256 = blobs.sha256)
     AND NOT EXISTS (SELECT 1 FROM runs WHERE settings_sha256 = blobs.sha256)
 """
 LIST_SESSIONS = "SELECT DISTINCT session_id FROM sessions"
 RUN_SIZES = """
 SELECT run_id, sum(bytes) FROM (
-    SELECT run_id, length(CAST(settings AS BLOB)) + ifnull(length(CAST(error AS BLOB)), 0)
+    SELECT number, length(CAST(settings AS BLOB)) + ifnull(length(CAST(error AS BLOB)), 0)
         + ifnull(length(CAST(policy_state AS BLOB)), 0) AS bytes FROM runs
     UNION ALL
-    SELECT run_id, length(CAST(prompt AS BLOB)) + length(CAST(spec AS BLOB)) + ifnull(length(CAST(text AS BLOB)), 0)
-        + ifnull(length(CAST(data AS BLOB)), 0) + ifnull(length(CAST(error AS BLOB)), 0)
-        + ifnull(length(CAST(question AS BLOB)), 0) + ifnull(length(CAST(asked AS BLOB)), 0)
-        + ifnull(length(CAST(answers AS BLOB)), 0) FROM tasks
+    SELECT id >> 32, length(CAST(prompt AS BLOB)) + length(CAST(spec AS BLOB))
+        + ifnull(length(CAST(answers AS BLOB)), 0) FROM given_tasks
     UNION ALL
-    SELECT run_id, ifnull(length(CAST(error AS BLOB)), 0) FROM earlier_attempts
+    SELECT id >> 32, ifnull(length(CAST(text AS BLOB)), 0) + ifnull(length(CAST(data AS BLOB)), 0)
+        + ifnull(length(CAST(prompt AS BLOB)), 0) + ifnull(length(CAST(error AS BLOB)), 0)
+        + ifnull(length(CAST(question AS BLOB)), 0) + ifnull(length(CAST(asked AS BLOB)), 0) FROM ends
     UNION ALL
-    SELECT run_id, length(CAST(content AS BLOB)) FROM messages WHERE content IS NOT NULL
+    SELECT id >> 32, length(CAST(content AS BLOB)) FROM said WHERE content IS NOT NULL
     UNION ALL
-    SELECT run_id, length(CAST(body AS BLOB)) FROM notes
+    SELECT r.number, length(CAST(n.body AS BLOB)) FROM notes AS n JOIN runs AS r ON r.run_id = n.run_id
     UNION ALL
-    SELECT run_id, size FROM (
-        SELECT run_id, settings_sha256 AS sha256 FROM runs WHERE settings_sha256 IS NOT NULL
+    SELECT number, size FROM (
+        SELECT number, settings_sha256 AS sha256 FROM runs WHERE settings_sha256 IS NOT NULL
         UNION
-        SELECT run_id, text_sha256 FROM tasks WHERE text_sha256 IS NOT NULL
+        SELECT id >> 32, text_sha256 FROM ends WHERE text_sha256 IS NOT NULL
         UNION
-        SELECT run_id, data_sha256 FROM tasks WHERE data_sha256 IS NOT NULL
+        SELECT id >> 32, data_sha256 FROM ends WHERE data_sha256 IS NOT NULL
         UNION
-        SELECT run_id, content_sha256 FROM messages WHERE content_sha256 IS NOT NULL
+        SELECT id >> 32, prompt_sha256 FROM ends WHERE prompt_sha256 IS NOT NULL
+        UNION
+        SELECT id >> 32, content_sha256 FROM said WHERE content_sha256 IS NOT NULL
     ) JOIN blobs USING (sha256)
-) GROUP BY run_id
+) JOIN runs USING (number) GROUP BY number
 """

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from persistence.notes import Note, NoteRecord
     from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
     from persistence.sqlite.purging import Purged
+    from persistence.sqlite.writing import Books
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,6 +65,7 @@ class SQLiteStore:
         self._thread: DatabaseThread | None = None
         self._file: tuple[int, int] | None = None
         self._real = self.path
+        self._books: Books = {}
 
     @property
     def files_root(self) -> Path:
@@ -86,6 +88,7 @@ class SQLiteStore:
     async def close(self) -> None:
         """Finish what was asked for and close the file. Closing twice is fine."""
         thread, self._thread = self._thread, None
+        self._books = {}
         if thread is not None:
             await thread.stop()
 
@@ -143,7 +146,7 @@ class SQLiteStore:
     def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
         if not has_log(self._real):
             make_log_anew(connection)
-        write_batch(connection, batch)
+        write_batch(connection, batch, self._books)
 
     def _check_writable(self) -> None:
         if self.mode == "read":

@@ -16,10 +16,11 @@ from persistence import Batch, Fenced, PolicyDecided, TasksAdded, rules
 from persistence.boundaries import BOUNDARIES
 from persistence.sqlite import reading, store
 from runner import events, parallel, takeover, verdict
-from runner.checkpoint import Checkpointer, Position
+from runner.checkpoint import Checkpointer
 from runner.crash.case import Case
 from runner.crash.trial import Kind
 from runner.latch import SET
+from runner.sink import Position
 from runner.state import RunState
 from runner.status import TASK_DONE, TaskStatus
 

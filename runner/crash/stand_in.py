@@ -15,7 +15,7 @@ import anyio
 import anyio.lowlevel
 
 from backends.errors import BackendError, ErrorKind
-from backends.protocol import Opening, Reply
+from backends.protocol import Message, Opening, Reply
 from runner.crash.case import Case, answer
 from runner.crash.ledger import DONE, EXEC, FAIL, NOTE, Ledger
 from runner.turn import INTERRUPTED
@@ -74,7 +74,9 @@ class _Talk:
         ledger.write(DONE, task_id, os.getpid())
         history = tuple(m.content for m in self._opening.history if m.content != INTERRUPTED)
         text, data = answer(task_id, asked, history, part)
-        return Reply(text, data, self.session_id, tasks=part.adds)
+        # What keeps sessions tells every message of a turn by itself, as agents do.
+        said = () if self._stand_in.keeps == "nothing" else (Message("user", prompt), Message("assistant", text))
+        return Reply(text, data, self.session_id, messages=said, tasks=part.adds)
 
     def _kept(self, prompt: str) -> str:
         if self._stand_in.keeps != "nothing":

@@ -22,6 +22,7 @@ from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 from persistence import TaskCompleted, TaskStarted
 from persistence.contract.samples import TASKS, at
 from persistence.sqlite import statements, writing
+from persistence.sqlite.book import Book
 from tests.crash.report import Report, Scale
 from tests.test_store_machine import RUNS, SAID, TEXTS, StoreMachine
 
@@ -100,14 +101,16 @@ def _stories(count: int, steps: int, seed: int, *phases: Phase) -> tuple[str, in
 def _results_replaced() -> Generator[None]:
     """A result that comes a second time takes the place of the one that is stored, as with INSERT OR REPLACE."""
     bulk_sql = statements.bulk_sql
-    guard = "AND (status = 'running' OR status = 'waiting_input')"
-    assert guard in statements.COMPLETE_TASKS.statement
+    added = "INSERT INTO ends"
+    assert added in statements.ADD_COMPLETIONS.statement
 
-    def unguarded(bulk: Any, size: int) -> str:
-        text = bulk_sql(bulk, size)
-        return text.replace(guard, "") if bulk is statements.COMPLETE_TASKS else text
+    def replacing(bulk: Any, size: int) -> str:
+        return bulk_sql(bulk, size).replace(added, "INSERT OR REPLACE INTO ends")
 
-    with mock.patch.object(statements, "bulk_sql", unguarded):
+    def still_running(_book: Book, _task_id: str, _standing: object) -> None:
+        return None
+
+    with mock.patch.object(statements, "bulk_sql", replacing), mock.patch.object(Book, "done", still_running):
         yield
 
 

@@ -22,6 +22,7 @@ from runner.config import Config
 from runner.feed import Feed
 from runner.latch import SET, Latch
 from runner.run import Control
+from runner.sink import Position
 from runner.status import TaskStatus
 
 
@@ -131,7 +132,7 @@ def _unknown_taken_for_not_stored() -> AbstractContextManager[object]:
         except StoreError as error:
             record = await self._store.get_run(self._run_id)
             if record is not None:
-                self._position = checkpoint.Position(record.epoch, record.last_seq + 1)
+                self._position = Position(record.epoch, record.last_seq + 1)
             return error
         return None
 

@@ -42,7 +42,7 @@ from persistence.sqlite import opening
 path, at, sabotage = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 statements = 0
 
-def migrate_by_script(connection):
+def migrate_by_script(_path, connection):
     connection.execute("PRAGMA foreign_keys = OFF")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     for step in range(version + 1, opening.SCHEMA_VERSION + 1):
@@ -55,9 +55,9 @@ def count(_statement):
     if statements == at:
         os.kill(os.getpid(), signal.SIGKILL)
 
-def migrate_counted(connection):
+def migrate_counted(path, connection):
     connection.set_trace_callback(count)
-    migrate(connection)
+    migrate(path, connection)
     connection.set_trace_callback(None)
 
 def on_reach(name):

@@ -20,6 +20,12 @@ async def make(path: Path) -> None:
         await Writer(store).write(*OPENING, START_A, ASK, ANSWER, DONE_A)
 
 
+def end_of(task_id: str, change: str) -> str:
+    """The statement that changes what is stored of the ends of a task's attempts, its result among it."""
+    ids = f"SELECT s.id FROM starts AS s JOIN given_tasks AS t ON t.id = s.task WHERE t.task_id = '{task_id}'"
+    return f"UPDATE ends SET {change} WHERE id IN ({ids})"
+
+
 def edit(path: Path, *sql: str) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for statement in sql:
