@@ -13,7 +13,7 @@ import pytest
 
 from persistence import Change, RunStatusChanged, SQLiteStore, StoreError, TurnAppended
 from persistence.contract.samples import ANSWER, ASK, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at
-from tests.support.database import edit
+from tests.support.database import edit, end_of
 
 LARGE = "All that the model said. " * 4000
 TEXTS = {
@@ -89,6 +89,38 @@ async def test_large_is_more_than_64_kib_of_utf_8(path: Path, text: str, stored:
     async with SQLiteStore(path, mode="read") as store:
         task = (await store.list_tasks(RUN))[0]
         assert (task.text, task.data, task.damaged) == ("short", text, False)
+
+
+@pytest.mark.parametrize("large", ["text", "data", "prompt"])
+async def test_of_a_completion_with_its_prompt_what_is_large_is_a_blob(path: Path, large: str) -> None:
+    texts = {"text": "short", "data": '"short"', "prompt": "First.", large: LARGE}
+    async with SQLiteStore(path) as store:
+        for run_id in (RUN, "run-2"):
+            await Writer(store, run_id).write(*OPENING, START_A, replace(DONE_A, **texts))
+    assert [size for size, _ in blobs(path)] == [len(LARGE)]
+    async with SQLiteStore(path, mode="read") as store:
+        task, (asked, answer) = (await store.list_tasks(RUN))[0], await store.list_messages(RUN, "a")
+        assert (task.text, task.data, task.damaged) == (texts["text"], texts["data"], False)
+        assert [(m.role, m.content, m.damaged) for m in (asked, answer)] == [
+            ("user", texts["prompt"], False),
+            ("assistant", texts["text"], False),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("harmed", "damaged"),
+    [("prompt", (False, True, False)), ("text", (True, False, True)), ("data", (True, False, True))],
+)
+async def test_damage_to_a_prompt_harms_the_message_and_not_the_result(
+    path: Path, harmed: str, damaged: tuple[bool, bool, bool]
+) -> None:
+    async with SQLiteStore(path) as store:
+        await Writer(store).write(*OPENING, START_A, replace(DONE_A, prompt="First."))
+    edit(path, end_of("a", f"{harmed} = 'tampered'"))
+    async with SQLiteStore(path, mode="existing") as store:
+        task, (asked, answer) = (await store.list_tasks(RUN))[0], await store.list_messages(RUN, "a")
+        assert (task.damaged, asked.damaged, answer.damaged) == damaged
+        assert "tampered" not in (task.text, task.data, asked.content, answer.content)
 
 
 DAMAGE = {

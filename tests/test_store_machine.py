@@ -58,7 +58,12 @@ def task_changes(task_id: str, attempt: int, text: str, flag: bool) -> dict[str,
 
 FOLLOWS = {
     "pending": (*["start"] * 9, "cancel"),
-    "running": (*["complete", "turn", "session", "retry", "interrupt", "wait", "ask"] * 3, "fail", "skip", "cancel"),
+    "running": (
+        *["complete", "complete its prompt", "turn", "session", "retry", "interrupt", "wait", "ask"] * 3,
+        "fail",
+        "skip",
+        "cancel",
+    ),
     "waiting_input": ("answer", "complete", "fail", "skip", "cancel", "turn"),
     "completed": ("reopen as damaged", "session", "turn"),
     "failed": ("reopen", "session"),

@@ -116,6 +116,7 @@ def status_changes(task_id: str, attempt: int, text: str = "again", *, flag: boo
     return {
         "start": TaskStarted(at(6), task_id, attempt + 1, "fast", short if flag else None, confirmed=flag),
         "complete": TaskCompleted(at(6), task_id, attempt, text, text if flag else None, 3, 4, 0.5, 1.5),
+        "complete its prompt": TaskCompleted(at(6), task_id, attempt, text, None, 3, 4, prompt=text if flag else ""),
         "fail": TaskFailed(at(6), task_id, attempt, "failed", "auth", short, 0.5, 1, 1, 0.25 if flag else None),
         "skip": TaskFailed(at(6), task_id, attempt, "skipped", "auth", short, 0.5, 1, 1),
         "retry": TaskRetried(at(6), task_id, attempt, "transient", short, 0.5, goes_on=flag),
@@ -143,6 +144,7 @@ LEGAL: dict[str, dict[str, str]] = {
     "pending": {"start": "running", "cancel": "cancelled"},
     "running": {
         "complete": "completed",
+        "complete its prompt": "completed",
         "fail": "failed",
         "skip": "skipped",
         "retry": "pending",

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
 Row = tuple[Any, ...]
+_RESULT = 2
+"""The part of the view `messages` that are results."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -211,10 +213,10 @@ def list_messages(connection: sqlite3.Connection, run_id: str, task_id: str) -> 
 
 
 def _message(run_id: str, task_id: str, position: int, row: Row) -> MessageRecord:
-    attempt, role, content, is_result, data, input_tokens, output_tokens, at, checksum = row
+    attempt, role, content, part, data, input_tokens, output_tokens, at, checksum = row
     if content is None:
         damaged = True
-    elif is_result:
+    elif part == _RESULT:
         damaged = checksum != result_checksum(run_id, task_id, content, data)
     else:
         damaged = checksum != message_checksum(run_id, task_id, role, content)

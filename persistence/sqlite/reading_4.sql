@@ -3,7 +3,7 @@
 
 CREATE TEMP VIEW IF NOT EXISTS runs AS SELECT rowid AS number, * FROM main.runs;
 CREATE TEMP VIEW IF NOT EXISTS messages AS
-SELECT *, 0 AS is_result, NULL AS data, NULL AS data_sha256 FROM main.messages;
+SELECT *, 0 AS part, NULL AS data, NULL AS data_sha256 FROM main.messages;
 
 CREATE TEMP VIEW given_tasks AS
 SELECT r.number << 32 | t.position AS id, r.number AS run, t.task_id, t.answers, t.spec, t.prompt

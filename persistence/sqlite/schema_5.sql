@@ -219,20 +219,20 @@ SELECT r.run_id, t.task_id, s.attempt, coalesce(e.status, 'running') AS status, 
 FROM starts AS s JOIN given_tasks AS t ON t.id = s.task JOIN runs AS r ON r.number = t.run
     LEFT JOIN ends AS e ON e.id = s.id;
 
--- Every message, for reading, in order of seq within a task. What an end says was asked counts as one change before it.
--- A result that is a message is checked by its own checksum, which takes its data in.
+-- Every message, for reading, in order of seq and part within a task: part 0 stands in `said`, 1 is the prompt and 2 the
+-- result of an end. The prompt counts as one change before it. The checksum of a result takes its data in.
 CREATE VIEW messages AS
 SELECT r.run_id, t.task_id, m.id & 4294967295 AS seq, m.attempt, m.role, m.at, m.input_tokens, m.output_tokens,
-    m.checksum, m.content_sha256, m.content, 0 AS is_result, NULL AS data, NULL AS data_sha256
+    m.checksum, m.content_sha256, m.content, 0 AS part, NULL AS data, NULL AS data_sha256
 FROM said AS m JOIN given_tasks AS t ON t.id = m.task JOIN runs AS r ON r.number = t.run
 UNION ALL
 SELECT r.run_id, t.task_id, (e.came & 4294967295) - 1, s.attempt, 'user', e.ended_at, 0, 0, e.prompt_checksum,
-    e.prompt_sha256, e.prompt, 0, NULL, NULL
+    e.prompt_sha256, e.prompt, 1, NULL, NULL
 FROM given_tasks AS t JOIN runs AS r ON r.number = t.run JOIN starts AS s ON s.task = t.id JOIN ends AS e ON e.id = s.id
 WHERE e.prompt_checksum IS NOT NULL
 UNION ALL
 SELECT r.run_id, t.task_id, e.came & 4294967295, s.attempt, 'assistant', e.ended_at, e.input_tokens, e.output_tokens,
-    e.checksum, e.text_sha256, e.text, 1, e.data, e.data_sha256
+    e.checksum, e.text_sha256, e.text, 2, e.data, e.data_sha256
 FROM given_tasks AS t JOIN runs AS r ON r.number = t.run JOIN starts AS s ON s.task = t.id JOIN ends AS e ON e.id = s.id
 WHERE e.prompt_checksum IS NOT NULL;
 

@@ -188,9 +188,9 @@ LIST_ATTEMPTS = f"{_ATTEMPT} WHERE run_id = ? ORDER BY started_seq"
 LIST_TASK_ATTEMPTS = f"{_ATTEMPT} WHERE run_id = ? AND task_id = ? ORDER BY attempt"
 LIST_MESSAGES = """
 SELECT attempt, role, coalesce(content, (SELECT content FROM blobs WHERE sha256 = content_sha256)),
-    is_result, coalesce(data, (SELECT content FROM blobs WHERE sha256 = data_sha256)), input_tokens, output_tokens, at,
+    part, coalesce(data, (SELECT content FROM blobs WHERE sha256 = data_sha256)), input_tokens, output_tokens, at,
     checksum
-FROM messages WHERE run_id = ? AND task_id = ? ORDER BY seq
+FROM messages WHERE run_id = ? AND task_id = ? ORDER BY seq, part
 """
 LAST_SEQ = "SELECT number, last_seq FROM runs WHERE run_id = ?"
 LIST_EVENTS = """
