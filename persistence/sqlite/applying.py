@@ -120,13 +120,12 @@ class Applying:
             self._settle(seq, change, (task, start), ("completed", None, None), (checksum, text, data))
             return
         asked = 0 if prompt is None else bytearray(message_checksum(self._run_id, task_id, "user", prompt))
-        blob = self._rows.blob
-        large = blob(text), blob(data), blob(prompt)
+        large = self._rows.blobs(text, data, prompt)
         cost, model = change.cost_usd, change.model
         usage = change.input_tokens, change.output_tokens, NO_NUMBER if cost is None else cost, change.duration_s
         ended = (start, self._base | seq, change.at, *usage, NO_TEXT if model is None else model, checksum, asked)
         kept: Row = (text, NO_TEXT if data is None else data, NO_TEXT if prompt is None else prompt)
-        if large == _NOTHING_LARGE:
+        if large is None:
             self._rows.add(sql.ADD_COMPLETIONS, (*ended, *kept))
         else:
             short = (NO_TEXT if key is not None else value for key, value in zip(large, kept, strict=True))
@@ -226,7 +225,6 @@ class Applying:
             self._rows.set_session(start, confirmed=False)
 
 
-_NOTHING_LARGE: Final = (None, None, None)
 _OfTask = (
     TaskStarted
     | TaskCompleted

@@ -63,6 +63,14 @@ class Rows:
         _, crashes, kept = self._tasks.get(task, (None, 0, 0))
         self._tasks[task] = set_to, crashes + crashed, kept if answers == 0 else answers
 
+    def blobs(self, *texts: str | None) -> tuple[bytes | None, ...] | None:
+        """The keys of those of the texts that are large, as `blob` gives them; None where not one is."""
+        for text in texts:
+            if text is not None and len(text) > _SHORT:
+                keys = tuple(map(self.blob, texts))
+                return keys if any(keys) else None
+        return None
+
     def blob(self, text: str | None) -> bytes | None:
         """If the text is large, the key of the blob that it becomes; None where it is to stand in its row."""
         if text is None or len(text) <= _SHORT:
