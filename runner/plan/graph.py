@@ -141,7 +141,8 @@ class Graph:
         value = self.inputs.get(name)
         self._items.setdefault(name, [""])
         if name not in self.inputs:
-            self._complain(path, f"unknown input or task {name!r}{nearest(name, [*self.inputs, *tasks])}")
+            hint = nearest(name, [*self.inputs, *tasks]) or "; name an input that is a list, or a task that answers one"
+            self._complain(path, f"unknown input or task {name!r}{hint}")
         elif isinstance(value, list) and value and None not in value:
             self._items[name] = value
             self._check_fields(index, part.prompt, name, value)
