@@ -67,7 +67,8 @@ async def test_guarded_updates_find_their_rows_by_key(path: Path) -> None:
         for bulk in (*updates, statements.FIND_TASKS):
             sql = "EXPLAIN QUERY PLAN " + statements.bulk_sql(bulk, 4)
             plan = [row[3] for row in connection.execute(sql, (None,) * (4 * bulk.width))]
-            assert {line for line in plan if line.startswith("SCAN")} <= {"SCAN new", "SCAN 4 CONSTANT ROWS"}, plan
+            given = re.compile("SCAN (new|4 CONSTANT ROWS|4-ROW VALUES CLAUSE)")  # as versions of SQLite call it
+            assert all(given.fullmatch(line) for line in plan if line.startswith("SCAN")), plan
             assert any(line.startswith("SEARCH") for line in plan), plan
 
 

@@ -117,7 +117,8 @@ class Applying:
         self._book.done(task_id, (task, "completed", last, start))
         checksum = bytearray(result_checksum(self._run_id, task_id, text, data))
         if status == "waiting_input":
-            self._settle(seq, change, (task, start), ("completed", None, None), (checksum, text, data))
+            ended = self._ended(seq, change, start, "completed")
+            self._settle(task, (*ended, checksum, *self._result(text, data)))
             return
         asked = 0 if prompt is None else bytearray(message_checksum(self._run_id, task_id, "user", prompt))
         large = self._rows.blobs(text, data, prompt)
@@ -131,17 +132,14 @@ class Applying:
             short = (NO_TEXT if key is not None else value for key, value in zip(large, kept, strict=True))
             self._rows.add(sql.ADD_LARGE_COMPLETIONS, (*ended, *short, *large))
 
-    def _settle(
-        self, seq: int, change: TaskCompleted | TaskFailed, ids: tuple[int, int], said: Row, result: Row
-    ) -> None:
-        """The attempt asked a person, and its task is done without another one. `said`: the attempt's status, and the
-        error; `result`: its checksum, text and data.
-        """
-        (task, start), (status, *error), (checksum, text, data) = ids, said, result
-        large = self._rows.blob(text), self._rows.blob(data)
-        kept = (None if key is not None else value for key, value in zip(large, (text, data), strict=True))
-        usage = change.input_tokens, change.output_tokens, change.cost_usd, change.duration_s, change.model
-        row = (start, self._base | seq, status, change.at, *usage, *error, checksum, *kept, *large)
+    def _result(self, text: str, data: str | None) -> Row:
+        """Text and data where they are to stand in their row, and the keys of the blobs that they become."""
+        keys = self._rows.blob(text), self._rows.blob(data)
+        short = (None if key is not None else value for key, value in zip(keys, (text, data), strict=True))
+        return (*short, *keys)
+
+    def _settle(self, task: int, row: Row) -> None:
+        """The task's attempt ended with a question, and the task is done without another one."""
         self._rows.add(sql.SETTLE_ENDS, row)
         self._rows.set_task(task, None)
 
@@ -149,71 +147,50 @@ class Applying:
         rules.check_failed(self._run_id, change)
         task, status, last, start = self._standing(change, change.attempt)
         self._book.done(change.task_id, (task, change.status, last, start))
-        error = change.error_kind, change.error
+        ended = self._ended(seq, change, start, change.status, (change.error_kind, change.error))
         if status == "waiting_input":
-            self._settle(seq, change, (task, start), (change.status, *error), (None, None, None))
+            self._settle(task, (*ended, *_NO_RESULT))
         else:
-            self._end(seq, change, start, change.status, error)
+            self._rows.add(sql.ADD_ENDS, (*ended, *_NO_QUESTION))
 
     def retried(self, seq: int, change: TaskRetried) -> None:
         task, _, last, start = self._standing(change, change.attempt)
         self._book.tasks[change.task_id] = (task, PENDING, last, start)
-        self._end(seq, change, start, "retried", (change.error_kind, change.error))
+        ended = self._ended(seq, change, start, "retried", (change.error_kind, change.error))
+        self._rows.add(sql.ADD_ENDS, (*ended, *_NO_QUESTION))
         self._rows.set_session(start, confirmed=change.goes_on)
 
     def interrupted(self, seq: int, change: TaskInterrupted) -> None:
         task, _, last, start = self._standing(change, change.attempt)
         self._book.tasks[change.task_id] = (task, PENDING, last, start)
-        row = (
-            start,
-            self._base | seq,
-            "interrupted",
-            change.at,
-            0,
-            0,
-            None,
-            None,
-            None,
-            None,
-            change.reason,
-            None,
-            None,
-        )
-        self._rows.add(sql.ADD_ENDS, row)
+        ended = self._ended(seq, change, start, "interrupted", (None, change.reason))
+        self._rows.add(sql.ADD_ENDS, (*ended, *_NO_QUESTION))
         if change.crashed:
             self._rows.set_task(task, None, crashed=True)
 
     def waiting(self, seq: int, change: TaskWaiting) -> None:
         task, _, last, start = self._standing(change, change.attempt)
-        ended_as, set_to = ("asked", None) if change.asked is not None else ("interrupted", "waiting_input")
         self._book.tasks[change.task_id] = (task, "waiting_input", last, start)
-        self._end(seq, change, start, ended_as, (None, None), (change.question, change.asked))
+        ended_as, set_to = ("asked", None) if change.asked is not None else ("interrupted", "waiting_input")
+        self._rows.add(sql.ADD_ENDS, (*self._ended(seq, change, start, ended_as), change.question, change.asked))
         if set_to is not None or change.crashed:
             self._rows.set_task(task, set_to, crashed=change.crashed)
 
-    def _end(
-        self,
-        seq: int,
-        change: TaskFailed | TaskRetried | TaskWaiting,
-        start: int,
-        status: str,
-        error: Row,
-        asks: Row = (None, None),
-    ) -> None:
-        usage = change.input_tokens, change.output_tokens, change.cost_usd, change.duration_s, change.model
-        self._rows.add(sql.ADD_ENDS, (start, self._base | seq, status, change.at, *usage, *error, *asks))
-
     def cancelled(self, seq: int, change: TaskCancelled) -> None:
         task, status, last, start = self._standing(change)
-        running = status == "running"
-        set_to = None if running else "cancelled"
         self._book.done(change.task_id, (task, "cancelled", last, start))
-        if running:
-            usage = change.input_tokens, change.output_tokens, change.cost_usd, None, change.model
-            row = (start, self._base | seq, "cancelled", change.at, *usage, None, None, None, None)
-            self._rows.add(sql.ADD_ENDS, row)
+        if status == "running":
+            self._rows.add(sql.ADD_ENDS, (*self._ended(seq, change, start, "cancelled"), *_NO_QUESTION))
         else:
-            self._rows.set_task(task, set_to)
+            self._rows.set_task(task, "cancelled")
+
+    def _ended(self, seq: int, change: _Ends, start: int, status: str, error: Row = (None, None)) -> Row:
+        """What every end of an attempt has, `error` with its kind."""
+        usage: Row = (0, 0, None, None, None)
+        if not isinstance(change, TaskInterrupted):
+            took = None if isinstance(change, TaskCancelled) else change.duration_s
+            usage = change.input_tokens, change.output_tokens, change.cost_usd, took, change.model
+        return (start, self._base | seq, status, change.at, *usage, *error)
 
     def requeued(self, _seq: int, change: TaskReopened | TaskAnswered) -> None:
         task, _, last, start = self._standing(change)
@@ -225,17 +202,10 @@ class Applying:
             self._rows.set_session(start, confirmed=False)
 
 
-_OfTask = (
-    TaskStarted
-    | TaskCompleted
-    | TaskFailed
-    | TaskRetried
-    | TaskInterrupted
-    | TaskWaiting
-    | TaskAnswered
-    | TaskCancelled
-    | TaskReopened
-)
+_NO_QUESTION: Final = (None, None)
+_NO_RESULT: Final = (None,) * 5
+_Ends = TaskCompleted | TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting | TaskCancelled
+_OfTask = TaskStarted | TaskAnswered | TaskReopened | _Ends
 _APPLY: Final[dict[type, Callable[..., None]]] = {
     RunCreated: Applying.created,
     TasksAdded: Applying.tasks_added,
