@@ -267,7 +267,8 @@ class TaskCancelled:
 @value
 class TaskReopened:
     """failed -> pending, because a person asked for it. `damaged`: completed -> pending, its result thrown away,
-    because what is stored of it does not fit its checksum. Either way its answers are forgotten.
+    because what is stored of it does not fit its checksum, with the message that it is where it came with its prompt.
+    Either way its answers are forgotten.
     """
 
     at: str

@@ -76,7 +76,10 @@ class MemoryStore:
 
     async def list_messages(self, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
         run = self._runs.get(run_id)
-        return () if run is None else tuple(run.messages.get(task_id, ()))
+        messages = [] if run is None else run.messages.get(task_id, [])
+        thrown_away = set[tuple[str, int]]() if run is None else run.thrown_away
+        kept = [message for message in messages if (task_id, message.position) not in thrown_away]
+        return tuple(replace(message, position=position) for position, message in enumerate(kept))
 
     async def list_events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[EventRecord, ...]:
         run = self._runs.get(run_id)

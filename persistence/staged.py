@@ -54,6 +54,10 @@ class MemoryRun:
     messages: dict[str, list[MessageRecord]] = field(default_factory=dict[str, list[MessageRecord]])
     events: list[EventRecord] = field(default_factory=list[EventRecord])
     notes: list[NoteRecord] = field(default_factory=list[NoteRecord])
+    answers: dict[AttemptKey, int] = field(default_factory=dict[AttemptKey, int])
+    """Where among its task's messages an attempt's result stands, if it came with its prompt."""
+    thrown_away: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    """Messages that went with their result, by task and place."""
 
 
 class Staged:
@@ -68,6 +72,8 @@ class Staged:
         self._attempts: dict[AttemptKey, AttemptRecord] = {}
         self._messages: dict[str, list[MessageRecord]] = {}
         self._events: list[EventRecord] = []
+        self._answers: dict[AttemptKey, int] = {}
+        self._thrown_away: set[tuple[str, int]] = set()
 
     def publish(self, last_seq: int) -> None:
         run = self._run
@@ -77,6 +83,8 @@ class Staged:
         for task_id, messages in self._messages.items():
             run.messages.setdefault(task_id, []).extend(messages)
         run.events.extend(self._events)
+        run.answers.update(self._answers)
+        run.thrown_away.update(self._thrown_away)
 
     def apply(self, seq: int, change: Change) -> None:
         self._head = rules.advance(self._head, change, seq, self._run_id)
@@ -124,6 +132,11 @@ class Staged:
         if isinstance(change, TaskAnswered):
             answers = task.answers if change.answers is None else change.answers
             confirmed = task.session_confirmed
+        elif change.damaged:
+            key = task.task_id, task.attempt
+            place = self._answers.get(key, self._run.answers.get(key))
+            if place is not None:
+                self._thrown_away.add((task.task_id, place))
         left = replace(task, text=None, data=None, session_confirmed=confirmed, answers=answers)
         self._tasks[change.task_id] = replace(left, status="pending", question=None, asked=None)
 
@@ -180,6 +193,7 @@ class Staged:
             place = change.at, change.task_id, change.attempt
             self._append(TurnAppended(*place, "user", change.prompt))
             self._append(TurnAppended(*place, "assistant", change.text, change.input_tokens, change.output_tokens))
+            self._answers[change.task_id, change.attempt] = self._messages[change.task_id][-1].position
         self._end(change, task, "completed", "completed")
         whole = self._attempts[change.task_id, change.attempt]
         return replace(change, input_tokens=whole.input_tokens, output_tokens=whole.output_tokens)

@@ -23,7 +23,7 @@ import anyio.lowlevel
 from persistence import changes as stored
 from persistence.batch import Batch
 from persistence.boundaries import reached
-from persistence.changes import Change, LeaseRenewed, RunClaimed, RunReleased, TaskCompleted
+from persistence.changes import Change, LeaseRenewed, RunClaimed, RunReleased
 from persistence.errors import Conflict, Fenced, StoreBusy, StoreError, StoreNotOpen
 from persistence.protocol import Store
 from runner import events
@@ -34,7 +34,7 @@ from runner.latch import Latch
 from runner.log import logger
 from runner.result import Degradation
 from runner.sink import Position
-from runner.translate import changes
+from runner.translate import changes, in_parts
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 5.0
@@ -203,13 +203,19 @@ class Checkpointer:
         group.settled.set()
 
     async def _write_unstored(self) -> None:
-        limit, count, of_prompt = BATCH_LIMIT, 0, None
+        limit, count = BATCH_LIMIT, 0
         while self._unstored:
             head = self._head(limit)
             error = await self._try_write(head)
             if isinstance(error, Conflict) and self.began and not self._strict:
                 # No trying again helps. One by one, all but the change that cannot be stored get there.
-                of_prompt = self._left_out(head, error) if limit == 1 else None
+                if limit == 1:
+                    for _ in head:
+                        self._unstored.popleft()
+                    if len(apart := in_parts(head[0])) > 1:  # what was asked may be it, not the result
+                        self._unstored.extendleft(reversed((*apart, *head[1:])))
+                    else:
+                        self._lost(error, len(head))
                 limit = 1
                 continue
             if error is not None:
@@ -217,19 +223,7 @@ class Checkpointer:
                 return
             self._stored(head)
             count += len(head)
-            if of_prompt is not None:
-                self._lost(of_prompt, 1)
-                of_prompt = None
         self._recovered(count)
-
-    def _left_out(self, head: tuple[Change, ...], error: Conflict) -> Conflict | None:
-        """Leave out what was refused: first the prompt, where there is one, and then `error` comes back; else all."""
-        if isinstance(head[0], TaskCompleted) and head[0].prompt is not None:
-            self._unstored[0] = replace(head[0], prompt=None)
-            return error
-        self._unstored = deque(islice(self._unstored, len(head), None))
-        self._lost(error, len(head))
-        return None
 
     def _head(self, limit: int) -> tuple[Change, ...]:
         """The first `limit` changes that are not stored, and those after them that follow from the last of them."""

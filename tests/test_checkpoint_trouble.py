@@ -149,6 +149,26 @@ async def test_an_outage_ends_also_where_a_change_of_it_is_refused() -> None:
     assert any(isinstance(event, StoreRecovered) for event in told)
 
 
+async def test_a_refused_prompt_is_told_also_where_the_store_goes_away_just_then() -> None:
+    class Refuses(FaultyStore):
+        refused = away = 0
+
+        async def write(self, batch: Batch) -> None:
+            if any("b3" in {getattr(one, "prompt", ""), getattr(one, "content", "")} for one in batch.changes):
+                self.refused += 1
+                raise Conflict("not this prompt")
+            if self.refused >= 2 and not self.away:
+                self.away += 1
+                raise StoreError("away")
+            await super().write(batch)
+
+    store = Refuses(MemoryStore())
+    dag = DAG([Task("b3", prompt="b3"), Task("last", prompt="last", depends_on=["b3"])])
+    result = await run(store).run(dag)
+    assert {one.error: one.lost for one in result.degraded} == {"not this prompt": 1, "away": 0}
+    assert [one.content for one in await store.inner.list_messages(result.run_id, "b3")] == [result["b3"].text]
+
+
 async def test_an_outage_ends_also_where_all_that_it_left_is_refused() -> None:
     class PutBack(FaultyStore):
         tried = 0

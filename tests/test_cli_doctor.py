@@ -14,10 +14,13 @@ import anyio
 import pytest
 
 from backends.leftovers import left_over_servers
+from persistence import SQLiteStore
 from persistence.sqlite.health import Fitness, file_system, library, space
+from runner import DAG, ParallelRunner, RunStatus, Task
 from tests.support.command import PLAIT, environment, plait, plait_here
 from tests.support.database import edit, end_of
 from tests.support.database import make as make_store
+from tests.support.fakes import Talker
 from tests.support.plans import make, wait_for_call
 from tests.support.warm import Warm
 
@@ -134,8 +137,25 @@ def test_a_damaged_result_and_a_damaged_message_are_named(store: Path) -> None:
     assert checks(value, "pages") == [("ok", "whole")]
     [(verdict, found)] = checks(value, "checksums")
     assert (verdict, found) == ("bad", "damaged: run-1/a (results: 1, messages: 2)")
-    edit(store, "UPDATE said SET content = CAST(x'ff' AS TEXT)")
+    edit(store, "UPDATE other_messages SET content = CAST(x'ff' AS TEXT)")
     assert checks(examined(store, 3), "checksums")[0][0] == "bad"
+
+
+def test_what_was_damaged_and_is_mended_is_not_told_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "kept" / "runs.db"
+
+    async def run(*, again: bool) -> None:
+        async with SQLiteStore(path) as store:
+            runner = ParallelRunner(Talker(), store=store)
+            dag = DAG([Task("a", prompt="A"), Task("b", prompt="B {{ a }}", depends_on=["a"])])
+            result = await (runner.resume("r", retry_failed=True) if again else runner.run(dag, "r"))
+            assert result.status is RunStatus.COMPLETED
+
+    anyio.run(lambda: run(again=False))
+    edit(path, end_of("a", "text = 'tampered'"))
+    assert checks(examined(path, 3), "checksums")[0][0] == "bad"
+    anyio.run(lambda: run(again=True))
+    assert checks(examined(path, 0), "checksums") == [("ok", "all fit (results: 2, messages: 5)")]
 
 
 def test_damaged_pages_are_found(store: Path) -> None:

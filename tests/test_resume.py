@@ -213,7 +213,8 @@ async def test_a_damaged_result_is_never_handed_on(tmp_path: Path) -> None:
 async def test_a_change_that_cannot_be_stored_costs_itself_and_nothing_else() -> None:
     class Picky(FaultyStore):
         async def write(self, batch: Batch) -> None:
-            if any(getattr(change, "prompt", "") == "poison" for change in batch.changes):
+            told = {getattr(one, name, "") for one in batch.changes for name in ("content", "prompt")}
+            if "poison" in told:
                 raise Conflict("cannot keep this")
             await super().write(batch)
 
@@ -224,6 +225,7 @@ async def test_a_change_that_cannot_be_stored_costs_itself_and_nothing_else() ->
     record = await inner.get_run(result.run_id)
     assert record is not None
     assert (record.status, record.counts) == ("completed", {"completed": 3})
+    assert [one.content for one in await inner.list_messages(result.run_id, "b")] == ["re: poison"]
 
 
 async def test_a_completed_run_with_a_damaged_result_does_not_count_as_completed(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from persistence.sqlite import reading, statements
 from persistence.sqlite.book import ids_of
 from persistence.sqlite.opening import open_database
 from persistence.sqlite.writing import write_batch
+from tests.support.database import steps
 
 
 def filled(path: Path, tasks: int) -> sqlite3.Connection:
@@ -34,21 +34,6 @@ def filled(path: Path, tasks: int) -> sqlite3.Connection:
     for run_id in ("before", RUN):
         write_batch(connection, Batch(run_id, 0, 1, tuple(changes)), {})
     return connection
-
-
-def steps(connection: sqlite3.Connection, call: Callable[[], object]) -> int:
-    """About how many steps of SQLite's machine `call` takes."""
-    taken = 0
-
-    def count() -> int:
-        nonlocal taken
-        taken += 1
-        return 0
-
-    connection.set_progress_handler(count, 10)
-    call()
-    connection.set_progress_handler(None, 0)
-    return taken * 10
 
 
 @pytest.mark.parametrize("where", [0.0, 0.5, 0.9])
@@ -83,7 +68,7 @@ def test_every_part_of_a_page_is_found_by_its_number(tmp_path: Path) -> None:
         page = {"run_id": RUN, "after": 5, "limit": 100, **ids_of(1)}
         plan = connection.execute(f"EXPLAIN QUERY PLAN {statements.LIST_EVENTS}", page).fetchall()
     parts = [row[3] for row in plan if row[3].startswith(("SEARCH", "SCAN"))]
-    by_number = ("(run_id=? AND seq>?)", "(rowid>? AND rowid<?)", "(came>? AND came<?)")
+    by_number = ("(run_id=? AND seq>?)", "(rowid>? AND rowid<?)", "(end_id>? AND end_id<?)")
     found = [part for part in parts if part.endswith(by_number)]
     assert len(found) == 3
     assert all(part.endswith("(rowid=?)") or part.startswith("SCAN (sub") for part in parts if part not in found), parts

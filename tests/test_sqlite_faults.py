@@ -118,7 +118,7 @@ async def test_a_result_moved_to_another_task_is_told(path: Path) -> None:
 @pytest.mark.parametrize("value", ["'The Sun.'", "CAST(x'ff' AS TEXT)"], ids=["another text", "not utf-8"])
 async def test_a_damaged_message_is_told_and_not_given(path: Path, value: str) -> None:
     await make(path)
-    edit(path, f"UPDATE said SET content = {value} WHERE role = 'assistant'")
+    edit(path, f"UPDATE other_messages SET content = {value} WHERE role = 'assistant'")
     async with SQLiteStore(path) as store:
         messages = await store.list_messages(RUN, "a")
         assert [(m.content, m.damaged) for m in messages] == [("First.", False), ("", True)]

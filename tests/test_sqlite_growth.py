@@ -109,7 +109,7 @@ async def test_of_a_completion_with_its_prompt_what_is_large_is_a_blob(path: Pat
 
 @pytest.mark.parametrize(
     ("harmed", "damaged"),
-    [("prompt", (False, True, False)), ("text", (True, False, True)), ("data", (True, False, True))],
+    [("prompt", (False, True, False)), ("text", (True, False, True)), ("data", (True, False, False))],
 )
 async def test_damage_to_a_prompt_harms_the_message_and_not_the_result(
     path: Path, harmed: str, damaged: tuple[bool, bool, bool]

@@ -87,6 +87,16 @@ async def test_no_byte_of_a_purged_run_is_left(path: Path, large: str) -> None:
     assert tables(path) == {name: {"kept", "new"} for name in tables(path)}
 
 
+async def test_no_run_gets_the_number_of_one_that_is_gone(path: Path) -> None:
+    """Else what is kept of that one, such as how its tasks stand, would be taken for the new one's."""
+    async with SQLiteStore(path) as store:
+        await fill(store, "gone")
+        await store.purge(["gone"])
+        await fill(store, "new")
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT number FROM runs").fetchall() == [(2,)]
+
+
 async def test_a_result_thrown_away_earlier_is_gone_as_well(path: Path) -> None:
     async with SQLiteStore(path) as store:
         writer = await fill(store, "old", CANARY, large=LARGE, ends=False)

@@ -114,25 +114,6 @@ class RecordsContract(OpenedStore):
         ]
         assert [(m.input_tokens, m.output_tokens, m.at, m.damaged) for m in messages][:1] == [(3, 0, at(3), False)]
 
-    async def test_a_prompt_and_its_answer_are_messages_of_the_completion(self, store: Store, writer: Writer) -> None:
-        await writer.write(START_A, ASK, *AT_START["retried"][1:], replace(START_A, attempt=2))
-        await writer.write(replace(ASK, attempt=2, content="Wait."), replace(DONE_A, attempt=2, prompt="First?"))
-        await writer.write(TurnAppended(at(6), "a", 0, "user", "and now?"), replace(START_A, task_id="c"))
-        await writer.write(replace(DONE_A, task_id="c", prompt=""))
-        messages = await store.list_messages(RUN, "a")
-        assert [(m.position, m.attempt, m.role, m.content) for m in messages] == [
-            (0, 1, "user", "First."),
-            (1, 2, "user", "Wait."),
-            (2, 2, "user", "First?"),
-            (3, 2, "assistant", "The Moon."),
-            (4, 0, "user", "and now?"),
-        ]
-        assert [(m.input_tokens, m.output_tokens, m.at, m.damaged) for m in messages][2:4] == [
-            (0, 0, at(4), False),
-            (3, 2, at(4), False),
-        ]
-        assert [m.content for m in await store.list_messages(RUN, "c")] == ["", "The Moon."]
-
     async def test_attempts_tell_how_each_try_ended(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, TaskStarted(at(3), "c", 1, "deep"), *AT_START["retried"][1:])
         await writer.write(TaskStarted(at(5), "a", 2, "fast"), TaskInterrupted(at(6), "a", 2, "stopped"))

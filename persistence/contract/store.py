@@ -30,6 +30,7 @@ from persistence.contract.growing import GrowingContract
 from persistence.contract.interrupted import InterruptedContract
 from persistence.contract.models import ModelsContract
 from persistence.contract.notes import NotesContract
+from persistence.contract.prompts import PromptsContract
 from persistence.contract.records import RecordsContract
 from persistence.contract.reopened import ReopenedContract
 from persistence.contract.samples import (
@@ -65,6 +66,7 @@ async def is_kept(store: Store, change: Any) -> None:
 
 
 class StoreContract(
+    PromptsContract,
     RecordsContract,
     InterruptedContract,
     NotesContract,

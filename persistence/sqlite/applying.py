@@ -22,7 +22,6 @@ from persistence.changes import (
     TurnAppended,
 )
 from persistence.sqlite import statements as sql
-from persistence.sqlite.book import PENDING
 from persistence.sqlite.checksum import message_checksum, result_checksum
 from persistence.sqlite.rows import NO_NUMBER, NO_TEXT, Row
 
@@ -56,7 +55,7 @@ class Applying:
                     self._rows.add(sql.ADD_EVENTS, (self._run_id, seq, *event))
 
     def _standing(self, change: _OfTask, attempt: int | None = None) -> Standing:
-        """How the task stands, where the table lets `change` follow, and its attempt is the last one."""
+        """How the task stands, where `rules.must_be` lets `change` follow, and its attempt is the last one."""
         task_id = change.task_id
         standing = self._book.tasks.get(task_id) or self._book.standing(change, task_id)
         _, status, last, _ = standing
@@ -120,17 +119,21 @@ class Applying:
             ended = self._ended(seq, change, start, "completed")
             self._settle(task, (*ended, checksum, *self._result(text, data)))
             return
-        asked = 0 if prompt is None else bytearray(message_checksum(self._run_id, task_id, "user", prompt))
+        asked: int | bytearray = NO_TEXT
+        said: int | bytearray = NO_TEXT
+        if prompt is not None:
+            asked = bytearray(message_checksum(self._run_id, task_id, "user", prompt))
+            said = NO_TEXT if data is None else bytearray(message_checksum(self._run_id, task_id, "assistant", text))
         large = self._rows.blobs(text, data, prompt)
         cost, model = change.cost_usd, change.model
         usage = change.input_tokens, change.output_tokens, NO_NUMBER if cost is None else cost, change.duration_s
-        ended = (start, self._base | seq, change.at, *usage, NO_TEXT if model is None else model, checksum, asked)
+        ended = (start, self._base | seq, change.at, *usage, NO_TEXT if model is None else model)
         kept: Row = (text, NO_TEXT if data is None else data, NO_TEXT if prompt is None else prompt)
         if large is None:
-            self._rows.add(sql.ADD_COMPLETIONS, (*ended, *kept))
+            self._rows.add(sql.ADD_COMPLETIONS, (*ended, checksum, asked, said, *kept))
         else:
             short = (NO_TEXT if key is not None else value for key, value in zip(large, kept, strict=True))
-            self._rows.add(sql.ADD_LARGE_COMPLETIONS, (*ended, *short, *large))
+            self._rows.add(sql.ADD_LARGE_COMPLETIONS, (*ended, checksum, asked, said, *short, *large))
 
     def _result(self, text: str, data: str | None) -> Row:
         """Text and data where they are to stand in their row, and the keys of the blobs that they become."""
@@ -155,14 +158,14 @@ class Applying:
 
     def retried(self, seq: int, change: TaskRetried) -> None:
         task, _, last, start = self._standing(change, change.attempt)
-        self._book.tasks[change.task_id] = (task, PENDING, last, start)
+        self._book.tasks[change.task_id] = (task, "pending", last, start)
         ended = self._ended(seq, change, start, "retried", (change.error_kind, change.error))
         self._rows.add(sql.ADD_ENDS, (*ended, *_NO_QUESTION))
         self._rows.set_session(start, confirmed=change.goes_on)
 
     def interrupted(self, seq: int, change: TaskInterrupted) -> None:
         task, _, last, start = self._standing(change, change.attempt)
-        self._book.tasks[change.task_id] = (task, PENDING, last, start)
+        self._book.tasks[change.task_id] = (task, "pending", last, start)
         ended = self._ended(seq, change, start, "interrupted", (None, change.reason))
         self._rows.add(sql.ADD_ENDS, (*ended, *_NO_QUESTION))
         if change.crashed:
@@ -194,12 +197,14 @@ class Applying:
 
     def requeued(self, _seq: int, change: TaskReopened | TaskAnswered) -> None:
         task, _, last, start = self._standing(change)
-        self._book.tasks[change.task_id] = (task, PENDING, last, start)
+        self._book.tasks[change.task_id] = (task, "pending", last, start)
         if isinstance(change, TaskAnswered):
-            self._rows.set_task(task, PENDING, answers=0 if change.answers is None else change.answers)
+            self._rows.set_task(task, "pending", answers=0 if change.answers is None else change.answers)
         else:
-            self._rows.set_task(task, PENDING, answers=None)
+            self._rows.set_task(task, "pending", answers=None)
             self._rows.set_session(start, confirmed=False)
+            if change.damaged:
+                self._rows.add(sql.THROW_AWAY, (start,))
 
 
 _NO_QUESTION: Final = (None, None)
@@ -221,8 +226,8 @@ _APPLY: Final[dict[type, Callable[..., None]]] = {
     TaskAnswered: Applying.requeued,
     TaskCancelled: Applying.cancelled,
 }
-"""What applies each change to a task."""
+"""What applies each change that is more than an event, or a change of the run's head."""
 OF_TASKS: Final = _APPLY.keys() - {RunCreated}
-"""Changes that leave the run's head as it is."""
+"""Changes that leave the run's head as it is, and have something to do here."""
 _WITHOUT_EVENT: Final = frozenset({TaskStarted, TaskCompleted, TurnAppended})
 """Changes whose event is read from the attempt itself, and those that leave none."""

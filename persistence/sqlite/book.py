@@ -3,13 +3,14 @@ being asked of the database each time.
 
 Theory: only its owner writes to a run, batch after batch, so what one batch leaves is what the next one finds. A book
 is kept from batch to batch, and is as good as the database for as long as the run's last change is the one that it was
-kept after; else it is thrown away. It begins with nothing: what a batch names and the book does not have is looked up,
-all at once. Tasks that are done are left out again, since nothing more is to be expected of them.
+kept after: every write adds changes, and no two runs ever have the same number. Else it is thrown away. It begins with
+nothing: what a batch names and the book does not have is looked up, all at once. Tasks that are done are left out
+again, since nothing more is to be expected of them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from persistence import rules
 from persistence.sqlite import statements as sql
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     Standing: TypeAlias = tuple[int, str, int, int]
     """A task's id, its status, its last attempt, and the id of that one's start."""
 
-PENDING: Final = "pending"
-
 
 def ids_of(number: int) -> dict[str, int]:
     """The first and the last id that there can be of the run of that number, of tasks as of changes."""
@@ -40,7 +39,7 @@ class Book:
     def __init__(self, connection: sqlite3.Connection, run_id: str, number: int) -> None:
         self.run_id = run_id
         self.number = number
-        self.base = number << 32
+        self.base = ids_of(number)["first"]
         self.tasks: dict[str, Standing] = {}
         self._connection = connection
         self._kept_after: tuple[Any, ...] = ()
@@ -50,11 +49,11 @@ class Book:
 
     def holds(self, connection: sqlite3.Connection, number: int, head: RunHead) -> bool:
         """Whether nothing was written since it was kept, by another owner or to another run of that id."""
-        return self._kept_after == (connection, number, head.created_at, head.last_seq, head.claims)
+        return self._kept_after == (connection, number, head.last_seq, head.claims)
 
     def keep(self, head: RunHead, last_seq: int) -> None:
         """The batch is written, up to change `last_seq`; `head` is the run's after it."""
-        self._kept_after = (self._connection, self.number, head.created_at, last_seq, head.claims)
+        self._kept_after = (self._connection, self.number, last_seq, head.claims)
         self._changes = ()
         for task_id in self._done:
             self.tasks.pop(task_id, None)
@@ -73,7 +72,7 @@ class Book:
         self._next_task = first + len(tasks)
         ids = range(first, self._next_task)
         for new, task in zip(tasks, ids, strict=True):
-            self.tasks[new.task_id] = (task, PENDING, 0, 0)
+            self.tasks[new.task_id] = (task, "pending", 0, 0)
         return ids
 
     def known(self, task_ids: Iterable[str]) -> set[str]:

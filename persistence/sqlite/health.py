@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Final
 from persistence.errors import StoreUnusable
 from persistence.sqlite import reading
 from persistence.sqlite.log import mending
+from persistence.sqlite.migrating import SCHEMA_VERSION
 from persistence.sqlite.mounts import Place, file_system_of, place_of
-from persistence.sqlite.opening import OLDEST_SQLITE, SCHEMA_VERSION, half_made, open_database
+from persistence.sqlite.opening import OLDEST_SQLITE, half_made, open_database
 from persistence.sqlite.transaction import forgiving
 
 if TYPE_CHECKING:

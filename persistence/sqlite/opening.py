@@ -19,24 +19,29 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from persistence.boundaries import reached
 from persistence.errors import StoreUnusable
-from persistence.sqlite import statements as sql
 from persistence.sqlite.log import is_at_rest, mending
-from persistence.sqlite.transaction import forgiving, transaction
+from persistence.sqlite.migrating import SCHEMA_VERSION, migrate, statements_of
+from persistence.sqlite.transaction import forgiving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 Mode = Literal["create", "existing", "read"]
 
 APPLICATION_ID: Final = 0x706C6174  # "plat"
-SCHEMA_VERSION: Final = 5
-_NEW_TABLES: Final = 5
-"""The version before which an older plait that is at work cannot go on once the file is brought up to date."""
 BUSY_TIMEOUT_S: Final = 5.0
 OLDEST_SQLITE: Final = (3, 37, 0)  # STRICT tables
 
 _ABANDONED_S: Final = 3600.0
 """How old a half-made file is when nobody makes it any more: making one takes milliseconds."""
+
+_ROOM: Final = "check the disk; bringing an older file up to date takes about four times its size of free space"
+_HINTS: Final = {
+    sqlite3.SQLITE_BUSY: "another process writes to it, or brings it up to date; try again",
+    sqlite3.SQLITE_FULL: _ROOM,
+    sqlite3.SQLITE_IOERR: _ROOM,
+    sqlite3.SQLITE_CONSTRAINT: "what it holds contradicts itself, so it cannot be brought up to date; restore a copy",
+}
 
 _PAGE_SIZE: Final = "PRAGMA page_size = 8192"
 """For new files. Texts of one to four thousand bytes fill pages of 4,096 badly: a row that does not fit into one goes
@@ -75,7 +80,8 @@ def open_database(path: Path, mode: Mode, *, look_for_damage: bool = True) -> sq
         access = _access_for_reading(path)
         return _open_for_reading(path, access, _inspect(path, access, thoroughly=False))
     except sqlite3.Error as error:
-        raise StoreUnusable(f"{path} cannot be opened: {error}; check its permissions and its file system") from error
+        hint = _HINTS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "check its permissions and its file system")
+        raise StoreUnusable(f"{path} cannot be opened: {error}; {hint}") from error
     except OSError as error:
         raise StoreUnusable(f"{path} cannot be used: {error.strerror}; choose another place for the store") from error
 
@@ -168,7 +174,7 @@ def _open_for_reading(path: Path, access: _Access, version: int) -> sqlite3.Conn
         if version < SCHEMA_VERSION:
             connection.execute("PRAGMA temp_store = MEMORY")
             for step in range(version, SCHEMA_VERSION):
-                for statement in _statements(f"reading_{step}.sql"):
+                for statement in statements_of(f"reading_{step}.sql"):
                     connection.execute(statement)
     except BaseException:
         connection.close()
@@ -182,7 +188,7 @@ def _open_for_writing(path: Path, version: int) -> sqlite3.Connection:
         _use_wal(path, connection)
         connection.execute(_DURABLE)
         if version < SCHEMA_VERSION:
-            _migrate(path, connection)
+            migrate(path, connection)
         for setting in _SETTINGS:
             connection.execute(setting).fetchall()
     except BaseException:
@@ -226,7 +232,7 @@ def _create(path: Path) -> None:
         with closing(_connect(fresh, "rw")) as connection:
             connection.execute(_PAGE_SIZE)
             connection.execute(_DURABLE)
-            _migrate(path, connection)
+            migrate(path, connection)
             _use_wal(fresh, connection)
         reached("file.before_link")
         with suppress(FileExistsError):  # another process was faster: its file is as good
@@ -248,41 +254,3 @@ def _remove_abandoned(path: Path) -> None:
         for one in half_made(path):
             if time.time() - one.stat().st_mtime > _ABANDONED_S:
                 one.unlink(missing_ok=True)
-
-
-def _migrate(path: Path, connection: sqlite3.Connection) -> None:
-    """Bring the schema up to this version, all in one transaction. Statement by statement, because `executescript`
-    would commit first.
-    """
-    # A table that others refer to can only be replaced while foreign keys are off, which takes effect only here.
-    connection.execute("PRAGMA foreign_keys = OFF")
-    with transaction(connection, "BEGIN IMMEDIATE"):
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if 0 < version < _NEW_TABLES:
-            _check_unowned(path, connection)
-        for step in range(version + 1, SCHEMA_VERSION + 1):
-            for statement in _statements(f"schema_{step}.sql"):
-                connection.execute(statement)
-        if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
-            raise sqlite3.IntegrityError("rows refer to others that are not there")
-        reached("schema.before_commit")
-
-
-def _check_unowned(path: Path, connection: sqlite3.Connection) -> None:
-    """An older plait that is at work finds no table any more that it could write to, and its run would be lost."""
-    now = time.time()
-    for run_id, pid, host, expires_at in connection.execute(sql.LIVE_OWNERS, (now,)).fetchall():
-        raise StoreUnusable(
-            f"{path} was made by an older plait, and cannot be brought up to date while run {run_id!r} is in use by "
-            f"process {pid} on {host}: let it end, or stop it; if it is gone, wait {expires_at - now:.0f} s"
-        )
-
-
-def _statements(name: str) -> Iterator[str]:
-    script = Path(__file__).with_name(name).read_text(encoding="utf-8")
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""

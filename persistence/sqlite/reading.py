@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Row = tuple[Any, ...]
 _RESULT = 2
-"""The part of the view `messages` that are results."""
+"""The part of the view `messages` that is checked as a result."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -213,11 +213,11 @@ def list_messages(connection: sqlite3.Connection, run_id: str, task_id: str) -> 
 
 
 def _message(run_id: str, task_id: str, position: int, row: Row) -> MessageRecord:
-    attempt, role, content, part, data, input_tokens, output_tokens, at, checksum = row
+    attempt, role, content, part, input_tokens, output_tokens, at, checksum = row
     if content is None:
         damaged = True
     elif part == _RESULT:
-        damaged = checksum != result_checksum(run_id, task_id, content, data)
+        damaged = checksum != result_checksum(run_id, task_id, content, None)
     else:
         damaged = checksum != message_checksum(run_id, task_id, role, content)
     shown: str = content or "" if not damaged else ""
@@ -225,14 +225,16 @@ def _message(run_id: str, task_id: str, position: int, row: Row) -> MessageRecor
 
 
 def list_events(connection: sqlite3.Connection, run_id: str, after: int, limit: int) -> tuple[EventRecord, ...]:
-    found = connection.execute(sql.LAST_SEQ, (run_id,)).fetchone()
-    if found is None or after >= found[1]:  # whoever waits for events asks again and again
-        return ()
-    ids = ids_of(found[0])
-    ids["first"] += max(0, after) + 1
-    page = {"run_id": run_id, "after": after, "limit": max(0, limit), **ids}
-    rows: list[Row] = connection.execute(sql.LIST_EVENTS, page).fetchall()
-    return tuple(_event(row) for row in rows)
+    with transaction(connection):
+        found = connection.execute(sql.LAST_SEQ, (run_id,)).fetchone()
+        if found is None or after >= found[1]:  # whoever waits for events asks again and again
+            return ()
+        ids = ids_of(found[0])
+        ids["first"] += max(0, after) + 1
+        page = {"run_id": run_id, "after": after, "limit": max(0, limit), **ids}
+        is_older = connection.execute(sql.IS_OLDER).fetchone() is not None
+        rows: list[Row] = connection.execute(sql.LIST_OLDER_EVENTS if is_older else sql.LIST_EVENTS, page).fetchall()
+        return tuple(_event(row) for row in rows)
 
 
 def _event(row: Row) -> EventRecord:

@@ -9,7 +9,7 @@ SELECT *, 0 AS crashes, 0 AS session_confirmed, NULL AS question, NULL AS text_s
         WHERE d.run_id = t.run_id AND d.task_id = t.task_id ORDER BY d.position)) AS depends_on
 FROM main.tasks AS t;
 CREATE TEMP VIEW messages AS
-SELECT *, NULL AS content_sha256, 0 AS part, NULL AS data, NULL AS data_sha256 FROM main.messages;
+SELECT *, NULL AS content_sha256, 0 AS part FROM main.messages;
 CREATE TEMP VIEW notes AS
 SELECT NULL AS run_id, 0 AS number, NULL AS kind, NULL AS at, NULL AS task_id, NULL AS body WHERE false;
 CREATE TEMP VIEW blobs AS SELECT NULL AS sha256, 0 AS size, NULL AS content WHERE false;

@@ -1,11 +1,12 @@
--- Version 5. What happens is added at the end of narrow tables, with integers for keys, and hardly a row is ever changed:
+-- Version 5. What happens is added at the end of narrow tables, with integers for keys, and hardly a row is changed:
 -- a start is a row of `starts`, an end one of `ends`. The tables of earlier versions, by which a person asks, are views
 -- now. Before, each start and each end changed the row of its task, wide as that is, and each message found its place
 -- by three keys of text: two thirds of what a task cost.
 --
 -- Ids: a run has a number. A task's id is that number * 2^32 + its position in the run, which counts from 0. A start's
 -- id, and a message's, is that number * 2^32 + the number of the change that it came with. So the rows of a run lie
--- together, in the order in which they came. Foreign keys are off while this runs, and checked at its end.
+-- together, in the order in which they came. A number is never given twice. Foreign keys are off while this runs, and
+-- checked at its end.
 
 DROP VIEW events;
 DROP VIEW attempts;
@@ -13,7 +14,7 @@ DROP VIEW dependencies;
 DROP TRIGGER keep_earlier_attempt;
 
 CREATE TABLE new_runs (
-    number INTEGER NOT NULL PRIMARY KEY,
+    number INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
     run_id TEXT NOT NULL UNIQUE,
     name TEXT NOT NULL,
     status TEXT NOT NULL CHECK (
@@ -57,8 +58,8 @@ CREATE TABLE given_tasks (
     id INTEGER NOT NULL PRIMARY KEY,
     run INTEGER NOT NULL REFERENCES runs (number),
     task_id TEXT NOT NULL,
-    set_to TEXT CHECK (                  -- its status where its last attempt does not say it, as when it was reopened
-        set_to = 'pending' OR set_to = 'waiting_input' OR set_to = 'cancelled'),
+    -- Its status where its last attempt does not say it, as when it was reopened.
+    set_to TEXT CHECK (set_to = 'pending' OR set_to = 'waiting_input' OR set_to = 'cancelled'),
     crashes INTEGER NOT NULL DEFAULT 0,  -- how often an owner died while the task ran
     answers TEXT,                        -- JSON: what persons have answered so far
     backend TEXT,                        -- the one that the plan names, if it does
@@ -92,7 +93,7 @@ CREATE TABLE starts (
 -- One row for each attempt that has ended, with the id of its start, and its result.
 CREATE TABLE ends (
     id INTEGER NOT NULL PRIMARY KEY REFERENCES starts (id),
-    came INTEGER NOT NULL,               -- the run's number * 2^32 + the number of the change that ended it
+    end_id INTEGER NOT NULL,             -- the run's number * 2^32 + the number of the change that ended it
     status TEXT NOT NULL CHECK (
         status = 'completed' OR status = 'retried' OR status = 'interrupted' OR status = 'failed' OR
         status = 'skipped' OR status = 'asked' OR status = 'cancelled'),
@@ -107,13 +108,14 @@ CREATE TABLE ends (
     question TEXT,                       -- what a person is asked, while the task is waiting_input
     asked TEXT,                          -- the rest of that question as JSON, where the task itself asks
     checksum BLOB,                       -- SHA-256 over run, task and result
-    prompt_checksum BLOB,                -- SHA-256 over run, task and prompt
+    prompt_checksum BLOB,                -- SHA-256 over run, task, 'user' and prompt
+    text_checksum BLOB,                  -- the same of 'assistant' and text, where the result has data beside the text
     text_sha256 BLOB REFERENCES blobs (sha256),
     data_sha256 BLOB REFERENCES blobs (sha256),
     prompt_sha256 BLOB REFERENCES blobs (sha256),
     text TEXT,                           -- the result; NULL when it is in blobs
     data TEXT,                           -- the structured result as JSON; NULL when it is in blobs
-    prompt TEXT                          -- what was asked, where prompt and text are all that was said; NULL when in blobs
+    prompt TEXT                          -- what was asked, where that and text are all that was said
 ) STRICT;
 
 INSERT INTO starts (id, task, attempt, backend, session_id, session_confirmed, started_at)
@@ -126,26 +128,26 @@ FROM tasks AS t JOIN runs AS r USING (run_id) WHERE t.attempt > 0
 ORDER BY 1;
 
 INSERT INTO ends (
-    id, came, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model, error_kind, error)
+    id, end_id, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model, error_kind, error)
 SELECT r.number << 32 | a.started_seq, r.number << 32 | coalesce(a.ended_seq, a.started_seq), a.status, a.ended_at,
     a.input_tokens, a.output_tokens, a.cost_usd, a.duration_s, a.model, a.error_kind, a.error
 FROM earlier_attempts AS a JOIN runs AS r USING (run_id) ORDER BY 1;
 
 INSERT INTO ends (
-    id, came, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model, error_kind, error, question,
+    id, end_id, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model, error_kind, error, question,
     asked, checksum, text_sha256, data_sha256, text, data)
 SELECT r.number << 32 | t.started_seq, r.number << 32 | coalesce(t.ended_seq, t.started_seq), t.attempt_status,
     t.ended_at, t.input_tokens, t.output_tokens, t.cost_usd, t.duration_s, t.model, t.error_kind, t.error, t.question,
     t.asked, t.checksum, t.text_sha256, t.data_sha256, t.text, t.data
 FROM tasks AS t JOIN runs AS r USING (run_id) WHERE t.attempt > 0 AND t.attempt_status <> 'running' ORDER BY 1;
 
-CREATE INDEX completions ON ends (came) WHERE status = 'completed';
+CREATE INDEX completions ON ends (end_id) WHERE status = 'completed';
 CREATE INDEX ends_text_sha256 ON ends (text_sha256) WHERE text_sha256 IS NOT NULL;
 CREATE INDEX ends_data_sha256 ON ends (data_sha256) WHERE data_sha256 IS NOT NULL;
 CREATE INDEX ends_prompt_sha256 ON ends (prompt_sha256) WHERE prompt_sha256 IS NOT NULL;
 
 -- Messages that are more than an end's prompt and text.
-CREATE TABLE said (
+CREATE TABLE other_messages (
     id INTEGER NOT NULL PRIMARY KEY,
     task INTEGER NOT NULL REFERENCES given_tasks (id),
     attempt INTEGER NOT NULL,            -- 0 for a message of a person who went on with the conversation
@@ -158,13 +160,13 @@ CREATE TABLE said (
     content TEXT                         -- NULL when it is in blobs
 ) STRICT;
 
-INSERT INTO said (id, task, attempt, role, at, input_tokens, output_tokens, checksum, content_sha256, content)
+INSERT INTO other_messages (id, task, attempt, role, at, input_tokens, output_tokens, checksum, content_sha256, content)
 SELECT r.number << 32 | m.seq, r.number << 32 | t.position, m.attempt, m.role, m.at, m.input_tokens, m.output_tokens,
     m.checksum, m.content_sha256, m.content
 FROM messages AS m JOIN tasks AS t USING (run_id, task_id) JOIN runs AS r USING (run_id) ORDER BY 1;
 
-CREATE INDEX said_task ON said (task);
-CREATE INDEX said_content_sha256 ON said (content_sha256) WHERE content_sha256 IS NOT NULL;
+CREATE INDEX other_messages_task ON other_messages (task);
+CREATE INDEX other_messages_content_sha256 ON other_messages (content_sha256) WHERE content_sha256 IS NOT NULL;
 
 CREATE TABLE new_sessions (
     run_id TEXT NOT NULL REFERENCES runs (run_id),
@@ -194,13 +196,12 @@ SELECT r.run_id, t.task_id, t.id & 4294967295 AS position,
     t.backend, t.added_by, coalesce(s.attempt, 0) AS attempt,
     iif(s.id IS NULL, NULL, coalesce(e.status, 'running')) AS attempt_status, s.backend AS attempt_backend,
     s.session_id, coalesce(s.session_confirmed, 0) AS session_confirmed, t.crashes, s.started_at,
-    s.id & 4294967295 AS started_seq, e.ended_at, e.came & 4294967295 AS ended_seq, e.error_kind, e.error,
+    s.id & 4294967295 AS started_seq, e.ended_at, e.end_id & 4294967295 AS ended_seq, e.error_kind, e.error,
     iif(coalesce(t.set_to, e.status) IN ('waiting_input', 'asked'), e.question, NULL) AS question,
-    iif(coalesce(t.set_to, e.status) IN ('waiting_input', 'asked'), e.asked, NULL) AS asked, t.answers, coalesce(e.input_tokens, 0) AS input_tokens,
-    coalesce(e.output_tokens, 0) AS output_tokens, e.cost_usd, e.duration_s, e.model, t.depends_on, t.spec, t.prompt,
-    iif(t.set_to IS NULL, e.checksum, NULL) AS checksum, iif(t.set_to IS NULL, e.text_sha256, NULL) AS text_sha256,
-    iif(t.set_to IS NULL, e.data_sha256, NULL) AS data_sha256, iif(t.set_to IS NULL, e.text, NULL) AS text,
-    iif(t.set_to IS NULL, e.data, NULL) AS data
+    iif(coalesce(t.set_to, e.status) IN ('waiting_input', 'asked'), e.asked, NULL) AS asked, t.answers,
+    coalesce(e.input_tokens, 0) AS input_tokens, coalesce(e.output_tokens, 0) AS output_tokens, e.cost_usd,
+    e.duration_s, e.model, t.depends_on, t.spec, t.prompt,
+    e.checksum, e.text_sha256, e.data_sha256, e.text, e.data
 FROM given_tasks AS t JOIN runs AS r ON r.number = t.run
     LEFT JOIN starts AS s ON s.id = (SELECT id FROM starts WHERE task = t.id ORDER BY attempt DESC LIMIT 1)
     LEFT JOIN ends AS e ON e.id = s.id;
@@ -215,26 +216,26 @@ CREATE VIEW attempts AS
 SELECT r.run_id, t.task_id, s.attempt, coalesce(e.status, 'running') AS status, s.backend, e.model, s.session_id,
     s.started_at, e.ended_at, e.error_kind, e.error, coalesce(e.input_tokens, 0) AS input_tokens,
     coalesce(e.output_tokens, 0) AS output_tokens, e.cost_usd, e.duration_s, s.id & 4294967295 AS started_seq,
-    e.came & 4294967295 AS ended_seq
+    e.end_id & 4294967295 AS ended_seq
 FROM starts AS s JOIN given_tasks AS t ON t.id = s.task JOIN runs AS r ON r.number = t.run
     LEFT JOIN ends AS e ON e.id = s.id;
 
--- Every message, for reading, in order of seq and part within a task: part 0 stands in `said`, 1 is the prompt and 2 the
--- result of an end. The prompt counts as one change before it. The checksum of a result takes its data in.
+-- Every message, for reading, in order of seq and part within a task. Part 0 is one of other_messages, 1 an end's
+-- prompt, which counts as one change before it, 2 and 3 its text: 2 is checked as the result that it is, 3 like others.
 CREATE VIEW messages AS
-SELECT r.run_id, t.task_id, m.id & 4294967295 AS seq, m.attempt, m.role, m.at, m.input_tokens, m.output_tokens,
-    m.checksum, m.content_sha256, m.content, 0 AS part, NULL AS data, NULL AS data_sha256
-FROM said AS m JOIN given_tasks AS t ON t.id = m.task JOIN runs AS r ON r.number = t.run
+SELECT r.run_id, t.task_id, m.id & 4294967295 AS seq, 0 AS part, m.attempt, m.role, m.at, m.input_tokens,
+    m.output_tokens, m.checksum, m.content_sha256, m.content
+FROM other_messages AS m JOIN given_tasks AS t ON t.id = m.task JOIN runs AS r ON r.number = t.run
 UNION ALL
-SELECT r.run_id, t.task_id, (e.came & 4294967295) - 1, s.attempt, 'user', e.ended_at, 0, 0, e.prompt_checksum,
-    e.prompt_sha256, e.prompt, 1, NULL, NULL
+SELECT r.run_id, t.task_id, (e.end_id & 4294967295) - 1, 1, s.attempt, 'user', e.ended_at, 0, 0, e.prompt_checksum,
+    e.prompt_sha256, e.prompt
 FROM given_tasks AS t JOIN runs AS r ON r.number = t.run JOIN starts AS s ON s.task = t.id JOIN ends AS e ON e.id = s.id
 WHERE e.prompt_checksum IS NOT NULL
 UNION ALL
-SELECT r.run_id, t.task_id, e.came & 4294967295, s.attempt, 'assistant', e.ended_at, e.input_tokens, e.output_tokens,
-    e.checksum, e.text_sha256, e.text, 2, e.data, e.data_sha256
+SELECT r.run_id, t.task_id, e.end_id & 4294967295, iif(e.text_checksum IS NULL, 2, 3), s.attempt, 'assistant',
+    e.ended_at, e.input_tokens, e.output_tokens, coalesce(e.text_checksum, e.checksum), e.text_sha256, e.text
 FROM given_tasks AS t JOIN runs AS r ON r.number = t.run JOIN starts AS s ON s.task = t.id JOIN ends AS e ON e.id = s.id
-WHERE e.prompt_checksum IS NOT NULL;
+WHERE e.prompt_checksum IS NOT NULL AND (e.checksum IS NOT NULL OR e.text IS NOT NULL OR e.text_sha256 IS NOT NULL);
 
 -- The history of every run, for reading; seq is the number of the change. A completed attempt need not be the last one:
 -- a result that was found damaged is asked for again.

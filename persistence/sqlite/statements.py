@@ -49,32 +49,33 @@ ADD_STARTS = Bulk(
     FROM new WHERE column1 IS NOT NULL""",
 )
 ADD_COMPLETIONS = Bulk(
-    13,
-    """INSERT INTO ends (id, came, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model, checksum,
-    prompt_checksum, text, data, prompt)
+    14,
+    """INSERT INTO ends (id, end_id, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model,
+    checksum, prompt_checksum, text_checksum, text, data, prompt)
     WITH new AS {rows} SELECT column1, column2, 'completed', column3, column4, column5, nullif(column6, ''), column7,
-        nullif(column8, 0), column9, nullif(column10, 0), column11, nullif(column12, 0), nullif(column13, 0)
+        nullif(column8, 0), column9, nullif(column10, 0), nullif(column11, 0), column12, nullif(column13, 0),
+        nullif(column14, 0)
     FROM new WHERE column1 IS NOT NULL""",
 )
 """Without those that have a large part: in these the columns that name it would be NULL, and cost a seventh of them."""
 ADD_LARGE_COMPLETIONS = Bulk(
-    16,
-    """INSERT INTO ends (id, came, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model, checksum,
-    prompt_checksum, text, data, prompt, text_sha256, data_sha256, prompt_sha256)
+    17,
+    """INSERT INTO ends (id, end_id, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model,
+    checksum, prompt_checksum, text_checksum, text, data, prompt, text_sha256, data_sha256, prompt_sha256)
     WITH new AS {rows} SELECT column1, column2, 'completed', column3, column4, column5, nullif(column6, ''), column7,
         nullif(column8, 0), column9, nullif(column10, 0), nullif(column11, 0), nullif(column12, 0),
-        nullif(column13, 0), column14, column15, column16
+        nullif(column13, 0), nullif(column14, 0), column15, column16, column17
     FROM new WHERE column1 IS NOT NULL""",
 )
 ADD_ENDS = Bulk(
     13,
-    """INSERT INTO ends (id, came, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model,
+    """INSERT INTO ends (id, end_id, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model,
     error_kind, error, question, asked)
     WITH new AS {rows} SELECT * FROM new WHERE column1 IS NOT NULL""",
 )
 SETTLE_ENDS = Bulk(
     16,
-    """UPDATE ends SET came = column2, status = column3, ended_at = column4, input_tokens = input_tokens + column5,
+    """UPDATE ends SET end_id = column2, status = column3, ended_at = column4, input_tokens = input_tokens + column5,
     output_tokens = output_tokens + column6, cost_usd = coalesce(cost_usd + column7, column7, cost_usd),
     duration_s = coalesce(duration_s + column8, column8, duration_s), model = coalesce(column9, model),
     error_kind = column10, error = column11, checksum = column12, text = column13, data = column14,
@@ -82,6 +83,12 @@ SETTLE_ENDS = Bulk(
     FROM {rows} AS new WHERE id = column1""",
 )
 """For attempts whose task waited for a person, and is completed or failed without another one."""
+THROW_AWAY = Bulk(
+    1,
+    """UPDATE ends SET text = NULL, data = NULL, checksum = NULL, text_checksum = NULL, text_sha256 = NULL,
+    data_sha256 = NULL FROM {rows} AS new WHERE id = column1""",
+)
+"""For results that were found damaged, and the messages that they are."""
 SET_SESSIONS = Bulk(
     3,
     """UPDATE starts SET session_id = coalesce(column2, session_id),
@@ -96,12 +103,12 @@ SET_TASKS = Bulk(
 )
 ADD_MESSAGES = Bulk(
     9,
-    """INSERT INTO said (id, task, attempt, role, at, input_tokens, output_tokens, checksum, content)
+    """INSERT INTO other_messages (id, task, attempt, role, at, input_tokens, output_tokens, checksum, content)
     WITH new AS {rows} SELECT * FROM new WHERE column1 IS NOT NULL""",
 )
 ADD_LARGE_MESSAGES = Bulk(
     9,
-    """INSERT INTO said (id, task, attempt, role, at, input_tokens, output_tokens, checksum, content_sha256)
+    """INSERT INTO other_messages (id, task, attempt, role, at, input_tokens, output_tokens, checksum, content_sha256)
     WITH new AS {rows} SELECT * FROM new WHERE column1 IS NOT NULL""",
 )
 ADD_SESSIONS = Bulk(
@@ -123,6 +130,7 @@ IN_ORDER = (
     ADD_LARGE_COMPLETIONS,
     ADD_ENDS,
     SETTLE_ENDS,
+    THROW_AWAY,
     SET_SESSIONS,
     SET_TASKS,
     ADD_MESSAGES,
@@ -137,7 +145,7 @@ FIND_TASKS = Bulk(
     """SELECT tasks.task_id, position, status, attempt, started_seq FROM {rows} AS new
     CROSS JOIN tasks ON run_id = column1 AND tasks.task_id = column2""",
 )
-"""How some tasks stand. CROSS JOIN: they are looked up one by one, never all of them."""
+"""How some tasks stand, for the book. CROSS JOIN: they are looked up one by one, never all of them."""
 NEXT_TASK = "SELECT ifnull(max(id) + 1, :first) FROM given_tasks WHERE id BETWEEN :first AND :last"
 
 ADD_BLOB = """
@@ -188,8 +196,7 @@ LIST_ATTEMPTS = f"{_ATTEMPT} WHERE run_id = ? ORDER BY started_seq"
 LIST_TASK_ATTEMPTS = f"{_ATTEMPT} WHERE run_id = ? AND task_id = ? ORDER BY attempt"
 LIST_MESSAGES = """
 SELECT attempt, role, coalesce(content, (SELECT content FROM blobs WHERE sha256 = content_sha256)),
-    part, coalesce(data, (SELECT content FROM blobs WHERE sha256 = data_sha256)), input_tokens, output_tokens, at,
-    checksum
+    part, input_tokens, output_tokens, at, checksum
 FROM messages WHERE run_id = ? AND task_id = ? ORDER BY seq, part
 """
 LAST_SEQ = "SELECT number, last_seq FROM runs WHERE run_id = ?"
@@ -201,14 +208,21 @@ SELECT * FROM (SELECT s.id & 4294967295, s.started_at, 'task_started', t.task_id
     FROM starts AS s JOIN given_tasks AS t ON t.id = s.task
     WHERE s.id BETWEEN :first AND :last ORDER BY s.id LIMIT :limit)
 UNION ALL
-SELECT * FROM (SELECT e.came & 4294967295, e.ended_at, 'task_completed', t.task_id, s.attempt,
+SELECT * FROM (SELECT e.end_id & 4294967295, e.ended_at, 'task_completed', t.task_id, s.attempt,
         '{"input_tokens":' || e.input_tokens || ',"output_tokens":' || e.output_tokens || '}', NULL
     FROM ends AS e JOIN starts AS s ON s.id = e.id JOIN given_tasks AS t ON t.id = s.task
-    WHERE e.came BETWEEN :first AND :last AND e.status = 'completed'
-    ORDER BY e.came LIMIT :limit)
+    WHERE e.end_id BETWEEN :first AND :last AND e.status = 'completed'
+    ORDER BY e.end_id LIMIT :limit)
 ORDER BY 1 LIMIT :limit
 """
 """What the view `events` shows, but each part ends at the limit by itself: a page costs what is on it."""
+LIST_OLDER_EVENTS = """
+SELECT seq, at, kind, task_id, attempt, detail, backend FROM events
+WHERE run_id = :run_id AND seq > :after ORDER BY seq LIMIT :limit
+"""
+"""The same of a file of an earlier version, which has no such ids: a page costs what the run has."""
+IS_OLDER = "SELECT 1 FROM sqlite_temp_schema WHERE name = 'events'"
+"""Whether a file is read through `reading_*.sql`."""
 
 ADD_NOTE = """
 INSERT INTO notes (run_id, number, kind, at, task_id, body)
@@ -222,13 +236,14 @@ SELECT status = 'completed' OR status = 'failed' OR status = 'cancelled', status
 FROM runs WHERE run_id = ?
 """
 LIVE_OWNERS = """
-SELECT run_id, owner_pid, owner_host, lease_expires_at FROM runs WHERE owner_id IS NOT NULL AND lease_expires_at > ?
+SELECT run_id, owner_pid, owner_host, lease_expires_at FROM runs
+WHERE owner_id IS NOT NULL AND lease_expires_at BETWEEN ? AND ?
 """
 DELETE_RUN = (
     "DELETE FROM notes WHERE run_id = :run_id",
     "DELETE FROM other_events WHERE run_id = :run_id",
     "DELETE FROM sessions WHERE run_id = :run_id",
-    "DELETE FROM said WHERE id BETWEEN :first AND :last",
+    "DELETE FROM other_messages WHERE id BETWEEN :first AND :last",
     "DELETE FROM ends WHERE id BETWEEN :first AND :last",
     "DELETE FROM starts WHERE id BETWEEN :first AND :last",
     "DELETE FROM given_tasks WHERE id BETWEEN :first AND :last",
@@ -239,7 +254,7 @@ DELETE_UNUSED_BLOBS = """
 DELETE FROM blobs WHERE NOT EXISTS (SELECT 1 FROM ends WHERE text_sha256 = blobs.sha256)
     AND NOT EXISTS (SELECT 1 FROM ends WHERE data_sha256 = blobs.sha256)
     AND NOT EXISTS (SELECT 1 FROM ends WHERE prompt_sha256 = blobs.sha256)
-    AND NOT EXISTS (SELECT 1 FROM said WHERE content_sha256 = blobs.sha256)
+    AND NOT EXISTS (SELECT 1 FROM other_messages WHERE content_sha256 = blobs.sha256)
     AND NOT EXISTS (SELECT 1 FROM runs WHERE settings_sha256 = blobs.sha256)
 """
 LIST_SESSIONS = "SELECT DISTINCT session_id FROM sessions"
@@ -255,7 +270,7 @@ SELECT run_id, sum(bytes) FROM (
         + ifnull(length(CAST(prompt AS BLOB)), 0) + ifnull(length(CAST(error AS BLOB)), 0)
         + ifnull(length(CAST(question AS BLOB)), 0) + ifnull(length(CAST(asked AS BLOB)), 0) FROM ends
     UNION ALL
-    SELECT id >> 32, length(CAST(content AS BLOB)) FROM said WHERE content IS NOT NULL
+    SELECT id >> 32, length(CAST(content AS BLOB)) FROM other_messages WHERE content IS NOT NULL
     UNION ALL
     SELECT r.number, length(CAST(n.body AS BLOB)) FROM notes AS n JOIN runs AS r ON r.run_id = n.run_id
     UNION ALL
@@ -268,7 +283,7 @@ SELECT run_id, sum(bytes) FROM (
         UNION
         SELECT id >> 32, prompt_sha256 FROM ends WHERE prompt_sha256 IS NOT NULL
         UNION
-        SELECT id >> 32, content_sha256 FROM said WHERE content_sha256 IS NOT NULL
+        SELECT id >> 32, content_sha256 FROM other_messages WHERE content_sha256 IS NOT NULL
     ) JOIN blobs USING (sha256)
 ) JOIN runs USING (number) GROUP BY number
 """

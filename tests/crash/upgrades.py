@@ -37,7 +37,7 @@ CODE = """
 import asyncio, os, signal, sqlite3, sys
 from pathlib import Path
 from persistence import SQLiteStore, boundaries
-from persistence.sqlite import opening
+from persistence.sqlite import migrating, opening
 
 path, at, sabotage = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 statements = 0
@@ -45,8 +45,8 @@ statements = 0
 def migrate_by_script(_path, connection):
     connection.execute("PRAGMA foreign_keys = OFF")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    for step in range(version + 1, opening.SCHEMA_VERSION + 1):
-        connection.executescript(Path(opening.__file__).with_name(f"schema_{step}.sql").read_text())
+    for step in range(version + 1, migrating.SCHEMA_VERSION + 1):
+        connection.executescript(Path(migrating.__file__).with_name(f"schema_{step}.sql").read_text())
     boundaries.reached("schema.before_commit")
 
 def count(_statement):
@@ -68,8 +68,8 @@ async def main():
     async with SQLiteStore(path, mode="existing"):
         pass
 
-migrate = migrate_by_script if sabotage else opening._migrate
-opening._migrate = migrate_counted
+migrate = migrate_by_script if sabotage else opening.migrate
+opening.migrate = migrate_counted
 boundaries.on_reach = on_reach
 asyncio.run(main())
 """

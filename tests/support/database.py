@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -36,3 +37,18 @@ def in_child(code: str, *arguments: str) -> Warm:
     command = [sys.executable, "-c", code, *arguments]
     pipe = subprocess.PIPE
     return Warm(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+def steps(connection: sqlite3.Connection, call: Callable[[], object]) -> int:
+    """About how many steps of SQLite's machine `call` takes."""
+    taken = 0
+
+    def count() -> int:
+        nonlocal taken
+        taken += 1
+        return 0
+
+    connection.set_progress_handler(count, 10)
+    call()
+    connection.set_progress_handler(None, 0)
+    return taken * 10
