@@ -196,8 +196,9 @@ def _with_status(head: RunHead, change: RunStatusChanged, run_id: str) -> RunHea
 
 def must_be(change: Change) -> frozenset[str]:
     """The statuses of its task from which `change` may go on."""
-    if isinstance(change, TaskCompleted) and change.prompt is not None:
-        return _ONLY_RUNNING  # after a question more was said than a prompt and its answer
+    if isinstance(change, TaskCompleted):
+        # After a question more was said than a prompt and its answer.
+        return TASK_MUST_BE[TaskCompleted] if change.prompt is None else _ONLY_RUNNING
     if isinstance(change, TaskReopened) and change.damaged:
         return _ONLY_COMPLETED
     return TASK_MUST_BE[type(change)]

@@ -59,7 +59,7 @@ class Applying:
         task_id = change.task_id
         standing = self._book.tasks.get(task_id) or self._book.standing(change, task_id)
         _, status, last, _ = standing
-        if status not in rules.must_be(change) or (attempt is not None and attempt != last):
+        if (attempt is not None and attempt != last) or status not in rules.must_be(change):
             raise rules.refusal(self._run_id, change, (status, last))
         return standing
 
@@ -124,16 +124,16 @@ class Applying:
         if prompt is not None:
             asked = bytearray(message_checksum(self._run_id, task_id, "user", prompt))
             said = NO_TEXT if data is None else bytearray(message_checksum(self._run_id, task_id, "assistant", text))
-        large = self._rows.blobs(text, data, prompt)
         cost, model = change.cost_usd, change.model
         usage = change.input_tokens, change.output_tokens, NO_NUMBER if cost is None else cost, change.duration_s
-        ended = (start, self._base | seq, change.at, *usage, NO_TEXT if model is None else model)
+        ended = start, self._base | seq, change.at, *usage, NO_TEXT if model is None else model, checksum, asked, said
         kept: Row = (text, NO_TEXT if data is None else data, NO_TEXT if prompt is None else prompt)
+        large = self._rows.blobs(text, data, prompt)
         if large is None:
-            self._rows.add(sql.ADD_COMPLETIONS, (*ended, checksum, asked, said, *kept))
+            self._rows.add(sql.ADD_COMPLETIONS, ended + kept)
         else:
             short = (NO_TEXT if key is not None else value for key, value in zip(large, kept, strict=True))
-            self._rows.add(sql.ADD_LARGE_COMPLETIONS, (*ended, checksum, asked, said, *short, *large))
+            self._rows.add(sql.ADD_LARGE_COMPLETIONS, (*ended, *short, *large))
 
     def _result(self, text: str, data: str | None) -> Row:
         """Text and data where they are to stand in their row, and the keys of the blobs that they become."""

@@ -9,8 +9,8 @@ from hashlib import sha256
 
 
 def result_checksum(run_id: str, task_id: str, text: str, data: str | None) -> bytes:
-    kind, payload = ("text", "") if data is None else ("data", data)
-    return sha256(f"{len(run_id)}:{run_id}{len(task_id)}:{task_id}{kind}:{len(text)}:{text}{payload}".encode()).digest()
+    result = f"text:{len(text)}:{text}" if data is None else f"data:{len(text)}:{text}{data}"
+    return sha256(f"{len(run_id)}:{run_id}{len(task_id)}:{task_id}{result}".encode()).digest()
 
 
 def message_checksum(run_id: str, task_id: str, role: str, content: str) -> bytes:
