@@ -26,6 +26,7 @@ from persistence.changes import (
     TaskRetried,
     TaskStarted,
     TaskWaiting,
+    TurnAppended,
 )
 from persistence.errors import Conflict, Fenced
 
@@ -202,6 +203,16 @@ def must_be(change: Change) -> frozenset[str]:
     if isinstance(change, TaskReopened) and change.damaged:
         return _ONLY_COMPLETED
     return TASK_MUST_BE[type(change)]
+
+
+def in_parts(change: Change) -> tuple[Change, ...]:
+    """The changes that say the same as one that is several; else that one."""
+    if not isinstance(change, TaskCompleted) or change.prompt is None:
+        return (change,)
+    place = change.at, change.task_id, change.attempt
+    asked = TurnAppended(*place, "user", change.prompt)
+    said = TurnAppended(*place, "assistant", change.text, change.input_tokens, change.output_tokens)
+    return asked, said, replace(change, prompt=None)
 
 
 def check_failed(run_id: str, change: TaskFailed) -> None:

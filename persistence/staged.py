@@ -189,10 +189,10 @@ class Staged:
     def _complete(self, change: TaskCompleted) -> TaskCompleted:
         """The change as its event tells it: with the usage of the whole attempt."""
         task = replace(self._task(change), text=change.text, data=change.data)
+        for part in rules.in_parts(change):
+            if isinstance(part, TurnAppended):
+                self._append(part)
         if change.prompt is not None:
-            place = change.at, change.task_id, change.attempt
-            self._append(TurnAppended(*place, "user", change.prompt))
-            self._append(TurnAppended(*place, "assistant", change.text, change.input_tokens, change.output_tokens))
             self._answers[change.task_id, change.attempt] = self._messages[change.task_id][-1].position
         self._end(change, task, "completed", "completed")
         whole = self._attempts[change.task_id, change.attempt]

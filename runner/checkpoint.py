@@ -26,6 +26,7 @@ from persistence.boundaries import reached
 from persistence.changes import Change, LeaseRenewed, RunClaimed, RunReleased
 from persistence.errors import Conflict, Fenced, StoreBusy, StoreError, StoreNotOpen
 from persistence.protocol import Store
+from persistence.rules import in_parts
 from runner import events
 from runner.cancelling import outlasting_cancellation
 from runner.clock import Clock, iso
@@ -34,7 +35,7 @@ from runner.latch import Latch
 from runner.log import logger
 from runner.result import Degradation
 from runner.sink import Position
-from runner.translate import changes, in_parts
+from runner.translate import changes
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 5.0

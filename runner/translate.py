@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, cast
 
 from backends.protocol import Message
@@ -94,16 +94,6 @@ def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
         said if isinstance(said, str) else None,
     )
     return (completed,) if isinstance(said, str) else (*turns(event.at, event.task_id, event.attempt, said), completed)
-
-
-def in_parts(change: stored.Change) -> tuple[stored.Change, ...]:
-    """The changes that say the same as one that is several; else that one."""
-    if not isinstance(change, stored.TaskCompleted) or change.prompt is None:
-        return (change,)
-    place = change.at, change.task_id, change.attempt
-    asked = stored.TurnAppended(*place, "user", change.prompt)
-    said = stored.TurnAppended(*place, "assistant", change.text, change.input_tokens, change.output_tokens)
-    return asked, said, replace(change, prompt=None)
 
 
 def turns(at: str, task_id: str, attempt: int, messages: Sequence[Message]) -> list[stored.Change]:

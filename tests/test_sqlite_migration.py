@@ -7,17 +7,15 @@ import json
 import shutil
 import signal
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from persistence import SQLiteStore, StoreUnusable
+from persistence import SQLiteStore
 from persistence.contract.samples import OPENING, RUN, Writer, whole
-from persistence.sqlite import opening, reading
 from persistence.sqlite.opening import Mode
-from tests.support.database import edit, in_child, make, steps
+from tests.support.database import in_child, make, version
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -47,12 +45,6 @@ def old(path: Path, made_by: int) -> Path:
     path.parent.mkdir()
     shutil.copy(FIXTURES / f"schema_{made_by}.db", path)
     return path
-
-
-def version(path: Path) -> int:
-    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
-        number: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    return number
 
 
 def schema(path: Path) -> list[tuple[str, ...]]:
@@ -212,79 +204,6 @@ async def test_what_version_4_could_hold_is_still_there(path: Path, mode: Mode) 
         assert again is not None
         assert json.loads(again.settings)["inputs"] == {"big": "y" * 70_000}
         assert (await store.list_tasks("run-again"))[0].text == "large " * 12_000
-
-
-async def test_a_file_is_left_as_it_is_while_an_older_plait_is_at_work_on_it(path: Path) -> None:
-    """It could write to none of the tables any more."""
-    path.parent.mkdir()
-    shutil.copy(FIXTURES / "schema_4.db", path)
-    edit(path, f"UPDATE runs SET lease_expires_at = {time.time() + 30} WHERE run_id = 'run-killed'")
-    with pytest.raises(
-        StoreUnusable, match=r"run 'run-killed' is in use by process 4711 on the-host-that-died.*wait 3?\d s"
-    ):
-        async with SQLiteStore(path):
-            pass
-    assert version(path) == 4
-    async with SQLiteStore(path, mode="read") as store:
-        assert len(await store.list_runs()) == 6
-    edit(path, f"UPDATE runs SET lease_expires_at = {time.time() - 1} WHERE run_id = 'run-killed'")
-    async with SQLiteStore(path):
-        pass
-    assert version(path) == CURRENT
-
-
-async def test_a_large_text_that_is_gone_hinders_nobody(path: Path) -> None:
-    path.parent.mkdir()
-    shutil.copy(FIXTURES / "schema_4.db", path)
-    edit(path, "DELETE FROM blobs WHERE sha256 IN (SELECT text_sha256 FROM tasks)")
-    async with SQLiteStore(path) as store:
-        assert [task.damaged for task in await store.list_tasks("run-again")] == [True]
-        assert not any(task.damaged for task in await store.list_tasks("run-killed"))
-
-
-async def test_who_finds_the_file_in_use_is_told_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path.parent.mkdir()
-    shutil.copy(FIXTURES / "schema_4.db", path)
-    monkeypatch.setattr(opening, "BUSY_TIMEOUT_S", 0.01)
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreUnusable, match="another process writes to it, or brings it up to date; try again"):
-            async with SQLiteStore(path):
-                pass
-        other.execute("ROLLBACK")
-
-
-def test_a_page_of_an_older_file_costs_what_its_run_has(tmp_path: Path) -> None:
-    """Not its square, nor what the other runs have."""
-    cost = list[int]()
-    for name, runs, count in [("one", 1, 400), ("many", 4, 400), ("large", 1, 1600)]:
-        path = tmp_path / f"{name}.db"
-        shutil.copy(FIXTURES / "schema_4.db", path)
-        fill_version_4(path, runs, count)
-        with closing(opening.open_database(path, "read")) as connection:
-            cost.append(steps(connection, lambda: reading.list_events(connection, "r0", 10, 10)))
-            assert len(reading.list_events(connection, "r0", 0, 10_000)) == 2 * count
-    assert cost[1] < 1.2 * cost[0]
-    assert cost[2] < 5 * cost[0]
-
-
-def fill_version_4(path: Path, runs: int, tasks: int) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("BEGIN")
-        for run in range(runs):
-            connection.execute(
-                "INSERT INTO runs (run_id, name, status, created_at, last_seq, epoch, claims, settings) "
-                "VALUES (?, '', 'completed', '2026', ?, 0, '[]', '{}')",
-                (f"r{run}", 2 * tasks),
-            )
-            rows = [(f"r{run}", f"t{n}", n, 2 * n + 1, 2 * n + 2) for n in range(tasks)]
-            connection.executemany(
-                "INSERT INTO tasks (run_id, task_id, position, status, attempt, attempt_status, attempt_backend, "
-                "started_at, started_seq, ended_at, ended_seq, depends_on, spec, prompt) "
-                "VALUES (?, ?, ?, 'completed', 1, 'completed', 'fast', '2026', ?, '2026', ?, '[]', '{}', '')",
-                rows,
-            )
-        connection.execute("COMMIT")
 
 
 async def test_a_migrated_file_has_the_schema_of_a_new_one(old: Path, tmp_path: Path) -> None:
