@@ -180,12 +180,6 @@ CASES = {
         "tasks[0].for_each",
         "unknown input or task 'dcos'; did you mean 'docs'?",
     ),
-    "for_each over nothing that is there": (
-        tasks('{id: a, prompt: "", for_each: zoo}'),
-        2,
-        "tasks[0].for_each",
-        "unknown input or task 'zoo'; name an input that is a list, or a task that answers one",
-    ),
     "for_each not upstream": (
         "inputs: {l: [1, 2]}\n" + tasks('{id: a, prompt: "", for_each: l}', '{id: b, prompt: "{{ a }}"}'),
         4,

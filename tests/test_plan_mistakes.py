@@ -184,6 +184,12 @@ CASES = {
         "tasks[1].backend",
         "a conversation stays on its backend",
     ),
+    "for_each over nothing that is there": (
+        tasks('{id: a, prompt: "", for_each: zoo}'),
+        2,
+        "tasks[0].for_each",
+        "unknown input or task 'zoo'; name an input that is a list, or a task that answers one",
+    ),
     "item without for_each": (
         tasks('{id: a, prompt: "{{ item }}"}'),
         2,
