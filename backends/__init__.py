@@ -7,10 +7,10 @@ theirs when they are first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .asking import ask
-from .errors import BackendError, BackendUnavailable, ErrorKind
-from .function import FunctionBackend, as_backend
-from .protocol import (
+from backends.ask import ask
+from backends.errors import BackendError, BackendUnavailable, ErrorKind
+from backends.function import FunctionBackend, as_backend
+from backends.protocol import (
     NO_USAGE,
     Answer,
     Backend,
@@ -31,15 +31,15 @@ from .protocol import (
 )
 
 if TYPE_CHECKING:
-    from .agents.acp import AcpBackend
-    from .agents.claude import ClaudeCodeBackend
-    from .agents.codex import CodexBackend
-    from .agents.gemini import GeminiBackend
-    from .anthropic import AnthropicBackend
-    from .langgraph import LangGraphBackend
-    from .local import LocalBackend
-    from .openai import OpenAIBackend
-    from .person import PersonBackend
+    from backends.agents.acp.backend import AcpBackend
+    from backends.agents.claude.backend import ClaudeCodeBackend
+    from backends.agents.codex.backend import CodexBackend
+    from backends.agents.gemini.backend import GeminiBackend
+    from backends.langgraph.backend import LangGraphBackend
+    from backends.llm.anthropic import AnthropicBackend
+    from backends.llm.local import LocalBackend
+    from backends.llm.openai import OpenAIBackend
+    from backends.person import PersonBackend
 
 __all__ = [
     "NO_USAGE",
@@ -77,14 +77,14 @@ __all__ = [
 ]
 
 _LAZY = {
-    "AcpBackend": "agents.acp",
-    "AnthropicBackend": "anthropic",
-    "ClaudeCodeBackend": "agents.claude",
-    "CodexBackend": "agents.codex",
-    "GeminiBackend": "agents.gemini",
-    "LangGraphBackend": "langgraph",
-    "LocalBackend": "local",
-    "OpenAIBackend": "openai",
+    "AcpBackend": "agents.acp.backend",
+    "AnthropicBackend": "llm.anthropic",
+    "ClaudeCodeBackend": "agents.claude.backend",
+    "CodexBackend": "agents.codex.backend",
+    "GeminiBackend": "agents.gemini.backend",
+    "LangGraphBackend": "langgraph.backend",
+    "LocalBackend": "llm.local",
+    "OpenAIBackend": "llm.openai",
     "PersonBackend": "person",
 }
 

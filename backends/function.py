@@ -10,10 +10,10 @@ from traceback import walk_tb
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from .errors import BackendError, ErrorKind
-from .protocol import Backend, JsonValue, Opening, Reply
-from .structured import Mismatch, Schema, invalid_output
-from .text import clean_text, one_line, parse_json
+from backends.errors import BackendError, ErrorKind
+from backends.protocol import Backend, JsonValue, Opening, Reply
+from backends.structured import Mismatch, Schema, invalid_output
+from backends.text import clean_text, one_line, parse_json
 
 _NOT_THEIRS = (Path(__file__).parent, Path(inspect.__file__).parent)
 _INSTALLED = frozenset({"site-packages", "dist-packages"})

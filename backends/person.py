@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 
-from .asking import ask
-from .errors import BackendError, ErrorKind
-from .function import FunctionBackend
-from .protocol import Conversation, JsonInput, JsonValue, Opening
+from backends.ask import ask
+from backends.errors import BackendError, ErrorKind
+from backends.function import FunctionBackend
+from backends.protocol import Conversation, JsonInput, JsonValue, Opening
 
 
 class PersonBackend:

@@ -27,7 +27,7 @@ from persistence.changes import (
 from persistence.errors import Conflict, Fenced, StoreBusy, StoreError, StoreNotOpen, StoreUnusable
 from persistence.facets import ContextStore, RunStore, TaskStore
 from persistence.files import FilesStore
-from persistence.memory import MemoryStore
+from persistence.memory.store import MemoryStore
 from persistence.notes import Note, NoteRecord
 from persistence.protocol import Store
 from persistence.records import AttemptRecord, EventRecord, MessageRecord, Owner, RunRecord, TaskRecord

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runner.clock import Clock
-    from runner.dag import DAG
+    from runner.domain.dag import DAG
+    from runner.domain.limits import Limits
+    from runner.domain.policy import Decision, Policy, RunView
+    from runner.domain.question import OpenQuestion
+    from runner.domain.result import Degradation, Receipt, RunResult, TaskResult
+    from runner.domain.status import RunStatus, TaskStatus
+    from runner.domain.task import FailureMode, Retry, Task
     from runner.errors import (
         AnswerConflict,
         BackendMissing,
@@ -29,14 +35,15 @@ if TYPE_CHECKING:
         TaskNotFound,
         TurnNotStored,
     )
-    from runner.limits import Limits
-    from runner.looking import RunInfo, StoredEvent, TaskInfo
+    from runner.operations.inspect import RunInfo, StoredEvent, TaskInfo
+    from runner.operations.workflow_session import load_session
     from runner.orchestrator import Orchestrator, OrchestratorResult
     from runner.parallel import ParallelRunner
     from runner.plan import Plan, PlanError, load_plan
     from runner.policies.follow_ups import FollowUp, FollowUps
-    from runner.policies.orchestrator import Phase
-    from runner.policies.session import (
+    from runner.policies.orchestrator.policy import Phase
+    from runner.policies.workflow import Step, Workflow
+    from runner.policies.workflow_session import (
         ImpossibleState,
         Interaction,
         Session,
@@ -44,17 +51,10 @@ if TYPE_CHECKING:
         SessionEnded,
         UnknownStep,
     )
-    from runner.policies.workflow import Step, Workflow
-    from runner.policy import Decision, Policy, RunView
-    from runner.preview import Preview
-    from runner.questions import OpenQuestion
-    from runner.result import Degradation, Receipt, RunResult, TaskResult
+    from runner.recovery.preview import Preview
+    from runner.recovery.resume_plan import Action, Verdict
     from runner.run import Run
     from runner.service import RunService
-    from runner.sessions import load_session
-    from runner.status import RunStatus, TaskStatus
-    from runner.task import FailureMode, Retry, Task
-    from runner.verdict import Action, Verdict
 
 __all__ = [
     "DAG",
@@ -119,29 +119,28 @@ __all__ = [
 
 _HOMES = {
     "clock": "Clock",
-    "dag": "DAG",
+    "domain.dag": "DAG",
+    "domain.limits": "Limits",
+    "domain.policy": "Decision Policy RunView",
+    "domain.question": "OpenQuestion",
+    "domain.result": "Degradation Receipt RunResult TaskResult",
+    "domain.status": "RunStatus TaskStatus",
+    "domain.task": "FailureMode Retry Task",
     "errors": "AnswerConflict BackendMissing DAGError KeyConflict OwnershipLost PlaitError PolicyMissing Problem "
-    "PromptError RunExists RunNotFound RunNotResumable RunOwned StoreRequired TaskNotFound "
-    "TurnNotStored",
-    "limits": "Limits",
-    "looking": "RunInfo StoredEvent TaskInfo",
+    "PromptError RunExists RunNotFound RunNotResumable RunOwned StoreRequired TaskNotFound TurnNotStored",
+    "operations.inspect": "RunInfo StoredEvent TaskInfo",
+    "operations.workflow_session": "load_session",
     "orchestrator": "Orchestrator OrchestratorResult",
     "parallel": "ParallelRunner",
     "plan": "Plan PlanError load_plan",
     "policies.follow_ups": "FollowUp FollowUps",
-    "policies.orchestrator": "Phase",
-    "policies.session": "ImpossibleState Interaction Session SessionComplete SessionEnded UnknownStep",
+    "policies.orchestrator.policy": "Phase",
     "policies.workflow": "Step Workflow",
-    "policy": "Decision Policy RunView",
-    "questions": "OpenQuestion",
-    "preview": "Preview",
-    "result": "Degradation Receipt RunResult TaskResult",
+    "policies.workflow_session": "ImpossibleState Interaction Session SessionComplete SessionEnded UnknownStep",
+    "recovery.preview": "Preview",
+    "recovery.resume_plan": "Action Verdict",
     "run": "Run",
     "service": "RunService",
-    "sessions": "load_session",
-    "status": "RunStatus TaskStatus",
-    "task": "FailureMode Retry Task",
-    "verdict": "Action Verdict",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

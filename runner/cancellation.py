@@ -1,71 +1,58 @@
-"""Cancelling a stored run for good: by its owner where it has a living one, else from here."""
+"""Telling our own cancellation from somebody else's."""
 
 from __future__ import annotations
 
-from runner import events
-from runner.clock import iso
-from runner.config import Config
-from runner.errors import RunOwned
-from runner.feed import Feed
-from runner.inbox import cancel_note, is_to_be_cancelled
-from runner.leftovers import end_leftovers
-from runner.owner import Liveness, forget, liveness
-from runner.ownership import claim, is_live, wait_until_free
-from runner.result import RunResult
-from runner.status import RUN_DONE, TASK_DONE, RunStatus
-from runner.stored import StoredRun, stored_record, stored_run
-from runner.translate import changes
+import asyncio
+import math
+from collections.abc import Generator
+from contextlib import contextmanager
 
-_LOOK_AGAIN_S = 0.2
+import anyio
 
 
-async def cancel(config: Config, run_id: str, wait: float) -> RunStatus:
-    """See `ParallelRunner.cancel_run`."""
-    ends = config.clock.monotonic() + wait
-    told = False
-    while True:
-        store, record = await stored_record(config, run_id)
-        if RunStatus(record.status) in RUN_DONE:
-            if record.owner is None and RunStatus(record.status) is RunStatus.CANCELLED:
-                await end_leftovers(store, run_id)  # whoever cancelled it may have died before
-            return RunStatus(record.status)
-        if not told and record.owner is not None and liveness(record.owner) is not Liveness.DEAD:
-            if not await is_to_be_cancelled(store, record):
-                await store.send(run_id, cancel_note(record, iso(config.clock.wall())))
-            told = True
-        if not is_live(record, config.clock.wall()):
-            try:
-                return await _cancel_from_here(config, run_id)
-            except RunOwned:  # somebody runs it after all
-                if not told:
-                    continue
-        if config.clock.monotonic() >= ends:
-            return RunStatus.CANCELLING
-        await config.clock.sleep(_LOOK_AGAIN_S)
+def require_asyncio() -> None:
+    """Raise RuntimeError on any other event loop, such as trio's: stores and backends are made for this one."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError("plait needs asyncio's event loop: asyncio.run(main()), or anyio.run(main)") from None
 
 
-async def _cancel_from_here(config: Config, run_id: str) -> RunStatus:
-    run = await stored_run(config, run_id)
-    if run.status in RUN_DONE:
-        return run.status
-    await wait_until_free(config, run, Feed())
-    return (await finish_cancelling(config, run, Feed())).status
+class Cancels:
+    """How often somebody has asked for the running task's end, by a cancel scope or natively, from here on."""
+
+    __slots__ = ("_before", "_task")
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        self._before = 0 if self._task is None else self._task.cancelling()
+
+    @property
+    def since(self) -> bool:
+        """Whether the task itself is being cancelled.
+
+        False when a CancelledError merely came out of what was awaited, such as a task of the backend's own that
+        somebody cancelled: it is a failure like any other, and must not pass for the end of the run.
+        """
+        return self._task is not None and self._task.cancelling() > self._before
+
+    def forget(self) -> None:
+        """For a task of ours that has called a backend: one that has cancelled that task and caught this itself, as
+        home-made time-outs do, must not have it taken for cancelled from then on. A cancelled scope cancels it again.
+        """
+        while self._task is not None and self._task.cancelling() > self._before:
+            self._task.uncancel()
 
 
-async def finish_cancelling(config: Config, run: StoredRun, feed: Feed) -> RunResult:
-    """Claim the run, which nobody runs, cancel what is not done, and leave it, in one transaction. Raises RunOwned when
-    somebody else has just claimed it, StoreError.
+@contextmanager
+def outlasting_cancellation() -> Generator[None]:
+    """For a task that ends when it is told so, and not before: a native cancellation, such as the end of `asyncio.run`
+    has for every task, ends what is waited for in the block, and nothing else. That of a scope would come again.
     """
-    state, record = run.state, run.record
-    at = iso(config.clock.wall())
-    happened: list[events.Event] = []
-    for position, status in enumerate(state.statuses):
-        if status not in TASK_DONE:
-            happened.append(state.cancel(position, at))
-    happened.append(events.RunCancelled(at, record.run_id, RunStatus.CANCELLED))
-    owner, _ = await claim(config, run.store, record, [change for event in happened for change in changes(event)])
-    forget(owner)
-    await end_leftovers(run.store, record.run_id)
-    for event in happened:
-        feed.publish(event)
-    return state.result(record.run_id, RunStatus.CANCELLED, receipt=state.receipt())
+    cancels = Cancels()
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not cancels.since or anyio.current_effective_deadline() == -math.inf:
+            raise
+        cancels.forget()

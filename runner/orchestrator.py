@@ -13,20 +13,20 @@ from typing import Any, Self, TypeAlias, cast
 from backends.protocol import Backend, JsonInput, Usage
 from persistence.protocol import Store
 from persistence.records import RunRecord, TaskRecord
-from runner import events
-from runner.dag import nearest
-from runner.deciding import decided_of
+from runner.domain import events
+from runner.domain.dag import nearest
+from runner.domain.result import RunResult
+from runner.domain.status import RunStatus, TaskStatus
+from runner.domain.task import JsonValue
+from runner.engine.attempt import OnQuestion
+from runner.engine.policy_driver import decided_of
 from runner.errors import RunNotFound
 from runner.parallel import ParallelRunner
-from runner.policies.orchestrator import Loop, LoopLimits, OrchestratorPolicy, Phase, Stop
-from runner.policies.orchestrator_evidence import is_work
-from runner.policies.orchestrator_prompts import ANSWER_ID, EXECUTOR, PLANNER, REFLECTOR
-from runner.result import RunResult
+from runner.policies.orchestrator.evidence import is_work
+from runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy, Phase, Stop
+from runner.policies.orchestrator.prompts import ANSWER_ID, EXECUTOR, PLANNER, REFLECTOR
 from runner.run import Run
-from runner.status import RunStatus, TaskStatus
-from runner.stored import StoredPolicy
-from runner.task import JsonValue
-from runner.turn import OnQuestion
+from runner.state.stored_run import StoredPolicy
 
 ROLES = (PLANNER, EXECUTOR, REFLECTOR)
 OneBackend: TypeAlias = Backend | Callable[[str], Any]

@@ -10,32 +10,32 @@ from backends.function import as_backend
 from backends.protocol import Backend, JsonInput, Reply
 from persistence.changes import RunClaimed
 from persistence.protocol import Store
-from runner import events
-from runner.answering import How, Settlement, answer_question, settle, unanswered_questions
-from runner.cancellation import cancel, finish_cancelling
 from runner.clock import Clock, iso, new_run_id
-from runner.config import DEFAULT_BACKEND, Config, backend_names, default_backend
-from runner.continuing import say
-from runner.dag import DAG
-from runner.drive import Prepared, drive
-from runner.feed import Feed
-from runner.given import question_of
-from runner.inbox import is_to_be_cancelled
-from runner.limits import Limits
-from runner.owner import LEASE_SECONDS, claim_for_this_process
-from runner.ownership import wait_until_free
-from runner.patient import PatientStore
-from runner.policy import Policy
-from runner.preview import Preview, preview
-from runner.questions import OpenQuestion
-from runner.queued import checked_run_id, create, with_policy
-from runner.result import RunResult
+from runner.domain import events
+from runner.domain.dag import DAG
+from runner.domain.limits import Limits
+from runner.domain.policy import Policy
+from runner.domain.question import OpenQuestion
+from runner.domain.result import RunResult
+from runner.domain.status import RunStatus
+from runner.engine.attempt import OnQuestion
+from runner.engine.config import DEFAULT_BACKEND, Config, backend_names, default_backend
+from runner.engine.feed import Feed
+from runner.engine.inbox import is_to_be_cancelled
+from runner.engine.lifecycle import Prepared, drive
+from runner.operations.answer_task import How, Settlement, answer_question, settle, unanswered_questions
+from runner.operations.cancel_run import cancel, finish_cancelling
+from runner.operations.continue_task import say
+from runner.operations.create_run import checked_run_id, create, with_policy
+from runner.recovery.answers import question_of
+from runner.recovery.lease import wait_until_free
+from runner.recovery.preview import Preview, preview
+from runner.recovery.resume import Resumption, take_over
 from runner.run import Control, Run
-from runner.state import RunState
-from runner.status import RunStatus
-from runner.stored import ended_result, needs_no_work, require_unfailed, stored_run
-from runner.takeover import Resumption, take_over
-from runner.turn import OnQuestion
+from runner.state.owner import LEASE_SECONDS, claim_for_this_process
+from runner.state.run_state import RunState
+from runner.state.stored_run import ended_result, needs_no_work, require_unfailed, stored_run
+from runner.state.timeouts import PatientStore
 
 CANCEL_GRACE_SECONDS = 5.0
 DEFAULT_LIMITS = Limits()

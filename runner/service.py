@@ -12,16 +12,16 @@ import anyio.abc
 
 from backends.protocol import JsonInput
 from persistence.protocol import Store
-from runner import events
-from runner.dag import DAG
+from runner.domain import events
+from runner.domain.dag import DAG
+from runner.domain.policy import Policy
+from runner.domain.status import RunStatus
 from runner.errors import PlaitError, StoreRequired
 from runner.log import logger
-from runner.looking import RunInfo, StoredEvent, history, look_up, run_info
+from runner.operations.inspect import RunInfo, StoredEvent, history, look_up, run_info
 from runner.parallel import ParallelRunner
-from runner.policy import Policy
+from runner.recovery.resume import Resumption
 from runner.run import Run
-from runner.status import RunStatus
-from runner.takeover import Resumption
 
 POLL_SECONDS = 0.2
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from backends.agents.acp_talk import Talk
-from backends.agents.program import Call
+from backends.agents.acp.machine import Talk
+from backends.agents.protocol import Call
 from backends.errors import ErrorKind
 from tests.support.acp_talks import (
     AIMS,

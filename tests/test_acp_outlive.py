@@ -16,10 +16,10 @@ import anyio
 import pytest
 
 from backends import Answer, BackendError, ErrorKind, LeftTurn, Opening, OutlivingBackend, Reply
-from backends.agents.acp_speech import Speech, said_in, spoken_command
-from backends.childfile import read_known
-from backends.process import Start, child_environment, running
-from runner.leftovers import end_turn
+from backends.agents.acp.outbox import Speech, said_in, spoken_command
+from backends.process.manifest import read_known
+from backends.process.spawn import Start, child_environment, running
+from runner.state.orphans import end_turn
 from tests.support.agents import Home, until
 
 TASKS = ("a", "b", "c", "d")

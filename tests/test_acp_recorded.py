@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from backends.agents.acp_talk import Aims
-from backends.agents.acp_wire import prompt_of
+from backends.agents.acp.machine import Aims
+from backends.agents.acp.wire import prompt_of
 from backends.errors import ErrorKind
 from backends.protocol import Usage
 from tests.support.acp_talks import (

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from backends.agents.acp_permits import Grant
-from backends.agents.acp_talk import Talk
-from backends.agents.program import Call, Ending
+from backends.agents.acp.machine import Talk
+from backends.agents.acp.permissions import Grant
+from backends.agents.protocol import Call, Ending
 from backends.errors import ErrorKind
 from tests.support.acp_talks import (
     AIMS,

@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backends import (
-    AcpBackend,
-    BackendError,
-    ErrorKind,
-    Message,
-    Output,
-    Usage,
-)
+from backends import AcpBackend, BackendError, ErrorKind, Message, Output, Usage
 from backends.contract import BackendContract, Subject
 from tests.support.agents import Home, fails, send
 

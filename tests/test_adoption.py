@@ -8,9 +8,10 @@ import anyio
 import pytest
 
 from backends import Usage
-from runner import Action, Clock, ParallelRunner, Run, RunStatus, TaskStatus, events
-from runner.result import Receipt
-from runner.turn import INTERRUPTED
+from runner import Action, Clock, ParallelRunner, Run, RunStatus, TaskStatus
+from runner.domain import events
+from runner.domain.result import Receipt
+from runner.engine.attempt import INTERRUPTED
 from tests.support.adopting import allow_once_adopted, foretold, history, is_adopted, resumed, said_in
 from tests.support.outliving import RUN, World
 

@@ -9,7 +9,8 @@ import anyio
 import pytest
 
 from persistence import SQLiteStore
-from runner import Action, ParallelRunner, events
+from runner import Action, ParallelRunner
+from runner.domain import events
 from tests.support.agents import Home, until
 
 PARENT = """

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from backends import BackendUnavailable
-from backends.process import sweep
-from backends.proctable import start_time
+from backends.process.proctable import start_time
+from backends.process.spawn import sweep
 from backends.protocol import Opening
 from persistence import SQLiteStore
-from runner import Action, ParallelRunner, TaskStatus, events
+from runner import Action, ParallelRunner, TaskStatus
+from runner.domain import events
 from tests.support.agents import Home, until
 from tests.support.database import end_of
 from tests.support.outliving import RUN, Outliver, World

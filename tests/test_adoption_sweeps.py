@@ -11,8 +11,8 @@ import pytest
 from backends.protocol import Files, LeftTurn, Opening
 from persistence import Batch, MemoryStore, RunClaimed
 from runner import DAG, Action, ParallelRunner, PlaitError, RunStatus, Task, TaskStatus
-from runner.inbox import cancel_note
-from runner.leftovers import delete_files
+from runner.engine.inbox import cancel_note
+from runner.state.orphans import delete_files
 from tests.support.crashed import Dying, die
 from tests.support.fakes import Talker
 from tests.support.outliving import RUN, Outliver, World

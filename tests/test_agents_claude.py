@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from backends.agents.claude import ClaudeCodeBackend
-from backends.agents.program import Call, Ending
+from backends.agents.claude.backend import ClaudeCodeBackend
+from backends.agents.protocol import Call, Ending
 from backends.errors import ErrorKind
 from backends.protocol import Usage
 from tests.support.recorded import NOW, Seen, names, read, recorded, replay

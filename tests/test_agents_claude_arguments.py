@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from backends.agents.claude import ClaudeCodeBackend
-from backends.agents.program import Call
+from backends.agents.claude.backend import ClaudeCodeBackend
+from backends.agents.protocol import Call
 
 COMMON = ["-p", "--output-format=stream-json", "--verbose", "--include-partial-messages"]
 

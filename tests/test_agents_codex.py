@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from backends import BackendError, ErrorKind
-from backends.agents.codex import CodexBackend
-from backends.agents.program import Call, Ending
+from backends.agents.codex.backend import CodexBackend
+from backends.agents.protocol import Call, Ending
 from backends.protocol import Usage
 from tests.support.recorded import NOW, Seen, names, read, recorded, replay
 

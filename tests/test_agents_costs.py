@@ -7,11 +7,11 @@ import json
 import pytest
 
 from backends import BackendError, CodexBackend
-from backends.agents.sessions import Sessions
+from backends.agents.session_locks import Sessions
 from backends.protocol import Files, Usage
 from persistence import SQLiteStore
 from runner import DAG, ParallelRunner, Retry, Task, TaskStatus
-from runner.turn import INTERRUPTED
+from runner.engine.attempt import INTERRUPTED
 from tests.support.agents import Home, send
 
 SCHEMA = {"type": "object", "properties": {"mood": {"type": "string"}}, "required": ["mood"]}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from backends import ErrorKind
-from backends.agents.gemini import GeminiBackend
-from backends.agents.program import Call, Ending
+from backends.agents.gemini.backend import GeminiBackend
+from backends.agents.protocol import Call, Ending
 from backends.protocol import Usage
 from tests.support.recorded import NOW, Seen, names, read, recorded, replay
 

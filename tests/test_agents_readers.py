@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends import BackendError, ClaudeCodeBackend, CodexBackend, GeminiBackend
-from backends.agents.faults import COMMON, no_outcome, said
-from backends.agents.fields import number
-from backends.agents.program import Answered, Call, Ending, Reader
-from backends.agents.resets import seconds_left
+from backends.agents.error_kinds import COMMON, no_outcome, said
+from backends.agents.limit_resets import seconds_left
+from backends.agents.protocol import Answered, Call, Ending, Reader
+from backends.json_fields import number
 from backends.text import shown
 from tests.support.recorded import NOW, ROOT, names, read, recorded
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from backends import ClaudeCodeBackend, Output
-from backends.agents.faults import SchemaRefused
-from backends.agents.program import Call, Ending
+from backends.agents.error_kinds import SchemaRefused
+from backends.agents.protocol import Call, Ending
 from tests.support.agents import Home, send
 
 PAIR = {"type": "object", "properties": {"pair": {"type": "array", "prefixItems": [{"type": "integer"}]}}}

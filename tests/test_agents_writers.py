@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from backends import BackendError, ErrorKind, Opening, Output
-from backends.agents import turn
+from backends.agents import conversation as turn
 from tests.support.agents import Home, send, send_opened, until
 
 

@@ -42,19 +42,19 @@ RULES: dict[Rule, Sequence[tuple[str, str]]] = {
         ("persistence/sqlite/x.py", "from ...runner import task"),
     ],
     pure_rooms_stay_pure: [
-        ("runner/dag.py", "import anyio.lowlevel"),
+        ("runner/domain/dag.py", "import anyio.lowlevel"),
         ("runner/prompt_x.py", "def f():\n    import time"),
-        ("runner/task.py", "from runner.checkpoint import Checkpointer"),
+        ("runner/domain/task.py", "from runner.checkpoint import Checkpointer"),
     ],
     libraries_have_one_home: [
         ("runner/x.py", "import aiosqlite"),
-        ("persistence/memory.py", "import sqlite3"),
+        ("persistence/memory/store.py", "import sqlite3"),
         ("backends/x.py", "def f():\n    from importlib import import_module\n    import_module('openai.types')"),
     ],
     heavy_libraries_load_lazily: [
-        ("backends/openai.py", "try:\n    import openai\nexcept ImportError:\n    pass"),
-        ("backends/anthropic.py", "import importlib\nsdk = importlib.import_module('anthropic')"),
-        ("runner/dag.py", "import networkx as nx"),
+        ("backends/llm/openai.py", "try:\n    import openai\nexcept ImportError:\n    pass"),
+        ("backends/llm/anthropic.py", "import importlib\nsdk = importlib.import_module('anthropic')"),
+        ("runner/domain/dag.py", "import networkx as nx"),
     ],
     work_belongs_to_task_groups: [
         ("runner/x.py", "loop.create_task(f())"),
@@ -113,8 +113,8 @@ def test_the_rule_can_fail(rule: Rule) -> None:
 def test_the_rule_lets_the_neighbours_pass(rule: Rule) -> None:
     innocent = [
         Source("runner/x.py", "from backends.protocol import Reply\nimport time\nkind = mode == 'skip'"),
-        Source("backends/openai.py", "def f():\n    import openai"),
-        Source("runner/dag.py", "if TYPE_CHECKING:\n    import networkx as nx\nimport re"),
+        Source("backends/llm/openai.py", "def f():\n    import openai"),
+        Source("runner/domain/dag.py", "if TYPE_CHECKING:\n    import networkx as nx\nimport re"),
         Source("persistence/sqlite/x.py", "import sqlite3\nfd = os.open(p, os.O_CREAT | os.O_EXCL)\nos.close(fd)"),
         Source("persistence/sqlite/y.py", "text = files('p').joinpath('x.sql').read_text()\ne = f'run {r} is gone'"),
     ]

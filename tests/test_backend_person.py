@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from backends import PersonBackend
-from backends.spec import PersonSpec, build
+from backends.spec.build import PersonSpec, build
 from persistence import Store
 from runner import DAG, ParallelRunner, PlaitError, RunStatus, Task, TaskStatus
 from tests.support.fakes import QuickClock, Talker

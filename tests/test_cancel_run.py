@@ -7,18 +7,9 @@ import anyio.lowlevel
 import pytest
 
 from backends import BackendError, ErrorKind
-from persistence import (
-    Batch,
-    MemoryStore,
-    RunReleased,
-    Store,
-    StoreError,
-    TaskCompleted,
-    TaskFailed,
-    TaskStarted,
-)
+from persistence import Batch, MemoryStore, RunReleased, Store, StoreError, TaskCompleted, TaskFailed, TaskStarted
 from runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
-from runner import events as ev
+from runner.domain import events as ev
 from tests.support.fakes import Talker
 from tests.support.faulty_store import Fault, on_write
 from tests.support.held import GRACE, HeldClock, HeldStore

@@ -19,7 +19,7 @@ from persistence import (
     StoreError,
 )
 from runner import DAG, Action, ParallelRunner, RunNotFound, RunNotResumable, RunStatus, StoreRequired, Task
-from runner.owner import claim_for_this_process, forget
+from runner.state.owner import claim_for_this_process, forget
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write

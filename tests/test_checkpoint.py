@@ -11,7 +11,7 @@ import pytest
 
 from persistence import Batch, MemoryStore, SQLiteStore, StoreError
 from runner import DAG, OwnershipLost, ParallelRunner, RunStatus, Task
-from runner.events import RunCompleted, StoreDegraded, StoreRecovered, TaskStarted
+from runner.domain.events import RunCompleted, StoreDegraded, StoreRecovered, TaskStarted
 from tests.support.fakes import Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 from tests.support.wide import WIDE, everything_is_stored, run
@@ -117,7 +117,7 @@ async def test_an_owner_whose_run_was_taken_over_stops_at_its_first_refused_writ
             await go_on.wait()
         return prompt
 
-    from runner.owner import _live_here
+    from runner.state.owner import _live_here
 
     async with ParallelRunner(body, store=inner).start(WIDE, run_id="r") as live:
         await started.wait()

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from backends.leftovers import left_over_servers
+from backends.process.strays import left_over_servers
 from persistence import SQLiteStore
 from persistence.sqlite.health import Fitness, file_system, library, space
 from runner import DAG, ParallelRunner, RunStatus, Task
@@ -233,7 +233,7 @@ PARENT = """
 import subprocess, sys, time
 from pathlib import Path
 import backends
-child = Path(backends.__file__).with_name("_llama_server.py")
+child = Path(backends.__file__).parent / "llm" / "_llama_server.py"
 print(subprocess.Popen([sys.executable, "-P", str(child)]).pid, flush=True)
 time.sleep(60)
 """

@@ -12,12 +12,12 @@ import anyio
 import pytest
 
 from backends import AcpBackend
-from backends.agents.cli import CliBackend
-from backends.agents.installed import look_for_agents
-from backends.agents.known import AGENTS, Agent, agent
-from backends.memory import available_memory
-from backends.process import child_environment
-from backends.proctable import start_time
+from backends.agents.backend import CliBackend
+from backends.agents.catalog import AGENTS, Agent, agent
+from backends.agents.discovery import look_for_agents
+from backends.process.available_memory import available_memory
+from backends.process.proctable import start_time
+from backends.process.spawn import child_environment
 from tests.clis.install import known
 from tests.support.agents import make_home, until
 from tests.support.command import PLAIT, environment, plait_here

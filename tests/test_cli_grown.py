@@ -8,9 +8,10 @@ import anyio
 import pytest
 
 from persistence import SQLiteStore
-from runner import DAG, Decision, ParallelRunner, RunStatus, Task, TaskStatus, events
-from runner.cli.plain import line_of
-from runner.cli.progress import Progress
+from runner import DAG, Decision, ParallelRunner, RunStatus, Task, TaskStatus
+from runner.cli.display.plain import line_of
+from runner.cli.display.progress import Progress
+from runner.domain import events
 from tests.support.command import plait_here
 from tests.support.fakes import Talker
 from tests.support.growth import Scripted, by_end, listed, plan, spec, talker, tasks

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.spec import KINDS
+from backends.spec.build import KINDS
 from tests.support.command import environment, plait_here
 from tests.support.plans import calls, make
 

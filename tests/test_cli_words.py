@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runner.web.shapes import Detail, Summary, TaskShape
+from runner.web.schemas import Detail, Summary, TaskShape
 from tests.support.command import plait_here
 from tests.support.plans import make
 

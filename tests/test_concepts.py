@@ -15,7 +15,7 @@ import persistence
 import runner
 from runner import FailureMode, RunStatus, TaskStatus
 from runner.cli import exits
-from runner.status import RUN_TRANSITIONS, TASK_TRANSITIONS
+from runner.domain.status import RUN_TRANSITIONS, TASK_TRANSITIONS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")

@@ -8,15 +8,7 @@ import pytest
 
 from backends import BackendError, ErrorKind, Message, Opening, Reply, Usage
 from persistence import MemoryStore, Store
-from runner import (
-    DAG,
-    BackendMissing,
-    ParallelRunner,
-    PlaitError,
-    Retry,
-    RunStatus,
-    Task,
-)
+from runner import DAG, BackendMissing, ParallelRunner, PlaitError, Retry, RunStatus, Task
 from tests.support.fakes import Talker
 
 

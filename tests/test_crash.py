@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from persistence.boundaries import BOUNDARIES
-from runner.crash.certificate import as_lines, as_value
-from runner.crash.planted import PLANTED
-from runner.crash.server import get_ready
-from runner.crash.tally import Tally
+from persistence.failpoints import BOUNDARIES
+from runner.crashtest.certificate import as_lines, as_value
+from runner.crashtest.fork_server import get_ready
+from runner.crashtest.mutants import PLANTED
+from runner.crashtest.tally import Tally
 from tests.support import warm
 from tests.support.command import PLAIT, Done, environment, plait
 from tests.support.warm import Warm

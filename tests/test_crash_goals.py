@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import get_args
 
-from persistence.boundaries import BOUNDARIES
-from runner.crash.planted import PLANTED
+from persistence.failpoints import BOUNDARIES
+from runner.crashtest.mutants import PLANTED
 from tests.crash import (
     adoption_bugs,
     adoptions,

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from runner import DAG, FailureMode, Retry, RunStatus, Task, TaskStatus
-from runner.crash.case import NEVER, Case, Part, chain_case, plan_case, random_case
-from runner.crash.judge import Judge, Verdict
-from runner.crash.oracle import Expected, expected, forecast, run_status
-from runner.crash.planted import PLANTED
-from runner.crash.snapshot import mark
-from runner.crash.trial import Kind, Point, Trial, parse_trial
+from runner.crashtest.cases import NEVER, Case, Part, chain_case, plan_case, random_case
+from runner.crashtest.judge import Judge, Verdict
+from runner.crashtest.mutants import PLANTED
+from runner.crashtest.oracle import Expected, expected, forecast, run_status
+from runner.crashtest.snapshot import mark
+from runner.crashtest.trial import Kind, Point, Trial, parse_trial
 from tests.crash.bugs import TO_BE_SEEN, unseen
 from tests.crash.report import Report
 

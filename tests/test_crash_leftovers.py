@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from persistence import SQLiteStore
-from persistence.sqlite import opening
+from persistence.sqlite import connection as opening
 from tests.support.command import PLAIT, environment, plait_here
 from tests.support.database import in_child
 from tests.support.plans import make, wait_for_call
@@ -64,7 +64,7 @@ async def test_half_made_files_are_removed_when_nobody_makes_them_any_more(path:
 
 STOPPED = """
 import signal, sys, threading
-from persistence import boundaries
+from persistence import failpoints as boundaries
 from runner.cli import main
 
 passed = []

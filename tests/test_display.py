@@ -9,10 +9,10 @@ import pytest
 
 from backends.protocol import NO_USAGE, Usage
 from runner import DAG, Task
-from runner.cli.plain import line_of
-from runner.cli.progress import Progress
-from runner.cli.text import last_cells
-from runner.events import TaskCancelled, TaskCompleted, TaskOutput, TaskRetrying, TaskStarted
+from runner.cli.display.plain import line_of
+from runner.cli.display.progress import Progress
+from runner.cli.display.text import last_cells
+from runner.domain.events import TaskCancelled, TaskCompleted, TaskOutput, TaskRetrying, TaskStarted
 from tests.support.command import Terminal, plait
 
 AT = "2026-11-21T23:00:00.000Z"

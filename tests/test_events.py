@@ -11,7 +11,7 @@ import pytest
 
 from persistence import MemoryStore
 from runner import DAG, ParallelRunner, RunExists, RunStatus, Task, TaskStatus
-from runner import events as ev
+from runner.domain import events as ev
 from tests.support.fakes import Talker
 
 TWO = DAG([Task("a", prompt="one"), Task("b", prompt="two", depends_on=["a"])])

@@ -10,12 +10,12 @@ import anyio
 import pytest
 
 from backends import BackendError, ErrorKind, Usage
-from backends.agents.sessions import Sessions
+from backends.agents.session_locks import Sessions
 from backends.protocol import Files, LeftTurn
 from persistence import FilesStore, MemoryStore, SQLiteStore, Store
 from runner import DAG, ParallelRunner, Retry, RunStatus, Task
-from runner.folders import run_folder, turn_files
-from runner.leftovers import delete_files
+from runner.state.attempt_files import run_folder, turn_files
+from runner.state.orphans import delete_files
 from tests.support.command import plait, plait_here
 from tests.support.database import edit
 from tests.support.fakes import QuickClock, Talker

@@ -7,7 +7,7 @@ import pytest
 from backends import BackendError, ErrorKind, FunctionBackend
 from persistence import Store
 from runner import DAG, FailureMode, ParallelRunner, Retry, Task
-from runner.turn import INTERRUPTED
+from runner.engine.attempt import INTERRUPTED
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
 

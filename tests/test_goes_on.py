@@ -11,8 +11,9 @@ import pytest
 from backends import BackendError, ErrorKind, Opening, Question, Reply
 from persistence import SQLiteStore, Store
 from persistence.records import TaskRecord
-from runner import DAG, Action, ParallelRunner, Retry, RunStatus, Task, TaskStatus, events
-from runner.turn import INTERRUPTED
+from runner import DAG, Action, ParallelRunner, Retry, RunStatus, Task, TaskStatus
+from runner.domain import events
+from runner.engine.attempt import INTERRUPTED
 from tests.support.command import plait_here
 from tests.support.fakes import Answer, QuickClock, Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from backends.protocol import Reply
 from persistence import MemoryStore, SQLiteStore, Store
-from runner import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
+from runner import DAG, ParallelRunner, RunStatus, Task, TaskStatus
+from runner.domain import events
 from tests.support.growth import Recording, listed, plan, spec, talker
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from runner import DAG, Task, TaskStatus
-from runner.cli.growing import grow
-from runner.cli.plain import line_of
-from runner.cli.progress import Progress
-from runner.events import TaskCompleted, TasksAdded, TaskStarted
+from runner.cli.display.growing import grow
+from runner.cli.display.plain import line_of
+from runner.cli.display.progress import Progress
+from runner.domain.events import TaskCompleted, TasksAdded, TaskStarted
 
 AT = "2026-11-21T23:00:00.000Z"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.growth import TASKS_SCHEMA
+from runner.engine.growth import TASKS_SCHEMA
 from runner.plan import parse_plan
 
 

@@ -9,7 +9,7 @@ import pytest
 from backends.protocol import Opening, Reply
 from persistence import Conflict, MemoryStore, Store, TasksAdded
 from runner import DAG, Decision, ParallelRunner, RunStatus, RunView, Task
-from runner.checkpoint import BATCH_LIMIT
+from runner.engine.checkpointer import BATCH_LIMIT
 from tests.support.fakes import QuickClock, Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 from tests.support.growth import Recording, Scripted, listed, plan, spec, talker
@@ -71,7 +71,7 @@ async def test_a_death_after_any_write(writes: int) -> None:
 
 
 def _state(seen: list[str | None]) -> str:
-    from runner.translate import to_json
+    from runner.state.codec import to_json
 
     return to_json({"state": seen, "rests": True})
 

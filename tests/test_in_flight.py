@@ -12,7 +12,7 @@ from backends import BackendError, ErrorKind, Reply
 from backends.protocol import Opening
 from persistence import Batch, MemoryStore, SQLiteStore, Store
 from runner import DAG, Action, FailureMode, ParallelRunner, PlaitError, Retry, RunStatus, Task, TaskStatus
-from runner.turn import INTERRUPTED
+from runner.engine.attempt import INTERRUPTED
 from tests.support.crashed import Dying, die
 from tests.support.database import end_of
 from tests.support.fakes import QuickClock, Talker

@@ -12,15 +12,8 @@ import pytest
 
 from backends import BackendError, ErrorKind, Message, Opening, Output, Reply, Usage
 from persistence import MemoryStore, SQLiteStore, Store
-from runner import (
-    DAG,
-    ParallelRunner,
-    Retry,
-    RunStatus,
-    Task,
-    TaskStatus,
-)
-from runner.events import TaskOutput
+from runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
+from runner.domain.events import TaskOutput
 from tests.support.fakes import Talker
 
 

@@ -12,21 +12,10 @@ import pytest
 
 from backends import BackendError, ErrorKind, Message, Reply
 from persistence import Batch, MemoryStore, RunClaimed, SQLiteStore, Store, StoreError
-from runner import (
-    DAG,
-    Action,
-    FailureMode,
-    ParallelRunner,
-    Retry,
-    RunNotFound,
-    RunOwned,
-    RunStatus,
-    Task,
-    TaskStatus,
-    events,
-)
-from runner.owner import Liveness, claim_for_this_process, forget, liveness
-from runner.turn import INTERRUPTED
+from runner import DAG, Action, FailureMode, ParallelRunner, Retry, RunNotFound, RunOwned, RunStatus, Task, TaskStatus
+from runner.domain import events
+from runner.engine.attempt import INTERRUPTED
+from runner.state.owner import Liveness, claim_for_this_process, forget, liveness
 from tests.support.crashed import Dying, die
 from tests.support.database import end_of
 from tests.support.fakes import QuickClock, Talker

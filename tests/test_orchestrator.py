@@ -12,9 +12,9 @@ import pytest
 from backends import Opening, Reply
 from persistence import Store
 from runner import Orchestrator, OrchestratorResult, ParallelRunner, Phase, RunNotFound, RunStatus, Task
-from runner.dag import DAG
+from runner.domain.dag import DAG
 from runner.orchestrator import LoopState, load_loop_state
-from runner.policies.orchestrator import Stop
+from runner.policies.orchestrator.policy import Stop
 from tests.support.fakes import Talker
 from tests.support.team import ANSWER, CALLS, CONTEXT, GOAL, TASKS, Team
 

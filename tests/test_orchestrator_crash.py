@@ -18,17 +18,8 @@ from typing import Any
 import anyio
 import pytest
 
-from persistence import (
-    Batch,
-    Change,
-    RunStatusChanged,
-    SQLiteStore,
-    Store,
-    TaskCompleted,
-    TasksAdded,
-    TaskStarted,
-    boundaries,
-)
+from persistence import Batch, Change, RunStatusChanged, SQLiteStore, Store, TaskCompleted, TasksAdded, TaskStarted
+from persistence import failpoints as boundaries
 from runner import Orchestrator, OrchestratorResult, Phase, RunStatus
 from runner.orchestrator import LoopState, load_loop_state
 from tests.support.forked import Child

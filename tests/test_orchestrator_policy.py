@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from runner.policies.orchestrator import Loop, LoopLimits, OrchestratorPolicy, Phase
-from runner.policy import RunView
-from runner.result import TaskResult
-from runner.status import RunStatus, TaskStatus
-from runner.task import Task
+from runner.domain.policy import RunView
+from runner.domain.result import TaskResult
+from runner.domain.status import RunStatus, TaskStatus
+from runner.domain.task import Task
+from runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy, Phase
 from tests.support.scripted import DONE, Script, add, ids, loop_of, plan, simulation, task
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from runner.policies.orchestrator import Phase, Stop
-from runner.policy import RunView
-from runner.status import RunStatus, TaskStatus
-from runner.task import Task
+from runner.domain.policy import RunView
+from runner.domain.status import RunStatus, TaskStatus
+from runner.domain.task import Task
+from runner.policies.orchestrator.policy import Phase, Stop
 from tests.support.scripted import DONE, Script, add, ids, loop_of, plan, simulation, task
 
 

@@ -8,9 +8,9 @@ import anyio.lowlevel
 import pytest
 
 from runner import DAG, ParallelRunner, Task, TaskStatus
-from runner.outset import Outset
-from runner.places import Places
-from runner.schedule import Schedule
+from runner.scheduling.outset import Outset
+from runner.scheduling.scheduler import Schedule
+from runner.scheduling.slots import Places
 from tests.support.sharing import COMPLETED, run_all, wide
 
 

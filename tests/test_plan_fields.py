@@ -9,7 +9,7 @@ import pytest
 
 from runner.errors import PromptError
 from runner.plan import PlanError, PlanProblem, parse_plan
-from runner.prompt import render
+from runner.prompts.render import render
 from tests.support.command import plait
 
 TASK = "tasks:\n  - id: t\n    for_each: people\n    prompt: |\n"

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.plan import PlanError, PlanProblem, parse_plan
-from runner.plan.model import PlanPart, TaskPart
+from runner.plan.schema import PlanPart, TaskPart
 
 GOOD = """\
 name: good

@@ -12,17 +12,8 @@ import pytest
 from backends import BackendError, ErrorKind
 from backends.protocol import Opening, Question, Reply
 from persistence import MemoryStore, Store
-from runner import (
-    DAG,
-    Decision,
-    Limits,
-    ParallelRunner,
-    RunStatus,
-    RunView,
-    Task,
-    TaskStatus,
-    events,
-)
+from runner import DAG, Decision, Limits, ParallelRunner, RunStatus, RunView, Task, TaskStatus
+from runner.domain import events
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Recording, Scripted, by_end, plan, spec, talker, tasks
 

@@ -15,8 +15,8 @@ from backends.protocol import Files, LeftTurn, Opening
 from persistence import MemoryStore, Store
 from persistence.records import TaskRecord
 from runner import DAG, Action, FailureMode, ParallelRunner, Retry, RunOwned, RunService, RunStatus, Task, TaskStatus
-from runner.folders import turn_files
-from runner.turn import INTERRUPTED
+from runner.engine.attempt import INTERRUPTED
+from runner.state.attempt_files import turn_files
 from tests.support.crashed import Dying, die
 from tests.support.fakes import Talker
 

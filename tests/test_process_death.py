@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import anyio
 import pytest
 
-from backends import childfile
-from backends.childfile import read_known
-from backends.process import Start, adopted, child_environment, running, sweep
-from backends.proctable import members
+from backends.process import manifest as childfile
+from backends.process.manifest import read_known
+from backends.process.proctable import members
+from backends.process.spawn import Start, adopted, child_environment, running, sweep
 from tests.support.agents import until
 from tests.support.room import (  # fmt: skip
     WORST,

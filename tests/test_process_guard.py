@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.process import sweep
-from backends.proctable import PREFIX, start_time
+from backends.process.proctable import PREFIX, start_time
+from backends.process.spawn import sweep
 from tests.support.room import (  # fmt: skip
     ROOT,
     WORST,
@@ -106,7 +106,7 @@ def test_a_guard_that_hears_nothing_more_kills_nobody_as_long_as_its_parent_live
     """As when the parent closes descriptors that it knows nothing of."""
     parent = subprocess.Popen(["/bin/sleep", "60"])
     child = subprocess.Popen(["/bin/sleep", "60"], env={f"{PREFIX}00000000deadbeef": "1"})
-    program = ROOT / "backends" / "_guard.py"
+    program = ROOT / "backends" / "process" / "_watchdog.py"
     words = [sys.executable, "-I", "-S", str(program), str(parent.pid), start_time(parent.pid) or ""]
     try:
         with subprocess.Popen(words, stdin=subprocess.PIPE, text=True) as guard:

@@ -17,12 +17,13 @@ import anyio
 import pytest
 from anyio.to_thread import run_sync
 
-from backends import child as child_room
-from backends import childfile, proctable
-from backends import process as process_room
-from backends.child import Child
-from backends.childfile import read_known
-from backends.process import adopted, running, sweep
+from backends.process import child as child_room
+from backends.process import manifest as childfile
+from backends.process import proctable
+from backends.process import spawn as process_room
+from backends.process.child import Child
+from backends.process.manifest import read_known
+from backends.process.spawn import adopted, running, sweep
 from tests.support.room import ROOT, Kin, nasty, nothing_left, witnesses
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")

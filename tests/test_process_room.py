@@ -14,11 +14,11 @@ from typing import Any
 import anyio
 import pytest
 
-from backends import child as child_room
-from backends.child import Child
-from backends.childfile import read_known
 from backends.errors import BackendError, BackendUnavailable, ErrorKind
-from backends.process import Start, adopted, child_environment, running, sweep
+from backends.process import child as child_room
+from backends.process.child import Child
+from backends.process.manifest import read_known
+from backends.process.spawn import Start, adopted, child_environment, running, sweep
 from tests.support.room import PYTHON, ROOT, Kin, nasty, nothing_left
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")

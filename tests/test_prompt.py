@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.errors import PromptError
-from runner.prompt import PromptNames, names_used, render
+from runner.prompts.render import PromptNames, names_used, render
 
 REVIEW = {"label": "good", "score": 3}
 VALUES = {

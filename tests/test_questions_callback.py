@@ -12,17 +12,7 @@ import pytest
 from backends import ask
 from backends.protocol import JsonValue
 from persistence import Store
-from runner import (
-    DAG,
-    AnswerConflict,
-    Decision,
-    OpenQuestion,
-    ParallelRunner,
-    RunStatus,
-    RunView,
-    Task,
-    TaskStatus,
-)
+from runner import DAG, AnswerConflict, Decision, OpenQuestion, ParallelRunner, RunStatus, RunView, Task, TaskStatus
 from tests.support.fakes import QuickClock
 from tests.support.late import HOLDING, LATE, Held, asking
 

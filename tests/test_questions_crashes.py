@@ -10,7 +10,7 @@ from backends import ask
 from backends.protocol import JsonValue, Opening, Question, Reply
 from persistence import MemoryStore, Store, StoreError
 from runner import DAG, OpenQuestion, ParallelRunner, RunResult, RunStatus, Task
-from runner.turn import INTERRUPTED
+from runner.engine.attempt import INTERRUPTED
 from tests.support.fakes import Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 

@@ -11,8 +11,8 @@ from backends import ask
 from backends.protocol import JsonValue
 from persistence import MemoryStore, Note, Store
 from runner import DAG, ParallelRunner, RunStatus, Task
-from runner import events as happened
 from runner.clock import iso
+from runner.domain import events as happened
 from tests.support.fakes import QuickClock
 from tests.support.faulty_store import Fault, FaultyStore
 

@@ -11,7 +11,7 @@ import pytest
 
 from persistence import SQLiteStore
 from runner import Action, AnswerConflict, ParallelRunner, RunStatus
-from runner.turn import INTERRUPTED
+from runner.engine.attempt import INTERRUPTED
 from tests.support.asking import RUN, Keeper, turns
 from tests.support.command import environment
 from tests.support.warm import Warm

@@ -7,16 +7,9 @@ import pytest
 
 from persistence import MemoryStore, Note, Store
 from persistence.records import TaskRecord
-from runner import (
-    DAG,
-    FailureMode,
-    ParallelRunner,
-    RunStatus,
-    Task,
-    TaskStatus,
-)
-from runner import events as happened
-from runner.inbox import LOOK_EVERY_S
+from runner import DAG, FailureMode, ParallelRunner, RunStatus, Task, TaskStatus
+from runner.domain import events as happened
+from runner.engine.inbox import LOOK_EVERY_S
 from tests.support.fakes import QuickClock
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 from tests.support.late import HOLDING, LATE, Held, asking

@@ -22,7 +22,7 @@ from runner import (
     Task,
     load_plan,
 )
-from runner.cli.backing import Wish, backing_of_plan
+from runner.cli.backends import Wish, backing_of_plan
 from tests.support.command import plait
 from tests.support.fakes import Talker
 from tests.support.faulty_store import Fault, FaultyStore, by_number

@@ -90,7 +90,7 @@ async def test_everything_of_a_task_survives(store: Store) -> None:
     run_id = (await runner.run(dag)).run_id
     record = await store.get_run(run_id)
     assert record is not None
-    from runner.translate import dag_of
+    from runner.state.codec import dag_of
 
     stored = dag_of(record, await store.list_tasks(run_id))
     assert (stored.name, stored.inputs) == ("ö", {"i": {"j": 1}})

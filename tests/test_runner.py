@@ -9,17 +9,8 @@ import pytest
 
 from backends import BackendError, BackendUnavailable, ErrorKind, Opening
 from persistence import MemoryStore
-from runner import (
-    DAG,
-    BackendMissing,
-    FailureMode,
-    ParallelRunner,
-    Retry,
-    RunStatus,
-    Task,
-    TaskStatus,
-)
-from runner.retrying import retry_delay
+from runner import DAG, BackendMissing, FailureMode, ParallelRunner, Retry, RunStatus, Task, TaskStatus
+from runner.engine.retry import retry_delay
 from tests.support.fakes import QuickClock, Talker, failing
 
 HAIKU = DAG(

@@ -12,17 +12,7 @@ import pytest
 
 from backends import BackendError, ErrorKind
 from persistence import MemoryStore, SQLiteStore
-from runner import (
-    DAG,
-    BackendMissing,
-    FailureMode,
-    FollowUp,
-    FollowUps,
-    ParallelRunner,
-    Retry,
-    RunExists,
-    Task,
-)
+from runner import DAG, BackendMissing, FailureMode, FollowUp, FollowUps, ParallelRunner, Retry, RunExists, Task
 from tests.support.fakes import QuickClock, Talker
 
 HAIKU = DAG(

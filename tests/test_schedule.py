@@ -8,9 +8,9 @@ import time
 import pytest
 
 from runner import DAG, FailureMode, Task, TaskStatus
-from runner.outset import Outset
-from runner.places import Places
-from runner.schedule import Schedule
+from runner.scheduling.outset import Outset
+from runner.scheduling.scheduler import Schedule
+from runner.scheduling.slots import Places
 
 DONE, FAILED = TaskStatus.COMPLETED, TaskStatus.FAILED
 

@@ -13,8 +13,9 @@ import pytest
 
 from backends import BackendError, ErrorKind
 from persistence import MemoryStore, SQLiteStore
-from runner import DAG, ParallelRunner, Retry, RunService, RunStatus, Task, events
-from runner.retrying import PATIENCE
+from runner import DAG, ParallelRunner, Retry, RunService, RunStatus, Task
+from runner.domain import events
+from runner.engine.retry import PATIENCE
 from tests.support.fakes import QuickClock
 from tests.support.sharing import COMPLETED, Meter, chain, run_all, wide
 

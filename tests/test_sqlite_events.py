@@ -11,10 +11,11 @@ import pytest
 
 from persistence import Batch, Change, NewTask, TaskCompleted, TaskRetried, TaskStarted
 from persistence.contract.samples import CLAIMED, CREATED, RUN, at
-from persistence.sqlite import reading, statements
-from persistence.sqlite.book import ids_of
-from persistence.sqlite.opening import open_database
-from persistence.sqlite.writing import write_batch
+from persistence.sqlite import reader as reading
+from persistence.sqlite import statements
+from persistence.sqlite.connection import open_database
+from persistence.sqlite.task_cache import ids_of
+from persistence.sqlite.writer import write_batch
 from tests.support.database import steps
 
 

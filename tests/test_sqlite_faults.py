@@ -21,17 +21,7 @@ from persistence import (
     TaskStarted,
     TurnAppended,
 )
-from persistence.contract.samples import (
-    CLAIMED,
-    CREATED,
-    DONE_A,
-    OPENING,
-    RUN,
-    START_A,
-    Writer,
-    at,
-    whole,
-)
+from persistence.contract.samples import CLAIMED, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, whole
 from tests.support.database import edit, end_of, in_child, make
 
 ROOT = Path(__file__).parent.parent

@@ -14,7 +14,7 @@ import pytest
 
 from persistence import SQLiteStore
 from persistence.contract.samples import OPENING, RUN, Writer, whole
-from persistence.sqlite.opening import Mode
+from persistence.sqlite.connection import Mode
 from tests.support.database import in_child, make, version
 
 FIXTURES = Path(__file__).parent / "fixtures"

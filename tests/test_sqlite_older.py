@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from persistence import SQLiteStore, StoreUnusable
-from persistence.sqlite import opening, reading
+from persistence.sqlite import connection as opening
+from persistence.sqlite import reader as reading
 from tests.support.database import edit, steps, version
 
 FIXTURES = Path(__file__).parent / "fixtures"

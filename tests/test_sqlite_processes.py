@@ -7,17 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from persistence import (
-    SQLiteStore,
-)
-from persistence.contract.samples import (
-    ANSWER,
-    ASK,
-    DONE_A,
-    OPENING,
-    START_A,
-    Writer,
-)
+from persistence import SQLiteStore
+from persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
 from tests.support.database import in_child
 
 WRITE_RUNS = """

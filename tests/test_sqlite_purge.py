@@ -155,7 +155,7 @@ async def test_somebody_who_writes_keeps_the_file_from_being_written_anew(path: 
         assert thread is not None
 
         def deleted_while_another_writes(connection: sqlite3.Connection) -> Purged:
-            from persistence.sqlite import purging
+            from persistence.sqlite import purge as purging
 
             deleted = purging._delete(connection, ["old"])
             connection.execute("PRAGMA busy_timeout = 10").fetchall()

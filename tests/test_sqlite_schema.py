@@ -11,16 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from persistence import (
-    Batch,
-    LeaseRenewed,
-    NewTask,
-    SessionOpened,
-    SQLiteStore,
-    Store,
-    TaskCompleted,
-    TaskStarted,
-)
+from persistence import Batch, LeaseRenewed, NewTask, SessionOpened, SQLiteStore, Store, TaskCompleted, TaskStarted
 from persistence.contract.samples import (
     ANSWER,
     ASK,
@@ -35,9 +26,9 @@ from persistence.contract.samples import (
     at,
 )
 from persistence.sqlite import statements
-from persistence.sqlite.opening import open_database
-from persistence.sqlite.reading import get_run, list_runs
-from persistence.sqlite.writing import write_batch
+from persistence.sqlite.connection import open_database
+from persistence.sqlite.reader import get_run, list_runs
+from persistence.sqlite.writer import write_batch
 from tests.support.database import edit, make
 
 SESSION = SessionOpened(at(4), "a", 1, "session-b")

@@ -6,7 +6,7 @@ import pytest
 
 from persistence import changes
 from persistence.rules import RUN_MAY_BECOME, TASK_MUST_BE
-from runner.status import (
+from runner.domain.status import (
     RUN_DONE,
     RUN_REOPENINGS,
     RUN_TRANSITIONS,

@@ -33,8 +33,8 @@ from persistence import (
     StoreError,
     TasksAdded,
     TurnAppended,
-    boundaries,
 )
+from persistence import failpoints as boundaries
 from persistence.contract.samples import LEGAL, OPENING, TASKS, at, owner, status_changes, whole
 
 T = TypeVar("T")

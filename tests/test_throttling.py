@@ -10,8 +10,8 @@ import pytest
 from backends import BackendError, ErrorKind, Opening, Reply
 from persistence import Store
 from runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
-from runner.places import Places
-from runner.schedule import Schedule
+from runner.scheduling.scheduler import Schedule
+from runner.scheduling.slots import Places
 from tests.support.fakes import QuickClock, Talker, failing
 
 DONE = TaskStatus.COMPLETED

@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from persistence import Batch, Owner, RunClaimed, SQLiteStore
-from runner.owner import Liveness, claim_for_this_process, forget, liveness
+from runner.state.owner import Liveness, claim_for_this_process, forget, liveness
 from tests.crash import two
 from tests.support import plans
 from tests.support.command import PLAIT, environment

@@ -15,11 +15,11 @@ import pytest
 
 from persistence import MemoryStore, Store
 from runner import DAG, ParallelRunner, PlanError, RunService, Task
-from runner.web import stream
+from runner.web import sse as stream
 from runner.web.app import make_app
-from runner.web.posted import posted_plan
+from runner.web.posted_plan import posted_plan
 from runner.web.routes import Served
-from runner.web.stream import EventStream
+from runner.web.sse import EventStream
 from tests.support.fakes import Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 

@@ -14,8 +14,9 @@ import pytest
 
 from backends import ask
 from persistence import MemoryStore, Store
-from runner import DAG, AnswerConflict, ParallelRunner, PlaitError, RunService, RunStatus, Task, looking
-from runner.web import shapes
+from runner import DAG, AnswerConflict, ParallelRunner, PlaitError, RunService, RunStatus, Task
+from runner.operations import inspect as looking
+from runner.web import schemas as shapes
 from runner.web.app import make_app
 from runner.web.routes import Served
 from tests.support.served import served

@@ -11,7 +11,7 @@ import anyio.to_thread
 import pytest
 
 from backends import BackendError, CodexBackend, ErrorKind, Opening, Reply, Usage
-from backends.agents.program import Call, Ending
+from backends.agents.protocol import Call, Ending
 from persistence import MemoryStore, SQLiteStore
 from runner import DAG, ParallelRunner, Retry, Task
 from tests.support.agents import Home, send

@@ -29,7 +29,7 @@ from runner import (
     Workflow,
 )
 from runner.policies import policy_of
-from runner.policies.session import session_of
+from runner.policies.workflow_session import session_of
 from tests.support.growing import Grown, grow
 
 REVIEW = Workflow(

@@ -8,11 +8,11 @@ from typing import get_args
 import pytest
 
 from runner import DAG, FailureMode, Interaction, Session, SessionComplete, Step, Workflow
-from runner.policies import session
+from runner.domain.policy import RunView
+from runner.domain.result import TaskResult
+from runner.domain.status import TaskStatus
+from runner.policies import workflow_session as session
 from runner.policies.workflow import OnError
-from runner.policy import RunView
-from runner.result import TaskResult
-from runner.status import TaskStatus
 
 PAGE = (Path(__file__).parent.parent / "docs" / "workflows.md").read_text(encoding="utf-8")
 

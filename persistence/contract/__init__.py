@@ -8,15 +8,15 @@ except ImportError as error:
     raise ImportError("persistence.contract needs pytest: pip install 'plait[test]'") from error
 
 pytest.register_assert_rewrite(
-    "persistence.contract.store",
-    "persistence.contract.records",
-    "persistence.contract.interrupted",
-    "persistence.contract.asking",
-    "persistence.contract.growing",
+    "persistence.contract.writes",
+    "persistence.contract.reads",
+    "persistence.contract.interrupts",
+    "persistence.contract.questions",
+    "persistence.contract.growth",
     "persistence.contract.notes",
-    "persistence.contract.reopened",
+    "persistence.contract.durability",
 )
 
-from persistence.contract.store import StoreContract  # noqa: E402 - its asserts are rewritten from here on
+from persistence.contract.writes import StoreContract  # noqa: E402 - its asserts are rewritten from here on
 
 __all__ = ["StoreContract"]

@@ -1,6 +1,6 @@
 """The SQLite store."""
 
-from persistence.sqlite.purging import Purged
+from persistence.sqlite.purge import Purged
 from persistence.sqlite.store import SQLiteStore
 
 __all__ = ["Purged", "SQLiteStore"]

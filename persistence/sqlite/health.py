@@ -18,12 +18,12 @@ from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from persistence.errors import StoreUnusable
-from persistence.sqlite import reading
-from persistence.sqlite.log import mending
-from persistence.sqlite.migrating import SCHEMA_VERSION
-from persistence.sqlite.mounts import Place, file_system_of, place_of
-from persistence.sqlite.opening import OLDEST_SQLITE, half_made, open_database
+from persistence.sqlite import reader as reading
+from persistence.sqlite.connection import OLDEST_SQLITE, half_made, open_database
+from persistence.sqlite.file_system import Place, file_system_of, place_of
+from persistence.sqlite.schema import SCHEMA_VERSION
 from persistence.sqlite.transaction import forgiving
+from persistence.sqlite.wal import mending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 from persistence.errors import StoreBusy, StoreError, StoreNotOpen
-from persistence.sqlite import purging, reading
-from persistence.sqlite.log import has_log, make_log_anew
-from persistence.sqlite.opening import BUSY_TIMEOUT_S, Mode, open_database
+from persistence.sqlite import purge as purging
+from persistence.sqlite import reader as reading
+from persistence.sqlite.connection import BUSY_TIMEOUT_S, Mode, open_database
 from persistence.sqlite.thread import DatabaseThread
-from persistence.sqlite.writing import send_note, write_batch
+from persistence.sqlite.wal import has_log, make_log_anew
+from persistence.sqlite.writer import send_note, write_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from persistence.batch import Batch
     from persistence.notes import Note, NoteRecord
     from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
-    from persistence.sqlite.purging import Purged
-    from persistence.sqlite.writing import Books
+    from persistence.sqlite.purge import Purged
+    from persistence.sqlite.writer import Books
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from typing import IO, Any, NoReturn, TextIO
 
 import click
 
-from runner.cli.text import visible
+from runner.cli.display.text import visible
 
 COMPLETED = 0
 FAILED = 1

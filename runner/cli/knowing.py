@@ -8,12 +8,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from backends.errors import BackendUnavailable
 from persistence.protocol import Store
 from persistence.records import RunRecord, TaskRecord
-from runner.cli.backing import Backing
+from runner.cli.backends import Backing
 from runner.cli.exits import Fault, say
-from runner.cli.kept import Files, Kept
+from runner.cli.stored_backends import Files, Kept
+from runner.domain.status import TaskStatus
 from runner.parallel import ParallelRunner
-from runner.status import TaskStatus
-from runner.translate import dag_of
+from runner.state.codec import dag_of
 
 _AS_STORED = Files()
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from persistence import SQLiteStore
 from persistence.protocol import Store
 from persistence.records import RunRecord, TaskRecord
-from runner import looking
+from runner.cli.display.text import one_line
 from runner.cli.exits import STORE, Fault, say
 from runner.cli.options import DEFAULT_STORE, is_text
-from runner.cli.text import one_line
-from runner.dag import nearest
-from runner.owner import LEASE_SECONDS, Liveness, liveness
-from runner.status import RUN_REOPENINGS, RunStatus
+from runner.domain.dag import nearest
+from runner.domain.status import RUN_REOPENINGS, RunStatus
+from runner.operations import inspect as looking
+from runner.state.owner import LEASE_SECONDS, Liveness, liveness
 
 FAR_BACK = 10_000
 """How many runs are looked through for one that is not named by its whole id."""

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
+from runner.cli.display.text import command
 from runner.cli.exits import Fault
-from runner.cli.text import command
 
 DEFAULT_STORE = Path(".plait") / "plait.db"
 STORE_VARIABLE = "PLAIT_STORE"

@@ -8,7 +8,7 @@ from pathlib import Path
 from runner import Plan, load_plan
 from runner.cli.exits import Fault
 from runner.cli.options import is_text
-from runner.plan.build import load_plan_with_functions
+from runner.plan.loader import load_plan_with_functions
 
 
 def read_plan(path: Path, inputs: Mapping[str, str], *, with_functions: bool = False) -> Plan:

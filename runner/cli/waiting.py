@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from persistence.protocol import Store
-from runner.cli.backing import Backing
+from runner.cli.backends import Backing
+from runner.cli.display.text import age, one_line
 from runner.cli.options import plait
-from runner.cli.text import age, one_line
-from runner.questions import OpenQuestion, unix
-from runner.status import TaskStatus
-from runner.task import JsonValue
+from runner.domain.question import OpenQuestion, unix
+from runner.domain.status import TaskStatus
+from runner.domain.task import JsonValue
 
 _LONGEST_VALUE = 120
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runner.plan.build import Plan, load_plan, parse_plan
 from runner.plan.errors import PlanError, PlanProblem
-from runner.plan.model import plan_schema
+from runner.plan.loader import Plan, load_plan, parse_plan
+from runner.plan.schema import plan_schema
 
 __all__ = ["Plan", "PlanError", "PlanProblem", "load_plan", "parse_plan", "plan_schema"]

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from runner.plan.model import TaskPart
-from runner.task import JsonValue
+from runner.domain.task import JsonValue
+from runner.plan.schema import TaskPart
 
 MAX_EDGES = 2_000_000
 

@@ -6,15 +6,15 @@ So the policy is asked what would follow if every task had been completed.
 
 from __future__ import annotations
 
-from runner.dag import DAG, nearest
+from runner.domain.dag import DAG, nearest
+from runner.domain.task import FailureMode
 from runner.errors import PromptError
 from runner.plan.errors import Path
-from runner.plan.graph import check_schema, line_in, retry_of
-from runner.plan.model import FollowUpPart, PlanPart
+from runner.plan.schema import FollowUpPart, PlanPart
 from runner.plan.source import Source
+from runner.plan.tasks import check_schema, line_in, retry_of
 from runner.policies.follow_ups import FollowUp, FollowUps, circle_of
-from runner.prompt import look_into
-from runner.task import FailureMode
+from runner.prompts.render import look_into
 
 
 def follow_ups_of(part: PlanPart, source: Source) -> FollowUps | None:

@@ -6,14 +6,14 @@ import importlib
 from collections.abc import Mapping
 from typing import cast
 
-from runner.dag import nearest
+from runner.domain.dag import nearest
+from runner.domain.policy import Policy
+from runner.domain.task import JsonValue
 from runner.errors import PlaitError, PolicyMissing
-from runner.policy import Policy
-from runner.task import JsonValue
 
 _HOMES = {
     "follow_ups": ("follow_ups", "FollowUps"),
-    "orchestrator": ("orchestrator", "OrchestratorPolicy"),
+    "orchestrator": ("orchestrator.policy", "OrchestratorPolicy"),
     "workflow": ("workflow", "Workflow"),
 }
 

@@ -17,13 +17,13 @@ from itertools import count
 from typing import cast
 
 from backends.protocol import JsonInput
-from runner.dag import DAG
+from runner.domain.dag import DAG
+from runner.domain.policy import Decision, RunView
+from runner.domain.status import TaskStatus
+from runner.domain.task import DEFAULT_RETRY, FailureMode, JsonValue, Mode, Retry, Task
 from runner.errors import DAGError, Problem
 from runner.policies.settings import made_of, settings_of
-from runner.policy import Decision, RunView
-from runner.prompt import RESERVED_NAMES, names_used
-from runner.status import TaskStatus
-from runner.task import DEFAULT_RETRY, FailureMode, JsonValue, Mode, Retry, Task
+from runner.prompts.render import RESERVED_NAMES, names_used
 
 WORK = "work"
 """What the result of the task that is followed is called in the prompts of its follow-ups."""

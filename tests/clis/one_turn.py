@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 
 from backends import ClaudeCodeBackend, CodexBackend, GeminiBackend, Opening
-from backends.agents.cli import CliBackend
+from backends.agents.backend import CliBackend
 from backends.protocol import Files
 
 

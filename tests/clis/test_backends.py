@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from backends import Message, Opening, Reply
-from backends.agents.cli import CliBackend
+from backends.agents.backend import CliBackend
 from backends.errors import BackendError, ErrorKind
 from backends.protocol import Usage
 from tests.clis.one_turn import files_of, make_backend

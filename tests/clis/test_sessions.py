@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from backends import BackendError, Opening, Reply
-from backends.agents.cli import CliBackend
+from backends.agents.backend import CliBackend
 from backends.errors import ErrorKind
 from tests.clis.one_turn import files_of, make_backend
 from tests.clis.world import World, until

@@ -12,7 +12,11 @@ from pathlib import Path
 from unittest import mock
 
 from persistence.protocol import Store
-from runner import answering, continuing, drive, leftovers, verdict
+from runner.engine import lifecycle as drive
+from runner.operations import answer_task as answering
+from runner.operations import continue_task as continuing
+from runner.recovery import resume_plan as verdict
+from runner.state import orphans as leftovers
 from tests.crash.adoption_plans import LAST, Script
 
 

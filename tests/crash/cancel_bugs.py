@@ -15,8 +15,12 @@ import anyio
 import anyio.lowlevel
 
 from persistence.changes import LeaseRenewed
-from persistence.sqlite import store, thread, writing
-from runner import checkpoint, events, execution, ownership
+from persistence.sqlite import store, thread
+from persistence.sqlite import writer as writing
+from runner.domain import events
+from runner.engine import checkpointer as checkpoint
+from runner.engine import executor as execution
+from runner.recovery import lease as ownership
 
 
 class _Unshielding:

@@ -12,7 +12,7 @@ from pathlib import Path
 from persistence import SQLiteStore
 from persistence.records import AttemptRecord, MessageRecord, RunRecord, TaskRecord
 from runner import ParallelRunner, RunStatus, TaskStatus
-from runner.status import TASK_DONE
+from runner.domain.status import TASK_DONE
 from tests.crash.cancel_calls import DIAMOND, RUN, TEXTS, Server
 from tests.support.cancelling import Cancelled
 

@@ -21,8 +21,9 @@ from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
 from persistence import TaskCompleted, TaskStarted
 from persistence.contract.samples import TASKS, at
-from persistence.sqlite import statements, writing
-from persistence.sqlite.book import Book
+from persistence.sqlite import statements
+from persistence.sqlite import writer as writing
+from persistence.sqlite.task_cache import Book
 from tests.crash.report import Report, Scale
 from tests.test_store_machine import RUNS, SAID, TEXTS, StoreMachine
 

@@ -17,13 +17,21 @@ from persistence.batch import Batch
 from persistence.changes import Change
 from persistence.errors import Conflict, Fenced, StoreError
 from persistence.records import TaskRecord
-from runner import checkpoint, events, execution, ownership, parallel, places, schedule, state, stored
-from runner.config import Config
-from runner.feed import Feed
-from runner.latch import SET, Latch
+from runner import parallel
+from runner.domain import events
+from runner.domain.status import TaskStatus
+from runner.engine import checkpointer as checkpoint
+from runner.engine import executor as execution
+from runner.engine.commit import SET, Latch
+from runner.engine.config import Config
+from runner.engine.feed import Feed
+from runner.engine.sink import Position
+from runner.recovery import lease as ownership
 from runner.run import Control
-from runner.sink import Position
-from runner.status import TaskStatus
+from runner.scheduling import scheduler as schedule
+from runner.scheduling import slots as places
+from runner.state import run_state as state
+from runner.state import stored_run as stored
 
 
 def _dependents_before_commit() -> AbstractContextManager[object]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from persistence import StoreError
 from persistence.records import TaskRecord
-from runner import OwnershipLost, PlaitError, RunOwned, RunResult, RunStatus, TaskStatus, events
-from runner.status import TASK_DONE
+from runner import OwnershipLost, PlaitError, RunOwned, RunResult, RunStatus, TaskStatus
+from runner.domain import events
+from runner.domain.status import TASK_DONE
 from tests.support.faulty_store import at_once
 from tests.support.story import Ending
 from tests.support.world import RUN, World

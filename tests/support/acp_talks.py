@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from backends.agents.acp_talk import Aims, Talk
-from backends.agents.program import Answered, Call, Ending
+from backends.agents.acp.machine import Aims, Talk
+from backends.agents.protocol import Answered, Call, Ending
 from backends.errors import BackendError
 from backends.protocol import Output
 from tests.support.recorded import NOW, ROOT

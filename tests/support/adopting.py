@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
-from runner import ParallelRunner, Preview, Run, events
+from runner import ParallelRunner, Preview, Run
+from runner.domain import events
 from tests.support.outliving import RUN, World
 
 

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from backends import AcpBackend, BackendError, ClaudeCodeBackend, Opening, Reply
-from backends.proctable import PREFIX, start_time
+from backends.process.proctable import PREFIX, start_time
 from backends.protocol import Backend, Files
 
 FAKE = Path(__file__).with_name("fake_claude.py")

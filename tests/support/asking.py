@@ -18,7 +18,8 @@ import anyio
 
 from backends.protocol import Conversation, Opening, Question, Reply
 from persistence import SQLiteStore
-from runner import DAG, OpenQuestion, ParallelRunner, Task, events
+from runner import DAG, OpenQuestion, ParallelRunner, Task
+from runner.domain import events
 
 RUN = "r"
 PLAN = DAG(

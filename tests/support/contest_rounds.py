@@ -22,7 +22,7 @@ import anyio
 
 from persistence import Batch, Fenced, SQLiteStore
 from runner import Clock, OwnershipLost, ParallelRunner, Run
-from runner.events import TaskCompleted
+from runner.domain.events import TaskCompleted
 from tests.support.contest import LEASE, PATIENCE, RUN, TASKS, Round, Sabotage, resumed, sabotaged
 from tests.support.forked import Child, Gate, lines_of
 

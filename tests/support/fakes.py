@@ -11,7 +11,7 @@ import anyio.lowlevel
 from backends.errors import BackendError
 from backends.protocol import Opening, Output, Reply, Usage
 from runner import Clock
-from runner.inbox import LOOK_EVERY_S
+from runner.engine.inbox import LOOK_EVERY_S
 
 Answer = Callable[[str, Opening], "str | Reply | Exception"]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from runner import DAG, FailureMode, RunStatus, Task, TaskResult, TaskStatus
+from runner.domain.policy import Decision, Policy, RunView
 from runner.policies import policy_of
-from runner.policy import Decision, Policy, RunView
-from runner.state import RunState
+from runner.state.run_state import RunState
 
 Outcome = Callable[[Task, str], "str | Exception"]
 """What a task comes to, given its rendered prompt."""

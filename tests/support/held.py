@@ -8,7 +8,7 @@ import anyio
 
 from persistence import Batch, Change, NoteRecord, Store
 from runner import Clock
-from runner.inbox import LOOK_EVERY_S
+from runner.engine.inbox import LOOK_EVERY_S
 from tests.support.faulty_store import FaultyStore
 
 GRACE = 77.0

@@ -18,10 +18,10 @@ from typing import Any
 
 import anyio
 
-from backends.childfile import read_known
 from backends.errors import BackendError, ErrorKind
-from backends.process import Start, adopted, child_environment, running
-from backends.proctable import start_time
+from backends.process.manifest import read_known
+from backends.process.proctable import start_time
+from backends.process.spawn import Start, adopted, child_environment, running
 from backends.protocol import Conversation, Files, LeftTurn, Opening, Question, Reply, Usage
 from persistence import SQLiteStore
 from runner import DAG, FailureMode, ParallelRunner, Retry, Task

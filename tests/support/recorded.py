@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from backends.agents.program import Answered, Call, Ending, Reader
+from backends.agents.protocol import Answered, Call, Ending, Reader
 from backends.errors import BackendError
 from backends.protocol import Output
 

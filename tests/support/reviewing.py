@@ -13,7 +13,8 @@ import anyio
 
 from backends import BackendError, ErrorKind, Opening, Reply
 from examples.review import review
-from persistence import SQLiteStore, boundaries
+from persistence import SQLiteStore
+from persistence import failpoints as boundaries
 from runner import RunResult
 from tests.support.fakes import Talker
 

@@ -19,7 +19,7 @@ from unittest import mock
 import anyio
 
 from persistence import Batch, SQLiteStore, StoreError, TaskCompleted
-from persistence.sqlite import writing
+from persistence.sqlite import writer as writing
 from runner import DAG, ParallelRunner, RunResult, Task
 
 RUN = "r"

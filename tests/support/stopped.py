@@ -5,11 +5,7 @@ from __future__ import annotations
 import anyio
 
 from persistence import Store
-from runner import (
-    DAG,
-    ParallelRunner,
-    Task,
-)
+from runner import DAG, ParallelRunner, Task
 
 DIAMOND = DAG(
     [

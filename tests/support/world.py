@@ -17,9 +17,9 @@ from backends.errors import BackendError, ErrorKind
 from backends.protocol import Backend, Message, Opening, Reply, Usage
 from persistence import MemoryStore
 from persistence.records import TaskRecord
-from runner import events
 from runner.clock import iso
-from runner.status import TASK_DONE, TaskStatus
+from runner.domain import events
+from runner.domain.status import TASK_DONE, TaskStatus
 from tests.support.faulty_store import at_once
 from tests.support.seeded_loop import VirtualClock
 from tests.support.story import TALKERS, Story, answer

@@ -1,0 +1,111 @@
+"""Starts an agent that is spoken to line by line, and hands on what is said to it; see acp_speech.py. It is run by its
+path, in a bare interpreter: `_spoken.py FOLDER SECONDS COMMAND...`
+
+One process becomes two. The first turns into the agent, with a pipe as its standard input. The second hands on what is
+written to the file `said` in the folder, whoever writes it, until the agent ends, or the file says so, or nothing more
+is said for SECONDS: then nobody will come back, and an agent that does not end with its input is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+END = b"\x04"
+"""What says: no more. No JSON holds it."""
+_GRACE = 5.0  # seconds between the end of input and the end
+
+
+class _TimeUpError(Exception):
+    pass
+
+
+def main() -> NoReturn:
+    folder, seconds, command = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    heard, handed = os.pipe()
+    if os.fork() == 0:
+        os.dup2(handed, 1)
+        for descriptor in (heard, handed):
+            os.close(descriptor)
+        _hand_on(folder, seconds)
+        os._exit(0)
+    os.dup2(heard, 0)
+    for descriptor in (heard, handed):
+        os.close(descriptor)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # which this interpreter ignores, and programs inherit that
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - no shell; the command is the user's own
+    except OSError as error:
+        os.write(2, f"cannot start {command[0]}: {error.strerror}\n".encode())
+        os._exit(127)
+
+
+def _hand_on(folder: Path, seconds: int) -> None:
+    signal.signal(signal.SIGALRM, _time_up)
+    try:
+        _copy(folder, seconds)
+    except BrokenPipeError:  # the agent has ended
+        return
+    except _TimeUpError:
+        os.close(1)
+        agent, end = os.getppid(), time.monotonic() + _GRACE
+        while os.getppid() == agent and time.monotonic() < end:
+            time.sleep(0.1)
+        _kill(folder)
+
+
+def _time_up(*_: object) -> NoReturn:
+    raise _TimeUpError
+
+
+def _copy(folder: Path, seconds: int) -> None:
+    # Open for both, so that it never ends: whoever says something may come and go.
+    bell = os.open(folder / "bell", os.O_RDWR | os.O_NONBLOCK)
+    said = os.open(folder / "said", os.O_RDONLY)
+    signal.alarm(seconds)
+    while True:
+        piece = os.read(said, 65536)
+        if not piece:
+            _wait(bell)
+            signal.alarm(seconds)  # somebody is there, also if nothing is said
+            continue
+        signal.alarm(seconds)
+        words, end, _ = piece.partition(END)
+        _write(words)
+        if end:
+            return
+
+
+def _wait(bell: int) -> None:
+    """Until the bell rings. BrokenPipeError when the agent ends."""
+    poll = select.poll()
+    poll.register(bell, select.POLLIN)
+    poll.register(1, 0)
+    if any(descriptor == 1 for descriptor, _ in poll.poll()):
+        raise BrokenPipeError
+    os.read(bell, 65536)
+
+
+def _write(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def _kill(folder: Path) -> None:
+    """All that belong to the turn, but for this process."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "process"))
+    from proctable import Turn, end  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    known = json.loads((folder / "child.json").read_bytes())
+    end([Turn(known["marker"], known["pid"], known["started"])], _GRACE)
+
+
+if __name__ == "__main__":
+    main()

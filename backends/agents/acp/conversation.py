@@ -1,0 +1,168 @@
+"""Turns with an agent that speaks the Agent Client Protocol: `acp_talk.py` with an agent at its other end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from backends.agents.acp.machine import Talk
+from backends.agents.acp.outbox import Speech, said_in, spoken_command
+from backends.agents.acp.permissions import Grant, marked, unmarked
+from backends.agents.acp.wire import Step, decoded, prompt_of
+from backends.agents.conversation import LAST_WORD, CliConversation
+from backends.agents.protocol import Call, Reader
+from backends.agents.session_locks import Sessions, first_before, since
+from backends.agents.transcript import Unheard, earlier, exchanges, feed, parsed
+from backends.errors import BackendError
+from backends.json_fields import at
+from backends.process.child import Child
+from backends.process.manifest import read_known
+from backends.protocol import NO_USAGE, Files, Opening, Reply, Usage
+
+if TYPE_CHECKING:
+    from backends.agents.acp.backend import AcpBackend
+
+_CANCEL = 1.0
+"""Seconds that an agent gets to end its turn when it is told to; then the agent itself is ended."""
+_STOP = 10.0
+"""The same where the turn ends with a question: what it writes down by then is there when the answer comes."""
+_SLACK = 5.0
+"""Seconds beyond the turn's time after which nobody is expected any more to have a word with the agent."""
+_TELLING = 3
+"""So many prompts tell a conversation from others, also where the agent has forgotten some."""
+_GRANTED = "granted"
+
+
+class AcpConversation(CliConversation):
+    """A conversation with an agent, each turn a process. See `AcpBackend`."""
+
+    def __init__(self, backend: AcpBackend, opening: Opening, files: Files) -> None:
+        session_id, deed = unmarked(opening.session_id)
+        super().__init__(backend, replace(opening, session_id=session_id), files)
+        self._sessions = Sessions(files.sessions, f"acp-{backend.name}")
+        self._grant = self._granted(deed)
+        self._talk: Talk | None = None
+
+    async def send(self, prompt: str) -> Reply:
+        """See `Conversation.send`. The session's id says behind a `?` what is asked, as long as there is a question."""
+        reply = await super().send(prompt)
+        wish = None if self._talk is None else self._talk.wish
+        if reply.question is None or reply.session_id is None or wish is None:
+            return reply
+        return replace(reply, session_id=marked(reply.session_id, wish))
+
+    async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[Unheard]) -> Child:
+        assert isinstance(reader, Talk)
+        talk = self._talk = reader
+        until = self._until()
+        talk.aims = replace(
+            talk.aims,
+            prompt=self._backend.says(call, sent),
+            grant=self._grant,
+            holds=list(self._asked_before()) if self._opening.goes_on and not self._said else (),
+            told=self._told_before() if call.resume and not self._said else (),
+        )
+        async with AsyncExitStack() as held:
+            child = await self._found(held, call) or await self._start(held, call, "", cut)
+            speech = Speech(call.folder)
+            talk.has_said(said_in(call.folder))
+            await self._speak(child, talk, speech, until)
+            speech.end()
+            await child.wait(LAST_WORD)
+        self._note_skipped(child)
+        return child
+
+    async def _speak(self, child: Child, talk: Talk, speech: Speech, until: float) -> None:
+        """Until the agent has said its last word, or is not waited for any more."""
+        patience = anyio.CancelScope()
+
+        def on_line(line: bytes) -> bool:
+            for output in feed(talk, parsed(line)):
+                self._opening.on_output(output)
+            speech.say(talk.take())
+            self._know(talk.session_id)
+            if talk.wish is not None:
+                patience.deadline = min(patience.deadline, anyio.current_time() + _STOP)
+            return talk.is_final
+
+        speech.say(talk.take())
+        speech.ring()  # whoever takes over is there now
+        failure: BackendError | None = None
+        try:
+            with patience:
+                await child.follow(on_line, idle=self._backend.idle_timeout, until=until)
+        except BackendError as error:
+            failure = error
+        finally:
+            if not talk.is_final and talk.wish is None:
+                with anyio.CancelScope(shield=True):
+                    await _cancel(child, talk, speech)
+        if failure is not None:
+            raise failure
+
+    def _words(self, call: Call) -> Sequence[str]:
+        Speech(call.folder)
+        return spoken_command(call.folder, self._backend.turn_timeout + _SLACK, super()._words(call))
+
+    def _notes(self) -> Mapping[str, str]:
+        return {} if self._grant is None else {_GRANTED: json.dumps([self._grant.deed, self._grant.choice])}
+
+    def _own(self, folder: Path, session_id: str | None, usage: Usage) -> Usage:
+        """Tokens are told by turn, cost by session."""
+        if usage.cost_usd is None or session_id is None:
+            return usage
+        before = first_before(folder, self._sessions.spent(session_id) or NO_USAGE)
+        self._sessions.note_spent(session_id, usage)
+        # An agent that was killed may have forgotten what it had counted.
+        cost = usage.cost_usd if usage.cost_usd < (before.cost_usd or 0.0) else since(usage, before).cost_usd
+        return replace(usage, cost_usd=cost)
+
+    def _told_before(self) -> Sequence[str]:
+        """The longest prompts of the conversation so far: short ones may stand in any."""
+        return sorted((one.content for one in self._opening.history if one.role == "user"), key=len)[-_TELLING:]
+
+    def _asked_before(self) -> Iterator[str]:
+        """What was said in earlier attempts."""
+        for attempt in earlier(self._files.turn):
+            for call in exchanges(attempt):
+                yield from filter(None, map(prompt_of, said_in(call)))
+
+    def _granted(self, deed: str | None) -> Grant | None:
+        """What was decided for this turn, now or by whoever began it."""
+        answer = self._opening.answer
+        if answer is not None:
+            return Grant(deed, answer.value) if deed is not None and isinstance(answer.value, str) else None
+        before = [self._files.turn] if self._opening.adopts else list(earlier(self._files.turn))[:1]
+        if not (self._opening.adopts or self._opening.goes_on):
+            before = []
+        return next((grant for attempt in before if (grant := _noted(attempt)) is not None), None)
+
+
+def _noted(attempt: Path) -> Grant | None:
+    for call in exchanges(attempt):
+        known = read_known(call)
+        with suppress(ValueError, TypeError, KeyError):
+            deed, choice = json.loads(known.note[_GRANTED] if known is not None else "")
+            return Grant(str(deed), str(choice))
+    return None
+
+
+async def _cancel(child: Child, talk: Talk, speech: Speech) -> None:
+    """Have the agent end its turn, if it does so soon."""
+
+    def is_over(line: bytes) -> bool:
+        message = decoded(line)
+        return message is not None and "method" not in message and at(message, "id") == Step.PROMPT.value
+
+    talk.cancel()
+    lines = talk.take()
+    if lines:
+        speech.say(lines)
+        with suppress(BackendError):
+            await child.follow(is_over, idle=_CANCEL, until=anyio.current_time() + _CANCEL)

@@ -1,0 +1,118 @@
+"""What agents that speak ACP say when a turn fails, as errors of our kinds. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from backends.agents.acp.quirks import Agent
+from backends.agents.acp.updates import Updates
+from backends.agents.acp.wire import AUTH_REQUIRED, NOT_FOUND
+from backends.agents.error_kinds import COMMON, Phrases, classify, judged
+from backends.errors import ErrorKind
+from backends.json_fields import at, number, tables, text
+from backends.protocol import JsonValue
+from backends.text import shown
+
+PHRASES: Phrases = (
+    # Another process has the session, or had it a moment ago.
+    ("active writer", ErrorKind.TRANSIENT),
+    ("already in use", ErrorKind.TRANSIENT),
+    # It was opened from an index, and its file is gone.
+    ("thread not found", ErrorKind.SESSION_LOST),
+    ("missing source rollout", ErrorKind.SESSION_LOST),
+    ("configuration value not found", ErrorKind.INVALID_REQUEST),
+    *COMMON,
+)
+_LOST: Phrases = (
+    ("not found", ErrorKind.SESSION_LOST),
+    ("no rollout found", ErrorKind.SESSION_LOST),
+    ("invalid session identifier", ErrorKind.SESSION_LOST),
+    ("no previous sessions", ErrorKind.SESSION_LOST),
+    ("service failure", ErrorKind.SESSION_LOST),
+)
+_BY_WORD: Mapping[str, ErrorKind] = {
+    "rate_limit": ErrorKind.RATE_LIMITED,
+    "overloaded": ErrorKind.OVERLOADED,
+    "authentication_failed": ErrorKind.AUTH,
+    "billing_error": ErrorKind.AUTH,
+    "invalid_request": ErrorKind.INVALID_REQUEST,
+    "max_output_tokens": ErrorKind.CONTEXT_OVERFLOW,
+}
+_IN_BRACKETS = re.compile(r"\(([45]\d\d)\b")
+_BY_CODE: Mapping[int, ErrorKind] = {
+    AUTH_REQUIRED: ErrorKind.AUTH,
+    NOT_FOUND: ErrorKind.SESSION_LOST,
+    -32600: ErrorKind.INVALID_REQUEST,
+    -32601: ErrorKind.INVALID_REQUEST,
+    -32602: ErrorKind.INVALID_REQUEST,
+}
+_STOPS: Mapping[str, tuple[ErrorKind, str]] = {
+    "max_tokens": (ErrorKind.CONTEXT_OVERFLOW, "its answer or its context is full (max_tokens)"),
+    "max_turn_requests": (ErrorKind.CONTEXT_OVERFLOW, "it may not ask the model more often in one turn"),
+    "refusal": (ErrorKind.REFUSED, "it declined to answer"),
+}
+
+
+def fault(error: JsonValue, *, opening: bool = False) -> tuple[ErrorKind, str]:
+    """Kind and message of a JSON-RPC `error`; `opening` where it says that a session cannot be gone on with."""
+    code = _code(error)
+    message = _message(error)
+    if opening and code != AUTH_REQUIRED:
+        kind = classify(message, (*PHRASES, *_LOST))
+        if code == NOT_FOUND or kind is ErrorKind.SESSION_LOST:
+            return ErrorKind.SESSION_LOST, message
+    word = _BY_WORD.get(text(error, "data", "errorKind"))
+    if word is not None:
+        return word, message
+    if 400 <= code < 600:
+        return classify(message, PHRASES, code), message
+    return _BY_CODE.get(code) or classify(message, PHRASES), message
+
+
+def stopped(result: JsonValue, denied: Sequence[str], *, is_silent: bool) -> tuple[ErrorKind, str] | None:
+    """What is wrong with the end of a turn, by its reason; None for one that has an answer. `denied` is what it was not
+    allowed to do, `is_silent` whether it has said nothing since.
+    """
+    reason = text(result, "stopReason")
+    if denied and (reason == "cancelled" or (reason == "end_turn" and is_silent)):
+        return ErrorKind.INVALID_REQUEST, f"it gave up when it was not allowed: {denied[-1]}; see its permissions"
+    if reason == "end_turn":
+        return None
+    return _STOPS.get(reason, (ErrorKind.CRASHED, f"its turn ended without an answer ({shown(reason, 40)})"))
+
+
+def told_as_text(agent: Agent, result: JsonValue, updates: Updates, prompt: str) -> tuple[ErrorKind, str] | None:
+    """What is wrong with the end of a turn that is called a good one, for agents that tell errors as an answer."""
+    words = updates.last_words.strip()
+    if agent.error_begins is not None and words.startswith(agent.error_begins):
+        status = _IN_BRACKETS.search(words)
+        return classify(words, PHRASES, int(status[1]) if status else 0), words
+    if agent.counts_answers and at(result, "usage") is None:
+        # Warnings come the same way, before it, each a paragraph.
+        return judged(words.rpartition("\n\n")[2] or "it says no reason", PHRASES)
+    if not words and not updates.used_tools and prompt.lstrip().startswith("/"):
+        # opencode takes the path at the beginning of a prompt for a command that it does not know.
+        hint = "it may have taken the prompt for a command; have it begin with something else than a slash"
+        return ErrorKind.INVALID_REQUEST, f"it answered with nothing: {hint}"
+    if not words and not updates.used_tools:
+        return ErrorKind.INVALID_OUTPUT, "it answered with nothing"
+    return None
+
+
+def offered(methods: JsonValue) -> str:
+    """The ways to log in that an agent's `initialize` offers."""
+    ways = [f"{text(way, 'id')} ({text(way, 'name')})" for way in tables({"all": methods}, "all")]
+    return shown(", ".join(ways) or "none", 200)
+
+
+def _code(error: JsonValue) -> int:
+    code = at(error, "code")
+    return code if isinstance(code, int) else int(number(error, "code") or 0)
+
+
+def _message(error: JsonValue) -> str:
+    """What it says, without what agents put there of the request."""
+    said, data = text(error, "message"), at(error, "data")
+    details = data if isinstance(data, str) else text(data, "details") or text(data, "message")
+    return f"{said}: {details}" if details and details not in said else said or "it says no reason"

@@ -1,0 +1,299 @@
+"""One turn with an agent that speaks the Agent Client Protocol, as a machine without any I/O.
+
+    INITIALIZE -> OPEN [-> AUTHENTICATE -> OPEN_AGAIN] [-> MODEL] [-> MODE] -> PROMPT -> its answer
+
+What the agent says comes in; what is to be said to it is taken out. The same output makes the same machine: who takes a
+turn over reads the output from its start, and says what has not been said yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from backends.agents.acp.acp_said import Said
+from backends.agents.acp.error_kinds import PHRASES, fault, offered, stopped, told_as_text
+from backends.agents.acp.permissions import Grant, Policy, Wish, choose, has_to_be_asked, wish_of
+from backends.agents.acp.session import Able, able, choices, current, opening, settings
+from backends.agents.acp.updates import Updates, answering
+from backends.agents.acp.wire import AUTH_REQUIRED, Message, Step, answer, notification, refusal, request
+from backends.agents.error_kinds import failure, no_outcome
+from backends.agents.limit_resets import seconds_left
+from backends.agents.protocol import Answered, Call, Ending
+from backends.errors import BackendError, ErrorKind
+from backends.json_fields import at, text
+from backends.protocol import JsonValue, Output, Usage
+from backends.text import shown
+from backends.values import value
+
+_INTRODUCTION: Message = {
+    "protocolVersion": 1,
+    "clientCapabilities": {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False},
+    "clientInfo": {"name": "plait", "version": "1"},
+}
+_CANCELLED: JsonValue = {"outcome": {"outcome": "cancelled"}}
+
+
+@value
+class Aims:
+    """What is wanted of a turn, beside what its Call says. `prompt` is what is said; `holds` are prompts one of which
+    the session has to hold already, if there are any; so are `told` where an id may be another session's by now.
+    """
+
+    cwd: str
+    model: str | None = None
+    mode: str | None = None
+    auth_method: str | None = None
+    permissions: Policy = "deny"
+    grant: Grant | None = None
+    prompt: str = ""
+    holds: Sequence[str] = ()
+    told: Sequence[str] = ()
+
+
+class Talk:
+    """See above; a `Reader`. `aims` may be changed before anything is read. `now` tells the Unix time."""
+
+    def __init__(self, call: Call, aims: Aims, now: Callable[[], float]) -> None:
+        self.aims = aims
+        self.wish: Wish | None = None
+        """What a person is to be asked; the turn then ends."""
+        self._call = call
+        self._now = now
+        self._who = Able()
+        self._session = call.session_id if call.resume else None
+        self._opens = ""
+        self._offers: JsonValue = None
+        self._to_set: list[Message] = []
+        self._steps: Mapping[Step, Callable[[Mapping[str, JsonValue]], None]] = {
+            Step.INITIALIZE: self._initialized,
+            Step.OPEN: self._is_open,
+            Step.AUTHENTICATE: self._authenticated,
+            Step.OPEN_AGAIN: self._is_open,
+            Step.MODEL: self._was_set,
+            Step.MODE: self._was_set,
+            Step.PROMPT: self._ended,
+        }
+        self._said = Said()
+        self._heard: set[Step] = set()
+        self._begun = False
+        self._shown: list[Output] = []
+        self._updates = Updates()
+        self._denied: list[str] = []
+        self._noise = ""
+        self._result: JsonValue = None
+        self._failure: BackendError | None = None
+        self._said.say(request(Step.INITIALIZE, "initialize", _INTRODUCTION))
+
+    def has_said(self, messages: Iterable[Message]) -> None:
+        """These were said already, by whoever had the turn before."""
+        messages = list(messages)
+        self._said.before(messages)
+        for message in messages:
+            if at(message, "id") in {Step.OPEN.value, Step.OPEN_AGAIN.value} and "method" in message:
+                self._opens = text(message, "method")
+                if self._opens in {"session/load", "session/resume"}:
+                    self._session = text(message, "params", "sessionId")
+
+    def take(self) -> list[Message]:
+        """What is to be said now; from here on it has been."""
+        return self._said.take()
+
+    def cancel(self) -> None:
+        """The turn is to end."""
+        if self.session_id is not None:
+            self._said.say(self._cancellation())
+
+    @property
+    def session_id(self) -> str | None:
+        """The session's id, once the prompt was said in it."""
+        return self._session if self._said.asked(Step.PROMPT) else None
+
+    @property
+    def announced(self) -> str | None:
+        """The session's id, once it is open."""
+        return self._session
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the prompt was answered, or cannot be."""
+        return self._result is not None or self._failure is not None
+
+    @property
+    def usage(self) -> Usage:
+        """What was counted so far."""
+        model = answering(self._result)
+        if not model and (self._result is not None or not self._updates.is_silent):  # it has answered something
+            model = self.aims.model or current(self._offers, "model")
+        return replace(self._updates.total(self._result), model=shown(model) or None)
+
+    @property
+    def last_whole(self) -> str | None:
+        """Nothing: a session cannot be rewound."""
+        return None
+
+    def note(self, line: str) -> None:
+        """What is no message may say why the agent ends."""
+        self._noise = line
+
+    def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        """One message of the agent's; what it shows."""
+        self._shown = []
+        try:
+            self._hear(event)
+        except BackendError as error:
+            self._failure = self._failure or error
+        return self._shown
+
+    def end(self, ending: Ending) -> Answered:
+        """The answer; or the question, where a person is to decide."""
+        if self._failure is not None:
+            raise self._failure
+        if self.wish is not None:
+            question = self.wish.question
+            said = "\n\n".join(filter(None, (self._updates.text, f"({question.text})")))
+            return self._answer(replace(Answered(said), question=question))
+        if self._result is None:
+            told = replace(ending, stderr=f"{self._noise}\n{ending.stderr}")
+            raise self._fails(*no_outcome(self._who.title, told, PHRASES))
+        silent = self._updates.is_silent
+        wrong = stopped(self._result, self._denied, is_silent=silent)
+        wrong = wrong or told_as_text(self._who.agent, self._result, self._updates, self.aims.prompt)
+        if wrong is not None:
+            raise self._fails(wrong[0], f"{self._who.title}: {wrong[1]}")
+        return self._answer(Answered(self._updates.text))
+
+    def _answer(self, answered: Answered) -> Answered:
+        return replace(answered, usage=self.usage, denied=tuple(self._denied))
+
+    def _fails(self, kind: ErrorKind, message: str) -> BackendError:
+        wait, goes_on = seconds_left(message, self._now()), self.session_id is not None
+        return failure(kind, message, wait=wait, usage=self.usage, goes_on=goes_on)
+
+    def _fault(self, event: Mapping[str, JsonValue], more: str = "", *, opening: bool = False) -> BackendError:
+        kind, message = fault(at(event, "error"), opening=opening)
+        return self._fails(kind, f"{self._who.title}: {message}{more}")
+
+    def _show(self, kind: Literal["waiting", "notice"], words: str) -> None:
+        self._shown.append(Output(kind, words, self.usage))
+
+    def _hear(self, event: Mapping[str, JsonValue]) -> None:
+        method = text(event, "method")
+        if method == "session/update":
+            self._update(at(event, "params"))
+        elif method == "session/request_permission":
+            self._asked(at(event, "id"), at(event, "params"))
+        elif method and "id" in event:
+            self._said.say(refusal(at(event, "id"), method))
+        elif not method:
+            self._step(event)
+
+    def _step(self, event: Mapping[str, JsonValue]) -> None:
+        """An answer to a request of ours; others, and second ones, are none."""
+        identity = at(event, "id")
+        step = next((step for step in Step if type(identity) is int and step.value == identity), None)
+        if step is not None and self._said.asks(step) and step not in self._heard:
+            self._heard.add(step)
+            self._steps[step](event)
+
+    def _initialized(self, event: Mapping[str, JsonValue]) -> None:
+        if "error" in event:
+            raise self._fault(event)
+        self._who = able(at(event, "result"))
+        self._open(Step.OPEN)
+
+    def _open(self, step: Step) -> None:
+        if not self._said.asks(step):
+            message = opening(step, self._call, self.aims.cwd, self._who, checks=bool(self._has_to_hold))
+            self._opens = text(message, "method")
+            self._said.say(message)
+
+    @property
+    def _has_to_hold(self) -> Sequence[str]:
+        return self.aims.holds or (self.aims.told if self._who.agent.counts_sessions else ())
+
+    def _is_open(self, event: Mapping[str, JsonValue]) -> None:
+        if "error" in event:
+            self._is_not_open(event)
+            return
+        self._offers = at(event, "result")
+        self._session = text(self._offers, "sessionId") or self._session
+        if self._session is None:
+            raise self._fails(ErrorKind.INVALID_REQUEST, f"{self._who.title} opened a session without an id")
+        self._to_set = list(settings(self._offers, self._session, self.aims.model, self.aims.mode))
+        self._go_on()
+
+    def _is_not_open(self, event: Mapping[str, JsonValue]) -> None:
+        wants_login = at(event, "error", "code") == AUTH_REQUIRED and Step.AUTHENTICATE not in self._heard
+        if wants_login and self.aims.auth_method is not None:
+            self._said.say(request(Step.AUTHENTICATE, "authenticate", {"methodId": self.aims.auth_method}))
+            return
+        raise self._fault(event, self._ways(event), opening=self._opens != "session/new")
+
+    def _ways(self, event: Mapping[str, JsonValue]) -> str:
+        if at(event, "error", "code") != AUTH_REQUIRED:
+            return ""
+        return f"; log in with its own command, or name one of its ways as auth_method: {offered(self._who.ways)}"
+
+    def _authenticated(self, event: Mapping[str, JsonValue]) -> None:
+        if "error" in event:
+            kind, message = fault(at(event, "error"))
+            kind = kind if kind is ErrorKind.RATE_LIMITED else ErrorKind.AUTH
+            raise self._fails(kind, f"{self._who.title}: {message}; its ways to log in: {offered(self._who.ways)}")
+        self._open(Step.OPEN_AGAIN)
+
+    def _go_on(self) -> None:
+        """The next thing to be set, or the prompt."""
+        if self._opens == "session/load" and not self._updates.holds(self._has_to_hold):
+            raise self._fails(ErrorKind.SESSION_LOST, "what was asked before never got into the session")
+        while self._to_set:
+            message = self._to_set.pop(0)
+            if self._said.has(message) or not self._said.asked(Step.PROMPT):
+                self._said.say(message)
+                return
+        self._begun = True
+        words: JsonValue = [{"type": "text", "text": self.aims.prompt}]
+        self._said.say(request(Step.PROMPT, "session/prompt", {"sessionId": self._session, "prompt": words}))
+
+    def _was_set(self, event: Mapping[str, JsonValue]) -> None:
+        if "error" in event:
+            what = "model" if at(event, "id") == Step.MODEL.value else "mode"
+            names = ", ".join(identity for identity, _ in choices(self._offers, what)) or f"no {what} to choose"
+            raise self._fails(ErrorKind.INVALID_REQUEST, f"{fault(at(event, 'error'))[1]}; it offers {names}")
+        self._go_on()
+
+    def _ended(self, event: Mapping[str, JsonValue]) -> None:
+        if "error" in event and self.wish is None:
+            raise self._fault(event, self._ways(event))
+        self._result = at(event, "result") or {}
+
+    def _update(self, params: JsonValue) -> None:
+        update = at(params, "update")
+        if not self._begun:
+            self._updates.past(update)
+        elif text(params, "sessionId") == self._session:
+            seen = self._updates.read(update)
+            self._shown += seen if self.wish is None else []
+
+    def _asked(self, identity: JsonValue, params: JsonValue) -> None:
+        """It asks for permission."""
+        wish, aims = wish_of(params), self.aims
+        was_answered = self._said.has(answer(identity, None)) and not self._said.has(self._cancellation())
+        if self.wish is None and not was_answered and has_to_be_asked(wish, aims.permissions, aims.grant):
+            self.wish = wish
+            self._show("waiting", wish.question.text)
+            self._said.say(self._cancellation())
+        option = None if self.wish is not None else choose(wish, aims.permissions, aims.grant)
+        chosen: JsonValue = {"outcome": {"outcome": "selected", "optionId": option.identity}} if option else _CANCELLED
+        self._said.say(answer(identity, chosen))
+        if self.wish is not None:
+            return
+        self._shown += self._updates.tool(at(params, "toolCall"))
+        if option is None or option.kind.startswith("reject"):
+            self._updates.is_silent = True
+            self._denied.append(wish.about)
+            self._show("notice", f"not allowed: {wish.about}")
+
+    def _cancellation(self) -> Message:
+        return notification("session/cancel", {"sessionId": self._session})

@@ -1,0 +1,113 @@
+"""How a session is opened with an agent that speaks ACP, by what the agent is able to do, and set as wanted. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from backends.agents.acp.quirks import UNKNOWN, Agent, of_name
+from backends.agents.acp.wire import VERSION, Message, Step, request
+from backends.agents.error_kinds import failure
+from backends.agents.protocol import Call
+from backends.errors import ErrorKind
+from backends.json_fields import at, tables, text
+from backends.protocol import JsonValue
+from backends.text import shown
+from backends.values import value
+
+
+@value
+class Able:
+    """What an agent says about itself. `title` is for people; `ways` are those to log in, as it lists them."""
+
+    agent: Agent = UNKNOWN
+    title: str = "the agent"
+    loads: bool = False
+    resumes: bool = False
+    forks: bool = False
+    ways: JsonValue = None
+
+
+def able(initialized: JsonValue) -> Able:
+    """What the answer to `initialize` says. BackendError (invalid_request) where it speaks another version."""
+    name = text(initialized, "agentInfo", "name")
+    version = at(initialized, "protocolVersion")
+    title = shown(text(initialized, "agentInfo", "title") or name or "the agent", 60)
+    if version != VERSION:
+        raise failure(ErrorKind.INVALID_REQUEST, f"{title} speaks version {version!r} of ACP, and we version {VERSION}")
+    more = at(initialized, "agentCapabilities", "sessionCapabilities")
+    can = (
+        {name for name in more if more[name] is not None and more[name] is not False}
+        if isinstance(more, dict)
+        else set[str]()
+    )
+    loads = at(initialized, "agentCapabilities", "loadSession") is True
+    return Able(of_name(name), title, loads, "resume" in can, "fork" in can, at(initialized, "authMethods"))
+
+
+def opening(step: Step, call: Call, cwd: str, who: Able, *, checks: bool) -> Message:
+    """The request that opens the session of `call`. With `checks` what was said in it is wanted back, if possible.
+    BackendError (session_lost) where the agent cannot open it.
+    """
+    params: Message = {"cwd": cwd, "mcpServers": []}
+    if call.resume:
+        if call.session_id is None:
+            raise failure(ErrorKind.SESSION_LOST, "its id is not known")
+        if who.agent.spoils_loaded:
+            raise failure(ErrorKind.SESSION_LOST, f"{who.title} loses sessions by loading them")
+        if not (who.loads or who.resumes):
+            raise failure(ErrorKind.SESSION_LOST, f"{who.title} cannot go on with a session")
+        method = "session/load" if who.loads and (checks or not who.resumes) else "session/resume"
+        return request(step, method, {"sessionId": call.session_id, **params})
+    if call.forks is not None:
+        if not who.forks:
+            raise failure(ErrorKind.SESSION_LOST, f"{who.title} cannot branch off from a session")
+        return request(step, "session/fork", {"sessionId": call.forks, **params})
+    return request(step, "session/new", params)
+
+
+def settings(opened: JsonValue, session: str, model: str | None, mode: str | None) -> Iterator[Message]:
+    """The requests that set what is wanted, where the session is not set so already."""
+    if model is not None:
+        yield from _setting(Step.MODEL, "model", opened, session, model)
+    if mode is not None:
+        yield from _setting(Step.MODE, "mode", opened, session, mode)
+
+
+def choices(opened: JsonValue, what: str) -> Sequence[tuple[str, str]]:
+    """What the session offers as its "model" or "mode": each one's id and its name."""
+    listed = tables(opened, f"{what}s", f"available{what.title()}s")
+    if listed:
+        return [(text(one, "modelId") or text(one, "id"), text(one, "name")) for one in listed]
+    return [(text(one, "value"), text(one, "name")) for one in _flat(tables(_config(opened, what), "options"))]
+
+
+def current(opened: JsonValue, what: str) -> str:
+    """The id of the "model" or "mode" that the session has; no text where it does not say."""
+    return text(opened, f"{what}s", f"current{what.title()}Id") or text(_config(opened, what), "currentValue")
+
+
+def _setting(step: Step, what: str, opened: JsonValue, session: str, wanted: str) -> Iterator[Message]:
+    offered = choices(opened, what)
+    named = next((identity for identity, name in offered if name == wanted), wanted)
+    chosen: JsonValue = wanted if any(identity == wanted for identity, _ in offered) else named
+    if current(opened, what) == chosen:
+        return
+    config = _config(opened, what)
+    params: Message = {"sessionId": session}
+    if config is not None and at(opened, f"{what}s") is None:
+        params.update(configId=at(config, "id"), value=chosen)
+        yield request(step, "session/set_config_option", params)
+        return
+    params[f"{what}Id"] = chosen
+    yield request(step, f"session/set_{what}", params)
+
+
+def _config(opened: JsonValue, what: str) -> Mapping[str, JsonValue] | None:
+    found = tables(opened, "configOptions")
+    return next((one for one in found if what in {text(one, "category"), text(one, "id")}), None)
+
+
+def _flat(options: Sequence[Mapping[str, JsonValue]]) -> Iterator[Mapping[str, JsonValue]]:
+    """Options may be in groups."""
+    for option in options:
+        yield from tables(option, "options") or [option]

@@ -1,0 +1,269 @@
+"""What `claude -p --output-format=stream-json` prints, one event a line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from backends.agents.claude.error_kinds import PHRASES, REFUSES_SCHEMA, kind_of_result
+from backends.agents.claude.questions import question_of
+from backends.agents.error_kinds import SchemaRefused, failure, no_outcome
+from backends.agents.limit_resets import seconds_left
+from backends.agents.protocol import Answered, Call, Ending
+from backends.errors import BackendError, ErrorKind
+from backends.json_fields import Tally, at, count, deed, number, tables, text
+from backends.protocol import NO_USAGE, JsonValue, Output, Usage
+from backends.text import shown
+
+_FIRST_TO_ADD_UP = (2, 1, 300)
+"""From about here on `total_cost_usd` counts the whole session; before, the call alone."""
+
+
+class ClaudeReader:
+    """Reads what `claude -p --output-format=stream-json` prints. `now` tells the Unix time, for when a limit ends."""
+
+    def __init__(self, call: Call, now: Callable[[], float]) -> None:
+        self._handlers = {
+            "stream_event": self._stream,
+            "assistant": self._message,
+            "user": self._results,
+            "result": self._finish,
+            "rate_limit_event": self._limit,
+            "system/init": self._init,
+            "system/api_retry": self._retry,
+            "system/permission_denied": self._deny,
+            "system/background_tasks_changed": self._background,
+        }
+        self._has_schema = call.output_schema is not None
+        self._begins = not call.resume and call.forks is None
+        self._now = now
+        self._session: str | None = None
+        self._announced: str | None = None
+        self._version: tuple[int, ...] = ()
+        self._tally = Tally()
+        self._model: str | None = None
+        self._request: dict[str, str] = {}
+        self._streamed: set[str] = set()
+        self._denied: dict[str, str] = {}
+        self._until: float | None = None
+        self._delay: float | None = None
+        self._error = ""
+        self._last_whole: str | None = None
+        self._open_uses: set[str] = set()
+        """Uses of tools that have no result yet."""
+        self._in_background = False
+        self._is_final = False
+        self._result: Mapping[str, JsonValue] | None = None
+        self._billed: Usage | None = None
+
+    @property
+    def session_id(self) -> str | None:
+        """The session's id, once the model has said something: only then is the prompt sure to be in its file. The
+        announcement, and that a request is made, come up to half a second before.
+        """
+        return self._session
+
+    @property
+    def announced(self) -> str | None:
+        """The session's id, said before there is a file of it."""
+        return self._announced
+
+    @property
+    def is_final(self) -> bool:
+        """Whether there was a `result` with nothing left at work: a command or an agent in the background is waited
+        for, and the conversation goes on about what it did, to another result.
+        """
+        return self._is_final
+
+    @property
+    def usage(self) -> Usage:
+        """What the results say, or, before there is one, what the requests so far did. Tokens that were read from or
+        written to the prompt cache count as input.
+        """
+        return replace(self._tally.total if self._billed is None else self._billed, model=self._model)
+
+    @property
+    def last_whole(self) -> str | None:
+        """The last message in this turn, unless a tool was at work: that it was cut the session tells by itself, if
+        nothing is dropped from it.
+        """
+        return self._last_whole
+
+    def note(self, line: str) -> None:
+        """Nothing but events is of use."""
+
+    def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        """One event."""
+        kind, subtype = text(event, "type"), text(event, "subtype")
+        self._announced = text(event, "session_id") or self._announced
+        if kind in {"stream_event", "assistant", "user"} or subtype == "api_retry":
+            self._session = text(event, "session_id") or self._session
+        handler = self._handlers.get(kind) or self._handlers.get(f"{kind}/{subtype}")
+        return handler(event) if handler else []
+
+    def end(self, ending: Ending) -> Answered:
+        """The answer, if the result is one."""
+        result = self._result
+        # Cut while something was at work in the background. By itself it may also give up waiting for that.
+        is_cut = not self._is_final and ending.status != 0
+        if result is None or is_cut:
+            kind, message = no_outcome("Claude Code", ending, PHRASES)
+            self._check_schema(message)
+            raise failure(kind, message, usage=self.usage, goes_on=self._session is not None)
+        if at(result, "is_error") is not False or text(result, "subtype") != "success":
+            raise self._failure(result)
+        denied = tuple(self._denied.values())
+        deferred = at(result, "deferred_tool_use")
+        if deferred is not None:  # "success", with an empty answer
+            return Answered("", None, self.usage, denied=denied, question=question_of(deferred))
+        used = self.usage
+        if not (count(result, "num_turns") or used.input_tokens or used.output_tokens):
+            raise self._no_question(text(result, "result"))
+        return Answered(text(result, "result"), at(result, "structured_output"), used, denied=denied)
+
+    def _stream(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        agent = text(event, "parent_tool_use_id")
+        match text(event, "event", "type"):
+            case "message_start":
+                self._request[agent] = text(event, "event", "message", "id")
+                self._bill(self._request[agent], at(event, "event", "message", "usage"))
+                if not agent:
+                    self._answers(shown(text(event, "event", "message", "model")))
+            case "message_delta":
+                self._bill(self._request.get(agent, ""), at(event, "event", "usage"))
+            case "content_block_delta" if not agent and (piece := text(event, "event", "delta", "text")):
+                self._streamed.add(self._request.get(agent, ""))
+                return [self._output("text", piece)]
+            case _:
+                pass
+        return []
+
+    def _message(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        """A message, or a block of one; what is not of the main agent is seen, but said by nobody."""
+        request, is_main = text(event, "message", "id"), not text(event, "parent_tool_use_id")
+        if at(event, "is_api_error_message") is True or text(event, "error"):
+            self._error = text(event, "error")
+            self._until = number(event, "api_error_params", "rate_limit_info", "resetsAt") or self._until
+            return []
+        self._bill(request, at(event, "message", "usage"))
+        seen: list[Output] = []
+        for block in tables(event, "message", "content"):
+            if text(block, "type") == "tool_use":
+                if is_main:
+                    self._open_uses.add(text(block, "id"))
+                seen.append(self._output("tool", deed(text(block, "name"), at(block, "input"))))
+            elif is_main and request not in self._streamed and text(block, "text"):
+                seen.append(self._output("text", text(block, "text")))
+        if is_main:
+            self._answers(shown(text(event, "message", "model")))
+            self._whole(event)
+        return seen
+
+    def _answers(self, model: str) -> None:
+        """Messages of its own making are of "<synthetic>"."""
+        if model and not model.startswith("<"):
+            self._model = model
+
+    def _results(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        if not text(event, "parent_tool_use_id"):
+            self._open_uses -= {text(block, "tool_use_id") for block in tables(event, "message", "content")}
+            self._whole(event)
+        return []
+
+    def _whole(self, event: Mapping[str, JsonValue]) -> None:
+        """The session holds this message; it can be gone on from there unless a tool's result is missing."""
+        self._last_whole = None if self._open_uses else text(event, "uuid") or self._last_whole
+
+    def _limit(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        if text(event, "rate_limit_info", "status") != "rejected":
+            return []
+        self._until = number(event, "rate_limit_info", "resetsAt")
+        return [self._output("waiting", "usage limit reached")]
+
+    def _init(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        self._version = _numbers(text(event, "claude_code_version"))
+        return []
+
+    def _retry(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        delay = self._delay = (number(event, "retry_delay_ms") or 0.0) / 1000
+        why = shown(text(event, "error").replace("_", " "), 40) or "no answer"
+        tries = f"try {count(event, 'attempt')} of {count(event, 'max_retries')}"
+        return [self._output("waiting", f"{why}, {delay:.1f} s, {tries}")]
+
+    def _background(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        self._in_background = bool(at(event, "tasks"))
+        return []
+
+    def _deny(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        """Told when it happens, which older versions do not, and again by the result, with what it was about."""
+        use = text(event, "tool_use_id")
+        is_new = use not in self._denied
+        self._denied[use] = deed(text(event, "tool_name"), at(event, "tool_input"))
+        return [self._output("notice", f"not allowed: {self._denied[use]}")] if is_new else []
+
+    def _finish(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        self._result, self._is_final = event, not self._in_background
+        if count(event, "num_turns"):
+            self._session = text(event, "session_id") or self._session
+        self._billed = self._cost(event) + (self._billed or NO_USAGE)
+        return [output for denial in tables(event, "permission_denials") for output in self._deny(denial)]
+
+    def _cost(self, result: Mapping[str, JsonValue]) -> Usage:
+        """What this turn has cost by its result, which counts differently from version to version."""
+        since = at(result, "model_usage_since_last_result")
+        if isinstance(since, dict):
+            return sum((_of_model(since[model]) for model in since), Usage(cost_usd=0.0))
+        is_known = self._begins or (0,) < self._version < _FIRST_TO_ADD_UP
+        return replace(
+            _of_request(at(result, "usage")), cost_usd=number(result, "total_cost_usd") if is_known else None
+        )
+
+    def _failure(self, result: Mapping[str, JsonValue]) -> BackendError:
+        errors = at(result, "errors")
+        first = errors[0] if isinstance(errors, list) and errors else None
+        message = text(result, "result") or (first if isinstance(first, str) else "") or "it says no reason"
+        self._check_schema(message)
+        kind = kind_of_result(result, message, self._error)
+        kept = self._session is not None
+        return failure(kind, f"Claude Code: {message}", wait=self._hint(message), usage=self.usage, goes_on=kept)
+
+    def _no_question(self, said: str) -> BackendError:
+        """ "success", but its model was not asked: what it says is no answer, and `/clear` says nothing."""
+        message = (
+            "Claude Code took the prompt for a command of its own and asked no model "
+            f"({shown(said, 200) or 'no words'}); have the prompt begin with something else than a slash"
+        )
+        return failure(ErrorKind.INVALID_REQUEST, message, usage=self.usage)
+
+    def _check_schema(self, message: str) -> None:
+        if self._has_schema and any(phrase in message for phrase in REFUSES_SCHEMA):
+            raise SchemaRefused(message)
+
+    def _hint(self, message: str) -> float | None:
+        """Seconds to wait: the limit's end, as a number or in words, or what its own last wait was."""
+        if self._until is not None:
+            return max(0.0, self._until - self._now())
+        told = seconds_left(message, self._now())
+        return self._delay if told is None else told
+
+    def _bill(self, request: str, usage: JsonValue) -> None:
+        told = _of_request(usage)
+        self._tally.note(request, told.input_tokens, told.output_tokens)
+
+    def _output(self, kind: Literal["text", "tool", "waiting", "notice"], words: str) -> Output:
+        return Output(kind, words, self.usage)
+
+
+def _of_request(usage: JsonValue) -> Usage:
+    read = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    return Usage(sum(count(usage, name) for name in read), count(usage, "output_tokens"))
+
+
+def _of_model(usage: JsonValue) -> Usage:
+    read = ("inputTokens", "cacheCreationInputTokens", "cacheReadInputTokens")
+    return Usage(sum(count(usage, name) for name in read), count(usage, "outputTokens"), number(usage, "costUSD"))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part[:9]) for part in version.split(".")[:3] if part.isascii() and part.isdigit())

@@ -1,0 +1,164 @@
+"""What `codex exec --json` prints, one event a line. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+
+from backends.agents.error_kinds import COMMON, Phrases, failure, judged, no_outcome
+from backends.agents.limit_resets import seconds_left
+from backends.agents.protocol import Answered, Call, Ending
+from backends.errors import BackendError, ErrorKind
+from backends.json_fields import at, count, deed, tables, text
+from backends.protocol import NO_USAGE, JsonValue, Output, Usage
+from backends.text import shown
+
+_PHRASES: Phrases = (
+    ("no rollout found", ErrorKind.SESSION_LOST),
+    ("missing source rollout", ErrorKind.SESSION_LOST),
+    # Another process has the session, or had it a moment ago.
+    ("already has an active writer", ErrorKind.TRANSIENT),
+    ("quota exceeded. check your plan", ErrorKind.AUTH),
+    ("out of credits", ErrorKind.AUTH),
+    ("with your chatgpt plan, upgrade", ErrorKind.AUTH),
+    ("missing environment variable", ErrorKind.AUTH),
+    ("reason: content_filter", ErrorKind.REFUSED),
+    ("was flagged", ErrorKind.REFUSED),
+    ("request was blocked", ErrorKind.REFUSED),
+    ("reason: max_output_tokens", ErrorKind.CONTEXT_OVERFLOW),
+    ("at capacity", ErrorKind.OVERLOADED),
+    ("not inside a trusted directory", ErrorKind.INVALID_REQUEST),
+    ("error loading config", ErrorKind.INVALID_REQUEST),
+    ("error: invalid value", ErrorKind.INVALID_REQUEST),
+    ("error: unexpected argument", ErrorKind.INVALID_REQUEST),
+    *COMMON,
+)
+_NOISE = ("Reading prompt from stdin", "Reading additional input from stdin")
+
+
+class CodexReader:
+    """Reads what `codex exec --json` prints. `now` tells the Unix time, for when a limit ends. `model` is the one that
+    it was told to use: it never says which it did.
+    """
+
+    def __init__(self, call: Call, now: Callable[[], float], model: str | None = None) -> None:
+        self._model = model
+        self._resumed = call.session_id if call.resume else None
+        self._now = now
+        self._thread: str | None = None
+        self._has_said = False
+        self._text: str | None = None
+        self._seen: set[str] = set()
+        self._completed: Mapping[str, JsonValue] | None = None
+        self._failed: str | None = None
+
+    @property
+    def session_id(self) -> str | None:
+        """The thread's id, once the model or its server has said something: only then is the prompt sure to be in the
+        thread's file. That the turn has begun is said before.
+        """
+        return self._thread if self._has_said and not self._is_another else None
+
+    @property
+    def announced(self) -> str | None:
+        """The thread's id, said before the prompt is in its file."""
+        return None if self._is_another else self._thread
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the turn is completed or has failed, or is in a session that nobody asked for."""
+        return self._completed is not None or self._failed is not None or self._is_another
+
+    @property
+    def _is_another(self) -> bool:
+        # What is no UUID is taken for a name, and one that nobody has for a new session's.
+        return None not in {self._resumed, self._thread} and self._thread != self._resumed
+
+    @property
+    def usage(self) -> Usage:
+        """Nothing before the end, and then only what the session has come to."""
+        return NO_USAGE
+
+    @property
+    def last_whole(self) -> str | None:
+        """None: a session is gone on with from its end alone."""
+        return None
+
+    def note(self, line: str) -> None:
+        """Nothing but events is of use."""
+
+    def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        """One event."""
+        match text(event, "type"):
+            case "thread.started":
+                self._thread = text(event, "thread_id") or None
+            case "turn.completed":
+                self._completed, self._has_said = event, True
+            case "turn.failed":
+                self._failed, self._has_said = text(event, "error", "message"), True
+            case "error" if (message := text(event, "message")).startswith("Reconnecting"):
+                self._has_said = True
+                return [Output("waiting", shown(message))]
+            case "item.started" | "item.completed" as kind:
+                return self._item(at(event, "item"), is_whole=kind == "item.completed")
+            case _:
+                pass
+        return []
+
+    def end(self, ending: Ending) -> Answered:
+        """The answer, if the turn is completed and of the session that was asked for."""
+        if self._is_another:
+            raise failure(ErrorKind.SESSION_LOST, f"Codex does not know session {self._resumed}, and began another one")
+        if self._failed is not None:
+            raise self._failure(self._failed)
+        if self._completed is None:
+            kind, message = no_outcome("Codex", ending, _PHRASES, _NOISE)
+            raise failure(kind, message, goes_on=self._has_said)
+        used = at(self._completed, "usage")
+        total = Usage(count(used, "input_tokens"), count(used, "output_tokens"), model=self._model)
+        return Answered(self._text or "", usage=total, is_total=True)
+
+    def _item(self, item: JsonValue, *, is_whole: bool) -> Sequence[Output]:
+        kind, words = text(item, "type"), text(item, "text")
+        # An error among the items is a warning, which may come before everything else.
+        self._has_said = self._has_said or kind not in {"", "error"}
+        if kind == "agent_message" and is_whole:
+            self._text = words
+            return [Output("text", words)]
+        if kind in {"reasoning", "error"} and is_whole:
+            return [Output("notice", shown(words or text(item, "message")))]
+        if kind not in _TOOLS or text(item, "id") in self._seen:
+            return []
+        self._seen.add(text(item, "id"))
+        return [Output("tool", _TOOLS[kind](item))]
+
+    def _failure(self, message: str) -> BackendError:
+        kind, said = judged(message, _PHRASES)
+        return failure(kind, f"Codex: {said}", wait=seconds_left(said, self._now()), goes_on=self._has_said)
+
+
+def _command(item: JsonValue) -> str:
+    line = text(item, "command")
+    try:
+        words = shlex.split(line[:4000])
+    except ValueError:
+        words = []
+    is_wrapped = len(words) == 3 and words[1] in {"-c", "-lc"}
+    return deed("Bash", {"command": words[2] if is_wrapped else line})
+
+
+def _change(item: JsonValue) -> str:
+    return deed("Edit", {"path": ", ".join(text(change, "path") for change in tables(item, "changes"))})
+
+
+def _mcp(item: JsonValue) -> str:
+    return deed(f"{text(item, 'server')}.{text(item, 'tool')}", at(item, "arguments"))
+
+
+_TOOLS: Mapping[str, Callable[[JsonValue], str]] = {
+    "command_execution": _command,
+    "file_change": _change,
+    "mcp_tool_call": _mcp,
+    "web_search": lambda item: deed("WebSearch", item),
+    "collab_tool_call": lambda item: deed(text(item, "tool") or "Agent", item),
+}

@@ -1,0 +1,296 @@
+"""Turns with an agent that is run as a command: called, or taken over from a process that died, and read to their end.
+
+A turn is one call, or two where the answer did not fit its schema; each call has a folder of its own below the turn's,
+named by its number. Who takes a turn over goes the same way again: a call that was made already is followed or
+collected, the next one is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from backends.agents.error_kinds import SchemaRefused, hide
+from backends.agents.protocol import Answered, Call, Ending, Reader
+from backends.agents.replaying import replayed
+from backends.agents.session_files import digest
+from backends.agents.session_locks import SessionInUse, Sessions, first_before, since
+from backends.agents.transcript import Unheard, cut_before, feed, mark_told, parsed
+from backends.errors import BackendError, ErrorKind
+from backends.process.child import Child
+from backends.process.manifest import read_known
+from backends.process.private import private_folder
+from backends.process.spawn import Start, adopted, child_environment, running
+from backends.protocol import NO_USAGE, Files, JsonValue, Message, Opening, Output, Reply, Usage
+from backends.structured import Mismatch, Schema, invalid_output, repair_prompt
+from backends.text import clean_text, one_line
+
+if TYPE_CHECKING:
+    from backends.agents.backend import CliBackend
+
+_PATIENCE = 30.0
+"""Seconds to wait for another process to be done with a session."""
+_EARLY = 0.5
+"""Seconds, but at most a tenth of it, before a task's time is over that its turn is ended: its cost is known here."""
+LAST_WORD = 5.0
+"""Seconds that an agent gets to end by itself once it has said its last word: it may still write its session down."""
+
+
+class CliConversation:
+    """A conversation with an agent, each turn a process. See `CliBackend`."""
+
+    def __init__(self, backend: CliBackend, opening: Opening, files: Files) -> None:
+        self._backend = backend
+        self._opening = opening
+        self._files = files
+        self._sessions = Sessions(files.sessions, backend.kind)
+        self._session_id = opening.session_id
+        self._exists = opening.resume
+        self._seen: str | None = None
+        self._said = False
+        self._calls = 0
+        self._rewinds = opening.goes_on
+        limit = opening.timeout
+        self._ends = None if limit is None else anyio.current_time() + limit - min(_EARLY, limit / 10)
+        schema = opening.output_schema
+        self._schema = None if schema is None else Schema(schema)
+        self._asked = schema if schema is not None and backend.takes_schema(schema) else None
+        """The schema, where the program itself is asked to heed it."""
+
+    @property
+    def session_id(self) -> str | None:
+        """The session's id as far as it is known."""
+        return self._session_id
+
+    async def send(self, prompt: str) -> Reply:
+        """See `Conversation.send`."""
+        turn: list[Message] = []
+        if not prompt.strip():  # which agents take for a crash, or ask a model with nothing
+            raise BackendError(
+                ErrorKind.INVALID_REQUEST, f"the prompt is empty: say what {self._backend.kind} is to do"
+            )
+        try:
+            answered = await self._first(turn, clean_text(prompt))
+            data = None
+            if self._schema is not None and answered.question is None:
+                answered, data = await self._fitting(turn, answered, self._schema)
+        except BackendError as error:
+            error.usage += _cost(turn)
+            error.messages = tuple(turn) if len(turn) > 1 else ()
+            raise
+        return Reply(answered.text, data, self._session_id, _cost(turn), tuple(turn), answered.question)
+
+    async def _first(self, turn: list[Message], prompt: str) -> Answered:
+        """The call that says the prompt itself; if the session is gone, or somebody else's for too long, in a fresh one
+        that is told what was said.
+        """
+        sent = prompt
+        if self._schema is not None and self._asked is None:
+            sent += f"\n\nAnswer with nothing but JSON that fits this JSON Schema: {self._schema.text}"
+        try:
+            if self._opening.forks and not self._exists and not self._backend.can_fork:
+                raise BackendError(ErrorKind.SESSION_LOST, f"{self._backend.kind} cannot branch one off")
+            return await self._exchange(turn, prompt, sent)
+        except SchemaRefused as refused:
+            self._opening.on_output(Output("notice", f"asked in words for what fits the schema: {refused.message}"))
+            self._asked = None
+            turn.clear()
+            return await self._first(turn, prompt)
+        except BackendError as error:
+            if error.kind is ErrorKind.SESSION_LOST and self._rewinds:
+                # It was cut before its last messages were in the session's file. What is there is gone on from.
+                self._rewinds = False
+                turn.clear()
+                return await self._first(turn, prompt)
+            lost = error.kind is ErrorKind.SESSION_LOST or isinstance(error, SessionInUse)
+            begun = self._opening.goes_on or self._said
+            if not lost or begun or not self._opening.history or self._backend.on_lost_session == "fail":
+                raise
+            what = error.holder if isinstance(error, SessionInUse) else error.message
+        old = self._session_id if self._exists else self._opening.forks
+        turn.clear()
+        if self._exists:
+            self._session_id = self._backend.new_session_id()
+        self._exists = False
+        self._opening = replace(self._opening, forks=None, resume=False)
+        note = f"session {old} could not be gone on with ({what}): a fresh one was told, as text, what had been said"
+        self._opening.on_output(Output("notice", note))
+        return await self._exchange(turn, prompt, replayed(self._opening.history, sent), note)
+
+    async def _fitting(self, turn: list[Message], answered: Answered, schema: Schema) -> tuple[Answered, JsonValue]:
+        try:
+            return answered, _read(answered, schema)
+        except Mismatch as mismatch:
+            problem = mismatch
+        self._opening.on_output(Output("notice", "the answer does not fit its schema; asking once more"))
+        prompt = repair_prompt(problem, schema)
+        answered = await self._exchange(turn, prompt, prompt)
+        try:
+            return answered, _read(answered, schema)
+        except Mismatch as mismatch:
+            raise invalid_output(mismatch) from None
+
+    async def _exchange(self, turn: list[Message], prompt: str, sent: str, note: str | None = None) -> Answered:
+        """One call: `sent` is said, and recorded as `prompt`, with a note of ours behind it."""
+        turn.append(Message("user", prompt))
+        if note is not None:
+            turn.append(Message("system", note))
+        self._calls += 1
+        call = self._call(self._files.turn / str(self._calls))
+        reader = self._backend.reader(call)
+        cut = self._cut_before(call) if not self._said else []
+        try:
+            try:
+                child = await self._let_work(call, reader, sent, cut)
+            except BaseException:
+                self._look_once_more(call)
+                raise
+            answered = reader.end(Ending(child.status, child.tail("stderr")))
+        except BackendError as error:
+            used = reader.usage if error.usage == NO_USAGE else error.usage
+            error.usage = self._cost_unheard(cut) + self._own(call.folder, self._session_id, used)
+            error.goes_on = error.goes_on and reader.session_id is not None
+            if error.kind is ErrorKind.TIMEOUT and self._ends is not None and anyio.current_time() >= self._ends:
+                error.message = f"no answer within the task's timeout of {self._opening.timeout:g} s"
+            hide(error, self._given())
+            mark_told(call.folder)
+            raise
+        self._said, self._exists = True, True
+        usage = self._cost_unheard(cut)
+        if answered.is_total:
+            usage += self._total(call, answered.usage)
+        else:
+            usage += self._own(call.folder, self._session_id, answered.usage)
+        answered = replace(answered, text=clean_text(answered.text))
+        turn.append(Message("assistant", answered.text, usage))
+        return answered
+
+    def _call(self, folder: Path) -> Call:
+        opening, asked = self._opening, self._asked
+        forks = None if self._exists else opening.forks
+        answer = None if self._said else opening.answer
+        return Call(folder, self._session_id, resume=self._exists, forks=forks, output_schema=asked, answer=answer)
+
+    def _cut_before(self, call: Call) -> list[Unheard]:
+        return cut_before(self._files.turn, lambda folder: self._backend.reader(replace(call, folder=folder)))
+
+    async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[Unheard]) -> Child:
+        """The child of this call, when it has ended and `reader` has read it all."""
+        on_line = partial(self._on_line, reader)
+        until = self._until()
+        async with AsyncExitStack() as held:
+            child = await self._found(held, call) or await self._start(held, call, sent, cut)
+            await child.follow(on_line, idle=self._backend.idle_timeout, until=until)
+            await child.wait(LAST_WORD)
+        self._note_skipped(child)
+        return child
+
+    def _until(self) -> float:
+        until = anyio.current_time() + self._backend.turn_timeout
+        return until if self._ends is None else min(until, self._ends)
+
+    async def _found(self, held: AsyncExitStack, call: Call) -> Child | None:
+        """The child of this call, where another process began it."""
+        if self._opening.adopts and read_known(call.folder) is not None:
+            return await held.enter_async_context(adopted(call.folder))
+        return None
+
+    def _note_skipped(self, child: Child) -> None:
+        if child.skipped:
+            self._opening.on_output(Output("notice", f"{child.skipped} lines of its output were too long to be read"))
+
+    async def _start(self, held: AsyncExitStack, call: Call, sent: str, cut: list[Unheard]) -> Child:
+        keeps: list[int] = []
+        if call.session_id is not None:
+            on_wait = partial(self._show, "waiting")
+            keeps.append(await held.enter_async_context(self._sessions.writing(call.session_id, _PATIENCE, on_wait)))
+        if self._rewinds:
+            readers = [one.reader for one in cut if one.is_cut and one.reader.session_id == call.session_id]
+            whole = [reader.last_whole for reader in readers if reader.last_whole]
+            self._rewinds = bool(whole)
+            call = replace(call, rewind_to=whole[0] if whole else None)
+        private_folder(call.folder)
+        backend = self._backend
+        said = backend.says(call, sent)
+        guarded = self._opening.files is None or backend.on_runner_death == "kill"
+        start = Start(
+            self._words(call),
+            {**self._given(), **backend.environment(call)},
+            backend.folder,
+            said.encode(),
+            keeps,
+            {
+                "kind": backend.kind,
+                "goes_on": "yes" if self._opening.goes_on else "no",
+                "said": digest(said),
+                "dies": "yes" if guarded else "no",
+                **self._notes(),
+            },
+            guarded=guarded,
+        )
+        return await held.enter_async_context(running(start, call.folder))
+
+    def _given(self) -> dict[str, str]:
+        return child_environment((*self._backend.passes, *self._backend.pass_env))
+
+    def _words(self, call: Call) -> Sequence[str]:
+        return (self._backend.executable(), *self._backend.arguments(call))
+
+    def _notes(self) -> Mapping[str, str]:
+        """What whoever takes the turn over has to know."""
+        return {}
+
+    def _on_line(self, reader: Reader, line: bytes) -> bool:
+        for output in feed(reader, parsed(line)):
+            self._opening.on_output(output)
+        self._know(reader.session_id)
+        return reader.is_final
+
+    def _know(self, session_id: str | None) -> None:
+        if session_id is not None and session_id != self._seen:
+            self._seen = session_id
+            self._session_id, self._exists = clean_text(session_id), True
+            self._opening.on_session(self._session_id)
+
+    def _look_once_more(self, call: Call) -> None:
+        """The agent was ended: what it wrote since our last look may show that there is a session to go on with."""
+        self._know(self._backend.session_of(call.folder))
+
+    def _show(self, kind: str, text: str) -> None:
+        self._opening.on_output(Output("waiting" if kind == "waiting" else "notice", one_line(text)))
+
+    def _cost_unheard(self, cut: list[Unheard]) -> Usage:
+        read = ((one.folder, one.reader) for one in reversed(cut))
+        cost = sum((self._own(folder, reader.session_id, reader.usage) for folder, reader in read), NO_USAGE)
+        return replace(cost, model=None)  # which answers now is not for them to say
+
+    def _own(self, folder: Path, session_id: str | None, usage: Usage) -> Usage:  # noqa: ARG002 - for those that need it
+        """What the call with its files in `folder` cost, in that session, by what it says itself."""
+        return usage
+
+    def _total(self, call: Call, total: Usage) -> Usage:
+        """What the call cost, by what its session has cost so far."""
+        if self._session_id is None:
+            return total
+        before = self._sessions.spent(self._session_id) if call.resume else None
+        if before is None and call.forks is not None:
+            before = self._sessions.spent(call.forks)
+        if before is None:
+            before = _cost(self._opening.history) if call.resume or call.forks else NO_USAGE
+        before = first_before(call.folder, before)
+        self._sessions.note_spent(self._session_id, total)
+        return since(total, before)
+
+
+def _read(answered: Answered, schema: Schema) -> JsonValue:
+    return schema.check(answered.data) if answered.data is not None else schema.read(answered.text)
+
+
+def _cost(messages: list[Message] | tuple[Message, ...]) -> Usage:
+    return sum((message.usage for message in messages), NO_USAGE)

@@ -1,0 +1,101 @@
+"""Which coding agents are on this machine: where, in which version, and whether they are logged in.
+
+They are asked for their version and nothing else. That they are logged in is seen from outside: no secret is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+
+from backends.agents.catalog import AGENTS, Agent, Login
+from backends.errors import BackendError, BackendUnavailable
+from backends.process.spawn import Start, child_environment, running
+from backends.values import value
+
+_VERSION = re.compile(r"(?<![\w.])\d+\.\d+\.\d+[\w.+-]*")
+
+
+@value
+class Installed:
+    """An agent on this machine. `path` is None where it is not; `version` where it does not say.
+
+    `is_logged_in` is None where nobody can tell; `by` is what it was seen by, a file or the name of a variable.
+    """
+
+    agent: Agent
+    path: str | None = None
+    version: str | None = None
+    is_logged_in: bool | None = None
+    by: str = ""
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether plait was tried with this version."""
+        return self.version in self.agent.tested
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether the version is later than all that plait was tried with."""
+        return self.version is not None and _numbers(self.version) > _numbers(self.agent.tested[-1])
+
+
+async def look_for_agents(patience: float = 15.0) -> tuple[Installed, ...]:
+    """All agents that plait knows, in their order, as they are here. Each is started for its version, all at the same
+    time, and ended after `patience` seconds.
+    """
+    found: dict[str, Installed] = {}
+
+    async def look(agent: Agent) -> None:
+        path = shutil.which(agent.program)
+        if path is None:
+            found[agent.name] = Installed(agent)
+            return
+        is_logged_in, by = logged_in(agent.login, os.environ)
+        found[agent.name] = Installed(agent, path, await _version(agent, path, patience), is_logged_in, by)
+
+    async with anyio.create_task_group() as group:
+        for agent in AGENTS:
+            group.start_soon(look, agent)
+    return tuple(found[agent.name] for agent in AGENTS)
+
+
+def logged_in(login: Login, environment: Mapping[str, str]) -> tuple[bool | None, str]:
+    """Whether an agent is logged in, None where nobody can tell, and what shows that."""
+    for name in login.keys:
+        if environment.get(name):
+            return True, name
+    variable, usual = login.folder
+    folder = Path(environment.get(variable) or usual).expanduser()
+    for file in login.files:
+        try:
+            if (folder / file).stat().st_size:
+                return True, str(folder / file)
+        except OSError:
+            continue
+    elsewhere = next((name for name in login.elsewhere if environment.get(name)), "")
+    return (None, elsewhere) if elsewhere or login.may_be_elsewhere else (False, "")
+
+
+async def _version(agent: Agent, path: str, patience: float) -> str | None:
+    with tempfile.TemporaryDirectory(prefix="plait-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        quiet = {**child_environment(), **agent.quiet, "TMPDIR": name}
+        start = Start((path, "--version"), quiet, folder, b"")
+        try:
+            async with running(start, folder / "child") as child:
+                await child.follow(lambda _: False, idle=patience, until=anyio.current_time() + patience)
+        except (BackendError, BackendUnavailable):
+            return None
+        said = _VERSION.search(child.tail("stdout")) if child.status == 0 else None
+    return said[0] if said else None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(digits) for digits in re.findall(r"\d+", version)[:3])

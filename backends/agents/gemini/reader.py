@@ -1,0 +1,163 @@
+"""What `gemini -o stream-json` prints, one event a line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from backends.agents.error_kinds import COMMON, Phrases, classify, failure, no_outcome
+from backends.agents.limit_resets import seconds_left
+from backends.agents.protocol import Answered, Call, Ending
+from backends.errors import BackendError, ErrorKind
+from backends.json_fields import at, count, deed, tables, text
+from backends.protocol import NO_USAGE, JsonValue, Output, Usage
+from backends.text import parse_json, shown
+
+_PHRASES: Phrases = (
+    ("invalid session identifier", ErrorKind.SESSION_LOST),
+    ("no previous sessions found", ErrorKind.SESSION_LOST),
+    # The id of a session that is there already.
+    ("already exists. use --resume", ErrorKind.TRANSIENT),
+    ("invalid auth method", ErrorKind.AUTH),
+    ("set an auth method", ErrorKind.AUTH),
+    ("api key not valid", ErrorKind.AUTH),
+    ("not running in a trusted directory", ErrorKind.INVALID_REQUEST),
+    ("unknown argument", ErrorKind.INVALID_REQUEST),
+    ("invalid values:", ErrorKind.INVALID_REQUEST),
+    ("exhausted your", ErrorKind.RATE_LIMITED),
+    ("quota will reset", ErrorKind.RATE_LIMITED),
+    ("response was blocked", ErrorKind.REFUSED),
+    ("exceeded the token limit", ErrorKind.CONTEXT_OVERFLOW),
+    ("input token count", ErrorKind.CONTEXT_OVERFLOW),
+    ("max session turns", ErrorKind.CONTEXT_OVERFLOW),
+    ("no final response text", ErrorKind.TRANSIENT),
+    ("agent execution blocked", ErrorKind.REFUSED),
+    ("manual authorization is required", ErrorKind.AUTH),
+    *COMMON,
+)
+_EXITS = {status % 256: status for status in (400, 401, 403, 404, 408, 413, 429, 500, 502, 503, 504, 529)}
+"""Where it says nothing else about an error of the server's, its exit status is what is left of that one's."""
+_SILENT = "it ended its turn without a word, as it does where prompt and history do not fit into its model's context"
+_NOISE = ("Warning: ", "Ripgrep is not available", "YOLO mode is enabled", "Loaded cached credentials")
+
+
+class GeminiReader:
+    """Reads what `gemini -o stream-json` prints. `now` tells the Unix time, for when a limit ends."""
+
+    def __init__(self, call: Call, now: Callable[[], float]) -> None:  # noqa: ARG002 - as the other readers have it
+        self._now = now
+        self._announced: str | None = None
+        self._model: str | None = None
+        self._has_said = False
+        self._pieces: list[str] = []
+        self._error = ""
+        """What it said of its turn last, if nothing came after it."""
+        self._result: Mapping[str, JsonValue] | None = None
+
+    @property
+    def session_id(self) -> str | None:
+        """The session's id, once the model has said something: only then is the prompt sure to be in its file."""
+        return self._announced if self._has_said else None
+
+    @property
+    def announced(self) -> str | None:
+        """The session's id, said before it holds the prompt."""
+        return self._announced
+
+    @property
+    def is_final(self) -> bool:
+        """Whether there was a `result`."""
+        return self._result is not None
+
+    @property
+    def usage(self) -> Usage:
+        """What the result says; nothing is known before."""
+        return NO_USAGE if self._result is None else replace(_of_turn(at(self._result, "stats")), model=self._model)
+
+    @property
+    def last_whole(self) -> str | None:
+        """None: a session is gone on with from its end alone."""
+        return None
+
+    def note(self, line: str) -> None:
+        """Nothing but events is of use."""
+
+    def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        """One event."""
+        match text(event, "type"):
+            case "init":
+                self._announced = text(event, "session_id") or None
+                self._model = shown(text(event, "model")) or None
+            case "message":
+                return self._message(event)
+            case "tool_use":
+                self._has_said, self._error = True, ""
+                return [Output("tool", deed(text(event, "tool_name"), at(event, "parameters")))]
+            case "tool_result":
+                # The answer is what is said after the last of them.
+                self._pieces.clear()
+            case "error" if message := text(event, "message"):
+                self._error = message
+                return [Output("notice", shown(message))]
+            case "result":
+                self._result = event
+                self._has_said = self._has_said or text(event, "status") == "success"
+            case _:
+                pass
+        return []
+
+    def end(self, ending: Ending) -> Answered:
+        """The answer, if the result is one."""
+        if self._result is None:
+            kind, message = no_outcome("Gemini", ending, _PHRASES, _NOISE)
+            raise failure(kind, message, goes_on=self._has_said)
+        if text(self._result, "status") != "success":
+            raise self._failure(self._result, _EXITS.get(ending.status or 0, 0))
+        if self._error:  # the end of a turn that was stopped, in a loop or by a hook, is told as a success
+            raise failure(classify(self._error, _PHRASES), f"Gemini: {self._error}", usage=self.usage)
+        if not self._pieces:
+            raise failure(ErrorKind.CONTEXT_OVERFLOW, f"Gemini: {_SILENT}", usage=self.usage)
+        return Answered("".join(self._pieces), usage=self.usage)
+
+    def _message(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        piece = text(event, "content")
+        if text(event, "role") != "assistant" or not piece:
+            return []
+        self._has_said, self._error = True, ""
+        self._pieces.append(piece)
+        return [Output("text", piece)]
+
+    def _failure(self, result: Mapping[str, JsonValue], status: int) -> BackendError:
+        message = text(result, "error", "message") or self._error or "it says no reason"
+        error = _unwrapped(message)
+        said = text(error, "message") or message
+        kind = classify(said, _PHRASES, count(error, "code") or status)
+        wait = seconds_left(said, self._now())
+        return failure(kind, f"Gemini: {said}", wait=_delay(error) if wait is None else wait, usage=self.usage)
+
+
+def _unwrapped(message: str) -> JsonValue:
+    """The server's own error object, which may stand in the text of another one."""
+    for _ in range(3):
+        begin, end = message.find("{"), message.rfind("}")
+        try:
+            error = at(parse_json(message[begin : end + 1]), "error")
+        except ValueError:
+            return None
+        inner = text(error, "message")
+        if not inner.lstrip().startswith("{"):
+            return error
+        message = inner
+    return None
+
+
+def _delay(error: JsonValue) -> float | None:
+    """Seconds to wait, where the error's details say so: "38s"."""
+    told = next((found for detail in tables(error, "details") if (found := text(detail, "retryDelay"))), "")
+    return seconds_left(f"retry in {told}", 0.0)
+
+
+def _of_turn(stats: JsonValue) -> Usage:
+    """What the model thought counts as output; it stands in the total alone."""
+    read, written = count(stats, "input_tokens"), count(stats, "output_tokens")
+    return Usage(read, max(written, count(stats, "total_tokens") - read))

@@ -1,0 +1,70 @@
+"""Which kind of error a server means: by its status, its codes, its words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from backends.errors import ErrorKind
+
+_BY_STATUS: Mapping[int, ErrorKind] = {
+    401: ErrorKind.AUTH,
+    402: ErrorKind.AUTH,
+    403: ErrorKind.AUTH,
+    408: ErrorKind.TRANSIENT,
+    409: ErrorKind.TRANSIENT,
+    413: ErrorKind.CONTEXT_OVERFLOW,
+    425: ErrorKind.TRANSIENT,
+    429: ErrorKind.RATE_LIMITED,
+    503: ErrorKind.OVERLOADED,
+    529: ErrorKind.OVERLOADED,
+}
+_BY_CODE: Mapping[str, ErrorKind] = {
+    "context_length_exceeded": ErrorKind.CONTEXT_OVERFLOW,
+    "exceed_context_size_error": ErrorKind.CONTEXT_OVERFLOW,
+    "insufficient_quota": ErrorKind.AUTH,
+    "billing_error": ErrorKind.AUTH,
+    "content_filter": ErrorKind.REFUSED,
+    "content_policy_violation": ErrorKind.REFUSED,
+    "invalid_prompt": ErrorKind.REFUSED,
+    "overloaded_error": ErrorKind.OVERLOADED,
+    "rate_limit_error": ErrorKind.RATE_LIMITED,
+    "rate_limit_exceeded": ErrorKind.RATE_LIMITED,
+}
+"""Codes that say more than the status they come with."""
+_WITHOUT_STATUS: Mapping[str, ErrorKind] = {
+    "authentication_error": ErrorKind.AUTH,
+    "permission_error": ErrorKind.AUTH,
+    "invalid_request_error": ErrorKind.INVALID_REQUEST,
+    "not_found_error": ErrorKind.INVALID_REQUEST,
+}
+"""Codes of errors inside a stream, which come with no status of their own."""
+_OVERFLOW_PHRASES = (
+    "prompt is too long",
+    "context length",
+    "context limit",
+    "context size",
+    "context window",
+    "maximum model length",
+    "maximum prompt length",
+    "exceeds the maximum number of tokens",
+)
+_LARGER_THAN_THE_LIMIT = "request too large"
+"""How OpenAI begins to say that one request alone has more tokens than a minute's: no waiting helps."""
+_QUOTA_PHRASES = ("credit balance is too low",)
+
+
+def kind_of(status: int, words: Sequence[str], detail: str) -> ErrorKind:
+    """The kind of an error with HTTP `status` (0 where none is known), machine-readable `words`, and text `detail`."""
+    lowered = detail[:2000].lower()
+    if status in {0, 200, 429} and lowered.startswith(_LARGER_THAN_THE_LIMIT):
+        return ErrorKind.CONTEXT_OVERFLOW
+    for word in words:
+        if word in _BY_CODE:
+            return _BY_CODE[word]
+    if status in {0, 200, 400} and any(phrase in lowered for phrase in _OVERFLOW_PHRASES):
+        return ErrorKind.CONTEXT_OVERFLOW
+    if any(phrase in lowered for phrase in _QUOTA_PHRASES):
+        return ErrorKind.AUTH
+    if status >= 300:
+        return _BY_STATUS.get(status, ErrorKind.TRANSIENT if status >= 500 else ErrorKind.INVALID_REQUEST)
+    return next((_WITHOUT_STATUS[word] for word in words if word in _WITHOUT_STATUS), ErrorKind.TRANSIENT)

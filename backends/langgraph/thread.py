@@ -1,0 +1,261 @@
+"""Conversations with a LangGraph graph, with and without a thread in a checkpointer.
+
+What is to be done in a turn is read from the thread's newest checkpoint, never remembered: a thread that was cut goes
+on from there, so nodes that ended are not run again. Each checkpoint carries a mark of the turn that wrote it, by which
+a later attempt at the same turn knows its own unfinished work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Set
+from contextlib import aclosing
+from dataclasses import replace
+from importlib import import_module
+from typing import Any, Protocol
+from uuid import uuid4
+
+from backends.errors import BackendError, ErrorKind
+from backends.langgraph.values import messages_of, question_of, reply_of, tokens_of
+from backends.protocol import Opening, Output, Reply, Usage
+from backends.structured import Schema
+from backends.text import clean_text, one_line
+
+_MARK = "plait_turn"
+_RESUME = "__resume__"
+"""The channel of a checkpoint's pending writes in which LangGraph keeps the answers that a node has taken."""
+_WAITING = re.compile(r"(.+)\?(\w+)\+(\d+)", re.DOTALL)
+"""The session id while a question waits: the thread, the interrupt, and the answers taken before."""
+_NO_CHECKPOINTER = (
+    "a graph without a checkpointer cannot wait; compile it with one, such as AsyncSqliteSaver of the package "
+    "langgraph-checkpoint-sqlite"
+)
+
+
+class Graph(Protocol):
+    """What is used of a compiled graph. Loose, because the library's own types are not complete."""
+
+    @property
+    def checkpointer(self) -> Any: ...
+    def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]: ...
+    async def aget_state(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class Unkept:
+    """A conversation with a graph that has no checkpointer, and what both kinds do alike."""
+
+    def __init__(self, graph: Graph, to_input: Callable[[str, Opening], Any], opening: Opening) -> None:
+        self._graph = graph
+        self._to_input = to_input
+        self._opening = opening
+
+    @property
+    def session_id(self) -> str | None:
+        return None
+
+    async def send(self, prompt: str) -> Reply:
+        schema = None if self._opening.output_schema is None else Schema(self._opening.output_schema)
+        limit_reached = import_module("langgraph.errors").GraphRecursionError
+        try:
+            return await self._turn(prompt, schema)
+        except BackendError:
+            raise
+        except limit_reached as exc:
+            text = f"the graph did not end; mend its loop or raise its limit (with_config): {one_line(str(exc), 120)}"
+            raise BackendError(ErrorKind.INVALID_REQUEST, text) from exc
+        except Exception as exc:
+            detail = one_line(str(exc))
+            name = type(exc).__name__
+            raise BackendError(ErrorKind.UNEXPECTED, f"{name}: {detail}" if detail else name) from exc
+
+    async def _turn(self, prompt: str, schema: Schema | None) -> Reply:
+        if self._opening.answer is not None:
+            raise BackendError(ErrorKind.SESSION_LOST, f"an answer cannot be given: {_NO_CHECKPOINTER}")
+        values: Any = None
+        async for values in self._run(self._to_input(prompt, self._opening), None):
+            if isinstance(values, dict) and "__interrupt__" in values:
+                raise BackendError(ErrorKind.INVALID_REQUEST, f"the graph asks a question: {_NO_CHECKPOINTER}")
+        return self._reply(values, frozenset(), schema)
+
+    async def _run(self, given: Any, config: Any, **options: Any) -> AsyncGenerator[Any]:
+        """Run the graph and yield its values as far as they are known, whenever something happened."""
+        values: Any = None
+        events: Any = self._graph.astream(given, config, stream_mode=["tasks", "values"], **options)
+        async with aclosing(events) as stream:
+            async for mode, event in stream:
+                if mode == "values":
+                    values = event
+                elif "triggers" in event:  # a node starts; another such event tells its end
+                    self._opening.on_output(Output("notice", f"node {event['name']}"))
+                yield values
+
+    def _reply(self, values: Any, earlier: Set[Any], schema: Schema | None) -> Reply:
+        reply = reply_of(values, getattr(self._graph, "output_channels", None), schema)
+        return replace(reply, session_id=self.session_id, usage=_cost(values, earlier))
+
+
+class Thread(Unkept):
+    """A conversation kept by the graph's checkpointer."""
+
+    def __init__(self, graph: Graph, to_input: Callable[[str, Opening], Any], opening: Opening) -> None:
+        super().__init__(graph, to_input, opening)
+        resumed = opening.session_id if opening.resume else None
+        self._name = resumed or opening.idempotency_key or uuid4().hex
+        waiting = _WAITING.fullmatch(self._name) if resumed else None
+        self._thread = waiting[1] if waiting else self._name
+        self._asked = (waiting[2], int(waiting[3])) if waiting else None
+        self._forks = None if resumed or opening.forks is None else _WAITING.sub(r"\1", opening.forks)
+        self._has_begun = False
+        """Whether this object has had a turn: what the opening says of the thread was true for the first one."""
+
+    @property
+    def session_id(self) -> str:
+        return self._name
+
+    async def _turn(self, prompt: str, schema: Schema | None) -> Reply:
+        state = await self._state()
+        mark = _mark(self._opening.idempotency_key, prompt)
+        goes_on = self._is_to_go_on(state, mark)
+        if not goes_on:
+            state = await self._made_ready(state)
+        earlier = {message.id for message in messages_of(state.values)}
+        if goes_on:
+            await self._go_on(state)
+        else:
+            await self._begin(prompt, state, mark)
+        return await self._said(await self._state(), earlier, schema)
+
+    def _is_to_go_on(self, state: Any, mark: str) -> bool:
+        """Whether the thread's work is to be taken up, rather than to begin again with a new input."""
+        if self._has_begun or _checkpoint_of(state) is None:
+            return False
+        if self._opening.goes_on or self._opening.answer is not None:
+            return True
+        return bool(state.next) and state.metadata.get(_MARK) == mark
+
+    async def _made_ready(self, state: Any) -> Any:
+        """The state of a thread that takes a new input: as it is, emptied, or begun as a copy of another one."""
+        continues = self._has_begun or self._opening.resume
+        if not continues and _checkpoint_of(state) is not None:
+            # Left by an earlier attempt at this task, with an end that was no good or for another prompt.
+            await self._graph.checkpointer.adelete_thread(self._thread)
+        if not continues and self._forks is not None:
+            await copy_thread(self._graph.checkpointer, self._forks, self._thread)
+        if not continues:
+            state = await self._state()
+        continues = continues or self._forks is not None
+        if continues and _checkpoint_of(state) is None:
+            text = f"the graph's checkpointer does not know the thread {self._forks or self._thread}"
+            raise BackendError(ErrorKind.SESSION_LOST, text)
+        if continues and state.interrupts:
+            waits = f"the graph waits for an answer: {one_line(question_of(state.interrupts[0]).text, 120)}"
+            raise BackendError(ErrorKind.INVALID_REQUEST, waits)
+        return state
+
+    async def _begin(self, prompt: str, state: Any, mark: str) -> None:
+        self._has_begun, before = True, _checkpoint_of(state)
+
+        async def has_input() -> bool:
+            return _checkpoint_of(await self._state()) not in (None, before)
+
+        await self._run_until_it_rests(self._to_input(prompt, self._opening), mark, has_input)
+
+    async def _go_on(self, state: Any) -> None:
+        self._has_begun = True
+        mark, answer = state.metadata.get(_MARK), self._opening.answer
+        if answer is None or self._asked is None or await self._is_answered():
+            self._opening.on_session(self._name)
+            await self._run_until_it_rests(None, mark, None)
+        else:
+            command = import_module("langgraph.types").Command(resume={self._asked[0]: answer.value})
+            await self._run_until_it_rests(command, mark, self._is_answered)
+
+    async def _run_until_it_rests(self, given: Any, mark: Any, holds: Callable[[], Awaitable[bool]] | None) -> None:
+        """Run the graph to its end or its next question. The session is reported as soon as the thread `holds` what
+        this turn says: whoever goes on after a cut need not say it again.
+        """
+        # `sync`: a node is not started before what it builds on is written.
+        async for _ in self._run(given, self._config(mark), durability="sync"):
+            if holds is not None and await holds():
+                holds = None
+                self._opening.on_session(self._name)
+
+    async def _said(self, state: Any, earlier: Set[Any], schema: Schema | None) -> Reply:
+        if state.interrupts:
+            interrupt = state.interrupts[0]
+            self._name = f"{self._thread}?{interrupt.id}+{await self._answers()}"
+            question = question_of(interrupt)
+            cost = _cost(state.values, earlier)
+            return Reply(question.text, session_id=self.session_id, usage=cost, question=question)
+        if state.next:
+            text = f"the graph stopped before {', '.join(state.next)}; ask with interrupt() inside a node instead"
+            raise BackendError(ErrorKind.INVALID_REQUEST, text)
+        self._name = self._thread
+        return self._reply(state.values, earlier, schema)
+
+    # A turn that says an answer may be had again after it was cut, or has failed, when the node has taken the answer
+    # already: said once more, it would answer the node's next question. So the session id of a waiting conversation
+    # says which interrupt was asked about, and how many answers the thread had taken by then.
+
+    async def _is_answered(self) -> bool:
+        if self._asked is None:
+            return True
+        interrupt_id, answers = self._asked
+        waiting = {interrupt.id for interrupt in (await self._state()).interrupts}
+        return interrupt_id not in waiting or await self._answers() > answers
+
+    async def _answers(self) -> int:
+        """How many answers the nodes of the current step have taken, those of graphs inside the graph included."""
+        saved = [await self._graph.checkpointer.aget_tuple(place) for place in _places(await self._state())]
+        writes = [write for one in saved if one is not None for write in one.pending_writes or ()]
+        return sum(len(values) for _, channel, values in writes if channel == _RESUME)
+
+    async def _state(self) -> Any:
+        return await self._graph.aget_state(self._config(), subgraphs=True)
+
+    def _config(self, mark: Any = None) -> dict[str, Any]:
+        return {"configurable": {"thread_id": self._thread}, "metadata": {} if mark is None else {_MARK: mark}}
+
+
+async def copy_thread(saver: Any, source: str, target: str) -> None:
+    """Give the thread `target`, which has none, all checkpoints of `source`: some channels are kept as changes from one
+    to the next. A copy that was cut has steps of `source` as its newest, so that nobody takes it for whole.
+    """
+    chain = [one async for one in saver.alist({"configurable": {"thread_id": source}})]
+    for one in reversed(chain):  # the newest comes first in it, and has to be the last
+        before = one.parent_config["configurable"].get("checkpoint_id") if one.parent_config else None
+        place: dict[str, Any] = {
+            "thread_id": target,
+            "checkpoint_ns": one.config["configurable"].get("checkpoint_ns", ""),
+            **({} if before is None else {"checkpoint_id": before}),
+        }
+        versions = one.checkpoint["channel_versions"]
+        stored = await saver.aput({"configurable": place}, one.checkpoint, one.metadata, versions)
+        writes: dict[str, list[tuple[str, Any]]] = {}
+        for task, channel, written in one.pending_writes or ():
+            writes.setdefault(task, []).append((channel, written))
+        for task, those in writes.items():
+            await saver.aput_writes(stored, those, task)
+
+
+def _places(state: Any) -> Iterator[Any]:
+    """The checkpoints that a state consists of."""
+    yield state.config
+    for task in state.tasks:
+        if hasattr(task.state, "tasks"):
+            yield from _places(task.state)
+
+
+def _checkpoint_of(state: Any) -> str | None:
+    """The id of the newest checkpoint; None when there is no such thread."""
+    known: str | None = state.config["configurable"].get("checkpoint_id")
+    return known
+
+
+def _mark(key: str, prompt: str) -> str:
+    return hashlib.sha256(f"{key}\0{clean_text(prompt)}".encode()).hexdigest()
+
+
+def _cost(values: Any, earlier: Set[Any]) -> Usage:
+    return tokens_of([message for message in messages_of(values) if message.id not in earlier])

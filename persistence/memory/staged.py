@@ -1,0 +1,270 @@
+"""What a batch makes of a run in memory, apart from the run until all of the batch went through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from persistence import event_log as history
+from persistence import rules
+from persistence.changes import (
+    RunCreated,
+    SessionOpened,
+    TaskAnswered,
+    TaskCancelled,
+    TaskCompleted,
+    TaskFailed,
+    TaskInterrupted,
+    TaskReopened,
+    TaskRetried,
+    TasksAdded,
+    TaskStarted,
+    TaskWaiting,
+    TurnAppended,
+)
+from persistence.notes import NoteRecord
+from persistence.records import AttemptRecord, EventRecord, MessageRecord, TaskRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from persistence.changes import Change, NewTask
+    from persistence.rules import RunHead
+
+AttemptKey = tuple[str, int]
+TaskChange: TypeAlias = (
+    TaskStarted
+    | TaskCompleted
+    | TaskFailed
+    | TaskRetried
+    | TaskInterrupted
+    | TaskWaiting
+    | TaskAnswered
+    | TaskCancelled
+    | TaskReopened
+)
+
+
+@dataclass(slots=True)
+class MemoryRun:
+    """A run as it is kept."""
+
+    head: RunHead
+    tasks: dict[str, TaskRecord] = field(default_factory=dict[str, TaskRecord])
+    attempts: dict[AttemptKey, AttemptRecord] = field(default_factory=dict[AttemptKey, AttemptRecord])
+    messages: dict[str, list[MessageRecord]] = field(default_factory=dict[str, list[MessageRecord]])
+    events: list[EventRecord] = field(default_factory=list[EventRecord])
+    notes: list[NoteRecord] = field(default_factory=list[NoteRecord])
+    answers: dict[AttemptKey, int] = field(default_factory=dict[AttemptKey, int])
+    """Where among its task's messages an attempt's result stands, if it came with its prompt."""
+    thrown_away: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    """Messages that went with their result, by task and place."""
+
+
+class Staged:
+    """What a batch makes of a run, apart from it until `publish`."""
+
+    def __init__(self, run_id: str, run: MemoryRun) -> None:
+        self._run_id = run_id
+        self._run = run
+        self._head = run.head
+        self._tasks: dict[str, TaskRecord] = {}
+        self._tasks_so_far = len(run.tasks)
+        self._attempts: dict[AttemptKey, AttemptRecord] = {}
+        self._messages: dict[str, list[MessageRecord]] = {}
+        self._events: list[EventRecord] = []
+        self._answers: dict[AttemptKey, int] = {}
+        self._thrown_away: set[tuple[str, int]] = set()
+
+    def publish(self, last_seq: int) -> None:
+        run = self._run
+        run.head = replace(self._head, last_seq=last_seq)
+        run.tasks.update(self._tasks)
+        run.attempts.update(self._attempts)
+        for task_id, messages in self._messages.items():
+            run.messages.setdefault(task_id, []).extend(messages)
+        run.events.extend(self._events)
+        run.answers.update(self._answers)
+        run.thrown_away.update(self._thrown_away)
+
+    def apply(self, seq: int, change: Change) -> None:
+        self._head = rules.advance(self._head, change, seq, self._run_id)
+        match change:
+            case RunCreated():
+                self._create(change)
+            case TasksAdded():
+                rules.check_added(self._run_id, change, self._stored(rules.mentioned(change)))
+                self._add(change.tasks, change.added_by)
+            case TaskStarted():
+                self._start(change)
+            case SessionOpened():
+                self._open_session(change)
+            case TurnAppended():
+                self._append(change)
+            case TaskCompleted():
+                change = self._complete(change)
+            case TaskFailed() | TaskRetried() | TaskInterrupted() | TaskWaiting() | TaskCancelled():
+                self._end_without_result(change)
+            case TaskReopened() | TaskAnswered():
+                self._requeue(change)
+            case _:
+                pass
+        event = history.event_of(change)
+        if event is not None:
+            self._events.append(EventRecord(seq, *event))
+
+    def _create(self, change: RunCreated) -> None:
+        self._add(change.tasks)
+        complete = all(upstream in self._tasks for new in change.tasks for upstream in new.depends_on)
+        if not complete or len(self._tasks) < len(change.tasks):
+            raise rules.refusal(self._run_id, change, None)
+
+    def _add(self, tasks: Sequence[NewTask], added_by: str | None = None) -> None:
+        for position, new in enumerate(tasks, self._tasks_so_far):
+            given = new.prompt, tuple(new.depends_on), new.backend, new.spec
+            self._tasks[new.task_id] = TaskRecord(new.task_id, position, *given, "pending", 0, added_by=added_by)
+        self._tasks_so_far += len(tasks)
+
+    def _stored(self, task_ids: Sequence[str]) -> set[str]:
+        return {task_id for task_id in task_ids if task_id in self._tasks or task_id in self._run.tasks}
+
+    def _requeue(self, change: TaskReopened | TaskAnswered) -> None:
+        task, answers, confirmed = self._task(change), None, False
+        if isinstance(change, TaskAnswered):
+            answers = task.answers if change.answers is None else change.answers
+            confirmed = task.session_confirmed
+        elif change.damaged:
+            key = task.task_id, task.attempt
+            place = self._answers.get(key, self._run.answers.get(key))
+            if place is not None:
+                self._thrown_away.add((task.task_id, place))
+        left = replace(task, text=None, data=None, session_confirmed=confirmed, answers=answers)
+        self._tasks[change.task_id] = replace(left, status="pending", question=None, asked=None)
+
+    def _find(self, change: Change, task_id: str) -> TaskRecord:
+        task = self._tasks.get(task_id) or self._run.tasks.get(task_id)
+        if task is None:
+            raise rules.refusal(self._run_id, change, None)
+        return task
+
+    def _task(self, change: TaskChange) -> TaskRecord:
+        """The task as it stands, where the table lets `change` follow."""
+        task = self._find(change, change.task_id)
+        attempt = getattr(change, "attempt", task.attempt)
+        expected = task.attempt + 1 if isinstance(change, TaskStarted) else task.attempt
+        if task.status not in rules.must_be(change) or attempt != expected:
+            raise rules.refusal(self._run_id, change, (task.status, task.attempt))
+        return task
+
+    def _attempt(self, task: TaskRecord, attempt: int) -> AttemptRecord | None:
+        key = task.task_id, attempt
+        return self._attempts.get(key) or self._run.attempts.get(key)
+
+    def _put(self, attempt: AttemptRecord) -> None:
+        self._attempts[attempt.task_id, attempt.attempt] = attempt
+
+    def _start(self, change: TaskStarted) -> None:
+        task_id, number = change.task_id, change.attempt
+        confirmed = change.confirmed
+        self._tasks[task_id] = replace(
+            self._task(change), status="running", attempt=number, session_confirmed=confirmed
+        )
+        ended = (None, None, None, 0, 0, None, None)
+        self._put(AttemptRecord(task_id, number, "running", change.backend, change.session_id, change.at, *ended))
+
+    def _open_session(self, change: SessionOpened) -> None:
+        task = self._find(change, change.task_id)
+        attempt = self._attempt(task, task.attempt)
+        if attempt is None or change.attempt not in {0, task.attempt}:
+            raise rules.refusal(self._run_id, change, (task.status, task.attempt))
+        self._tasks[task.task_id] = replace(task, session_confirmed=task.session_confirmed or change.attempt > 0)
+        self._put(replace(attempt, session_id=change.session_id))
+
+    def _append(self, change: TurnAppended) -> None:
+        self._find(change, change.task_id)
+        appended = self._messages.setdefault(change.task_id, [])
+        position = len(self._run.messages.get(change.task_id, ())) + len(appended)
+        said = change.role, change.content, change.input_tokens, change.output_tokens, change.at
+        appended.append(MessageRecord(change.task_id, position, change.attempt, *said))
+
+    def _complete(self, change: TaskCompleted) -> TaskCompleted:
+        """The change as its event tells it: with the usage of the whole attempt."""
+        task = replace(self._task(change), text=change.text, data=change.data)
+        for part in rules.in_parts(change):
+            if isinstance(part, TurnAppended):
+                self._append(part)
+        if change.prompt is not None:
+            self._answers[change.task_id, change.attempt] = self._messages[change.task_id][-1].position
+        self._end(change, task, "completed", "completed")
+        whole = self._attempts[change.task_id, change.attempt]
+        return replace(change, input_tokens=whole.input_tokens, output_tokens=whole.output_tokens)
+
+    def _end_without_result(
+        self, change: TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting | TaskCancelled
+    ) -> None:
+        task = self._task(change)
+        match change:
+            case TaskFailed():
+                rules.check_failed(self._run_id, change)
+                self._end(change, task, change.status, change.status)
+            case TaskRetried():
+                self._end(change, replace(task, session_confirmed=change.goes_on), "pending", "retried")
+            case TaskInterrupted():
+                self._end(change, _crashed(task, change), "pending", "interrupted")
+            case TaskWaiting():
+                ended_as = "interrupted" if change.asked is None else "asked"
+                self._end(change, _crashed(task, change), "waiting_input", ended_as)
+                waiting = self._tasks[task.task_id]
+                self._tasks[task.task_id] = replace(waiting, question=change.question, asked=change.asked)
+            case TaskCancelled():
+                self._end(change, task, "cancelled", "cancelled")
+
+    def _end(
+        self,
+        change: TaskCompleted | TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting | TaskCancelled,
+        task: TaskRecord,
+        status: str,
+        attempt_status: str,
+    ) -> None:
+        """The task and its last attempt, with these statuses. Cancelling changes no attempt that has ended."""
+        self._tasks[task.task_id] = replace(task, status=status, question=None, asked=None)
+        attempt = self._attempt(task, task.attempt)
+        if attempt is None or (isinstance(change, TaskCancelled) and task.status != "running"):
+            return
+        ended: dict[str, Any] = {"status": attempt_status, "ended_at": change.at}
+        match change:
+            case TaskCompleted() | TaskFailed() | TaskRetried() | TaskWaiting():
+                ended |= _cost(attempt, change)
+                if isinstance(change, TaskFailed | TaskRetried):
+                    ended |= {"error_kind": change.error_kind, "error": change.error}
+            case TaskInterrupted():
+                ended["error"] = change.reason
+            case TaskCancelled():
+                ended |= _usage(attempt, change)
+        self._put(replace(attempt, **ended))
+
+
+def _cost(
+    attempt: AttemptRecord, change: TaskCompleted | TaskFailed | TaskRetried | TaskWaiting
+) -> dict[str, float | str | None]:
+    """What the attempt took in all: one that ended as asked has a cost before a person settles its task."""
+    return {**_usage(attempt, change), "duration_s": _sum(attempt.duration_s, change.duration_s)}
+
+
+def _usage(
+    attempt: AttemptRecord, change: TaskCompleted | TaskFailed | TaskRetried | TaskWaiting | TaskCancelled
+) -> dict[str, float | str | None]:
+    return {
+        "model": attempt.model if change.model is None else change.model,
+        "input_tokens": attempt.input_tokens + change.input_tokens,
+        "output_tokens": attempt.output_tokens + change.output_tokens,
+        "cost_usd": _sum(attempt.cost_usd, change.cost_usd),
+    }
+
+
+def _sum(before: float | None, more: float | None) -> float | None:
+    return more if before is None else before if more is None else before + more
+
+
+def _crashed(task: TaskRecord, change: TaskInterrupted | TaskWaiting) -> TaskRecord:
+    return replace(task, crashes=task.crashes + change.crashed)

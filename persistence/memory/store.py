@@ -1,0 +1,143 @@
+"""The store for runs that need not outlive the process: the same guarantees as SQLite's, in plain dictionaries.
+
+A batch is checked and applied on a staged copy of what it touches; only a batch that went through is published, with
+plain assignments that cannot fail. There is no await in between, so no other task ever sees half of it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+from persistence import rules
+from persistence.errors import Conflict
+from persistence.memory.staged import MemoryRun, Staged
+from persistence.notes import NoteRecord
+from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from persistence.batch import Batch
+    from persistence.notes import Note
+
+
+class MemoryStore:
+    """Keeps runs in memory, for as long as the object lives. Fulfils `Store`; `async with` is allowed and does nothing.
+
+    A write is final when it returns, though of course no power loss is survived.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[str, MemoryRun] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        return None
+
+    async def write(self, batch: Batch) -> None:
+        run = self._runs.get(batch.run_id)
+        skipped = rules.first_unapplied(batch, None if run is None else run.head)
+        changes = batch.changes[skipped:]
+        if not changes:
+            return
+        run = run or MemoryRun(rules.new_head(changes[0], batch.run_id))
+        staged = Staged(batch.run_id, run)
+        for seq, change in enumerate(changes, batch.first_seq + skipped):
+            staged.apply(seq, change)
+        staged.publish(batch.last_seq)
+        self._runs[batch.run_id] = run
+
+    async def get_run(self, run_id: str) -> RunRecord | None:
+        run = self._runs.get(run_id)
+        return None if run is None else _record(run_id, run)
+
+    async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
+        # Reversed before the stable sort, so that of two runs of one millisecond the later one comes first.
+        latest_first = reversed(self._runs.items())
+        newest_first = sorted(latest_first, key=lambda item: item[1].head.created_at, reverse=True)
+        return tuple(replace(_record(run_id, run), settings="") for run_id, run in newest_first)[: max(0, limit)]
+
+    async def list_tasks(self, run_id: str) -> tuple[TaskRecord, ...]:
+        run = self._runs.get(run_id)
+        return () if run is None else tuple(_with_attempt(run, task) for task in run.tasks.values())
+
+    async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
+        run = self._runs.get(run_id)
+        attempts: Iterable[AttemptRecord] = () if run is None else run.attempts.values()
+        return tuple(attempt for attempt in attempts if task_id in {None, attempt.task_id})
+
+    async def list_messages(self, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
+        run = self._runs.get(run_id)
+        messages = [] if run is None else run.messages.get(task_id, [])
+        thrown_away = set[tuple[str, int]]() if run is None else run.thrown_away
+        kept = [message for message in messages if (task_id, message.position) not in thrown_away]
+        return tuple(replace(message, position=position) for position, message in enumerate(kept))
+
+    async def list_events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[EventRecord, ...]:
+        run = self._runs.get(run_id)
+        if run is None:
+            return ()
+        first = bisect_right(run.events, after, key=lambda event: event.seq)
+        return tuple(run.events[first : first + max(0, limit)])
+
+    async def send(self, run_id: str, note: Note) -> None:
+        run = self._runs.get(run_id)
+        if run is None:
+            raise Conflict(f"run {run_id!r} is not in the store, so nobody can be sent a note about it")
+        run.notes.append(NoteRecord(len(run.notes) + 1, note.kind, note.at, note.task_id, note.body))
+
+    async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
+        run = self._runs.get(run_id)
+        return () if run is None else tuple(run.notes[max(0, after) :])
+
+
+def _record(run_id: str, run: MemoryRun) -> RunRecord:
+    head, attempts = run.head, run.attempts.values()
+    costs = [attempt.cost_usd for attempt in attempts if attempt.cost_usd is not None]
+    return RunRecord(
+        run_id=run_id,
+        name=head.name,
+        status=head.status,
+        created_at=head.created_at,
+        started_at=head.started_at,
+        ended_at=head.ended_at,
+        error=head.error,
+        settings=head.settings,
+        epoch=head.epoch,
+        last_seq=head.last_seq,
+        owner=head.owner,
+        lease_expires_at=head.lease_expires_at,
+        counts=dict(Counter(task.status for task in run.tasks.values())),
+        input_tokens=sum(attempt.input_tokens for attempt in attempts),
+        output_tokens=sum(attempt.output_tokens for attempt in attempts),
+        cost_usd=sum(costs) if costs else None,
+        policy_state=head.policy_state,
+        policy_seq=head.policy_seq,
+    )
+
+
+def _with_attempt(run: MemoryRun, task: TaskRecord) -> TaskRecord:
+    last = run.attempts.get((task.task_id, task.attempt))
+    if last is None:
+        return task
+    return replace(
+        task,
+        error_kind=last.error_kind,
+        error=last.error,
+        session_id=last.session_id,
+        input_tokens=last.input_tokens,
+        output_tokens=last.output_tokens,
+        cost_usd=last.cost_usd,
+        duration_s=last.duration_s,
+        model=last.model,
+        started_at=last.started_at,
+        ended_at=last.ended_at,
+    )

@@ -1,0 +1,234 @@
+"""What each change makes of the tables: it is held against the run's book, noted there, and turned into rows."""
+
+from __future__ import annotations
+
+from json.encoder import encode_basestring
+from typing import TYPE_CHECKING, Final
+
+from persistence import event_log as history
+from persistence import rules
+from persistence.changes import (
+    RunCreated,
+    SessionOpened,
+    TaskAnswered,
+    TaskCancelled,
+    TaskCompleted,
+    TaskFailed,
+    TaskInterrupted,
+    TaskReopened,
+    TaskRetried,
+    TasksAdded,
+    TaskStarted,
+    TaskWaiting,
+    TurnAppended,
+)
+from persistence.sqlite import statements as sql
+from persistence.sqlite.bulk import NO_NUMBER, NO_TEXT, Row
+from persistence.sqlite.checksum import message_checksum, result_checksum
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from persistence.changes import Change, NewTask
+    from persistence.sqlite.bulk import Rows
+    from persistence.sqlite.task_cache import Book, Standing
+
+
+class Applying:
+    """Applies changes, one after the other; what they come to is gathered in `rows`."""
+
+    def __init__(self, run_id: str, book: Book, rows: Rows) -> None:
+        self._run_id = run_id
+        self._book = book
+        self._base = book.base
+        self._rows = rows
+
+    def apply(self, first_seq: int, changes: Sequence[Change]) -> None:
+        """Raises Conflict where one of them does not follow."""
+        for seq, change in enumerate(changes, first_seq):
+            kind = type(change)
+            apply = _APPLY.get(kind)
+            if apply is not None:
+                apply(self, seq, change)
+            if kind not in _WITHOUT_EVENT:
+                event = history.event_of(change)
+                if event is not None:
+                    self._rows.add(sql.ADD_EVENTS, (self._run_id, seq, *event))
+
+    def _standing(self, change: _OfTask, attempt: int | None = None) -> Standing:
+        """How the task stands, where `rules.must_be` lets `change` follow, and its attempt is the last one."""
+        task_id = change.task_id
+        standing = self._book.tasks.get(task_id) or self._book.standing(change, task_id)
+        _, status, last, _ = standing
+        if (attempt is not None and attempt != last) or status not in rules.must_be(change):
+            raise rules.refusal(self._run_id, change, (status, last))
+        return standing
+
+    def created(self, _seq: int, change: RunCreated) -> None:
+        known = {task.task_id for task in change.tasks}
+        if len(known) < len(change.tasks) or not all(known.issuperset(task.depends_on) for task in change.tasks):
+            raise rules.refusal(self._run_id, change, None)
+        self._add(change.tasks, None)
+
+    def tasks_added(self, _seq: int, change: TasksAdded) -> None:
+        rules.check_added(self._run_id, change, self._book.known(rules.mentioned(change)))
+        self._add(change.tasks, change.added_by)
+
+    def _add(self, tasks: Sequence[NewTask], added_by: str | None) -> None:
+        number, by = self._book.number, NO_TEXT if added_by is None else added_by
+        for new, task in zip(tasks, self._book.add(tasks), strict=True):
+            edges = f"[{', '.join(map(encode_basestring, new.depends_on))}]"  # JSON, in a third of json's time
+            backend = NO_TEXT if new.backend is None else new.backend
+            self._rows.add(sql.ADD_TASKS, (task, number, new.task_id, backend, by, edges, new.spec, new.prompt))
+
+    def started(self, seq: int, change: TaskStarted) -> None:
+        task_id, attempt, session_id, at = change.task_id, change.attempt, change.session_id, change.at
+        task, _, _, _ = self._standing(change, attempt - 1)
+        start = self._base | seq
+        self._book.tasks[task_id] = (task, "running", attempt, start)
+        session = NO_TEXT if session_id is None else session_id
+        row = (start, task, attempt, change.backend, session, int(change.confirmed), at)
+        self._rows.add(sql.ADD_STARTS, row)
+        if session_id is not None:
+            self._rows.add(sql.ADD_SESSIONS, (self._run_id, task_id, session_id, attempt, at))
+        if attempt > 1:  # it may have been set to pending
+            self._rows.set_task(task, None)
+
+    def session(self, _seq: int, change: SessionOpened) -> None:
+        task_id, attempt = change.task_id, change.attempt
+        _, status, last, start = self._book.standing(change, task_id)
+        if not last or attempt not in (0, last):
+            raise rules.refusal(self._run_id, change, (status, last))
+        self._rows.set_session(start, change.session_id, confirmed=True if attempt else None)
+        self._rows.add(sql.ADD_SESSIONS, (self._run_id, task_id, change.session_id, attempt, change.at))
+
+    def turn(self, seq: int, change: TurnAppended) -> None:
+        task_id, role, content = change.task_id, change.role, change.content
+        task = self._book.standing(change, task_id)[0]
+        checksum = bytearray(message_checksum(self._run_id, task_id, role, content))
+        blob = self._rows.blob(content)
+        bulk, kept = (sql.ADD_MESSAGES, content) if blob is None else (sql.ADD_LARGE_MESSAGES, blob)
+        usage = change.input_tokens, change.output_tokens
+        self._rows.add(bulk, (self._base | seq, task, change.attempt, role, change.at, *usage, checksum, kept))
+
+    def completed(self, seq: int, change: TaskCompleted) -> None:
+        task_id, text, data, prompt = change.task_id, change.text, change.data, change.prompt
+        task, status, last, start = self._standing(change, change.attempt)
+        self._book.done(task_id, (task, "completed", last, start))
+        checksum = bytearray(result_checksum(self._run_id, task_id, text, data))
+        if status == "waiting_input":
+            ended = self._ended(seq, change, start, "completed")
+            self._settle(task, (*ended, checksum, *self._result(text, data)))
+            return
+        asked: int | bytearray = NO_TEXT
+        said: int | bytearray = NO_TEXT
+        if prompt is not None:
+            asked = bytearray(message_checksum(self._run_id, task_id, "user", prompt))
+            said = NO_TEXT if data is None else bytearray(message_checksum(self._run_id, task_id, "assistant", text))
+        cost, model = change.cost_usd, change.model
+        usage = change.input_tokens, change.output_tokens, NO_NUMBER if cost is None else cost, change.duration_s
+        ended = start, self._base | seq, change.at, *usage, NO_TEXT if model is None else model, checksum, asked, said
+        kept: Row = (text, NO_TEXT if data is None else data, NO_TEXT if prompt is None else prompt)
+        large = self._rows.blobs(text, data, prompt)
+        if large is None:
+            self._rows.add(sql.ADD_COMPLETIONS, ended + kept)
+        else:
+            short = (NO_TEXT if key is not None else value for key, value in zip(large, kept, strict=True))
+            self._rows.add(sql.ADD_LARGE_COMPLETIONS, (*ended, *short, *large))
+
+    def _result(self, text: str, data: str | None) -> Row:
+        """Text and data where they are to stand in their row, and the keys of the blobs that they become."""
+        keys = self._rows.blob(text), self._rows.blob(data)
+        short = (None if key is not None else value for key, value in zip(keys, (text, data), strict=True))
+        return (*short, *keys)
+
+    def _settle(self, task: int, row: Row) -> None:
+        """The task's attempt ended with a question, and the task is done without another one."""
+        self._rows.add(sql.SETTLE_ENDS, row)
+        self._rows.set_task(task, None)
+
+    def failed(self, seq: int, change: TaskFailed) -> None:
+        rules.check_failed(self._run_id, change)
+        task, status, last, start = self._standing(change, change.attempt)
+        self._book.done(change.task_id, (task, change.status, last, start))
+        ended = self._ended(seq, change, start, change.status, (change.error_kind, change.error))
+        if status == "waiting_input":
+            self._settle(task, (*ended, *_NO_RESULT))
+        else:
+            self._rows.add(sql.ADD_ENDS, (*ended, *_NO_QUESTION))
+
+    def retried(self, seq: int, change: TaskRetried) -> None:
+        task, _, last, start = self._standing(change, change.attempt)
+        self._book.tasks[change.task_id] = (task, "pending", last, start)
+        ended = self._ended(seq, change, start, "retried", (change.error_kind, change.error))
+        self._rows.add(sql.ADD_ENDS, (*ended, *_NO_QUESTION))
+        self._rows.set_session(start, confirmed=change.goes_on)
+
+    def interrupted(self, seq: int, change: TaskInterrupted) -> None:
+        task, _, last, start = self._standing(change, change.attempt)
+        self._book.tasks[change.task_id] = (task, "pending", last, start)
+        ended = self._ended(seq, change, start, "interrupted", (None, change.reason))
+        self._rows.add(sql.ADD_ENDS, (*ended, *_NO_QUESTION))
+        if change.crashed:
+            self._rows.set_task(task, None, crashed=True)
+
+    def waiting(self, seq: int, change: TaskWaiting) -> None:
+        task, _, last, start = self._standing(change, change.attempt)
+        self._book.tasks[change.task_id] = (task, "waiting_input", last, start)
+        ended_as, set_to = ("asked", None) if change.asked is not None else ("interrupted", "waiting_input")
+        self._rows.add(sql.ADD_ENDS, (*self._ended(seq, change, start, ended_as), change.question, change.asked))
+        if set_to is not None or change.crashed:
+            self._rows.set_task(task, set_to, crashed=change.crashed)
+
+    def cancelled(self, seq: int, change: TaskCancelled) -> None:
+        task, status, last, start = self._standing(change)
+        self._book.done(change.task_id, (task, "cancelled", last, start))
+        if status == "running":
+            self._rows.add(sql.ADD_ENDS, (*self._ended(seq, change, start, "cancelled"), *_NO_QUESTION))
+        else:
+            self._rows.set_task(task, "cancelled")
+
+    def _ended(self, seq: int, change: _Ends, start: int, status: str, error: Row = (None, None)) -> Row:
+        """What every end of an attempt has, `error` with its kind."""
+        usage: Row = (0, 0, None, None, None)
+        if not isinstance(change, TaskInterrupted):
+            took = None if isinstance(change, TaskCancelled) else change.duration_s
+            usage = change.input_tokens, change.output_tokens, change.cost_usd, took, change.model
+        return (start, self._base | seq, status, change.at, *usage, *error)
+
+    def requeued(self, _seq: int, change: TaskReopened | TaskAnswered) -> None:
+        task, _, last, start = self._standing(change)
+        self._book.tasks[change.task_id] = (task, "pending", last, start)
+        if isinstance(change, TaskAnswered):
+            self._rows.set_task(task, "pending", answers=0 if change.answers is None else change.answers)
+        else:
+            self._rows.set_task(task, "pending", answers=None)
+            self._rows.set_session(start, confirmed=False)
+            if change.damaged:
+                self._rows.add(sql.THROW_AWAY, (start,))
+
+
+_NO_QUESTION: Final = (None, None)
+_NO_RESULT: Final = (None,) * 5
+_Ends = TaskCompleted | TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting | TaskCancelled
+_OfTask = TaskStarted | TaskAnswered | TaskReopened | _Ends
+_APPLY: Final[dict[type, Callable[..., None]]] = {
+    RunCreated: Applying.created,
+    TasksAdded: Applying.tasks_added,
+    TaskReopened: Applying.requeued,
+    TaskStarted: Applying.started,
+    SessionOpened: Applying.session,
+    TurnAppended: Applying.turn,
+    TaskCompleted: Applying.completed,
+    TaskFailed: Applying.failed,
+    TaskRetried: Applying.retried,
+    TaskInterrupted: Applying.interrupted,
+    TaskWaiting: Applying.waiting,
+    TaskAnswered: Applying.requeued,
+    TaskCancelled: Applying.cancelled,
+}
+"""What applies each change that is more than an event, or a change of the run's head."""
+OF_TASKS: Final = _APPLY.keys() - {RunCreated}
+"""Changes that leave the run's head as it is, and have something to do here."""
+_WITHOUT_EVENT: Final = frozenset({TaskStarted, TaskCompleted, TurnAppended})
+"""Changes whose event is read from the attempt itself, and those that leave none."""

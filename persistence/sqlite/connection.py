@@ -1,0 +1,256 @@
+"""Opening the database file: made safely, checked before it is touched, set up the same way every time.
+
+Two rules carry everything here. Nothing but SQLite ever opens an existing database: POSIX locks of a file vanish when
+the process closes *any* descriptor of it, and then another process may delete a live WAL. And a file appears under its
+name only when it is whole: it is made under another name and linked, so an empty file is always somebody's accident.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import sqlite3
+import stat
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from persistence.errors import StoreUnusable
+from persistence.failpoints import reached
+from persistence.sqlite.schema import SCHEMA_VERSION, migrate, statements_of
+from persistence.sqlite.transaction import forgiving
+from persistence.sqlite.wal import is_at_rest, mending
+
+if TYPE_CHECKING:
+    pass
+
+Mode = Literal["create", "existing", "read"]
+
+APPLICATION_ID: Final = 0x706C6174  # "plat"
+BUSY_TIMEOUT_S: Final = 5.0
+OLDEST_SQLITE: Final = (3, 37, 0)  # STRICT tables
+
+_ABANDONED_S: Final = 3600.0
+"""How old a half-made file is when nobody makes it any more: making one takes milliseconds."""
+
+_ROOM: Final = "check the disk; bringing an older file up to date takes about four times its size of free space"
+_HINTS: Final = {
+    sqlite3.SQLITE_BUSY: "another process writes to it, or brings it up to date; try again",
+    sqlite3.SQLITE_FULL: _ROOM,
+    sqlite3.SQLITE_IOERR: _ROOM,
+    sqlite3.SQLITE_CONSTRAINT: "what it holds contradicts itself, so it cannot be brought up to date; restore a copy",
+}
+
+_PAGE_SIZE: Final = "PRAGMA page_size = 8192"
+"""For new files. Texts of one to four thousand bytes fill pages of 4,096 badly: a row that does not fit into one goes
+to the next. Larger pages fill no better on the whole, and make each commit write more.
+"""
+_DURABLE: Final = "PRAGMA synchronous = FULL"
+_SETTINGS: Final = (
+    "PRAGMA foreign_keys = ON",
+    "PRAGMA trusted_schema = OFF",
+    "PRAGMA cell_size_check = ON",
+    "PRAGMA mmap_size = 0",
+    "PRAGMA cache_size = -32768",
+    "PRAGMA wal_autocheckpoint = 1000",
+    "PRAGMA journal_size_limit = 67108864",
+)
+
+
+def open_database(path: Path, mode: Mode, *, look_for_damage: bool = True) -> sqlite3.Connection:
+    """A connection that is ready to use. Raises StoreUnusable, and changes nothing that was there before. Damage is
+    never looked for in mode "read", so that a large file can be shown at once.
+    """
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise StoreUnusable(f"SQLite {sqlite3.sqlite_version} is too old for {path}: 3.37 or later is needed")
+    try:
+        if mode == "create" and not _exists(path):
+            _create(path)
+        _check_file(path)
+        if mode != "read" and not os.access(path, os.W_OK):
+            raise StoreUnusable(
+                f"{path} may not be written; change its permissions; to look at its runs it need not be"
+            )
+        if mode != "read":
+            _remove_abandoned(path)
+        if mode != "read":
+            return _open_for_writing(path, _inspect(path, "ro", thoroughly=look_for_damage))
+        access = _access_for_reading(path)
+        return _open_for_reading(path, access, _inspect(path, access, thoroughly=False))
+    except sqlite3.Error as error:
+        hint = _HINTS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "check its permissions and its file system")
+        raise StoreUnusable(f"{path} cannot be opened: {error}; {hint}") from error
+    except OSError as error:
+        raise StoreUnusable(f"{path} cannot be used: {error.strerror}; choose another place for the store") from error
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _check_file(path: Path) -> None:
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreUnusable(f"{path} does not exist; check the path, or run something first") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise StoreUnusable(f"{path} is not a file; name a database file inside it instead")
+    if found.st_size == 0:
+        raise StoreUnusable(f"{path} is empty, so it is not a store; remove it, or choose another path")
+
+
+_Access = Literal["ro", "rw", "ro&immutable=1"]
+
+
+def _access_for_reading(path: Path) -> _Access:
+    """How `path` can be read. Reading takes a lock in files beside the database, which have to be there or be made:
+    where neither is possible, it is read without, which is safe while nobody writes.
+    """
+    try:
+        with closing(_connect(path, "ro")) as connection:
+            connection.execute("PRAGMA user_version").fetchone()
+    except sqlite3.Error as error:  # any other one comes again, and is told then
+        locks_fail = error.sqlite_errorcode & 0xFF in {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
+        if locks_fail and not os.access(path.parent, os.W_OK) and is_at_rest(path):
+            return "ro&immutable=1"
+    return "ro"
+
+
+def _connect(path: Path, access: _Access) -> sqlite3.Connection:
+    return sqlite3.connect(
+        f"{path.as_uri()}?mode={access}",
+        uri=True,
+        timeout=BUSY_TIMEOUT_S,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+    )
+
+
+def _inspect(path: Path, access: _Access, *, thoroughly: bool) -> int:
+    """The file's schema version. Reads through a read-only connection, which never checkpoints a stranger's WAL."""
+    try:
+        with closing(_connect(path, access)) as connection:
+            connection.text_factory = forgiving  # what a check says of a damaged page may hold bytes of it
+            (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+            version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+            if application_id != APPLICATION_ID or version < 1:
+                raise StoreUnusable(f"{path} belongs to another program; choose another path")
+            if version > SCHEMA_VERSION:
+                raise StoreUnusable(
+                    f"{path} has version {version}, this plait knows up to {SCHEMA_VERSION}; upgrade plait to use it"
+                )
+            if thoroughly:
+                _check_pages(path, connection)
+    except UnicodeDecodeError as error:  # in a message of SQLite's that quotes the damaged page
+        raise _damaged(path, "it is not even text where text has to be") from error
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode & 0xFF in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
+            raise _damaged(path, str(error)) from error
+        raise
+    return version
+
+
+def _check_pages(path: Path, connection: sqlite3.Connection) -> None:
+    # Not quick_check: it takes as long, and does not see an index that leaves rows out.
+    (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if verdict != "ok":
+        raise _damaged(path, str(verdict).strip().replace("\n", "; "))
+
+
+def _damaged(path: Path, reason: str) -> StoreUnusable:
+    return StoreUnusable(f"{path} is not a database or is damaged ({reason}); {mending(path)}, or choose another path")
+
+
+def _open_for_reading(path: Path, access: _Access, version: int) -> sqlite3.Connection:
+    connection = _connect(path, access)
+    try:
+        if version < SCHEMA_VERSION:
+            connection.execute("PRAGMA temp_store = MEMORY")
+            for step in range(version, SCHEMA_VERSION):
+                for statement in statements_of(f"reading_{step}.sql"):
+                    connection.execute(statement)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _open_for_writing(path: Path, version: int) -> sqlite3.Connection:
+    connection = _connect(path, "rw")
+    try:
+        _use_wal(path, connection)
+        connection.execute(_DURABLE)
+        if version < SCHEMA_VERSION:
+            migrate(path, connection)
+        for setting in _SETTINGS:
+            connection.execute(setting).fetchall()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _use_wal(path: Path, connection: sqlite3.Connection) -> None:
+    (journal,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if journal != "wal":
+        raise StoreUnusable(f"{path} is on a file system without shared memory (WAL); put the store on a local disk")
+
+
+def _make_folder(folder: Path) -> None:
+    missing = [one for one in (folder, *folder.parents) if not one.is_dir()]
+    for one in reversed(missing):
+        one.mkdir(mode=0o700, exist_ok=True)
+        one.chmod(0o700)  # a umask may have taken even the owner's rights
+        _sync_names(one.parent)
+
+
+def _sync_names(folder: Path) -> None:
+    """Have the names in `folder` outlast a power loss: SQLite syncs what is in files, not the names that we give."""
+    with suppress(OSError):  # not every file system lets a folder be synced
+        descriptor = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _create(path: Path) -> None:
+    _make_folder(path.parent)
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    os.close(descriptor)
+    try:
+        # SQLite gives the WAL and its index the mode of the database, whatever the umask is.
+        fresh.chmod(0o600)
+        with closing(_connect(fresh, "rw")) as connection:
+            connection.execute(_PAGE_SIZE)
+            connection.execute(_DURABLE)
+            migrate(path, connection)
+            _use_wal(fresh, connection)
+        reached("file.before_link")
+        with suppress(FileExistsError):  # another process was faster: its file is as good
+            os.link(fresh, path)
+        _sync_names(path.parent)
+        reached("file.after_link")
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def half_made(path: Path) -> list[Path]:
+    """The files beside `path` that are to become it, or that a process left which died on the way."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.new(-journal|-wal|-shm)?")
+    return sorted(one for one in path.parent.iterdir() if name.fullmatch(one.name))
+
+
+def _remove_abandoned(path: Path) -> None:
+    with suppress(OSError):  # they only take room
+        for one in half_made(path):
+            if time.time() - one.stat().st_mtime > _ABANDONED_S:
+                one.unlink(missing_ok=True)

@@ -1,0 +1,99 @@
+"""Deleting runs so that nothing of them is left, and what each run holds."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from persistence.errors import Conflict
+from persistence.sqlite import statements as sql
+from persistence.sqlite.task_cache import ids_of
+from persistence.sqlite.transaction import transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """What `SQLiteStore.purge` did.
+
+    `run_ids` are the runs that were deleted; those that the store does not have are left out. `freed_bytes` is by how
+    much the database file became smaller. `remains` is None when no byte of what was deleted is left in the file or in
+    its WAL; else it says in one line why there may be, and purging again makes up for it, with the same ids or none.
+    """
+
+    run_ids: tuple[str, ...]
+    freed_bytes: int
+    remains: str | None = None
+
+
+_IN_THE_WAY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL})
+
+
+def purge(connection: sqlite3.Connection, run_ids: Sequence[str]) -> Purged:
+    """See `SQLiteStore.purge`."""
+    connection.execute("PRAGMA secure_delete = ON").fetchall()
+    before = _bytes(connection)
+    deleted = _delete(connection, run_ids)
+    remains = _wipe(connection)
+    return Purged(deleted, max(0, before - _bytes(connection)), remains)
+
+
+def _delete(connection: sqlite3.Connection, run_ids: Sequence[str]) -> tuple[str, ...]:
+    with transaction(connection, "BEGIN IMMEDIATE"):
+        found = {run_id: connection.execute(sql.GET_OWNERSHIP, (run_id,)).fetchone() for run_id in run_ids}
+        stored = {run_id: row for run_id, row in found.items() if row is not None}
+        refused = [reason for run_id, row in stored.items() if (reason := _refusal(run_id, *row))]
+        if refused:
+            raise Conflict(f"nothing was deleted: {'; '.join(refused)}")
+        for run_id in stored:
+            (number,) = connection.execute(sql.GET_NUMBER, (run_id,)).fetchone()
+            for statement in sql.DELETE_RUN:
+                connection.execute(statement, {"run_id": run_id, "run": number, **ids_of(number)})
+        connection.execute(sql.DELETE_UNUSED_BLOBS)
+    return tuple(stored)
+
+
+def _refusal(run_id: str, has_ended: int, status: str, owner_pid: int | None, owner_host: str | None) -> str | None:
+    if not has_ended:
+        return f"run {run_id!r} is {status}: resume or cancel it first"
+    if owner_host is not None:
+        return f"run {run_id!r} is in use by process {owner_pid} on {owner_host}: stop that first"
+    return None
+
+
+def _wipe(connection: sqlite3.Connection) -> str | None:
+    """Leave only what is still stored, in the file and in its WAL; why that cannot be done, or None.
+
+    Secure deletion alone is not enough: what was overwritten or moved between pages earlier may have left its bytes in
+    pages that are in use. VACUUM writes every page anew, and the checkpoint ends the WAL.
+    """
+    try:
+        connection.execute("VACUUM")
+        (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF not in _IN_THE_WAY:
+            raise
+        return f"the runs are deleted, but the file could not be written anew ({error}); purge again later"
+    if busy:
+        return "the runs are deleted, but another process is still reading the file as it was; purge again later"
+    return None
+
+
+def _bytes(connection: sqlite3.Connection) -> int:
+    pages: int = connection.execute("PRAGMA page_count").fetchone()[0]
+    page_size: int = connection.execute("PRAGMA page_size").fetchone()[0]
+    return pages * page_size
+
+
+def run_sizes(connection: sqlite3.Connection) -> dict[str, int]:
+    """See `SQLiteStore.run_sizes`."""
+    with transaction(connection):
+        return dict(connection.execute(sql.RUN_SIZES).fetchall())
+
+
+def session_ids(connection: sqlite3.Connection) -> set[str]:
+    """See `SQLiteStore.session_ids`."""
+    return {session_id for (session_id,) in connection.execute(sql.LIST_SESSIONS).fetchall()}

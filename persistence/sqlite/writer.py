@@ -1,0 +1,114 @@
+"""One batch, one transaction, as one plain function on the database's thread.
+
+Theory: the run's book knows how its tasks stand. A change that does not follow from that is refused; any other one is
+noted there and turned into rows, which are gathered by statement, and each statement then runs over all of its rows at
+once. What the book allows the tables allow, too, since nobody else writes to a run between two batches of its owner
+without the run's head showing it. If anything goes wrong, the transaction is rolled back, and the book thrown away.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import TYPE_CHECKING
+
+from persistence import rules
+from persistence.changes import RunCreated, RunReleased
+from persistence.errors import Conflict
+from persistence.failpoints import reached
+from persistence.sqlite import statements as sql
+from persistence.sqlite.apply import OF_TASKS, Applying
+from persistence.sqlite.bulk import Row, Rows
+from persistence.sqlite.reader import read_head
+from persistence.sqlite.task_cache import Book
+from persistence.sqlite.transaction import transaction
+
+if TYPE_CHECKING:
+    from persistence.batch import Batch
+    from persistence.changes import Change
+    from persistence.notes import Note
+    from persistence.rules import RunHead
+
+Books = dict[str, Book]
+"""The books of the runs that somebody is writing to, by run."""
+
+
+def write_batch(connection: sqlite3.Connection, batch: Batch, books: Books) -> None:
+    """Apply what is not applied yet, all or nothing. Raises Fenced, Conflict, or what sqlite3 raises."""
+    book = books.pop(batch.run_id, None)
+    try:
+        with transaction(connection, "BEGIN IMMEDIATE"):
+            reached("txn.begun")
+            book = _apply(connection, batch, book)
+            reached("txn.before_commit")
+        reached("txn.after_commit")
+    except UnicodeDecodeError:  # SQLite quotes a damaged page: not the batch's fault
+        raise
+    except (UnicodeEncodeError, OverflowError, ValueError, sqlite3.DataError, sqlite3.IntegrityError) as error:
+        raise Conflict(f"run {batch.run_id!r}: a value of the batch cannot be stored: {error}") from error
+    if book is not None and not isinstance(batch.changes[-1], RunReleased):
+        books[batch.run_id] = book
+
+
+def send_note(connection: sqlite3.Connection, run_id: str, note: Note) -> None:
+    """Add `note` to the run's inbox. Raises Conflict, or what sqlite3 raises."""
+    row = (note.kind, note.at, note.task_id, note.body, run_id)
+    try:
+        with transaction(connection, "BEGIN IMMEDIATE"):
+            added = connection.execute(sql.ADD_NOTE, row).rowcount
+    except UnicodeDecodeError:
+        raise
+    except (UnicodeEncodeError, sqlite3.DataError, sqlite3.IntegrityError) as error:
+        raise Conflict(f"run {run_id!r}: the note cannot be stored: {error}") from error
+    if not added:
+        raise Conflict(f"run {run_id!r} is not in the store, so nobody can be sent a note about it")
+
+
+def _apply(connection: sqlite3.Connection, batch: Batch, book: Book | None) -> Book | None:
+    run_id = batch.run_id
+    found = read_head(connection, run_id, settings=any(isinstance(one, RunCreated) for one in batch.changes[:1]))
+    before = None if found is None else found[1]
+    skipped = rules.first_unapplied(batch, before)
+    changes = batch.changes[skipped:]
+    if not changes:
+        return None
+    rows = Rows(connection)
+    if found is None:
+        number, head = _new_run(connection, run_id, changes[0], rows)
+    else:
+        number, head = found
+    if book is None or not book.holds(connection, number, head):
+        book = Book(connection, run_id, number)
+    first_seq = batch.first_seq + skipped
+    if not OF_TASKS.issuperset(map(type, changes)):
+        for seq, change in enumerate(changes, first_seq):
+            head = rules.advance(head, change, seq, run_id)
+    book.begin(changes)
+    Applying(run_id, book, rows).apply(first_seq, changes)
+    rows.write()
+    if head is before:
+        connection.execute(sql.SET_LAST_SEQ, (batch.last_seq, run_id))
+    else:
+        _set_head(connection, run_id, head, batch.last_seq)
+    book.keep(head, batch.last_seq)
+    return book
+
+
+def _new_run(connection: sqlite3.Connection, run_id: str, change: Change, rows: Rows) -> tuple[int, RunHead]:
+    head = rules.new_head(change, run_id)
+    key = rows.blob(head.settings)
+    kept = head.settings if key is None else ""
+    connection.execute(sql.ADD_RUN, (run_id, head.name, kept, key, head.created_at))
+    (number,) = connection.execute(sql.GET_NUMBER, (run_id,)).fetchone()
+    return number, head
+
+
+def _set_head(connection: sqlite3.Connection, run_id: str, head: RunHead, last_seq: int) -> None:
+    claims = json.dumps([[claim.seq, claim.owner_id] for claim in head.claims])
+    owner = head.owner
+    owned_by: Row = (None,) * 6
+    if owner is not None:
+        owned_by = (owner.owner_id, owner.host, owner.boot_id, owner.pid, owner.process_started, owner.claimed_at)
+    state = (head.status, head.started_at, head.ended_at, head.error, last_seq, head.epoch, head.lease_expires_at)
+    policy = head.policy_state, head.policy_seq
+    connection.execute(sql.SET_HEAD, (*state, claims, *policy, *owned_by, run_id))

@@ -1,0 +1,169 @@
+"""Which backends a run needs, how they are made, and what its settings keep of them for `resume`: see kept.py.
+
+Settings never hold a key: a spec only names the environment variable that has it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from backends.protocol import Backend
+from backends.spec.build import KINDS, BackendSpec, build, default_spec
+from runner import DAG, ParallelRunner, Plan
+from runner.cli.exits import Fault
+from runner.domain.dag import nearest
+from runner.domain.policy import Policy
+from runner.domain.status import TASK_DONE, TaskStatus
+from runner.domain.task import JsonValue
+from runner.engine.config import DEFAULT_BACKEND, needed_backends, policy_backends, task_backends
+from runner.plan.source import MAX_BYTES, read_source
+
+SPECS: TypeAdapter[dict[str, BackendSpec]] = TypeAdapter(dict[str, BackendSpec])
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The backend that a person asked for on the command line."""
+
+    kind: str | None = None
+    model: str | None = None
+    base_url: str | None = None
+
+    @property
+    def empty(self) -> bool:
+        return self == Wish()
+
+
+@dataclass(frozen=True, slots=True)
+class Backing:
+    """Backends by name, as specs. `default` is the name of the one for tasks that name none."""
+
+    specs: Mapping[str, BackendSpec]
+    default: str = DEFAULT_BACKEND
+    folder: Path = field(default_factory=Path.cwd)
+    plan: Path | None = None
+    folders: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    """The folders of those that do not start from `folder`."""
+
+    def settings(self) -> dict[str, JsonValue]:
+        """What a run's settings keep."""
+        dumped = cast("JsonValue", SPECS.dump_python(dict(self.specs), mode="json", exclude_none=True))
+        plan = None if self.plan is None else str(self.plan)
+        return {"plan": plan, "folder": str(self.folder), "backends": dumped, "default_backend": self.default}
+
+    @asynccontextmanager
+    async def running(self, names: Iterable[str]) -> AsyncGenerator[dict[str, Backend]]:
+        """The backends in `names`, made; what they started ends with the block. Raises BackendUnavailable."""
+        made: dict[str, Backend] = {}
+        async with AsyncExitStack() as stack:
+            for name in names:
+                if name not in self.specs:
+                    continue  # the runner says what is missing
+                # The same model under two names is one server on this machine, not two.
+                same = next((one for one in made if self.specs[one] == self.specs[name]), None)
+                if same is not None:
+                    made[name] = made[same]
+                    continue
+                backend = build(self.specs[name], folder=self.folders.get(name, self.folder))
+                if isinstance(backend, AbstractAsyncContextManager):
+                    await stack.enter_async_context(cast("AbstractAsyncContextManager[Any]", backend))
+                made[name] = backend
+            yield made
+
+    def limits(self) -> dict[str, int]:
+        """How many tasks may run at once on a backend, for those that say so."""
+        return {name: spec.concurrency for name, spec in self.specs.items() if spec.concurrency is not None}
+
+    def runner(self, made: Mapping[str, Backend], **options: Any) -> ParallelRunner:
+        """A runner with `made`, whose default is ours."""
+        # Tasks without a backend then run under the default's own name, so its limit holds for them as well.
+        limits = {name: limit for name, limit in self.limits().items() if name in made}
+        default = self.default if self.default in made else None
+        return ParallelRunner(backends=made, default=default, limits=limits, **options)
+
+
+def names_needed(
+    dag: DAG,
+    default: str,
+    statuses: Iterable[TaskStatus] = (),
+    *,
+    policy: Policy | None = None,
+    known: Iterable[str] = (),
+) -> list[str]:
+    """The backends of all tasks that are not done, in the order of the tasks, and of those that may follow them: a task
+    that adds tasks may name any of the `known` ones.
+    """
+    statuses = list(statuses) or [TaskStatus.PENDING] * len(dag)
+    names = needed_backends(task_backends(dag, default), statuses)
+    further = [] if policy is None else sorted(policy_backends(policy, default))
+    if any(task.adds_tasks and status not in TASK_DONE for task, status in zip(dag, statuses, strict=True)):
+        further += known
+    return list(dict.fromkeys([*names, *further]))
+
+
+def backing_of_file(path: Path | None, wish: Wish) -> Backing:
+    """The backends that the plan file at `path` names; what `wish` or the environment gives where there is no file."""
+    if path is None:
+        return Backing({DEFAULT_BACKEND: asked_for(wish)})
+    if not wish.empty:
+        raise Fault(f"{path} names the backends; leave --backend, --model and --base-url out")
+    try:
+        value = read_backends_file(path)
+    except OSError as error:
+        raise Fault(f"{path} cannot be read ({error.strerror}); check --backends") from None
+    try:
+        specs = SPECS.validate_python(value.get("backends") or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise Fault(f"{path}: backends.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    if not specs:
+        raise Fault(f"{path} names no backends; put them under `backends:`")
+    given: object = value.get("defaults")
+    default = cast("dict[str, object]", given).get("backend") if isinstance(given, dict) else None
+    if default is None:
+        default = next(iter(specs)) if len(specs) == 1 else DEFAULT_BACKEND
+    elif default not in specs:
+        raise Fault(f"{path}: defaults.backend: there is no backend {default!r} under `backends:`")
+    return Backing(specs, str(default), path.resolve().parent, path.resolve())
+
+
+def read_backends_file(path: Path) -> dict[str, Any]:
+    """What stands in a plan file, whether it is a plan or not. Raises OSError, PlanError."""
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    form = path.suffix.lower().removeprefix(".")
+    value = read_source(data, format=form if form in {"json", "toml"} else "yaml", file=str(path)).value
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def backing_of_plan(plan: Plan, wish: Wish) -> Backing:
+    """The plan's backends, and what `wish` or the environment gives where it leaves the choice open."""
+    specs, default = dict(plan.backends), plan.default_backend
+    if default is None and len(specs) == 1:
+        default = next(iter(specs))
+    default = default or DEFAULT_BACKEND
+    named = [*map(plan.dag.backend_of, plan.dag), *(plan.policy.backends() if plan.policy else ())]
+    is_open = default not in specs and None in named
+    if not wish.empty and not is_open:
+        raise Fault(f"{plan.path} names its backends itself; leave --backend, --model and --base-url out")
+    if is_open:
+        specs[default] = asked_for(wish)
+    return Backing(specs, default, plan.folder.resolve(), plan.path.resolve())
+
+
+def asked_for(wish: Wish) -> BackendSpec:
+    """The backend that `wish` or the environment gives. Raises Fault for a misspelt kind, BackendUnavailable."""
+    if wish.kind and wish.kind not in KINDS and (hint := nearest(wish.kind, KINDS)):
+        raise Fault(f"there is no backend {wish.kind!r}{hint}")
+    model = wish.model
+    if wish.kind == "local" and model is not None:
+        # What is typed is relative to where it is typed, while a spec's paths start from the plan's folder.
+        model = str(Path(model).expanduser().resolve())
+    return default_spec(os.environ, kind=wish.kind, model=model, base_url=wish.base_url)

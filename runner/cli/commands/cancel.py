@@ -1,0 +1,47 @@
+"""`plait cancel`, once its options are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from persistence.records import RunRecord
+from runner.cli.backends import Backing
+from runner.cli.display import report
+from runner.cli.exits import COMPLETED, say
+from runner.cli.lookup import find_run, say_if_watched, shown_status, store_for_going_on
+from runner.cli.options import plait
+from runner.domain.status import RUN_DONE, RunStatus
+from runner.parallel import CANCEL_GRACE_SECONDS
+
+_WAIT = CANCEL_GRACE_SECONDS + 3.0
+"""How many seconds are spent on waiting for the end: until its process looks, for the usual grace time, and some."""
+
+
+async def cancel_run(word: str, path: Path, as_json: bool) -> int:
+    """Cancel the run that `word` names; the exit code."""
+    async with store_for_going_on(path) as store:
+        record = await find_run(store, word)
+        had_ended = RunStatus(record.status) in RUN_DONE
+        if not had_ended:
+            say_if_watched(record)
+        status = await Backing({}).runner({}, store=store).cancel_run(record.run_id, wait=_WAIT)
+        record = await find_run(store, record.run_id)
+    if as_json:
+        report.tell_value({"run_id": record.run_id, "status": status.value, "had_ended": had_ended})
+    else:
+        say(f"run {record.run_id} {_what_became(record, status, had_ended)}")
+        say(f"  {'show':<9} {plait(path, 'show', record.run_id)}")
+    return COMPLETED
+
+
+def _what_became(record: RunRecord, status: RunStatus, had_ended: bool) -> str:
+    if had_ended:
+        return f"is {status.value} already; nothing was changed"
+    if status is RunStatus.CANCELLED:
+        return "is cancelled"
+    if status in RUN_DONE:
+        return f"came to its end first: it is {status.value}"
+    owner = f"process {record.owner.pid} on {record.owner.host}" if record.owner else "its process"
+    if shown_status(record) is RunStatus.CANCELLING:
+        return f"is being cancelled: {owner} starts nothing more, and is still ending what is under way"
+    return f"is to be cancelled: {owner} was told, and has not answered; should it die, cancel or resume finishes it"

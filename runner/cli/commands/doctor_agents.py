@@ -1,0 +1,114 @@
+"""What `plait doctor` says of coding agents: which are here, and which work on without their plait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from backends.agents.discovery import Installed
+from backends.process.strays import AtWork
+from persistence.records import RunRecord
+from persistence.sqlite.health import Finding, Fitness
+from runner.cli.display.text import counted, one_line, size
+from runner.cli.options import plait
+from runner.domain.status import RUN_DONE, RunStatus
+from runner.state.attempt_files import run_folder
+from runner.state.owner import seems_free
+
+_MIB = 1 << 20
+
+
+def of_agents(agents: Sequence[Installed], memory: int | None) -> Iterator[Finding]:
+    """What memory is free (`memory`, in bytes), and a line for each agent; for those that are driven by ACP only where
+    they are here.
+    """
+    if memory is not None:
+        yield Finding("memory", Fitness.OK, f"{size(memory)} free")
+    for one in agents:
+        if one.path is None:
+            if one.agent.backend:
+                yield Finding(one.agent.name, Fitness.OK, "not installed", one.agent.install)
+            continue
+        parts = [_of_version(one), (Fitness.OK, one.path, ""), _of_login(one), _of_room(one, memory)]
+        worst = max((fitness for fitness, _, _ in parts), key=list(Fitness).index)
+        found, advice = ([text for text in texts if text] for texts in list(zip(*parts, strict=True))[1:])
+        yield Finding(one.agent.name, worst, ", ".join(found), "; ".join(advice))
+
+
+def agents_value(agents: Sequence[Installed], memory: int | None) -> list[dict[str, object]]:
+    """The same for programs."""
+    return [
+        {
+            "name": one.agent.name,
+            "program": one.agent.program,
+            "path": one.path,
+            "version": one.version,
+            "tested": list(one.agent.tested),
+            "install": one.agent.install,
+            "logged_in": one.is_logged_in,
+            "logged_in_by": one.by or None,
+            "fit_into_memory": fits(one, memory),
+        }
+        for one in agents
+    ]
+
+
+def fits(one: Installed, memory: int | None) -> int | None:
+    """How many turns of the agent fit into `memory` bytes at once."""
+    return None if memory is None else memory // (one.agent.memory * _MIB)
+
+
+def _of_version(one: Installed) -> tuple[Fitness, str, str]:
+    tested = " and ".join(one.agent.tested)
+    if one.version is None:
+        return Fitness.WARNING, "does not say its version", f"`{one.agent.program} --version` has to work"
+    if one.is_tested:
+        return Fitness.OK, f"{one.version} (tested)", ""
+    if one.is_newer:
+        return Fitness.OK, f"{one.version} (newer than tested: {tested})", ""
+    return Fitness.WARNING, f"{one.version} (tested: {tested})", one.agent.install
+
+
+def _of_login(one: Installed) -> tuple[Fitness, str, str]:
+    if one.is_logged_in is None:
+        return Fitness.OK, f"cannot tell whether it is logged in{f' ({one.by})' if one.by else ''}", ""
+    if one.is_logged_in:
+        return Fitness.OK, f"key in {one.by}" if one.by in one.agent.login.keys else "logged in", ""
+    key = f", or set {one.agent.login.keys[0]}" if one.agent.login.keys else ""
+    return Fitness.WARNING, "not logged in", f"`{one.agent.login.how}`{key}"
+
+
+def _of_room(one: Installed, memory: int | None) -> tuple[Fitness, str, str]:
+    number = fits(one, memory)
+    if number is None:
+        return Fitness.OK, "", ""
+    fit = f"{number:,} at once fit into memory"
+    return (Fitness.OK, fit, "") if number else (Fitness.WARNING, fit, "free some memory before it is run")
+
+
+def of_left_over(left: Sequence[AtWork], root: Path, runs: Sequence[RunRecord], path: Path) -> Iterator[Finding]:
+    """Agents whose files are below `root`, the folder beside the store at `path`, and whose plait is gone."""
+    by_folder = {run_folder(root, run.run_id).name: run for run in runs}
+    by_run: dict[str, list[AtWork]] = {}
+    for one in left:
+        by_run.setdefault(one.folder.relative_to(root).parts[0], []).append(one)
+    for name, those in by_run.items():
+        run = by_folder.get(name)
+        if run is not None and not seems_free(run.owner, run.lease_expires_at, time.time()):
+            continue
+        shown = ", ".join(_named(one, root) for one in those)
+        what = f"{counted(len(those), 'agent')} of run {name} at work without plait: {shown}"
+        yield Finding("children", Fitness.WARNING, one_line(what), _what_to_do(run, those, path))
+
+
+def _named(one: AtWork, root: Path) -> str:
+    task = one.folder.relative_to(root).parts[1:2]
+    pids = " ".join(map(str, one.pids))
+    return f"{task[0] if task else '?'} ({one.kind}, process {pids})"
+
+
+def _what_to_do(run: RunRecord | None, those: Sequence[AtWork], path: Path) -> str:
+    if run is None or RunStatus(run.status) in RUN_DONE:
+        return f"kill {' '.join(str(pid) for one in those for pid in one.pids)}"
+    return f"{plait(path, 'resume', run.run_id)} takes over what they do"

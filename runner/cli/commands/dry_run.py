@@ -1,0 +1,72 @@
+"""`plait resume --dry-run`: what a resume would do, task by task."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from runner.cli.display import report
+from runner.cli.display.text import counted, one_line
+from runner.cli.exits import COMPLETED, tell
+from runner.domain.status import RunStatus, TaskStatus
+from runner.recovery.preview import Preview
+from runner.recovery.resume_plan import Action, Verdict
+
+_WIDEST = max(len(action.value) for action in Action)
+_MOST_KEPT = 20
+"""Beyond this many, what is completed would only hide what is going to happen."""
+
+
+def tell_preview(preview: Preview, as_json: bool) -> int:
+    """Print it; the exit code."""
+    if as_json:
+        report.tell_value(_value(preview))
+        return COMPLETED
+    shown = list(preview.tasks.values())
+    others = [verdict for verdict in shown if not _is_kept_as_completed(verdict)]
+    if (kept := len(shown) - len(others)) > _MOST_KEPT:
+        tell(f"{Action.KEEP.value:<{_WIDEST}}  {kept:,} tasks: {TaskStatus.COMPLETED.value} (--json names them)")
+        shown = others
+    for verdict in shown:
+        tell(f"{verdict.action.value:<{_WIDEST}}  {one_line(verdict.task_id)}: {one_line(verdict.reason, 300)}")
+    tell(_summary(preview))
+    return COMPLETED
+
+
+def _is_kept_as_completed(verdict: Verdict) -> bool:
+    return verdict.action is Action.KEEP and verdict.reason == TaskStatus.COMPLETED.value
+
+
+def _summary(preview: Preview) -> str:
+    if preview.ended:
+        hint = "; --retry-failed runs what failed again" if preview.status is RunStatus.FAILED else ""
+        return f"run {preview.run_id} is {preview.status.value}; nothing is left to do{hint}"
+    counts = Counter(verdict.action for verdict in preview.tasks.values())
+    parts = [f"{counts[action]:,} {action.value}" for action in Action if counts[action]]
+    again = len(preview.repeats)
+    bill = f"{counted(again, 'task')} possibly billed twice" if again else "nothing billed twice"
+    if again:
+        bill += f", about {preview.repeated_input_tokens:,} input tokens and whatever had been answered"
+    return f"run {preview.run_id}: {', '.join(parts)}; {bill}"
+
+
+def _value(preview: Preview) -> dict[str, object]:
+    return {
+        "run_id": preview.run_id,
+        "status": preview.status.value,
+        "ended": preview.ended,
+        "runs": preview.runs,
+        "adopted": preview.count(Action.ADOPT),
+        "possibly_billed_twice": len(preview.repeats),
+        "repeated_input_tokens": preview.repeated_input_tokens,
+        "tasks": [_task(verdict) for verdict in preview.tasks.values()],
+    }
+
+
+def _task(verdict: Verdict) -> dict[str, object]:
+    return {
+        "task_id": verdict.task_id,
+        "action": verdict.action.value,
+        "reason": verdict.reason,
+        "possibly_billed_twice": verdict.repeats,
+        "input_tokens": verdict.input_tokens,
+    }

@@ -1,0 +1,100 @@
+"""What `plait gc` deletes, and what it says about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from persistence import Batch, Conflict, Fenced, RunReleased, SQLiteStore
+from persistence.records import RunRecord
+from persistence.sqlite import Purged
+from runner.cli.display.report import tell_value
+from runner.cli.display.text import counted, one_line, size
+from runner.cli.exits import COMPLETED, say, tell
+from runner.cli.lookup import store_for_going_on, store_for_reading
+from runner.clock import iso
+from runner.domain.status import RUN_DONE, RunStatus
+from runner.operations.retention import Expiry, expired
+from runner.state.orphans import delete_files, has_sessions
+from runner.state.owner import Liveness, liveness
+
+_ALL = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    runs: Sequence[RunRecord]
+    sizes: Mapping[str, int]
+    kept: int
+    purged: Purged | None = None
+    """None for a dry run."""
+
+
+async def delete_expired(path: Path, expiry: Expiry, dry_run: bool, as_json: bool) -> int:
+    """Delete the runs for which `expiry` is met, or only say which they are."""
+    async with store_for_reading(path) if dry_run else store_for_going_on(path) as store:
+        runs = await store.list_runs(_ALL)
+        runs = tuple([await _left_by_the_dead(store, run, dry_run) for run in runs])
+        old = expired(runs, expiry, time.time())
+        sizes = await store.run_sizes()
+        # Without any as well: an earlier purge may have left something to wipe.
+        purged = None if dry_run else await store.purge([run.run_id for run in old])
+        sessions = None if dry_run or not has_sessions(store.files_root) else await store.session_ids()
+    if purged is not None:
+        stored = {run.run_id for run in runs}.difference(purged.run_ids)
+        files = await delete_files(store.files_root, purged.run_ids, stored, sessions)
+        purged = replace(purged, remains="; ".join(filter(None, (purged.remains, files))) or None)
+    _say(_Outcome(old, sizes, len(runs) - len(old), purged), as_json)
+    return COMPLETED
+
+
+async def _left_by_the_dead(store: SQLiteStore, run: RunRecord, dry_run: bool) -> RunRecord:
+    """The run, released where it has ended and its owner died, as when somebody's `plait continue` was killed; in a dry
+    run as it would be.
+    """
+    if RunStatus(run.status) not in RUN_DONE or run.owner is None or liveness(run.owner) is not Liveness.DEAD:
+        return run
+    if dry_run:
+        return replace(run, owner=None)
+    try:
+        await store.write(Batch(run.run_id, run.epoch, run.last_seq + 1, (RunReleased(iso(time.time())),)))
+    except (Conflict, Fenced):  # somebody works on it at this very moment
+        return run
+    return replace(run, owner=None)
+
+
+def _say(outcome: _Outcome, as_json: bool) -> None:
+    purged = outcome.purged
+    if as_json:
+        tell_value(_value(outcome))
+    else:
+        for run in outcome.runs:
+            held = size(outcome.sizes.get(run.run_id, 0))
+            tell(f"{one_line(run.run_id)}  {one_line(run.name, 40)}  {run.status}, {held}")
+        done = "would delete" if purged is None else "deleted"
+        freed = "" if purged is None else f", {size(purged.freed_bytes)} freed"
+        tell(f"{done} {counted(len(outcome.runs), 'run')}{freed}; {outcome.kept:,} kept")
+    if purged is not None and purged.remains is not None:
+        say(f"plait: {purged.remains}")
+
+
+def _value(outcome: _Outcome) -> dict[str, object]:
+    purged = outcome.purged
+    return {
+        "dry_run": purged is None,
+        "runs": [
+            {
+                "run_id": run.run_id,
+                "name": run.name,
+                "status": run.status,
+                "ended_at": run.ended_at,
+                "size_bytes": outcome.sizes.get(run.run_id, 0),
+            }
+            for run in outcome.runs
+        ],
+        "kept": outcome.kept,
+        "freed_bytes": 0 if purged is None else purged.freed_bytes,
+        "remains": None if purged is None else purged.remains,
+    }

@@ -1,0 +1,148 @@
+"""What `plait log` prints."""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+import time
+from contextlib import closing
+from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path
+
+import anyio
+
+from persistence.protocol import Store
+from persistence.records import RunRecord
+from runner.cli.display.log_lines import lines_of
+from runner.cli.display.report import EXIT_CODES
+from runner.cli.display.text import one_line
+from runner.cli.exits import CANCELLED, COMPLETED, FAILED, say, tell
+from runner.cli.lookup import find_run, find_task, shown_status, store_for_reading
+from runner.cli.options import plait
+from runner.clock import iso
+from runner.domain.status import RUN_DONE, RunStatus
+from runner.operations.timeline import Chronicle, Entry
+
+_LOOK = 0.2  # seconds
+_LOOKS_A_RECORD = 5  # to read a run's record counts its tasks
+_COLUMN = 12
+_OVER = {"task_completed": COMPLETED, "task_skipped": COMPLETED, "task_failed": FAILED, "task_cancelled": CANCELLED}
+
+
+async def tell_log(which: tuple[str, str | None], path: Path, follow: bool, as_json: bool) -> int:
+    """The history of a run, or of one task in it; the exit code."""
+    word, task_id = which
+    async with store_for_reading(path) as store:
+        run = await find_run(store, word)
+        if task_id is not None:
+            await find_task(store, run, task_id)
+        with closing(Chronicle(store, run.run_id, task_id)) as chronicle:
+            log = _Log(chronicle, run, task_id, as_json)
+            if not follow:
+                await log.catch_up()
+                log.end()
+                return COMPLETED
+            return await _follow(log, store, path)
+
+
+class _Log:
+    """Prints a chronicle as far as it goes."""
+
+    def __init__(self, chronicle: Chronicle, run: RunRecord, task_id: str | None, as_json: bool) -> None:
+        self.chronicle = chronicle
+        self.run = run
+        self.task_id = task_id
+        self.task_code: int | None = None
+        """The exit code where the one task that is followed is over."""
+        self.is_read = True
+        self._as_json = as_json
+        self._is_live = False
+        self._day = ""
+
+    async def catch_up(self) -> None:
+        """Print what there is by now."""
+        async for entry in self.chronicle.more():
+            self._tell(entry)
+        self._is_live = True
+
+    def end(self) -> None:
+        """Print what is left, as nothing follows."""
+        for entry in self.chronicle.rest():
+            self._tell(entry)
+
+    def _tell(self, entry: Entry) -> None:
+        if self.task_id is not None and entry.seq is not None:
+            self.task_code = _OVER.get(entry.kind)
+        if entry.at is None and self._is_live:  # it is seen the moment it happens
+            entry = replace(entry, at=iso(time.time()))
+        if self._as_json:
+            self._line(json.dumps(asdict(entry)).replace("\x7f", "\\u007f"))
+            return
+        clock = self._clock(entry.at)
+        task = one_line(entry.task_id or "")
+        column = "" if self.task_id is not None or not task else f"{task:<{_COLUMN}}  "
+        for line in lines_of(entry, self.run.run_id):
+            self._line(f"{clock:<8}  {column}{line}".rstrip())
+            clock = ""
+
+    def _clock(self, at: str | None) -> str:
+        """The local time of day; a new day gets a line of its own."""
+        if at is None:
+            return ""
+        local = datetime.fromisoformat(at).astimezone()
+        if self._day != (day := f"{local:%Y-%m-%d}"):
+            self._day = day
+            self._line(f"-- {day} --")
+        return f"{local:%H:%M:%S}"
+
+    def _line(self, line: str) -> None:
+        self.is_read = self.is_read and tell(line)
+
+
+async def _follow(log: _Log, store: Store, path: Path) -> int:
+    """Print until it is over; the exit code."""
+    looks, run, over = 0, log.run, False
+    while log.is_read and not _reader_has_left():
+        was_over = over
+        if was_over or looks % _LOOKS_A_RECORD == 0:
+            run = await find_run(store, log.run.run_id)
+            over = not _goes_on(run, log.chronicle)
+        looks += 1
+        await log.catch_up()
+        if log.task_code is not None:
+            return log.task_code
+        # Twice: what ended between a look at its record and one at its process looked as if it had died.
+        if over and was_over:
+            log.end()
+            return _say_over(run, path)
+        await anyio.sleep(0 if over else _LOOK)
+    return CANCELLED
+
+
+def _goes_on(run: RunRecord, chronicle: Chronicle) -> bool:
+    """Whether somebody is there to do more of it."""
+    status = shown_status(run)
+    if status is RunStatus.INTERRUPTED:
+        return chronicle.is_at_work
+    return status not in RUN_DONE and status is not RunStatus.WAITING_INPUT
+
+
+def _say_over(run: RunRecord, path: Path) -> int:
+    status = shown_status(run)
+    if status in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}:
+        say(f"run {run.run_id} is {status.value.replace('_', ' ')}, and nobody works on it")
+        what = "resume" if status is RunStatus.INTERRUPTED else "questions"
+        say(f"  {what:<9} {plait(path, what, run.run_id)}")
+    return EXIT_CODES.get(status, CANCELLED)
+
+
+def _reader_has_left() -> bool:
+    """Whether nobody is there any more to read what would be printed."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return bool(poll.poll(0))
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -1,0 +1,88 @@
+"""`plait questions`, once its options are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from persistence.protocol import Store
+from persistence.records import RunRecord
+from runner.cli.display.report import tell_value
+from runner.cli.display.text import one_line, visible
+from runner.cli.exits import COMPLETED, tell
+from runner.cli.knowing import knowing_runner
+from runner.cli.lookup import FAR_BACK, find_run, shown_status, store_for_reading
+from runner.cli.waiting import Waiting, waiting_in
+from runner.domain.status import RUN_DONE, RunStatus, TaskStatus
+from runner.recovery.resume_plan import Action
+from runner.state.codec import task_of
+from runner.state.owner import Liveness, liveness
+
+
+async def list_questions(word: str | None, path: Path, as_json: bool) -> int:
+    """Show what the run that `word` names waits for, or every run in the store; the exit code."""
+    async with store_for_reading(path) as store:
+        runs = [await find_run(store, word)] if word is not None else await _waiting_runs(store)
+        found = [(run, [*await waiting_in(store, run.run_id), *await _cut(store, run)]) for run in runs]
+    if as_json:
+        tell_value([_value(one, path) for _, waiting in found for one in waiting])
+        return COMPLETED
+    for run, waiting in found:
+        if waiting:
+            _tell_run(run, waiting, path)
+    if not any(waiting for _, waiting in found):
+        tell("nothing waits for a person" + (f" in run {visible(found[0][0].run_id)}" if word is not None else ""))
+    return COMPLETED
+
+
+async def _waiting_runs(store: Store) -> list[RunRecord]:
+    runs = await store.list_runs(FAR_BACK)
+    asks = (TaskStatus.WAITING_INPUT, TaskStatus.RUNNING)
+    return [run for run in runs if any(map(run.counts.get, asks)) and RunStatus(run.status) not in RUN_DONE]
+
+
+async def _cut(store: Store, run: RunRecord) -> list[Waiting]:
+    """The tasks marked at_most_once that were under way when the run's process died: they wait for a person from then
+    on, which the next resume only writes down.
+    """
+    if shown_status(run) is not RunStatus.INTERRUPTED or (run.owner and liveness(run.owner) is not Liveness.DEAD):
+        return []
+    tasks = await store.list_tasks(run.run_id)
+    cut = {one.task_id: one for one in tasks if one.status == TaskStatus.RUNNING and task_of(one).at_most_once}
+    whole = await store.get_run(run.run_id) if cut else None
+    if whole is None:
+        return []
+    async with knowing_runner(store, whole, tasks) as knowing:
+        verdicts = (await knowing.preview_resume(run.run_id)).tasks
+    return [
+        Waiting(run.run_id, name, one.attempt, verdicts[name].reason, None)
+        for name, one in cut.items()
+        if verdicts[name].action is Action.ASK
+    ]
+
+
+def _tell_run(run: RunRecord, waiting: Sequence[Waiting], path: Path) -> None:
+    tell(f"run {visible(run.run_id)}  {one_line(run.name)}".rstrip())
+    for one in waiting:
+        text = visible(one.text).replace("\n", "\n    ")
+        tell(f"\n  {one_line(one.task_id)}: {text}")
+        for what, line in one.terms():
+            tell(f"    {what:<8}  {line}")
+        tell(f"    {'answer':<8}  {one.command(path)}")
+    tell("")
+
+
+def _value(one: Waiting, path: Path) -> dict[str, Any]:
+    asked = one.question
+    return {
+        "run_id": one.run_id,
+        "task_id": one.task_id,
+        "attempt": one.attempt,
+        "kind": "at_most_once" if asked is None else "question",
+        "question": one.text,
+        "schema": None if asked is None or asked.schema is None else dict(asked.schema),
+        "default": None if asked is None else asked.default,
+        "deadline_at": None if asked is None else asked.deadline_at,
+        "command": one.command(path),
+    }

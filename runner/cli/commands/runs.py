@@ -1,0 +1,108 @@
+"""What `plait runs` prints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from persistence import Store
+from persistence.records import RunRecord
+from runner.cli.display.report import tell_value
+from runner.cli.display.sections import tell_table
+from runner.cli.display.text import age, dollars, one_line, size, tokens
+from runner.cli.exits import COMPLETED, say, tell
+from runner.cli.lookup import shown_status, store_for_reading
+from runner.domain.status import RunStatus
+from runner.operations.inspect import run_info, run_value
+from runner.state.owner import Liveness, liveness
+
+HEAD = ("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "AGE")
+LONG_HEAD = ("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "COST", "SIZE", "AGE", "OWNER")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The newest `limit` runs, of those with one of `statuses` if there are any; `at_length`: with what they cost, the
+    bytes that they take in the store, and the process that runs or ran them.
+    """
+
+    limit: int
+    statuses: Collection[RunStatus] = ()
+    at_length: bool = False
+
+
+async def list_runs(path: Path, wanted: Wanted, as_json: bool) -> int:
+    """The runs in the store, newest first."""
+    async with store_for_reading(path) as store:
+        found = await _find(store, wanted)
+        sizes = await store.run_sizes() if wanted.at_length else {}
+    runs = found[: wanted.limit]
+    held = [sizes.get(run.run_id, 0) for run in runs]
+    if as_json:
+        tell_value(list(map(_long_value, runs, held)) if wanted.at_length else list(map(_value, runs)))
+        return COMPLETED
+    if not runs:
+        shown = " or ".join(wanted.statuses)
+        tell(f"no run is {shown}; `plait runs` shows all" if shown else "no runs yet; `plait run PLAN` makes one")
+        return COMPLETED
+    rows = list(map(_long_row, runs, held)) if wanted.at_length else list(map(_run_row, runs))
+    head, numbers = (LONG_HEAD, {3, 4, 5, 6, 7}) if wanted.at_length else (HEAD, {3, 4, 5})
+    tell_table([head, *rows], 2, [None, *(shown_status(run) for run in runs)], frozenset(numbers))
+    _say_if_more(runs, found)
+    return COMPLETED
+
+
+async def _find(store: Store, wanted: Wanted) -> list[RunRecord]:
+    """The wanted runs, and one more if there is one. What a run is shown as is no matter of the store's, so where it is
+    asked for, more and more of them are read.
+    """
+    many = wanted.limit + 1
+    while True:
+        runs = await store.list_runs(many)
+        found = [run for run in runs if not wanted.statuses or shown_status(run) in wanted.statuses]
+        if len(found) > wanted.limit or len(runs) < many:
+            return found[: wanted.limit + 1]
+        many *= 4
+
+
+def _say_if_more(runs: Sequence[RunRecord], found: Sequence[RunRecord]) -> None:
+    if len(found) > len(runs):
+        say(f"these are the newest {len(runs)}; there are more: --limit N")
+
+
+def _long_row(run: RunRecord, held: int) -> tuple[str, ...]:
+    *row, created = _run_row(run)
+    return (*row, dollars(run.cost_usd), size(held), created, _owner(run))
+
+
+def _long_value(run: RunRecord, held: int) -> dict[str, Any]:
+    owner = None if run.owner is None else {**asdict(run.owner), "liveness": liveness(run.owner).value}
+    return {**_value(run), "size_bytes": held, "owner": owner}
+
+
+def _owner(run: RunRecord) -> str:
+    if run.owner is None:
+        return ""
+    gone = ", gone" if liveness(run.owner) is Liveness.DEAD else ""
+    return one_line(f"process {run.owner.pid} on {run.owner.host}{gone}")
+
+
+def _run_row(run: RunRecord) -> tuple[str, ...]:
+    info = run_info(run, time.time())
+    created = datetime.fromisoformat(run.created_at).timestamp()
+    return (
+        one_line(run.run_id),
+        one_line(run.name, 40),
+        info.status.value,
+        f"{info.done:,}/{sum(run.counts.values()):,}",
+        tokens(run.input_tokens, run.output_tokens),
+        age(time.time() - created),
+    )
+
+
+def _value(run: RunRecord) -> dict[str, Any]:
+    return run_value(run_info(run, time.time()))

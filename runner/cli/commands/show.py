@@ -1,0 +1,236 @@
+"""What `plait show` prints."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from persistence.protocol import Store
+from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+from runner.cli.commands.adders import adders
+from runner.cli.display.colour import coloured
+from runner.cli.display.report import WHY_STOPPED, stop_of, tell_value
+from runner.cli.display.sections import tell_answers, tell_question, tell_section, tell_table
+from runner.cli.display.text import counted, dollars, one_line, seconds, tokens, visible
+from runner.cli.exits import COMPLETED, tell
+from runner.cli.lookup import find_run, find_task, names_its_backends, shown_status, store_for_reading
+from runner.cli.options import plait
+from runner.cli.waiting import waiting_in
+from runner.clock import iso
+from runner.domain.status import RUN_DONE, RunStatus, TaskStatus
+from runner.engine.policy_driver import decided_of
+from runner.engine.retry import next_tries
+from runner.operations.inspect import run_info, run_value, task_info, task_value
+from runner.policies.orchestrator.policy import Stop
+
+_LONGEST_ERROR = 120
+_EVENTS_AT_ONCE = 5000
+
+
+async def show_run(path: Path, word: str, as_json: bool) -> int:
+    """A run and its tasks."""
+    async with store_for_reading(path) as store:
+        run = await find_run(store, word)
+        tasks = await store.list_tasks(run.run_id)
+        waiting = () if RunStatus(run.status) in RUN_DONE else tasks
+        added = await adders(store, run, tasks)
+        tries = {name: iso(when) for name, when in (await next_tries(store, run.run_id, waiting)).items()}
+    if as_json:
+        values = [{**_task_value(run, task), "next_try_at": tries.get(task.task_id)} for task in tasks]
+        shown = run_value(run_info(run, time.time()))
+        tell_value({**shown, "stopped": _stop(run), "settings": json.loads(run.settings), "tasks": values})
+        return COMPLETED
+    _tell_run(run, tasks)
+    who = ("ADDED BY",) if added else ()
+    rows: list[tuple[str, ...]] = [("TASK", "STATUS", "TRIES", "TIME", "TOKENS", *who, "")]
+    for task in tasks:
+        *cells, note = _task_row(run, task, tries)
+        rows.append((*cells, *(one_line(added.get(task.task_id, "")) for _ in who), note))
+    tell_table(rows, 1, [None, *(TaskStatus(task.status) for task in tasks)], frozenset({2, 3, 4}))
+    next_commands: list[str] = []
+    if any(TaskStatus(task.status) is TaskStatus.WAITING_INPUT for task in tasks):
+        next_commands.append("questions")
+    if shown_status(run) in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT} and names_its_backends(run):
+        next_commands.append("resume")
+    if next_commands:
+        tell("")
+    for name in next_commands:
+        tell(f"{name:<9} {plait(path, name, run.run_id)}")
+    return COMPLETED
+
+
+def _tell_run(run: RunRecord, tasks: Sequence[TaskRecord]) -> None:
+    status = shown_status(run)
+    settings, owner = json.loads(run.settings), run.owner
+    plan = settings.get("plan")
+    tell(f"{'run':<9} {visible(run.run_id)}")
+    tell(f"{'name':<9} {one_line(run.name)}")
+    tell(f"{'status':<9} {coloured(status.value, status, sys.stdout)}, {_progress(run)}")
+    _tell_if("error", run.error)
+    stopped = _stop(run)
+    _tell_if("stopped", None if stopped is None else WHY_STOPPED[stopped])
+    _tell_if("backends" if settings.get("posted") else "plan", plan if isinstance(plan, str) else None)
+    _tell_if("created", run.created_at)
+    _tell_if("ended", run.ended_at)
+    _tell_if("owner", f"process {owner.pid} on {owner.host}" if owner and status is RunStatus.RUNNING else None)
+    used = " ".join(filter(None, (tokens(run.input_tokens, run.output_tokens), dollars(run.cost_usd))))
+    _tell_if("tokens", used)
+    models = Counter(task.model for task in tasks if task.model is not None)
+    each = (f"{name} ({counted(number, 'task')})" for name, number in models.most_common())
+    _tell_if("model", next(iter(models)) if len(models) == 1 else ", ".join(each))
+    tell("")
+
+
+def _stop(run: RunRecord) -> Stop | None:
+    try:
+        return stop_of(decided_of(run.policy_state).state)
+    except (ValueError, KeyError, TypeError):  # damaged; everything else can be shown all the same
+        return None
+
+
+def _progress(run: RunRecord) -> str:
+    ended = (TaskStatus.FAILED, TaskStatus.SKIPPED, TaskStatus.CANCELLED)
+    numbers = [f"{run.counts[status]:,} {status.value}" for status in ended if run.counts.get(status)]
+    done = f"{run.counts.get(TaskStatus.COMPLETED, 0):,} of {counted(sum(run.counts.values()), 'task')} completed"
+    return ", ".join([done, *numbers])
+
+
+def _tell_if(name: str, value: str | None) -> None:
+    if value:
+        tell(f"{name:<9} {one_line(value)}")
+
+
+def _task_row(run: RunRecord, task: TaskRecord, tries: Mapping[str, str]) -> tuple[str, ...]:
+    blocked = run.status == RunStatus.FAILED and task.status == TaskStatus.PENDING
+    error = f"{task.error_kind}: {task.error}" if task.error_kind else "blocked by a failed task" if blocked else ""
+    error = error if task.question is None else f"asks: {task.question}"
+    next_try = f"; next try at {tries[task.task_id]}" if task.task_id in tries else ""
+    return (
+        one_line(task.task_id),
+        task.status,
+        str(task.attempt or ""),
+        seconds(task.duration_s),
+        tokens(task.input_tokens, task.output_tokens),
+        "the stored result is damaged" if task.damaged else one_line(error, _LONGEST_ERROR) + next_try,
+    )
+
+
+def _task_value(run: RunRecord, task: TaskRecord) -> dict[str, Any]:
+    return {
+        **task_value(task_info(run.run_id, task)),
+        "position": task.position,
+        "prompt": task.prompt,
+        "answers": None if task.answers is None else json.loads(task.answers),
+        "crashes": task.crashes,
+        "session_confirmed": task.session_confirmed,
+        "spec": json.loads(task.spec),
+    }
+
+
+async def show_task(path: Path, word: str, task_id: str, as_json: bool) -> int:
+    """A task: its prompt, its conversation, its result and its attempts."""
+    async with store_for_reading(path) as store:
+        run = await find_run(store, word)
+        task = await find_task(store, run, task_id)
+        attempts = await store.list_attempts(run.run_id, task.task_id)
+        messages = await store.list_messages(run.run_id, task.task_id)
+        waiting = [] if task.question is None else await waiting_in(store, run.run_id)
+    if as_json:
+        extra = {"messages": [asdict(one) for one in messages], "history": [asdict(one) for one in attempts]}
+        tell_value({"run_id": run.run_id, **_task_value(run, task), **extra})
+        return COMPLETED
+    _tell_task(run, task, messages)
+    tell_section("prompt", task.prompt)
+    failed = {one.attempt: one.status for one in attempts[:-1] if one.error_kind}
+    for message in messages:
+        whose = _whose(message, failed)
+        tell_section(f"{message.role}{whose}", "(damaged)" if message.damaged else message.content)
+    tell_answers(task)
+    tell_question(task, [one for one in waiting if one.task_id == task.task_id], path)
+    _tell_result(task, messages)
+    _tell_attempts(attempts)
+    return COMPLETED
+
+
+def _whose(message: MessageRecord, failed: Mapping[int, str]) -> str:
+    """What is said of a message beside its role: that a person said it, or that its attempt was followed by another."""
+    if message.attempt == 0 and message.role == "user":
+        return " (a person, after the run)"
+    status = failed.get(message.attempt)
+    return f" (attempt {message.attempt}, {status})" if status else ""
+
+
+def _tell_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageRecord]) -> None:
+    tell(f"{'task':<9} {visible(task.task_id)}")
+    tell(f"{'run':<9} {visible(run.run_id)}")
+    tell(f"{'status':<9} {coloured(task.status, task.status, sys.stdout)}")
+    _tell_if("backend", task.backend)
+    _tell_if("model", task.model)
+    _tell_if("after", ", ".join(task.depends_on))
+    _tell_if("added by", task.added_by)
+    _tell_if("session", task.session_id)
+    _tell_if("time", seconds(task.duration_s))
+    _tell_if("tokens", tokens(task.input_tokens, task.output_tokens))
+    later = [one for one in messages if one.attempt == 0]
+    if used := tokens(sum(one.input_tokens for one in later), sum(one.output_tokens for one in later)):
+        tell(f"{'':<9} and {used} in turns after the run, which its own do not count")
+    _tell_if("error", f"{task.error_kind}: {task.error}" if task.error_kind else None)
+
+
+def _tell_result(task: TaskRecord, messages: Sequence[MessageRecord]) -> None:
+    if task.damaged:
+        tell_section("result", "(damaged: it does not fit its checksum)")
+    elif task.text is not None and not any(one.role == "assistant" and one.content == task.text for one in messages):
+        tell_section("result", task.text)
+    if task.data is not None:
+        tell_section("data", json.dumps(json.loads(task.data), ensure_ascii=False, indent=2))
+
+
+def _tell_attempts(attempts: Sequence[AttemptRecord]) -> None:
+    if not attempts:
+        return
+    tell("\n-- attempts --")
+    rows = [
+        (
+            str(one.attempt),
+            one.status,
+            one_line(one.backend if one.model is None else f"{one.backend} ({one.model})"),
+            one.started_at,
+            seconds(one.duration_s),
+            tokens(one.input_tokens, one.output_tokens),
+            one_line(f"{one.error_kind}: {one.error}" if one.error_kind else one.error or "", _LONGEST_ERROR),
+        )
+        for one in attempts
+    ]
+    tell_table(rows, 1, [one.status for one in attempts], frozenset({0, 4, 5}))
+
+
+async def show_events(path: Path, word: str, as_json: bool) -> int:
+    """A run's history, oldest first."""
+    async with store_for_reading(path) as store:
+        run = await find_run(store, word)
+        events = await _all_events(store, run.run_id)
+    if as_json:
+        tell_value([{**asdict(one), "detail": json.loads(one.detail)} for one in events])
+        return COMPLETED
+    rows = [(one.at, one.kind, one_line(one.task_id or ""), one_line(_detail(one), _LONGEST_ERROR)) for one in events]
+    tell_table(rows, 1, [None] * len(rows))
+    return COMPLETED
+
+
+def _detail(event: EventRecord) -> str:
+    detail = json.loads(event.detail)
+    return " ".join(f"{name}={value}" for name, value in detail.items() if value is not None)
+
+
+async def _all_events(store: Store, run_id: str) -> list[EventRecord]:
+    events: list[EventRecord] = []
+    while more := await store.list_events(run_id, events[-1].seq if events else 0, _EVENTS_AT_ONCE):
+        events += more
+    return events

@@ -1,0 +1,111 @@
+"""Drives a run for a person: shows it, and leaves it well when asked to by Ctrl-C, SIGTERM or SIGHUP."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import FrameType
+
+import anyio
+import anyio.abc
+
+from runner.cli.display.growing import grow
+from runner.cli.display.plain import Display
+from runner.cli.exits import AT_ONCE
+from runner.domain import events
+from runner.domain.dag import DAG
+from runner.domain.result import RunResult
+from runner.domain.task import JsonValue
+from runner.run import Run
+
+_REFRESH = 0.2  # seconds
+_SHOW_CURSOR = b"\x1b[?25h\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What a run came to, with the DAG that it had in the end, how many tasks this process ran for it, how many seconds
+    it took, and what its policy gave back last.
+    """
+
+    result: RunResult
+    dag: DAG
+    ran: int = 0
+    took: float = 0.0
+    policy_state: JsonValue = None
+
+
+async def follow(run: Run, dag: DAG, display: Display) -> Ending:
+    """Start `run`, which begins with `dag`, show it to its end, and say what it came to. Raises as `Run.result`."""
+    began, dag = time.monotonic(), dag.copy()
+    started: set[str] = set()
+    policy_state: JsonValue = None
+    try:
+        async with anyio.create_task_group() as beside:
+            await beside.start(stop_when_told, run.stop, display.note)
+            beside.start_soon(_tick, display)
+            async with run:
+                async for event in run.events():
+                    if isinstance(event, events.TaskStarted):
+                        if not event.adopted:
+                            started.add(event.task_id)
+                    elif isinstance(event, events.TasksAdded):
+                        grow(dag, event)
+                    elif isinstance(event, events.PolicyDecided):
+                        policy_state = event.state
+                    display.take(event)
+            beside.cancel_scope.cancel()
+    finally:
+        display.close()
+    return Ending(await run.result(), dag, len(started), time.monotonic() - began, policy_state)
+
+
+async def _tick(display: Display) -> None:
+    while True:
+        await anyio.sleep(_REFRESH)
+        display.tick()
+
+
+async def stop_when_told(
+    stop: Callable[[], None], note: Callable[[str], None], *, task_status: anyio.abc.TaskStatus[None]
+) -> None:
+    """The first signal calls `stop`, the second one ends the process. One that is ignored from the start stays so: a
+    script that starts plait in the background keeps the Ctrl-C for itself from it, and `nohup` the end of a terminal.
+    """
+    heeded = [one for one in _AGAIN if signal.getsignal(one) != signal.SIG_IGN]
+    stopping = False
+    try:
+        with anyio.open_signal_receiver(*heeded) as signals:
+            task_status.started()
+            async for _ in signals:
+                stopping = True
+                # From here on not through the event loop: a function of the user's may be what blocks it.
+                for number in heeded:
+                    signal.signal(number, _AGAIN[number])
+                note("stopping, and writing down where the run stands; once more to leave at once")
+                stop()
+                await anyio.sleep_forever()
+    finally:
+        if stopping and signal.SIGHUP in heeded:
+            signal.signal(signal.SIGHUP, _stay)
+
+
+def _stay(_number: int, _frame: FrameType | None) -> None:
+    """A terminal that goes away says so more than once, through the kernel and through the shell; nobody is there who
+    could mean that it takes too long.
+    """
+
+
+def _leave_at_once(_number: int, _frame: FrameType | None) -> None:
+    if sys.stderr.isatty():
+        with suppress(OSError):
+            os.write(2, _SHOW_CURSOR)
+    os._exit(AT_ONCE)
+
+
+_AGAIN = {signal.SIGINT: _leave_at_once, signal.SIGTERM: _leave_at_once, signal.SIGHUP: _stay}

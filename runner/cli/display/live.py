@@ -1,0 +1,185 @@
+"""What happens in a run, live on a terminal: progress, a line for each task at work with what it does, what waits on
+what; lines of what is over above it.
+
+Nothing is ever parsed as markup: every piece is a `rich.text.Text` made of text that went through `visible`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from runner.cli.display.colour import COLOURS
+from runner.cli.display.plain import line_of
+from runner.cli.display.progress import Progress, Underway
+from runner.cli.display.text import columns, dollars, last_cells, one_line, seconds, tokens
+from runner.domain import events
+from runner.domain.status import TaskStatus
+
+_MANY = 100  # tasks; in a larger run only trouble gets a line of its own
+_BAR = 24
+_MOST_WAITING = 4
+_OTHER_LINES = 4  # header, a blank line, "and n more", and one for the cursor
+_LONGEST_NAME = 30
+_IDLE = 1.0  # seconds between two pictures while nothing happens: only the times grow
+_STYLES = {"waiting": "yellow", "notice": "yellow"}
+_COUNTED = (TaskStatus.RUNNING, TaskStatus.WAITING_INPUT, TaskStatus.FAILED, TaskStatus.SKIPPED, TaskStatus.CANCELLED)
+
+
+class LiveDisplay:
+    """Drawn anew at a `tick` where there is news; removed at `close`, but for the lines of what is over."""
+
+    def __init__(self, progress: Progress, title: str, *, verbose: bool = False) -> None:
+        self._progress = progress
+        self._verbose = verbose
+        self._title = one_line(title)
+        self._console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+        self._live = Live(
+            console=self._console,
+            get_renderable=self._draw,
+            auto_refresh=False,
+            transient=True,
+            # What a function prints goes above the display.
+            redirect_stdout=True,
+            redirect_stderr=True,
+        )
+        self._lines: list[Text] = []
+        self._has_news = False
+        self._drawn = progress.clock()
+        self._live.start(refresh=True)
+
+    def take(self, event: events.Event) -> None:
+        self._progress.take(event)
+        self._has_news = True
+        if self._deserves_line(event):
+            self._lines.append(Text(line_of(event), style=_colour(event)))
+
+    def note(self, text: str) -> None:
+        self._lines.append(Text(one_line(text), style="bold"))
+        self.tick()
+
+    def tick(self) -> None:
+        if self._lines:
+            # All at once, because every print draws the display again.
+            lines, self._lines = self._lines, []
+            self._console.print(*lines, sep="\n", soft_wrap=True)
+        now = self._progress.clock()
+        if self._has_news or now - self._drawn >= _IDLE:
+            self._has_news, self._drawn = False, now
+            self._live.refresh()
+
+    def close(self) -> None:
+        self.tick()
+        self._live.stop()
+
+    def _deserves_line(self, event: events.Event) -> bool:
+        if isinstance(event, events.TaskCompleted):
+            return len(self._progress.dag) <= _MANY
+        if isinstance(event, events.TaskOutput):
+            return self._verbose and event.output != "text"
+        return isinstance(
+            event,
+            events.TaskFailed
+            | events.TaskRetrying
+            | events.TaskInterrupted
+            | events.TaskWaiting
+            | events.TaskAnswered
+            | events.TasksAdded
+            | events.StoreDegraded
+            | events.StoreRecovered
+            | events.RunResumed
+            | events.RunCancelling,
+        )
+
+    def _draw(self) -> Group:
+        below = list(self._below())
+        running = list(self._progress.running.items())
+        room = max(self._console.height - _OTHER_LINES - len(below), 1)
+        if len(running) > room:
+            below.insert(0, _plain(f"  and {len(running) - room} more", "dim"))
+        return Group(Text(""), self._header(), *self._at_work(running[:room]), *below)
+
+    def _below(self) -> Iterator[Text]:
+        """What is not at work."""
+        progress = self._progress
+        now = progress.clock()
+        for task_id, until in list(progress.retries.items())[:_MOST_WAITING]:
+            yield _plain(f"  ↻ {one_line(task_id)} tries again in {seconds(max(until - now, 0))}", "yellow")
+        for task_id, question in list(progress.questions.items())[:_MOST_WAITING]:
+            yield _plain(f"  ? {one_line(task_id)}  {one_line(question)}", "magenta")
+        for task_id, before in progress.waiting(_MOST_WAITING):
+            yield self._waiting_line(task_id, before)
+
+    def _header(self) -> Text:
+        progress = self._progress
+        total = len(progress.dag)
+        full = _BAR * progress.done // total
+        line = _plain("", "")
+        line.append(f"{self._title}  ", style="bold")
+        line.append("━" * full, style="red" if progress.counts[TaskStatus.FAILED] else "green")
+        line.append("━" * (_BAR - full), style="bright_black")
+        line.append(f" {progress.done}/{total}")
+        counts = [
+            f"{progress.counts[status]} {status.value.replace('_', ' ')}"
+            for status in _COUNTED
+            if progress.counts[status]
+        ]
+        usage = progress.usage
+        used = tokens(usage.input_tokens, usage.output_tokens)
+        parts = [*counts, f"{used} tokens" if used else "", dollars(usage.cost_usd)]
+        parts.append(seconds(progress.clock() - progress.began))
+        line.append("  " + " · ".join(part for part in parts if part))
+        if progress.degraded is not None:
+            line.append("  the store is away", style="red")
+        return line
+
+    def _at_work(self, running: Sequence[tuple[str, Underway]]) -> Iterator[Text]:
+        """A line for each: its name; for how long, where, and what it has used; what it does now."""
+        if not running:
+            return
+        now = self._progress.clock()
+        for (_, one), (name, *facts) in zip(running, columns(_facts(*one, now) for one in running), strict=True):
+            line = _plain(f"  ▸ {name}", "cyan")
+            line.append("".join(f"  {fact}" for fact in facts if fact), style="dim")
+            room = self._console.width - line.cell_len - 2
+            doing = one_line(f"waits: {one.now}" if one.kind == "waiting" else one.now)
+            if doing and room > 8:
+                fitting = last_cells(doing, room) if one.kind == "text" else doing
+                line.append(f"  {fitting}", style=_STYLES.get(one.kind, ""))
+            yield line
+
+    def _waiting_line(self, task_id: str, before: list[str]) -> Text:
+        failed = [one for one in before if self._progress.statuses[one] is TaskStatus.FAILED]
+        named = failed or before
+        shown = ", ".join(map(one_line, named[:3])) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+        why = f"blocked by {shown}" if failed else f"waits for {shown}" if shown else "waits for a place"
+        return _plain(f"  · {one_line(task_id)}  {why}", "dim")
+
+
+def _facts(task_id: str, one: Underway, now: float) -> tuple[str, ...]:
+    return (
+        one_line(task_id, _LONGEST_NAME),
+        seconds(now - one.since),
+        one_line(one.backend, _LONGEST_NAME) + (f" attempt {one.attempt}" if one.attempt > 1 else ""),
+        tokens(one.usage.input_tokens, one.usage.output_tokens),
+        dollars(one.usage.cost_usd),
+    )
+
+
+def _plain(text: str, style: str) -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis", end="\n")
+
+
+def _colour(event: events.Event) -> str:
+    match event:
+        case events.TaskCompleted():
+            return COLOURS[TaskStatus.COMPLETED]
+        case events.TaskFailed():
+            return COLOURS[event.status]
+        case events.StoreDegraded():
+            return "red"
+        case _:
+            return "yellow"

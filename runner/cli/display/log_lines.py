@@ -1,0 +1,121 @@
+"""The lines of `plait log`: what happened, in words. Whatever a model wrote stands behind a mark, so that none of it
+looks like a line of ours.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeAlias
+
+from runner.cli.display.colour import coloured
+from runner.cli.display.text import counted, dollars, one_line, seconds, tokens, visible
+from runner.domain.status import TaskStatus
+from runner.domain.task import JsonValue
+from runner.operations.timeline import Entry
+
+_LONGEST = 300
+Detail: TypeAlias = "Mapping[str, JsonValue]"
+
+
+def lines_of(entry: Entry, run_id: str) -> list[str]:
+    """What `entry` says, safe for a terminal; nothing for what only the machinery wants to know."""
+    if entry.kind == "output":
+        return _output(entry.detail)
+    if entry.kind == "message":
+        return _marked(f"{one_line(_text(entry.detail, 'role'))}| ", _text(entry.detail, "content"))
+    if entry.kind.startswith("run_"):
+        return [_of_run(entry, one_line(run_id))]
+    words = _WORDS.get(entry.kind)
+    if words is None:
+        return []
+    line = words(entry.detail)
+    if entry.kind == "task_started" and entry.attempt is not None and entry.attempt > 1:
+        line += f", attempt {entry.attempt}"
+    return [line]
+
+
+def _output(detail: Detail) -> list[str]:
+    kind, text = _text(detail, "output"), _text(detail, "text")
+    if kind == "text":
+        return _marked("| ", text)
+    return [{"tool": "> ", "waiting": "waits: "}.get(kind, "notice: ") + one_line(text, _LONGEST)]
+
+
+def _marked(mark: str, text: str) -> list[str]:
+    return [mark + line for line in visible(text).removesuffix("\n").split("\n")]
+
+
+def _of_run(entry: Entry, run_id: str) -> str:
+    what = one_line(entry.kind.removeprefix("run_"))
+    if what == "created":
+        return f"run {run_id} created, {counted(_count(entry.detail, 'tasks'), 'task')}"
+    return f"run {run_id} {coloured(what.replace('_', ' '), what, sys.stdout)}"
+
+
+def _ended(status: TaskStatus, detail: Detail) -> str:
+    word = coloured(status.value, status, sys.stdout)
+    return " ".join(filter(None, (word, _spent(detail), _why(detail))))
+
+
+def _retried(detail: Detail) -> str:
+    how = "goes on" if detail.get("goes_on") else "tries again"
+    line = f"{how} in {seconds(_number(detail, 'delay_s'))}: {_why(detail)}"
+    return f"{line} ({spent})" if (spent := _spent(detail)) else line
+
+
+def _why(detail: Detail) -> str:
+    return ": ".join(filter(None, (_text(detail, "error_kind"), one_line(_text(detail, "error"), _LONGEST))))
+
+
+def _spent(detail: Detail) -> str:
+    """How long it took, and what it cost: `1.2s 310+42 tokens $0.0123`."""
+    used = tokens(_count(detail, "input_tokens"), _count(detail, "output_tokens"))
+    cost = dollars(_number(detail, "cost_usd"))
+    return " ".join(filter(None, (seconds(_number(detail, "duration_s")), f"{used} tokens" if used else "", cost)))
+
+
+def _told(text: str) -> str:
+    return f": {one_line(text, _LONGEST)}" if text else ""
+
+
+def _ids(detail: Detail) -> str:
+    ids = detail.get("ids")
+    return ", ".join(map(str, ids)) if isinstance(ids, list) else ""
+
+
+def _answered(detail: Detail) -> str:
+    by = _text(detail, "by")
+    return f"answered by {one_line(by)}{_told(_text(detail, 'answer'))}" if by else "answered"
+
+
+def _text(detail: Detail, name: str) -> str:
+    found = detail.get(name)
+    return found if isinstance(found, str) else ""
+
+
+def _number(detail: Detail, name: str) -> float | None:
+    found = detail.get(name)
+    return found if isinstance(found, int | float) else None
+
+
+def _count(detail: Detail, name: str) -> int:
+    return int(_number(detail, name) or 0)
+
+
+_WORDS: Mapping[str, Callable[[Detail], str]] = {
+    "tasks_added": lambda detail: f"{counted(_count(detail, 'tasks'), 'task')} added{_told(_ids(detail))}",
+    "task_started": lambda detail: f"started ({one_line(_text(detail, 'backend'))})",
+    "task_adopted": lambda _: "is taken over: it has outlived the process that began it",
+    "session_opened": lambda detail: f"session {one_line(_text(detail, 'session_id'))}",
+    "task_completed": partial(_ended, TaskStatus.COMPLETED),
+    "task_failed": partial(_ended, TaskStatus.FAILED),
+    "task_skipped": partial(_ended, TaskStatus.SKIPPED),
+    "task_cancelled": partial(_ended, TaskStatus.CANCELLED),
+    "task_retried": _retried,
+    "task_interrupted": lambda detail: f"interrupted: {one_line(_text(detail, 'reason'), _LONGEST)}",
+    "task_waiting_input": lambda detail: f"waits for a person{_told(_text(detail, 'question'))}",
+    "task_answered": _answered,
+    "task_reopened": lambda _: "is to run again",
+}

@@ -1,0 +1,150 @@
+"""What happens in a run, one line an event: for pipes, log files and terminals that cannot do more."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Protocol
+
+from runner.cli.display.text import counted, one_line, seconds, tokens
+from runner.cli.exits import say
+from runner.domain import events
+from runner.domain.status import TaskStatus
+
+_LONGEST_ERROR = 300
+
+
+class Display(Protocol):
+    """Shows a run while it goes on, on standard error."""
+
+    def take(self, event: events.Event) -> None:
+        """Something happened."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Say something of our own."""
+        ...
+
+    def tick(self) -> None:
+        """Time has passed."""
+        ...
+
+    def close(self) -> None:
+        """Nothing follows; leave the terminal as it was."""
+        ...
+
+
+class NoDisplay:
+    """Shows nothing."""
+
+    def take(self, event: events.Event) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def tick(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PlainDisplay(NoDisplay):
+    """A line for every event, with the local time; where `verbose`, also for what tasks do and wait for meanwhile."""
+
+    def __init__(self, *, verbose: bool = False) -> None:
+        self._verbose = verbose
+
+    def take(self, event: events.Event) -> None:
+        if isinstance(event, events.TaskOutput) and not self._verbose:  # of which there may be very many
+            return
+        line = line_of(event)
+        if line:
+            say(f"{_clock_time(event.at)} {line}")
+
+    def note(self, text: str) -> None:
+        say(text)
+
+
+def line_of(event: events.Event) -> str:
+    """What happened, in one line that is safe for a terminal; nothing for what is only seen live."""
+    if isinstance(event, events.TaskEvent):
+        words = _words(event)
+        return f"{one_line(event.task_id)} {words}" if words else ""
+    line = ""
+    match event:
+        case events.RunStarted():
+            line = f"run {one_line(event.run_id)} started"
+        case events.RunResumed():
+            line = f"run {one_line(event.run_id)} resumed, {counted(event.reused, 'task')} completed before"
+        case events.RunCancelling():
+            line = f"run {one_line(event.run_id)} is being cancelled; nothing more starts"
+        case events.RunWatched():
+            line = f"run {one_line(event.run_id)} is owned by {one_line(event.owner)}; "
+            line += f"watching for {seconds(event.seconds)} whether that still lives"
+        case events.TasksAdded():
+            by = f" by {one_line(event.added_by)}" if event.added_by is not None else ""
+            line = (
+                f"{counted(len(event.tasks), 'task')} added{by}: {_error(', '.join(task.id for task in event.tasks))}"
+            )
+        case events.StoreDegraded():
+            line = f"the store failed, going on without it: {_error(event.error)}"
+        case events.StoreRecovered():
+            line = f"the store answers again, {counted(event.changes, 'change')} caught up"
+        case events.RunEnded():
+            line = f"run {one_line(event.run_id)} {event.status.value}"
+        case _:
+            pass
+    return line
+
+
+def _words(event: events.TaskEvent) -> str:
+    line = ""
+    match event:
+        case events.TaskStarted():
+            again = f", attempt {event.attempt}" if event.attempt > 1 else ""
+            goes_on = ", goes on with its conversation" if event.confirmed else ""
+            how = "is taken over" if event.adopted else "started"
+            line = f"{how} ({one_line(event.backend)}{again}{goes_on})"
+        case events.TaskOutput():
+            waits = "waits: " if event.output == "waiting" else ""
+            line = "" if event.output == "text" else f"{waits}{_error(event.text)}"
+        case events.TaskCompleted():
+            line = f"completed {cost(event)}"
+        case events.TaskRetrying():
+            how = "goes on" if event.goes_on else "tries again"
+            line = f"{how} in {seconds(event.delay_s)}: {event.error_kind}: {_error(event.error)}"
+        case events.TaskFailed():
+            word = "skipped" if event.status is TaskStatus.SKIPPED else "failed"
+            line = f"{word} {seconds(event.duration_s)} {event.error_kind}: {_error(event.error)}"
+        case events.TaskInterrupted():
+            line = f"interrupted: {_error(event.reason)}"
+        case events.TaskWaiting():
+            line = f"waits for a person: {_error(event.question)}"
+        case events.TaskAnswered():
+            line = (
+                f"answered by {event.answers[-1].by}: {_error(event.answers[-1].text)}"
+                if event.answers
+                else "is to run again"
+            )
+        case events.TaskCancelled():
+            line = "cancelled"
+        case events.TaskReopened():
+            line = "is to run again"
+        case _:
+            pass
+    return line
+
+
+def cost(event: events.TaskCompleted) -> str:
+    """How long it took and what it used: `1.2s 310+42 tokens`."""
+    used = tokens(event.usage.input_tokens, event.usage.output_tokens)
+    return seconds(event.duration_s) + (f" {used} tokens" if used else "")
+
+
+def _error(text: str) -> str:
+    return one_line(text, _LONGEST_ERROR)
+
+
+def _clock_time(at: str) -> str:
+    return f"{datetime.fromisoformat(at).astimezone():%H:%M:%S}"

@@ -1,0 +1,139 @@
+"""Where a live run stands, kept up to date from its events; what the displays show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+from backends.protocol import NO_USAGE, Usage
+from runner.cli.display.growing import grow
+from runner.domain import events
+from runner.domain.dag import DAG
+from runner.domain.status import TaskStatus
+from runner.domain.task import FailureMode, Mode
+
+_KEPT = 400  # characters of what a task does, for the display
+
+
+@dataclass(slots=True)
+class Underway:
+    """An attempt under way: since when (on the display's clock), where, what it does now, of which kind that is, and
+    what it has used so far. Of an answer that is being written, `now` is the end.
+    """
+
+    since: float
+    backend: str
+    attempt: int
+    now: str = ""
+    kind: str = "text"
+    usage: Usage = NO_USAGE
+
+    def take(self, output: events.TaskOutput) -> None:
+        """Note what it does."""
+        if output.output != "text":
+            self.now = output.text[:_KEPT]
+        else:
+            written = self.now if self.kind == "text" else ""
+            self.now = (written + output.text[-_KEPT:])[-_KEPT:]
+        self.kind = output.output
+        if output.usage != NO_USAGE:
+            self.usage = output.usage
+
+
+class Progress:
+    """Feed it a run's events with `take`. `statuses` is where the tasks stand before the first one."""
+
+    def __init__(self, dag: DAG, clock: Callable[[], float], statuses: Mapping[str, TaskStatus] | None = None) -> None:
+        self.dag = dag.copy()
+        self.clock = clock
+        self.began = clock()
+        self.statuses = dict(statuses or {task.id: TaskStatus.PENDING for task in dag})
+        self.counts = Counter(self.statuses.values())
+        self.running: dict[str, Underway] = {}
+        self.retries: dict[str, float] = {}
+        """Tasks that wait for another attempt, and until when."""
+        self.questions: dict[str, str] = {}
+        """What is asked by the tasks that wait for a person."""
+        self._used: Usage = NO_USAGE
+        self.ran = 0
+        self.degraded: str | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """What the attempts of this process have used, those under way included as far as they say."""
+        return sum((one.usage for one in self.running.values()), self._used)
+
+    @property
+    def done(self) -> int:
+        """How many tasks have ended, well or not."""
+        return sum(self.counts[status] for status in _ENDED)
+
+    def take(self, event: events.Event) -> None:
+        """Note what happened."""
+        if isinstance(event, events.TaskOutput):
+            if underway := self.running.get(event.task_id):
+                underway.take(event)
+        elif isinstance(event, events.TaskStarted):
+            self.retries.pop(event.task_id, None)
+            self.running[event.task_id] = Underway(self.clock(), event.backend, event.attempt)
+            self._set(event.task_id, TaskStatus.RUNNING)
+        elif isinstance(event, events.TaskEvent):
+            self._ended(event)
+        elif isinstance(event, events.TasksAdded):
+            grow(self.dag, event)
+            self.statuses.update({task.id: TaskStatus.PENDING for task in event.tasks})
+            self.counts[TaskStatus.PENDING] += len(event.tasks)
+        elif isinstance(event, events.StoreDegraded):
+            self.degraded = event.error
+        elif isinstance(event, events.StoreRecovered):
+            self.degraded = None
+
+    def _ended(self, event: events.TaskEvent) -> None:
+        if isinstance(event, events.SessionOpened):
+            return
+        underway = self.running.pop(event.task_id, None)
+        if isinstance(event, _Billed):
+            self._used += event.usage
+        elif underway is not None:
+            self._used += underway.usage
+        self.questions.pop(event.task_id, None)
+        if isinstance(event, events.TaskCompleted):
+            self.ran += 1
+            self._set(event.task_id, TaskStatus.COMPLETED)
+        elif isinstance(event, events.TaskFailed):
+            self._set(event.task_id, event.status)
+        elif isinstance(event, events.TaskCancelled):
+            self._set(event.task_id, TaskStatus.CANCELLED)
+        elif isinstance(event, events.TaskWaiting):
+            self.questions[event.task_id] = event.question
+            self._set(event.task_id, TaskStatus.WAITING_INPUT)
+        else:
+            if isinstance(event, events.TaskRetrying):
+                self.retries[event.task_id] = self.clock() + event.delay_s
+            self._set(event.task_id, TaskStatus.PENDING)
+
+    def _set(self, task_id: str, status: TaskStatus) -> None:
+        self.counts[self.statuses[task_id]] -= 1
+        self.statuses[task_id] = status
+        self.counts[status] += 1
+
+    def waiting(self, limit: int) -> list[tuple[str, list[str]]]:
+        """The first tasks that still have to start, with those that they wait for; none if only a place is missing."""
+        return list(islice(self._waiting(), limit))
+
+    def _waiting(self) -> Iterator[tuple[str, list[str]]]:
+        for position, task in enumerate(self.dag.tasks):
+            if self.statuses[task.id] is TaskStatus.PENDING and task.id not in self.retries:
+                before = (self.dag.tasks[one] for one in self.dag.dependencies[position])
+                yield task.id, [one.id for one in before if not self._lets_go(one.id, one.failure_mode)]
+
+    def _lets_go(self, task_id: str, mode: Mode) -> bool:
+        status = self.statuses[task_id]
+        return status in _GOOD or (status is TaskStatus.FAILED and mode is not FailureMode.HARD)
+
+
+_Billed = events.TaskCompleted | events.TaskRetrying | events.TaskFailed | events.TaskWaiting
+_GOOD = frozenset({TaskStatus.COMPLETED, TaskStatus.SKIPPED})
+_ENDED = _GOOD | {TaskStatus.FAILED, TaskStatus.CANCELLED}

@@ -1,0 +1,216 @@
+"""What is said when a run has ended: its result, a summary, and the commands that go on from there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.cli import exits
+from runner.cli.display.colour import coloured
+from runner.cli.display.follow import Ending
+from runner.cli.display.text import counted, dollars, one_line, seconds, tokens, visible, without_controls
+from runner.cli.options import plait
+from runner.cli.waiting import Waiting
+from runner.domain.dag import DAG
+from runner.domain.result import RunResult, TaskResult
+from runner.domain.status import RunStatus, TaskStatus
+from runner.domain.task import JsonValue
+from runner.operations.inspect import usage_value
+from runner.policies.orchestrator.policy import Stop
+
+_MOST_FAILURES = 10
+WHY_STOPPED = {
+    Stop.MAX_ITERATIONS: "no further task was begun: max_iterations is reached",
+    Stop.MAX_TASKS: "no further task was planned: max_tasks is reached",
+    Stop.NO_PROGRESS: "it made no progress any more",
+}
+_MOST_QUESTIONS = 5
+EXIT_CODES = {
+    RunStatus.COMPLETED: exits.COMPLETED,
+    RunStatus.FAILED: exits.FAILED,
+    RunStatus.WAITING_INPUT: exits.WAITING,
+}
+
+
+def exit_code(result: RunResult) -> int:
+    """The command's exit code for a run that came to `result`."""
+    return EXIT_CODES.get(result.status, exits.CANCELLED)
+
+
+def tell_result(dag: DAG, result: RunResult, only: str | None = None) -> None:
+    """The texts of the final tasks, or of the task `only`, on standard output: as they are for a file, harmless for a
+    terminal.
+    """
+    fit = visible if exits.output().isatty() else without_controls
+    finals = [task for task in _finals(dag, result) if task.status is TaskStatus.COMPLETED]
+    finals = [task for task in finals if only is None or task.id == only]
+    for task in finals:
+        head = f"== {task.id} ==\n" if len(finals) > 1 else ""
+        exits.tell(head + fit(task.text).removesuffix("\n"))
+
+
+def tell_json(ending: Ending, store: Path | None) -> None:
+    """All of it as one JSON object on standard output."""
+    result = ending.result
+    tell_value(
+        {
+            "run_id": result.run_id,
+            "status": result.status.value,
+            "error": result.error,
+            "reused": result.reused,
+            "ran": ending.ran,
+            "adopted": result.receipt.adopted if result.receipt else 0,
+            "possibly_billed_twice": result.receipt.repeated if result.receipt else 0,
+            "duration_s": round(ending.took, 3),
+            **usage_value(result.usage),
+            "store": None if store is None else str(store),
+            "degraded": [
+                {"since": one.since, "until": one.until, "error": one.error, "lost": one.lost}
+                for one in result.degraded
+            ],
+            "policy_state": ending.policy_state,
+            "tasks": [_task(task) for task in result.tasks.values()],
+        }
+    )
+
+
+def tell_value(value: Any) -> None:
+    """JSON on standard output, in ASCII: no character of it can act on a terminal."""
+    exits.tell(json.dumps(value, indent=2).replace("\x7f", "\\u007f"))
+
+
+def _task(task: TaskResult) -> dict[str, Any]:
+    return {
+        "task_id": task.id,
+        "status": task.status.value,
+        "text": task.text,
+        "data": task.data,
+        "error_kind": task.error_kind,
+        "error": task.error,
+        "attempts": task.attempts,
+        "model": task.usage.model,
+        **usage_value(task.usage),
+        "duration_s": task.duration_s,
+        "session_id": task.session_id,
+        "reused": task.reused,
+        "question": task.question,
+    }
+
+
+def say_summary(ending: Ending, store: Path | None, waiting: Sequence[Waiting] = ()) -> None:
+    """The summary and what can be done next, on standard error. `store` is None where nothing was stored; `waiting` is
+    what it says of the tasks that wait.
+    """
+    result = ending.result
+    status = coloured(result.status.value, result.status, sys.stderr)
+    exits.write(sys.stderr, f"\n{status} in {seconds(ending.took)}: {', '.join(_numbers(ending))}\n")
+    questions = _questions(result, store, waiting)
+    for line in (*_stopped(ending.policy_state), *_failures(result), *questions, *_store_trouble(result)):
+        exits.say(line)
+    if store is not None:
+        for what, line in _next_commands(ending.dag, result, store):
+            exits.say(f"  {what:<9} {line}")
+
+
+def say_failure(result: RunResult) -> None:
+    """The one line that a quiet run says when it did not complete."""
+    exits.say(f"plait: run {result.run_id} is {result.status.value}" + (f": {result.error}" if result.error else ""))
+
+
+def _numbers(ending: Ending) -> Iterator[str]:
+    result = ending.result
+    done = sum(task.status is TaskStatus.COMPLETED for task in result.tasks.values())
+    yield f"{done:,} of {counted(len(result.tasks), 'task')} completed"
+    if receipt := result.receipt:
+        adopted = f"adopted {receipt.adopted:,}, " if receipt.adopted else ""
+        yield f"reused {receipt.reused:,}, {adopted}ran {receipt.ran:,}, possibly billed twice {receipt.repeated:,}"
+    for status in (TaskStatus.FAILED, TaskStatus.SKIPPED, TaskStatus.CANCELLED):
+        number = sum(task.status is status for task in result.tasks.values())
+        if number:
+            yield f"{number:,} {status.value}"
+    if result.waiting:
+        yield f"{len(result.waiting):,} waiting for a person"
+    if result.blocked:
+        yield f"{len(result.blocked):,} blocked"
+    usage = result.usage
+    used = tokens(usage.input_tokens, usage.output_tokens)
+    if used:
+        yield f"{used} tokens"
+    if usage.cost_usd is not None:
+        yield dollars(usage.cost_usd)
+
+
+def stop_of(policy_state: JsonValue) -> Stop | None:
+    """Why an orchestrator came to its end before its reflector called it done, read from what its policy gave back
+    last; None for every other run.
+    """
+    stopped = policy_state.get("stopped") if isinstance(policy_state, dict) else None
+    return Stop(stopped) if isinstance(stopped, str) and stopped in set(Stop) else None
+
+
+def _stopped(policy_state: JsonValue) -> Iterator[str]:
+    stopped = stop_of(policy_state)
+    if stopped is not None:
+        yield f"  stopped   {WHY_STOPPED[stopped]}"
+
+
+def _failures(result: RunResult) -> Iterator[str]:
+    failed = [result[task_id] for task_id in result.failed]
+    if result.status is RunStatus.FAILED and not failed and result.error:
+        yield f"  failed    {one_line(result.error, 300)}"
+    for task in failed[:_MOST_FAILURES]:
+        tries = f" ({counted(task.attempts, 'attempt')})" if task.attempts > 1 else ""
+        yield f"  failed    {task.id}: {task.error_kind}: {one_line(task.error or '', 300)}{tries}"
+    if len(failed) > _MOST_FAILURES:
+        yield f"  failed    and {len(failed) - _MOST_FAILURES} more"
+
+
+def _questions(result: RunResult, store: Path | None, waiting: Sequence[Waiting]) -> Iterator[str]:
+    known = {one.task_id: one for one in waiting}
+    for task_id in result.waiting[:_MOST_QUESTIONS]:
+        yield f"  waiting   {task_id}: {one_line(result[task_id].question or '', 300)}"
+        if store is not None and task_id in known:
+            yield from (f"  {what:<9} {text}" for what, text in known[task_id].terms())
+            yield f"  answer    {known[task_id].command(store)}"
+    if len(result.waiting) > _MOST_QUESTIONS:
+        yield f"  waiting   and {len(result.waiting) - _MOST_QUESTIONS} more"
+
+
+def _store_trouble(result: RunResult) -> Iterator[str]:
+    for one in result.degraded:
+        what = f"until {one.until}" if one.until else "to the end"
+        what += f": {counted(one.lost, 'change')} not stored" if one.lost else ""
+        yield f"  store     it failed from {one.since} {what}: {one_line(one.error, 300)}"
+
+
+def _next_commands(dag: DAG, result: RunResult, store: Path) -> Iterator[tuple[str, str]]:
+    run_id = result.run_id
+    yield "show", plait(store, "show", run_id)
+    if result.waiting:
+        yield "questions", plait(store, "questions", run_id)
+    if result.status in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}:
+        yield "resume", plait(store, "resume", run_id)
+    elif result.failed:
+        yield "resume", plait(store, "resume", run_id, "--retry-failed")
+    talk = _worth_talking_to(dag, result)
+    if talk is not None:
+        yield "continue", plait(store, "continue", run_id, talk, "Now in five words.")
+
+
+def _worth_talking_to(dag: DAG, result: RunResult) -> str | None:
+    """The last completed task with a session, final ones first; None without any: functions remember nothing."""
+    finals = _finals(dag, result)
+    for tasks in (finals, list(result.tasks.values())):
+        for task in reversed(tasks):
+            if task.status is TaskStatus.COMPLETED and task.session_id is not None:
+                return task.id
+    return None
+
+
+def _finals(dag: DAG, result: RunResult) -> list[TaskResult]:
+    """The tasks that no other one depends on, without those whose answer is a plan: its tasks are what it comes to."""
+    pairs = zip(dag.tasks, dag.dependents, strict=True)
+    return [result[task.id] for task, after in pairs if not after and not task.adds_tasks]

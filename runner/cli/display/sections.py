@@ -1,0 +1,51 @@
+"""Parts of what `plait runs` and `plait show` print."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from persistence.records import TaskRecord
+from runner.cli.display.colour import coloured
+from runner.cli.display.text import columns, visible
+from runner.cli.exits import tell
+from runner.cli.waiting import Waiting
+from runner.domain.question import answers_of
+
+
+def tell_section(head: str, text: str) -> None:
+    """Text under a head of its own."""
+    tell(f"\n-- {head} --\n{visible(text).removesuffix(chr(10))}")
+
+
+def tell_answers(task: TaskRecord) -> None:
+    """What the task's questions were answered with, and by whom."""
+    for answered in answers_of(task.answers):
+        tell_section(f"answered by {answered.by}", f"{answered.question}\n{answered.text}")
+
+
+def tell_question(task: TaskRecord, waiting: Sequence[Waiting], path: Path) -> None:
+    """What the task asks, with what `waiting` knows of it: nothing, where its answer is in the store already."""
+    if task.question is None:
+        return
+    tell_section("question", task.question)
+    for one in waiting:
+        for what, line in one.terms():
+            tell(f"{what:<9} {line}")
+        tell(f"{'answer':<9} {one.command(path)}")
+    if not waiting:
+        tell("its answer is on its way to the run")
+
+
+def tell_table(
+    rows: Sequence[Sequence[str]],
+    status_column: int,
+    statuses: Sequence[str | None],
+    right: frozenset[int] = frozenset(),
+) -> None:
+    """Rows in columns, the first one their heads; one column of statuses is coloured, those in `right` are numbers."""
+    for row, status in zip(columns(rows, right), statuses, strict=True):
+        if status is not None:
+            row[status_column] = coloured(row[status_column], status, sys.stdout)
+        tell("  ".join(row).rstrip())

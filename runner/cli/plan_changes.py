@@ -1,0 +1,83 @@
+"""What a plan file says otherwise by now than the stored run that it was made into."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from persistence.records import RunRecord, TaskRecord
+from runner.cli.backends import Wish, backing_of_file
+from runner.cli.exits import Fault, say
+from runner.cli.stored_backends import Kept
+from runner.domain.task import Task
+from runner.plan import Plan, PlanError
+from runner.plan.loader import load_plan_of_run
+from runner.policies.orchestrator.policy import OrchestratorPolicy
+from runner.state.codec import task_of
+from runner.state.stored_run import StoredPolicy
+
+_MOST_NAMED = 5
+_FIELDS = {
+    **{name: name for name in ("prompt", "backend", "continues", "failure_mode", "retry", "timeout", "output_schema")},
+    **{name: name for name in ("weight", "for_each", "at_most_once", "metadata")},
+    "adds_tasks": "output",
+}
+"""Fields of a task, and what they are called in a plan file."""
+_INSTEAD = "a resume runs what is stored"
+
+
+def say_if_edited(record: RunRecord, tasks: Sequence[TaskRecord], kept: Kept) -> None:
+    """Say what of the run's plan file, where it is found, goes unheeded because the store has it otherwise. Values of
+    inputs are not compared: they may have been given with --set.
+    """
+    if kept.instead:
+        say(f"with {', '.join(sorted(kept.instead))} as in {kept.files.backends}, for this time")
+    path = kept.plan
+    if path is None or not path.is_file():
+        return
+    try:
+        changed = list(_changes(path, kept, record, tasks))
+    except (PlanError, Fault):
+        say(f"the plan file has mistakes by now (`plait check` says which); {_INSTEAD}")
+        return
+    if changed:
+        more = [f"{len(changed) - _MOST_NAMED} more"] if len(changed) > _MOST_NAMED else []
+        named = ", ".join([*changed[:_MOST_NAMED], *more])
+        hint = "; --backends FILE takes backends from a file" if changed[0].startswith("backends.") else ""
+        say(f"the plan file has changed since this run was stored ({named}); {_INSTEAD}{hint}")
+
+
+def _changes(path: Path, kept: Kept, record: RunRecord, tasks: Sequence[TaskRecord]) -> Iterator[str]:
+    settings, led_by = json.loads(record.settings), StoredPolicy.of(record)
+    if settings.get("posted") or (led_by is not None and led_by.kind == OrchestratorPolicy.kind):
+        yield from kept.differing(backing_of_file(path, Wish()).specs)  # its tasks came from elsewhere
+        return
+    plan = load_plan_of_run(path, settings.get("inputs", {}))
+    yield from kept.differing(plan.backends)
+    default = plan.default_backend or (next(iter(plan.backends)) if len(plan.backends) == 1 else None)
+    if default is not None and default != kept.default:
+        yield "defaults.backend"
+    yield from _changed_tasks(plan, tasks)
+    if (None if plan.dag.growth is None else asdict(plan.dag.growth)) != settings.get("growth"):
+        yield "growth"
+    now = None if plan.policy is None else json.loads(json.dumps(plan.policy.settings()))
+    if now != (None if led_by is None else led_by.settings):
+        yield "workflows"
+
+
+def _changed_tasks(plan: Plan, tasks: Sequence[TaskRecord]) -> Iterator[str]:
+    given = {task.task_id: task_of(task) for task in tasks if task.added_by is None}
+    for task in plan.dag:
+        before = given.pop(task.id, None)
+        yield from [f"tasks.{task.id}"] if before is None else _changed_fields(before, task)
+    yield from (f"tasks.{name}" for name in given)
+
+
+def _changed_fields(before: Task, now: Task) -> Iterator[str]:
+    if list(before.depends_on) != list(now.depends_on):
+        yield f"tasks.{now.id}.depends_on"
+    for field, name in _FIELDS.items():
+        if getattr(before, field) != getattr(now, field):
+            yield f"tasks.{now.id}.{name}"

@@ -1,0 +1,182 @@
+"""The backends of a stored run: what its settings say of them, if the command made it, and what only a file may say.
+
+The database may have come from anywhere: a Python function is never imported by a name from it, but taken from the plan
+file as it is now; a key is not sent to a server that only the database names; and what an agent may do is for the plan
+file to say, too. A file that a person names for it is believed in all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from backends.llm.anthropic import AnthropicBackend
+from backends.llm.openai import OpenAIBackend
+from backends.llm.sdk import is_environments
+from backends.protocol import Backend
+from backends.spec.agents import AgentSpec
+from backends.spec.build import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec
+from persistence.records import RunRecord
+from runner.cli.backends import SPECS, Backing, Wish, backing_of_file, read_backends_file
+from runner.cli.exits import Fault
+from runner.cli.lookup import names_its_backends
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What a person names for a stored run: `plan`, its plan file, if it is not where it was, and `backends`, a plan
+    file whose backends are to be used in place of those of the same names.
+    """
+
+    plan: Path | None = None
+    backends: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a stored run's settings say about its backends, and the files that a person names for it."""
+
+    run_id: str
+    specs: Mapping[str, Any]
+    default: str
+    folder: Path
+    plan: Path | None
+    files: Files
+    instead: Mapping[str, BackendSpec]
+    """The backends of `files.backends` that are to be used in place of those in `specs`."""
+    is_a_programs: bool = False
+    """A program made the run, so that its settings say nothing, and `files.backends` says it all."""
+
+    @classmethod
+    def of(cls, run: RunRecord, files: Files) -> Kept:
+        """Raises Fault, also where a program made the run and no file says what its backends are."""
+        given = None if files.backends is None else backing_of_file(files.backends, Wish())
+        if not names_its_backends(run):
+            if given is not None:
+                specs = given.specs
+                return cls(run.run_id, specs, given.default, given.folder, None, files, specs, is_a_programs=True)
+            raise Fault(
+                f"run {run.run_id} was not made by `plait run`, so its store does not say which backends it needs; "
+                "go on with it from Python: ParallelRunner(...).resume(run_id); or name a plan file that has them "
+                "by the same names: --backends FILE"
+            )
+        settings = json.loads(run.settings)
+        specs, default, folder = (settings[key] for key in ("backends", "default_backend", "folder"))
+        plan = settings.get("plan") if files.plan is None else files.plan.resolve()
+        instead = {} if given is None else {name: spec for name, spec in given.specs.items() if name in specs}
+        if given is not None and not instead:
+            raise Fault(
+                f"{files.backends} names {_listed(given.specs)} under `backends:`, and run {run.run_id} has "
+                f"{_listed(specs)}: give what is to be used in place of one of these its name"
+            )
+        return cls(run.run_id, specs, default, Path(folder), Path(plan) if plan else None, files, instead)
+
+    def outliving(self) -> dict[str, Backend]:
+        """Those whose turns may have outlived their runner, to ask them what is left. Nothing is started or checked."""
+        specs = {name: self._spec(name) for name in self.specs}
+        return {name: spec.make(self.folder) for name, spec in specs.items() if isinstance(spec, AgentSpec)}
+
+    def differing(self, now: Mapping[str, BackendSpec]) -> list[str]:
+        """Which options of backends are otherwise in the plan file than in the store, which is what counts for them."""
+        found: list[str] = []
+        for name in (self.specs.keys() & now.keys()) - self.instead.keys():
+            kept = self._spec(name)
+            if kept is not None and not isinstance(kept, FunctionSpec):
+                old, new = kept.model_dump(), now[name].model_dump()
+                found += (f"backends.{name}.{key}" for key in {**old, **new} if old.get(key) != new.get(key))
+        return found
+
+    def backing(self, names: Iterable[str]) -> Backing:
+        """The backends in `names`. Raises Fault."""
+        moved, theirs = self.files.plan, self.files.backends
+        folder = self.folder if moved is None else moved.resolve().parent
+        specs: dict[str, BackendSpec] = {}
+        for name in names:
+            spec = self.instead[name] if name in self.instead else self._believed(name)
+            if spec is not None:
+                specs[name] = spec
+            elif self.is_a_programs:
+                raise Fault(self._unnamed(name))
+        folders = {} if theirs is None else dict.fromkeys(self.instead, theirs.resolve().parent)
+        return Backing(specs, self.default, folder, self.plan, folders)
+
+    def _believed(self, name: str) -> BackendSpec | None:
+        """The stored backend, as far as its store is believed; None where there is none."""
+        spec = self._spec(name)
+        if isinstance(spec, FunctionSpec):
+            spec = self._on_disk(name).get(name)
+            if spec is None:
+                raise Fault(f"{self.plan} has no backend {name!r} any more; put it back, or name the plan with --plan")
+            return spec
+        if spec is None or not _needs_the_plan(spec):
+            return spec
+        if self.plan is None or self._on_disk(name).get(name) != spec:
+            raise Fault(self._distrust(name, spec))
+        return spec
+
+    def _unnamed(self, name: str) -> str:
+        has = f"{self.files.backends} names {_listed(self.specs)} under `backends:`, and run {self.run_id} needs"
+        if name == self.default:
+            return f"{has} one for tasks that name none; say which with `defaults: {{backend: NAME}}`"
+        return f"{has} {name!r} as well; add it"
+
+    def _distrust(self, name: str, spec: BackendSpec) -> str:
+        if isinstance(spec, AgentSpec):
+            return (
+                f"the store of run {self.run_id} says what agent {name!r} may do, or which command it is, and the plan "
+                f"file says otherwise, or nothing; put it into the plan file, or name that file with --plan PATH"
+            )
+        assert isinstance(spec, OpenAISpec | AnthropicSpec)
+        return (
+            f"the store of run {self.run_id} says that backend {name!r} sends the key in {spec.api_key_env} to "
+            f"{spec.base_url or 'its default server'}, and nothing else says so; if that is right, set "
+            f"{spec.kind.upper()}_BASE_URL, or have the plan file name that backend; else unset the key"
+        )
+
+    def _spec(self, name: str) -> BackendSpec | None:
+        if name not in self.specs:
+            return None
+        try:
+            return SPECS.validate_python({name: self.specs[name]})[name]
+        except ValidationError:
+            raise Fault(f"the stored backend {name!r} of run {self.run_id} cannot be read; start a new run") from None
+
+    def _on_disk(self, name: str) -> Mapping[str, BackendSpec]:
+        why = f"backend {name!r} of run {self.run_id} is taken from the plan file, not from the store"
+        plan = self.plan
+        if plan is None:
+            raise Fault(f"{why}; name the file with --plan PATH")
+        try:
+            value = read_backends_file(plan)
+        except OSError as error:
+            reason = f"{plan} cannot be read ({error.strerror})"
+            raise Fault(f"{why}, and {reason}; if it has moved, name it with --plan PATH") from None
+        try:
+            return SPECS.validate_python(value.get("backends") or {})
+        except ValidationError:
+            raise Fault(f"{why}, and {plan} has mistakes now; `plait check` says which") from None
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _needs_the_plan(spec: BackendSpec) -> bool:
+    """Whether a database, which may have come from anywhere, is not enough to have this done."""
+    if isinstance(spec, AgentSpec):
+        return not spec.is_harmless
+    return isinstance(spec, OpenAISpec | AnthropicSpec) and _gives_a_key_away(spec)
+
+
+def _gives_a_key_away(spec: OpenAISpec | AnthropicSpec) -> bool:
+    """Whether a stored spec would send a key that is set here to where the environment does not send it by itself."""
+    # Headers that the environment adds never go anywhere else: see backends/sdk.py.
+    backend = OpenAIBackend if isinstance(spec, OpenAISpec) else AnthropicBackend
+    as_usual = spec.base_url is None or is_environments(spec.base_url, backend.url_env, backend.default_url)
+    return not (as_usual and spec.api_key_env == backend.api_key_env) and bool(os.environ.get(spec.api_key_env))

@@ -1,0 +1,239 @@
+"""Many trials: which kills are tried over which cases, on several workers, until enough have landed.
+
+Every boundary that a small case meets is a trial, hit by hit; of larger cases a sample is. A first run without a kill
+tells how often each boundary is met. Each first kill is followed by up to four more, so that resumes are killed too.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import chain, count, islice, zip_longest
+from pathlib import Path
+
+from persistence.failpoints import BOUNDARIES
+from runner.crashtest.cases import Case, plan_case, random_case
+from runner.crashtest.fork_server import get_ready
+from runner.crashtest.mutants import PLANTED, Planted
+from runner.crashtest.tally import Tally
+from runner.crashtest.trial import Kind, Point, Trial
+from runner.crashtest.trial_runner import Shown, Stage
+from runner.domain.dag import DAG
+from runner.errors import PlaitError
+
+SMALL, SAMPLE = 130, 12
+"""A case that comes to a boundary so often at most is killed each time; one with more, in so many trials."""
+MOST_VIOLATIONS = 100
+"""A worker that has seen so many needs no more evidence."""
+PATIENCE = 60
+"""Trials that a planted bug is given to show itself."""
+TRIES = 10
+"""How often one trial is repeated to see it fail, since no two runs take the same time; and how often a boundary that
+was left out is aimed at.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanShape:
+    """What of a user's plan is certified."""
+
+    dag: DAG
+    default: str
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """`kills` to land over the cases from `seed` on: random ones, or those of `plan`. `command` has it again.
+
+    `folder` is where the databases are made, each in a temporary folder: its file system is the one that is tried.
+    """
+
+    kills: int
+    seed: int
+    folder: Path
+    command: str
+    plan: PlanShape | None = None
+    workers: int = 0
+
+    def run(self) -> Tally:
+        """All of it. Call it in a process without threads; raises RuntimeError otherwise, OSError for the folder, and
+        PlaitError for a case that no DAG can be made of.
+        """
+        get_ready()
+        workers = self.workers or os.cpu_count() or 1
+        began = time.monotonic()
+        tally = Tally()
+        with self._place() as place:
+            pids: list[int] = []
+            try:
+                for number in range(workers):  # each is known at once: we may be interrupted before the last one
+                    pids.append(self._fork(place, number, workers))  # noqa: PERF401
+                for number, pid in enumerate(pids):
+                    os.waitpid(pid, 0)
+                    tally.add(_handed_over(place, number))
+            except (KeyboardInterrupt, PlaitError):
+                _end(pids)
+                raise
+        tally.planted = {bug.name: tally.planted.get(bug.name, False) for bug in PLANTED}
+        tally.seconds = time.monotonic() - began
+        return tally
+
+    def once(self, trial: Trial) -> Tally:
+        """One trial once more, or a few times, until it fails."""
+        get_ready()
+        tally, began = Tally(), time.monotonic()
+        with self._place() as place:
+            for _ in range(TRIES):
+                self._take_in(tally, trial, Stage(place).play(trial, self.case(trial.seed)))
+                if tally.violations:
+                    break
+        tally.seconds = time.monotonic() - began
+        return tally
+
+    @contextmanager
+    def _place(self) -> Generator[Path]:
+        prefix = ".plait-crashtest-"
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=prefix, ignore_cleanup_errors=True) as place:
+            yield Path(place)
+
+    def case(self, seed: int) -> Case:
+        plan = self.plan
+        return random_case(seed) if plan is None else plan_case(plan.dag, plan.default, plan.concurrency, seed)
+
+    def _fork(self, place: Path, number: int, workers: int) -> int:
+        pid = os.fork()
+        with suppress(OSError):  # whoever comes later, of the two
+            os.setpgid(pid, 0)
+        if pid:
+            return pid
+        code = 1
+        try:
+            tally = self._work(Stage(place / f"worker-{number}"), number, workers)
+            _outbox(place, number).write_text(tally.to_json(), encoding="utf-8")
+            code = 0
+        except PlaitError as error:
+            # That a case cannot be made is no invariant of a run's that broke.
+            _last_words(place, number).write_text(str(error), encoding="utf-8")
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def _work(self, stage: Stage, number: int, workers: int) -> Tally:
+        tally, parent = Tally(), os.getppid()
+        wanted = self.kills // workers + (number < self.kills % workers)
+        seeds = count(self.seed + number, workers)
+        enough = chain.from_iterable(self._trials(stage, seed, tally) for seed in seeds)
+        for trial in enough:
+            if tally.kills >= wanted or len(tally.violations) >= MOST_VIOLATIONS or os.getppid() != parent:
+                break
+            self._take_in(tally, trial, stage.play(trial, self.case(trial.seed)))
+        for name in tally.never_hit:
+            for trial in islice(_aimed_at(name, seeds), TRIES):
+                if not tally.landed[name]:
+                    self._take_in(tally, trial, stage.play(trial, self.case(trial.seed)))
+        for bug in PLANTED[number::workers]:
+            tally.planted[bug.name] = is_caught(bug, stage.folder)
+        return tally
+
+    def _trials(self, stage: Stage, seed: int, tally: Tally) -> Iterator[Trial]:
+        undisturbed = Trial(Kind.KILLS, seed)
+        shown = stage.play(undisturbed, self.case(seed))
+        self._take_in(tally, undisturbed, shown)
+        rng = random.Random(f"trials {seed}")  # noqa: S311 - no secrets
+        first = _first_points(shown.hits, rng)
+        for point in first if len(first) <= SMALL else first[:SAMPLE]:
+            yield Trial(Kind.KILLS, seed, (point, *_more_points(shown.hits, rng)))
+        yield Trial(Kind.CRASHER, seed)
+        writes = max(2, shown.hits["batch.before_write"])
+        yield Trial(Kind.UNSURE, seed, (Point("txn.after_commit", rng.randint(2, writes)),))
+        yield Trial(Kind.RIVAL, seed, (Point("batch.before_write", rng.randint(2, max(2, writes // 2))),))
+        yield Trial(Kind.ROT, seed)
+
+    def _take_in(self, tally: Tally, trial: Trial, shown: Shown) -> None:
+        verdict = shown.verdict
+        tally.trials += 1
+        tally.scheduled += shown.scheduled
+        tally.landed.update(shown.landed)
+        tally.acks += verdict.acks
+        tally.lost += verdict.lost
+        tally.repeated += verdict.repeated
+        tally.extra = max(tally.extra, verdict.extra)
+        tally.resumes_ms += verdict.resumes_ms
+        for broken in verdict.broken:
+            said = shown.output.strip().rpartition("\n")[2]
+            tally.violations.append(f"{broken}{said and f' ({said})'}; again: {self.command} --case {trial}")
+
+
+def _aimed_at(name: str, seeds: Iterable[int]) -> Iterator[Trial]:
+    """Trials that have a kill at one boundary: in the first process, or in the one after it."""
+    for number, seed in enumerate(seeds):
+        before = (Point("told", 2),) if number % 2 else ()
+        yield Trial(Kind.KILLS, seed, (*before, Point(name, 1)))
+
+
+def _first_points(hits: Counter[str], rng: random.Random) -> list[Point]:
+    """Every (boundary, hit), the boundaries taking turns, each boundary's hits in random order."""
+    rows = [[Point(name, hit) for hit in rng.sample(range(1, n + 1), n)] for name, n in hits.items()]
+    rng.shuffle(rows)
+    turns = chain.from_iterable(zip_longest(*rows))
+    return [point for point in turns if point is not None]
+
+
+def _more_points(hits: Counter[str], rng: random.Random) -> list[Point]:
+    """Kills of the resumes that follow: early ones mostly, since less and less is left to do."""
+    points: list[Point] = []
+    for _ in range(rng.choice([1, 1, 2, 3, 4])):
+        name = rng.choice(BOUNDARIES[3:])
+        points.append(Point(name, rng.randint(1, max(1, hits[name] // 3))))
+    return points
+
+
+def _end(pids: Sequence[int]) -> None:
+    """By force, each with the process under test that it has: a word to them may come in the midst of a fork, where
+    Python drops it, and what they have made is removed with its folder.
+    """
+    for pid in pids:
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _outbox(place: Path, number: int) -> Path:
+    return place / f"tally-{number}.json"
+
+
+def _last_words(place: Path, number: int) -> Path:
+    return place / f"fault-{number}.txt"
+
+
+def _handed_over(place: Path, number: int) -> Tally:
+    """What the worker came to. Raises PlaitError where that could not try its cases at all."""
+    path, fault = _outbox(place, number), _last_words(place, number)
+    if path.exists():
+        return Tally.from_json(path.read_text(encoding="utf-8"))
+    if fault.exists():
+        raise PlaitError(f"nothing was tried, since no case could be made: {fault.read_text(encoding='utf-8')}")
+    return Tally(violations=["a worker of the harness itself ended before its time"])
+
+
+def is_caught(bug: Planted, folder: Path) -> bool:
+    """Whether any invariant breaks with `bug` in every process that holds without it."""
+    rng = random.Random(bug.name)  # noqa: S311 - no secrets
+    stage, honest = Stage(folder / "planted", bug.plant), Stage(folder / "honest")
+    fitting = filter(lambda seed: bug.fits(random_case(seed)), count())
+    for seed in islice(fitting, PATIENCE):
+        points = [Point(rng.choice(bug.names), rng.choice(bug.hits)) for _ in range(rng.randint(1, 2))]
+        trial, case = Trial(bug.kind, seed, tuple(points)), random_case(seed)
+        if stage.play(trial, case).verdict.broken:
+            return not honest.play(trial, case).verdict.broken
+    return False

@@ -1,0 +1,208 @@
+"""What is run in a trial: a DAG, its limits, and how the stand-in backend treats each task. All from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+from backends.errors import ErrorKind
+from runner.domain.dag import DAG
+from runner.domain.task import FailureMode, JsonValue, Retry, Task
+
+NEVER = 1_000_000
+"""More failures than any retry policy has patience for."""
+MANY = 1_000_000
+"""More crashes than there are kills: here they are no fault of the task's."""
+GROWING = (2, 3)
+"""What the seeds of cases that grow leave over when divided by four."""
+_BACKENDS = ("one", "two", "three")
+_LARGE = 70_000
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """How the stand-in treats one task.
+
+    It fails `failures` times in all, in a way that is worth another try, then answers after `seconds`; `refused` is a
+    failure for good. `padding` characters are added to the answer, `structured` makes it data instead of text.
+    `crashes`: it takes the process down whenever it is executed. `adds` are tasks that its reply brings in, in the
+    shape of a plan file's; `items` is how long the list is that its structured answer has.
+    """
+
+    failures: int = 0
+    refused: bool = False
+    seconds: float = 0.0
+    padding: int = 0
+    structured: bool = False
+    crashes: bool = False
+    adds: tuple[Mapping[str, JsonValue], ...] = ()
+    items: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One DAG with everything that a runner and a stand-in backend need to run it. `parts` has those of tasks that are
+    added as well. Where there is a policy, `reviewed` are the tasks after whose end it adds another one.
+    """
+
+    dag: DAG
+    parts: Mapping[str, Part]
+    backends: tuple[str, ...]
+    concurrency: int
+    limits: Mapping[str, int]
+    reviewed: Collection[str] | None = None
+
+    def part(self, task_id: str) -> Part:
+        """How the task is treated; an element's task like the one that was unfolded."""
+        found = self.parts.get(task_id)
+        return self.part(task_id.rpartition(".")[0]) if found is None else found
+
+
+def random_case(seed: int) -> Case:
+    """A DAG that nobody thought of: failures, retries, every failure mode, continued conversations, slow and instant
+    tasks; of every four seeds two have tasks that bring in others. Those of even seeds have few enough boundaries to be
+    killed at each of them.
+    """
+    rng = random.Random(f"case {seed}")  # noqa: S311 - no secrets
+    count = rng.randint(5, 14) if seed % 2 else rng.randint(2, 4)
+    tasks: list[Task] = []
+    parts: dict[str, Part] = {}
+    for number in range(count):
+        task = _task(rng, number, tasks, parts)
+        tasks.append(task)
+        parts[task.id] = lasting(task, _part(rng))
+    limits = {name: rng.randint(1, 3) for name in _BACKENDS if rng.random() < 0.3}
+    case = Case(DAG(tasks, name=f"case {seed}"), parts, _BACKENDS, rng.randint(1, 6), limits)
+    return _grown(case, seed) if seed % 4 in GROWING else case
+
+
+def _grown(case: Case, seed: int) -> Case:
+    from runner.crashtest.growing import grown  # noqa: PLC0415 - it builds on this module
+
+    return grown(case, seed)
+
+
+def _task(rng: random.Random, number: int, before: list[Task], parts: Mapping[str, Part]) -> Task:
+    needed = [task.id for task in rng.sample(before, min(len(before), rng.randrange(4)))]
+    continues = rng.choice(before).id if before and rng.random() < 0.25 else None
+    mode = rng.choices([FailureMode.HARD, FailureMode.SOFT, FailureMode.SKIP], [6, 2, 2])[0]
+    backend = None if continues is not None else rng.choice(_BACKENDS)
+    retry = Retry(3, rng.choice([0.0, 1.0, 5.0]), 5.0, max_crashes=MANY)
+    name = f"t{number}"
+    limit = rng.choice([None, 30.0])
+    task = Task(name, "", needed, backend, continues, mode, retry, limit, at_most_once=rng.random() < 0.07)
+    return replace(task, prompt=prompt_of(task, parts))
+
+
+def _part(rng: random.Random) -> Part:
+    failures = rng.choices([0, 1, 2, NEVER], [80, 12, 5, 3])[0]
+    refused = rng.random() < 0.06
+    seconds = rng.choice([0.0, 0.0, 0.001, 0.004, 0.012])
+    sound = not failures and not refused
+    return Part(failures, refused, seconds, _LARGE if rng.random() < 0.05 else 0, sound and rng.random() < 0.2)
+
+
+def tries(task: Task, kind: ErrorKind) -> int:
+    """How often a task is executed that always fails so."""
+    return task.retry.attempts if kind in task.retry.on and not task.at_most_once else 1
+
+
+def lasting(task: Task, part: Part) -> Part:
+    """`part`, failing for ever if it fails once too often: else a kill between failure and record would change the
+    task's end.
+    """
+    return replace(part, failures=NEVER) if part.failures >= tries(task, ErrorKind.TRANSIENT) else part
+
+
+def prompt_of(task: Task, parts: Mapping[str, Part]) -> str:
+    """A prompt that holds the results of all that the task waits for: a wrong one changes its answer."""
+    uses = [use_of(name, parts[name]) for name in task.upstream]
+    return "|".join([task.id, *(["{{ item }}"] if task.for_each else []), *uses])
+
+
+def use_of(task_id: str, part: Part) -> str:
+    """What a prompt says to hold a task's result. In this form any id may stand: a name alone would end at its `-`."""
+    return f'{{{{ results["{task_id}"]{".mark" if part.structured else ""} }}}}'
+
+
+def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
+    """The shape and the policies of a user's DAG, with prompts and answers of our own and failures from `seed`.
+
+    Seed 0 has no failures. Nothing that only a real model could give (an answer that fits a schema) is asked for.
+    """
+    rng = random.Random(f"plan {seed}")  # noqa: S311 - no secrets
+    parts = {task.id: Part(seconds=rng.choice([0.0, 0.001, 0.004])) for task in dag}
+    if seed:
+        for task in dag:
+            failures = rng.choices([0, 1, NEVER], [90, 8, 2])[0]
+            part = replace(parts[task.id], failures=failures, refused=rng.random() < 0.02)
+            parts[task.id] = lasting(task, part)
+    for task in dag:
+        if task.adds_tasks:
+            spec: Mapping[str, JsonValue] = {"id": f"{task.id[:60]}-new", "prompt": "new", "depends_on": [task.id]}
+            parts[task.id] = replace(parts[task.id], adds=(spec,))
+            parts[f"{task.id[:60]}-new"] = Part()
+        if task.for_each is not None:
+            sound = replace(parts[task.for_each], failures=0, refused=False)
+            parts[task.for_each] = replace(sound, structured=True, items=rng.randrange(4))
+    plain: dict[str, JsonValue] = {}
+    tasks = [
+        replace(
+            task,
+            prompt=prompt_of(task, parts),
+            retry=replace(task.retry, max_crashes=MANY),
+            adds_tasks=False,  # its reply brings them in, whatever it says
+            output_schema=None,
+            item=None,
+            aliases={},
+            metadata=plain,
+        )
+        for task in dag
+    ]
+    names = tuple(dict.fromkeys(dag.backend_of(task) or default for task in dag)) or (default,)
+    return Case(DAG(tasks, name=dag.name), parts, names if default in names else (default, *names), concurrency, {})
+
+
+def answer(task_id: str, prompt: str, history: tuple[str, ...], part: Part) -> tuple[str, JsonValue]:
+    """The text and the data that the stand-in answers: all that it was told leaves a mark in it."""
+    mark = sha256("\n".join([*history, prompt]).encode()).hexdigest()[:24]
+    text = f"{task_id}={mark}" + "." * part.padding
+    data: dict[str, JsonValue] = {"mark": mark}
+    if part.items is not None:
+        data["items"] = [f"{mark[:6]}-{number}" for number in range(part.items)]
+    return (text, data) if part.structured else (text, None)
+
+
+def digest(text: str, data: JsonValue) -> str:
+    """A result in a few characters, for ledgers."""
+    mark = data.get("mark") if isinstance(data, dict) else data
+    return sha256(f"{text}\0{mark}".encode()).hexdigest()[:24]
+
+
+def with_a_crasher(case: Case, seed: int) -> Case:
+    """The same, where one of the tasks that depend on nothing crashes its process; three times are enough."""
+    rng = random.Random(f"crasher {seed}")  # noqa: S311 - no secrets
+    chosen = rng.choice([task.id for task in case.dag if not task.upstream])
+    parts = {**case.parts, chosen: Part(crashes=True)}
+    tasks = [replace(task, prompt=prompt_of(task, parts)) for task in case.dag]
+    for i, task in enumerate(tasks):
+        if task.id == chosen:
+            tasks[i] = replace(task, retry=replace(task.retry, max_crashes=3), at_most_once=False)
+    return replace(case, dag=DAG(tasks, name=case.dag.name), parts=parts)
+
+
+def without_at_most_once(case: Case) -> Case:
+    """The same for a store that fails for a moment: such a task is not begun then, and fails."""
+    tasks = [replace(task, at_most_once=False) for task in case.dag]
+    return replace(case, dag=DAG(tasks, name=case.dag.name))
+
+
+def chain_case() -> Case:
+    """Three tasks, each using the result of the one before."""
+    before = [[], ["a"], ["a", "b"]]
+    parts = {name: Part(seconds=0.001) for name in "abc"}
+    plain = [Task(name, "", needed, retry=Retry(max_crashes=MANY)) for name, needed in zip("abc", before, strict=True)]
+    tasks = [replace(task, prompt=prompt_of(task, parts)) for task in plain]
+    return Case(DAG(tasks, name="chain"), parts, _BACKENDS, 1, {})

@@ -1,0 +1,209 @@
+"""What a forked child does: start or resume the run, write down what it is told, and end where it has to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import anyio
+
+from persistence import SQLiteStore, StoreError
+from persistence import failpoints as boundaries
+from runner.clock import Clock
+from runner.crashtest import ledger as words
+from runner.crashtest.cases import Case, digest
+from runner.crashtest.fake_backend import KEEPS, StandIn
+from runner.crashtest.growing import CasePolicy
+from runner.crashtest.ledger import Ledger
+from runner.crashtest.snapshot import snapshot
+from runner.crashtest.trial import Point
+from runner.domain import events
+from runner.domain.result import RunResult
+from runner.domain.status import RunStatus, TaskStatus
+from runner.engine.backend_call import only_error
+from runner.parallel import ParallelRunner
+from runner.run import Run
+
+RUN_ID = "run"
+HASTE = 1000.0
+"""How many times faster than real the children's clock lets them sleep: retries and lease renewals come in no time."""
+LEASE_SECONDS = 12.0
+"""On that clock: a renewal every 4 ms."""
+Fate = Literal["kill", "stop", "lose"]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One process of a trial: it works in `folder` on `case`.
+
+    At `point` its `fate` meets it: `kill` is SIGKILL, `stop` is SIGSTOP, `lose` has the store raise. Its wall clock is
+    `ahead` seconds of the real one. `plant` puts a bug in before anything else. `retry_failed` as in `resume`; with
+    `only_open` the store is opened and closed, nothing else.
+    """
+
+    folder: Path
+    case: Case
+    point: Point | None = None
+    fate: Fate = "kill"
+    ahead: float = 0.0
+    retry_failed: bool = False
+    only_open: bool = False
+    plant: Callable[[], None] | None = None
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / "ledger"
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store" / "plait.db"
+
+
+class HastyClock(Clock):
+    """Real time, but sleeps are short."""
+
+    def __init__(self, ahead: float) -> None:
+        self._ahead = ahead
+
+    def wall(self) -> float:
+        return time.time() + self._ahead
+
+    async def sleep(self, seconds: float) -> None:
+        await anyio.sleep(seconds / HASTE)
+
+
+class Trap:
+    """Counts every boundary, and springs at one of them."""
+
+    def __init__(self, start: Start, ledger: Ledger) -> None:
+        self.hits: Counter[str] = Counter()
+        self._point, self._fate = start.point, start.fate
+        self._ledger = ledger
+
+    def __call__(self, name: str) -> None:
+        self.hits[name] += 1
+        point = self._point
+        if point is None or name != point.name or self.hits[name] != point.hit:
+            return
+        self._ledger.write(words.REACH, name, point.hit)
+        if self._fate == "lose":
+            raise StoreError("the harness let the answer of the store get lost")
+        # To this very thread: one that is stopped by a signal to its process goes on until another thread has taken it.
+        signal.pthread_kill(threading.get_ident(), signal.SIGKILL if self._fate == "kill" else signal.SIGSTOP)
+
+
+def be_child(start: Start) -> NoReturn:
+    """Never returns: the process ends here, whatever happens."""
+    code = 1
+    try:
+        _redirect(start.folder / "output")
+        ledger = Ledger(start.ledger)
+        if start.plant is not None:
+            start.plant()
+        trap = Trap(start, ledger)
+        boundaries.on_reach = trap
+        anyio.run(_live, start, ledger)
+        ledger.write(words.COUNT, trap.hits)
+        code = 0
+    except BaseException as error:
+        traceback.print_exc()
+        what = only_error(error)
+        Ledger(start.ledger).write(words.RAISED, os.getpid(), type(what).__name__, str(what))
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _redirect(path: Path) -> None:
+    output = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+
+
+async def _live(start: Start, ledger: Ledger) -> None:
+    exists = start.store.exists()
+    if not exists:
+        await _no_store_is_made_to_resume(start, ledger)
+    async with SQLiteStore(start.store, mode="existing" if exists else "create") as store:
+        if start.only_open:
+            return
+        ledger.write(words.BEGIN, os.getpid(), "resume" if exists else "run")
+        stored = await store.get_run(RUN_ID) is not None
+        ledger.write(words.FOUND, await snapshot(store, RUN_ID) if stored else None)
+        runner = _runner(start, ledger, store)
+        policy = None if start.case.reviewed is None else CasePolicy(start.case)
+        run = (
+            runner.start_resume(RUN_ID, retry_failed=start.retry_failed, policy=policy)
+            if stored
+            else runner.start(start.case.dag, RUN_ID, policy=policy)
+        )
+        result = await _run(run, ledger)
+        while result.status is RunStatus.WAITING_INPUT:
+            await _answer(runner, result, ledger)
+            result = await _run(runner.start_resume(RUN_ID, policy=policy), ledger)
+        ledger.write(words.END, result.status.value, await snapshot(store, RUN_ID, whole=True))
+
+
+async def _run(run: Run, ledger: Ledger) -> RunResult:
+    async with run:
+        await _listen(run, ledger)
+    return await run.result()
+
+
+async def _answer(runner: ParallelRunner, result: RunResult, ledger: Ledger) -> None:
+    for task in result.tasks.values():
+        if task.status is TaskStatus.WAITING_INPUT:
+            ledger.write(words.ANSWER, task.id)
+            await runner.answer(RUN_ID, task.id, "again")
+
+
+async def _no_store_is_made_to_resume(start: Start, ledger: Ledger) -> None:
+    try:
+        async with SQLiteStore(start.store, mode="existing"):
+            pass
+    except StoreError:
+        if not start.store.exists():
+            return
+    ledger.write(words.NOTE, "opening a missing store to go on with a run made a new, empty one")
+    start.store.unlink(missing_ok=True)
+
+
+def _runner(start: Start, ledger: Ledger, store: SQLiteStore) -> ParallelRunner:
+    case = start.case
+    sessions = start.folder / "sessions"
+    return ParallelRunner(
+        backends={name: StandIn(case, ledger, sessions, KEEPS[i % len(KEEPS)]) for i, name in enumerate(case.backends)},
+        default=case.backends[0],
+        store=store,
+        concurrency=case.concurrency,
+        limits=case.limits,
+        lease=LEASE_SECONDS,
+        clock=HastyClock(start.ahead),
+    )
+
+
+async def _listen(run: Run, ledger: Ledger) -> None:
+    async for event in run.events():
+        told = _told(event)
+        if told is not None:
+            ledger.write(words.ACK, *told)
+
+
+def _told(event: events.Event) -> tuple[Any, ...] | None:
+    match event:
+        case events.TaskCompleted():
+            return event.task_id, "completed", digest(event.text, event.data)
+        case events.TaskFailed():
+            return event.task_id, event.status.value, ""
+        case _:
+            return None

@@ -1,0 +1,244 @@
+"""Reads a trial's ledger and says what broke. Knows nothing of the runner but its promises.
+
+I1 every result that was told is in the store with the same bytes        I2 nothing told or stored is executed again
+I3 one more execution at most for each crash while a task was in flight  I4 no task starts before what it waits for is
+stored, nor before its own start is                                      I5 the end is the one that the DAG implies
+I6 the limits on concurrency hold                                        I8 who lost the run leaves, who lives keeps it
+I9 every run ends                                                        I10 it has grown by what was planned, once
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner.crashtest import ledger as words
+from runner.crashtest.cases import Case
+from runner.crashtest.ledger import Line
+from runner.crashtest.oracle import Expected, forecast, passes, run_status
+from runner.crashtest.snapshot import mark
+from runner.domain.status import TASK_DONE, TaskStatus
+from runner.engine.attempt import INTERRUPTED
+
+Held = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What one trial showed."""
+
+    broken: list[str] = field(default_factory=list[str])
+    acks: int = 0
+    lost: int = 0
+    repeated: int = 0
+    """Executions of tasks that were told or stored as done."""
+    extra: int = 0
+    """The most executions above the expected ones that a task had for each time it was in flight at a kill."""
+    resumes_ms: list[float] = field(default_factory=list[float])
+    """From each fork of a resuming process to its first call of the backend, or to its end without one."""
+
+
+class Judge:
+    """Goes through a ledger line by line."""
+
+    def __init__(self, case: Case, leaving: Mapping[str, int] | None = None) -> None:
+        self._case = case
+        self._leaving = Counter(leaving or {})
+        """The errors that processes have to end with, and how often."""
+        self._forecast = forecast(case)
+        self._dag = self._forecast.dag
+        self._ends = self._forecast.ends
+        self._acked: dict[str, tuple[str, str]] = {}
+        self._settled: set[str] = set()
+        self._executed: Counter[str] = Counter()
+        self._process: Counter[str] = Counter()
+        """What the running process has executed."""
+        self._in_flight: Counter[str] = Counter()
+        self._open: set[str] = set()
+        self._pid = 0
+        self._handed: set[str] = set()
+        """Tasks whose start was stored, but that the last owner had not executed when another one came."""
+        self._rerun: set[str] = set()
+        """Tasks that are run again because their stored result was found damaged."""
+        self._unanswered: set[str] = set()
+        """At-most-once tasks that were executed, and that nobody said may be executed again."""
+        self._end: tuple[str, Held] | None = None
+        self.verdict = Verdict()
+
+    def judge(self, lines: Iterable[Line]) -> Verdict:
+        """All of it."""
+        steps: dict[str, Callable[..., None]] = {
+            words.BEGIN: self._begin,
+            words.FOUND: self._found,
+            words.EXEC: self._exec,
+            words.DONE: self._left,
+            words.FAIL: self._left,
+            words.ACK: self._ack,
+            words.ANSWER: self._unanswered.discard,
+            words.END: self._ends_as,
+            words.DIED: self._death,
+            words.RAISED: self._raised,
+            words.NOTE: self._note,
+        }
+        for word, *rest in lines:
+            step = steps.get(word)
+            if step is not None:
+                step(*rest)
+        if self._end is None:
+            self._say("I9", "the run never came to its end")
+        else:
+            self._check_end(*self._end)
+        for error, missing in self._leaving.items():
+            if missing > 0:
+                self._say("I8", f"{missing} processes should have left with {error}, and went on")
+        return self.verdict
+
+    def _say(self, invariant: str, what: str) -> None:
+        self.verdict.broken.append(f"{invariant}: {what}")
+
+    def _begin(self, pid: int, _verb: str) -> None:
+        self._pid = pid
+        self._open.clear()
+
+    def _death(self, pid: int, how: str) -> None:
+        if how == "hung":
+            self._say("I9", f"process {pid} hung and was ended by force")
+
+    def _raised(self, _pid: int, error: str, text: str) -> None:
+        self._leaving[error] -= 1
+        if self._leaving[error] < 0:
+            self._say("I9", f"a process ended with {error}: {text}")
+
+    def _note(self, text: str) -> None:
+        self._say("I5", text)
+
+    def _found(self, held: Held | None) -> None:
+        """After a crash, before anything else: what is in the store is all that counts."""
+        tasks: Mapping[str, Any] = held["tasks"] if held is not None else {}
+        damaged = {name for name in tasks if tasks[name]["damaged"]}
+        for name in damaged - self._rerun:
+            self._acked.pop(name, None)
+            self._in_flight[name] += 1
+        self._rerun |= damaged
+        self._acks_are_in(tasks)
+        for name, executions in self._executed.items():
+            attempts = len(tasks[name]["attempts"]) if name in tasks else 0
+            if attempts < executions:
+                self._say("I4", f"{name} was executed {executions} times, and {attempts} starts are stored")
+            for before in self._dag[name].upstream:
+                if before not in tasks or not passes(self._dag[before], TaskStatus(tasks[before]["status"])):
+                    self._say("I4", f"{name} was executed before the end of {before} was stored")
+        self._in_flight.update(name for name in self._process if not _is_done(tasks, name))
+        self._settled = {name for name in tasks if _is_done(tasks, name)} - damaged
+        self._handed = {name for name in tasks if _is_under_way(tasks, name) and not self._process[name]}
+        self._process.clear()
+
+    def _acks_are_in(self, tasks: Mapping[str, Any]) -> None:
+        for name, told in self._acked.items():
+            stored = tasks.get(name)
+            if stored is None or (stored["status"], stored["result"]) != told:
+                self.verdict.lost += 1
+                now = "nothing" if stored is None else f"{stored['status']} {stored['result']}"
+                self._say("I1", f"{name} was told as {' '.join(told)}, the store has {now}")
+
+    def _exec(self, name: str, pid: int, _at: float) -> None:
+        if pid != self._pid and name in self._handed:
+            # It was asleep between the start that it had stored and the call: nothing can call it back from there.
+            self._handed.discard(name)
+            self._in_flight[name] += 1
+            self._executed[name] += 1
+            return
+        if name in self._unanswered:
+            self._say("I2", f"{name} is at_most_once, and was executed again without an answer")
+        if self._dag[name].at_most_once:
+            self._unanswered.add(name)
+        if name in self._acked or name in self._settled:
+            self.verdict.repeated += 1
+            self._say("I2", f"{name} was executed again after it had ended")
+        self._executed[name] += 1
+        self._process[name] += 1
+        self._open.add(name)
+        self._limits_hold()
+
+    def _limits_hold(self) -> None:
+        case = self._case
+        if len(self._open) > case.concurrency:
+            self._say("I6", f"{len(self._open)} tasks at once, {case.concurrency} are allowed")
+        per_backend = Counter(self._dag.backend_of(self._dag[name]) or case.backends[0] for name in self._open)
+        for backend, limit in case.limits.items():
+            if per_backend[backend] > limit:
+                self._say("I6", f"{per_backend[backend]} tasks at once on {backend}, {limit} are allowed")
+
+    def _left(self, name: str, _pid: int) -> None:
+        self._open.discard(name)
+
+    def _ack(self, name: str, status: str, result: str) -> None:
+        self.verdict.acks += 1
+        told, end = (status, result), self._ends[name]
+        if told != (end.status.value, end.result):
+            self._say("I5", f"{name} was told as {' '.join(told)}, not {end.status.value} {end.result}")
+        if self._acked.setdefault(name, told) != told:
+            self._say("I1", f"{name} was told as {' '.join(self._acked[name])} and then as {' '.join(told)}")
+
+    def _ends_as(self, status: str, held: Held) -> None:
+        self._end = (status, held)
+
+    def _check_end(self, status: str, held: Held) -> None:
+        wanted = run_status(self._ends)
+        if {status, held["status"]} != {wanted.value}:
+            self._say("I5", f"the run is told as {status} and stored as {held['status']}, not {wanted.value}")
+        if held["owned"]:
+            self._say("I5", "the run has ended and still has an owner")
+        self._acks_are_in(held["tasks"])
+        if held["tasks"].keys() != self._ends.keys():
+            missing, more = self._ends.keys() - held["tasks"].keys(), held["tasks"].keys() - self._ends.keys()
+            self._say("I10", f"the run lacks the tasks {sorted(missing)} and has {sorted(more)} instead")
+        twice = sorted(name for name, times in held["growths"].items() if times != (name in self._forecast.adders))
+        if twice:
+            self._say("I10", f"tasks were added more than once, or by who adds none: {', '.join(twice)}")
+        for name in self._ends.keys() & held["tasks"].keys():
+            self._task_ended(name, self._ends[name], held)
+
+    def _task_ended(self, name: str, end: Expected, held: Held) -> None:
+        task = held["tasks"][name]
+        if (task["status"], task["result"]) != (end.status.value, end.result):
+            self._say("I5", f"{name} is {task['status']} {task['result']}, not {end.status.value} {end.result}")
+        extra = self._executed[name] - end.executions
+        if extra > self._in_flight[name]:
+            self._say("I3", f"{name}: {extra} executions too many, in flight at {self._in_flight[name]} kills")
+        if self._in_flight[name] and extra > 0:
+            self.verdict.extra = max(self.verdict.extra, -(-extra // self._in_flight[name]))
+        numbers = [number for number, _ in task["attempts"]]
+        if numbers != list(range(1, len(numbers) + 1)) or len(numbers) < self._executed[name]:
+            self._say("I5", f"{name} was executed {self._executed[name]} times, its attempts are {numbers}")
+        completed = end.status is TaskStatus.COMPLETED
+        if held["completions"].get(name, 0) != completed + (name in self._rerun):
+            self._say("I5", f"{name} is told to have completed {held['completions'].get(name, 0)} times")
+        gathers = self._dag[name].for_each is not None
+        if completed and not gathers and name not in self._rerun and not self._was_said(name, end, task["said"]):
+            self._say("I5", f"{name} has {len(task['said'])} messages, which are not its prompt and its answer")
+
+    def _was_said(self, name: str, end: Expected, said: list[str]) -> bool:
+        """Prompt and answer; a word about the interruption between them where there was one."""
+        prompt, answer = (mark(text) for text in end.history[-2:])
+        return said == [prompt, answer] or (self._in_flight[name] > 0 and said == [prompt, mark(INTERRUPTED), answer])
+
+
+def _is_done(tasks: Mapping[str, Any], name: str) -> bool:
+    return name in tasks and TaskStatus(tasks[name]["status"]) in TASK_DONE
+
+
+def _is_under_way(tasks: Mapping[str, Any], name: str) -> bool:
+    return TaskStatus(tasks[name]["status"]) is TaskStatus.RUNNING
+
+
+def resume_times(lines: list[Line], forked: Mapping[int, float]) -> list[float]:
+    """Milliseconds from each resuming process's fork to its first execution."""
+    first: dict[int, float] = {}
+    for line in lines:
+        if line[0] == words.EXEC:
+            first.setdefault(line[2], line[3])
+    resuming = [line[1] for line in lines if line[0] == words.BEGIN and line[2] == "resume"]
+    return [(first[pid] - forked[pid]) * 1000 for pid in resuming if pid in first and pid in forked]

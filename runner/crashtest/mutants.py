@@ -1,0 +1,218 @@
+"""Bugs to be caught: what the harness says is worth as much as what it can see.
+
+Each is put into the children alone, in place of one function, and has to break an invariant. They reach into private
+parts and stand for mistakes that were made elsewhere, or could be made here one day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import anyio.lowlevel
+
+from persistence import Batch, Fenced, PolicyDecided, TasksAdded, rules
+from persistence.failpoints import BOUNDARIES
+from persistence.sqlite import reader as reading
+from persistence.sqlite import store
+from runner import parallel
+from runner.crashtest.cases import Case
+from runner.crashtest.trial import Kind
+from runner.domain import events
+from runner.domain.status import TASK_DONE, TaskStatus
+from runner.engine.checkpointer import Checkpointer
+from runner.engine.commit import SET
+from runner.engine.sink import Position
+from runner.recovery import resume as takeover
+from runner.recovery import resume_plan as verdict
+from runner.state.run_state import RunState
+
+Original = Callable[..., Any]
+
+
+def _any(_case: Case) -> bool:
+    return True
+
+
+def _grows(case: Case) -> bool:
+    """Small, so that a few hits reach far, and with tasks that bring in others."""
+    return len(case.dag) <= 6 and any(task.for_each is not None for task in case.dag)
+
+
+def _decides(case: Case) -> bool:
+    return _grows(case) and case.reviewed is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """A bug: `instead(original, ...)` is called in place of `owner.attribute`. It shows in trials of `kind` that end a
+    process at one of `names`, at one of the `hits` there, in cases that it `fits`.
+    """
+
+    name: str
+    owner: Any
+    attribute: str
+    instead: Callable[..., Any]
+    names: Sequence[str] = BOUNDARIES[3:]
+    hits: range = range(1, 11)
+    kind: Kind = Kind.KILLS
+    fits: Callable[[Case], bool] = _any
+
+    def plant(self) -> None:
+        """From now on this process has the bug."""
+        original: Original = getattr(self.owner, self.attribute)
+
+        def buggy(*args: Any) -> Any:
+            return self.instead(original, *args)
+
+        setattr(self.owner, self.attribute, buggy)
+
+
+async def _tell_first(write_group: Original, self: Any) -> None:
+    for event in self._groups[0].events if self._groups else ():
+        self._feed.publish(event)
+    await _turns_of_the_loop()
+    await write_group(self)
+
+
+async def _wake_first(write_group: Original, self: Any) -> None:
+    if self._groups:
+        self._groups[0].settled.set()
+    await _turns_of_the_loop()
+    await write_group(self)
+
+
+async def _turns_of_the_loop() -> None:
+    for _ in range(5):
+        await anyio.lowlevel.checkpoint()
+
+
+def _start_unwritten(submit: Original, self: Any, happened: Sequence[events.Event], *plain: Any) -> Any:
+    stored = submit(self, happened, *plain)
+    return SET if happened and all(isinstance(event, events.TaskStarted) for event in happened) else stored
+
+
+async def _write_in_pieces(try_write: Original, self: Any, head: Sequence[Any]) -> Any:
+    error = None
+    for length in range(1, len(head) + 1):
+        error = error or await try_write(self, head[:length])
+    return error
+
+
+async def _write_added_tasks_apart(try_write: Original, self: Any, head: Sequence[Any]) -> Any:
+    return await _write_apart(try_write, self, head, lambda one: type(one) is TasksAdded and one.added_by is not None)
+
+
+async def _write_decisions_apart(try_write: Original, self: Any, head: Sequence[Any]) -> Any:
+    return await _write_apart(try_write, self, head, lambda one: type(one) is PolicyDecided)
+
+
+async def _write_apart(try_write: Original, self: Any, head: Sequence[Any], apart: Callable[[Any], bool]) -> Any:
+    error = None
+    cuts = [number for number, change in enumerate(head) if number and apart(change)]
+    for end in (*cuts, len(head)):
+        error = error or await try_write(self, head[:end])
+    return error
+
+
+async def _ask_about_all(_unasked: Original, run: Any, _happened: Any) -> list[str]:
+    statuses = run.state.statuses
+    return [task.id for task, status in zip(run.state.dag, statuses, strict=True) if status in TASK_DONE]
+
+
+def _forget_parts(load: Original, state: RunState, position: int, record: Any) -> None:
+    load(state, position, record)
+    state.parts.clear()
+
+
+async def _number_anew(try_write: Original, self: Any, head: Sequence[Any]) -> Any:
+    error = await try_write(self, head)
+    if error is not None and (run := await self._store.get_run(self._run_id)) is not None:
+        self._position = Position(run.epoch, run.last_seq + 1)
+    return error
+
+
+def _use_the_number_again(settled: Original, run: Any, position: int, *judged: Any) -> Any:
+    event = settled(run, position, *judged)
+    if isinstance(event, events.TaskInterrupted):
+        run.state.attempts[position] -= 1
+    return event
+
+
+def _queue_completed(load: Original, state: RunState, position: int, record: Any) -> None:
+    load(state, position, record)
+    if state.statuses[position] is TaskStatus.COMPLETED:
+        state.statuses[position] = TaskStatus.PENDING
+        del state.results[position]
+
+
+def _forget_crashes(under_way: Original, task: Any, record: Any) -> Any:
+    return under_way(task, replace(record, crashes=0))
+
+
+def _ignore_the_epoch(first_unapplied: Original, batch: Batch, head: Any) -> Any:
+    try:
+        return first_unapplied(batch, head)
+    except Fenced:
+        return min(len(batch.changes), max(0, head.last_seq - batch.first_seq + 1))
+
+
+async def _do_not_wait(_wait_until_free: Original, *_: Any) -> bool:
+    return True
+
+
+def _create_always(open_database: Original, path: Any, mode: str) -> Any:
+    return open_database(path, "create" if mode == "existing" else mode)
+
+
+def _believe_anything(_is_damaged: Original, *_: Any) -> bool:
+    return False
+
+
+_TXN = ("txn.begun", "txn.before_commit")
+_COMMIT = ("batch.before_write", *_TXN)
+_STOP = ("batch.before_write",)
+_LOSE = ("txn.after_commit",)
+
+PLANTED = (
+    Planted("told before the commit", Checkpointer, "_write_group", _tell_first, _COMMIT),
+    Planted("dependents woken before the commit", Checkpointer, "_write_group", _wake_first, _COMMIT),
+    Planted("called before its start is stored", Checkpointer, "submit", _start_unwritten, _TXN, range(2, 4)),
+    Planted("a batch committed in pieces", Checkpointer, "_try_write", _write_in_pieces, _TXN, range(3, 11)),
+    Planted(
+        "a lost answer taken for no commit", Checkpointer, "_try_write", _number_anew, _LOSE, range(2, 11), Kind.UNSURE
+    ),
+    Planted("an attempt's number used twice", takeover, "_settled", _use_the_number_again),
+    Planted(
+        "added tasks stored after their planner's end",
+        Checkpointer,
+        "_try_write",
+        _write_added_tasks_apart,
+        _COMMIT,
+        range(5, 10),
+        fits=_grows,
+    ),
+    Planted(
+        "a decision stored after what it added",
+        Checkpointer,
+        "_try_write",
+        _write_decisions_apart,
+        _COMMIT,
+        range(5, 10),
+        fits=_decides,
+    ),
+    Planted("a policy asked again about all", takeover, "_unasked", _ask_about_all, fits=_decides),
+    Planted("a list unfolded again by resume", RunState, "_load", _forget_parts, hits=range(7, 11), fits=_grows),
+    Planted("completed tasks queued again", RunState, "_load", _queue_completed),
+    Planted("crashes not counted", verdict, "_under_way", _forget_crashes, kind=Kind.CRASHER),
+    Planted("no epoch check", rules, "first_unapplied", _ignore_the_epoch, _STOP, range(2, 11), Kind.RIVAL),
+    Planted(
+        "claimed beside a living owner", parallel, "wait_until_free", _do_not_wait, _STOP, range(2, 11), Kind.RIVAL
+    ),
+    Planted(
+        "a missing store made to resume", store, "open_database", _create_always, ("file.before_link",), range(1, 2)
+    ),
+    Planted("checksums not looked at", reading, "_is_damaged", _believe_anything, kind=Kind.ROT),
+)
+"""All of them."""

@@ -1,0 +1,155 @@
+"""What a run has to come to, computed straight from the DAG: no scheduler, no store, no state machine."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from backends.errors import ErrorKind
+from runner.crashtest.cases import Case, answer, digest, tries
+from runner.crashtest.growing import LAST, follows, last_task
+from runner.domain.dag import DAG
+from runner.domain.status import TASK_DONE, RunStatus, TaskStatus
+from runner.domain.task import FailureMode, JsonValue, Task
+from runner.plan.added_tasks import tasks_of
+
+_USE = re.compile(r'\{\{ (?:results\["([^"]+)"\](?:\.mark)?|item) \}\}')
+"""As `use_of` has it; without a group it is the element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """How a task ends, with how many executions when nothing is killed. `turn` is what its conversation gains."""
+
+    status: TaskStatus
+    executions: int
+    result: str = ""
+    value: str = ""
+    history: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The whole graph, with all that is added to it, and every task's end. `adders` are the tasks that add some."""
+
+    dag: DAG
+    ends: Mapping[str, Expected]
+    adders: frozenset[str]
+
+
+def expected(case: Case) -> dict[str, Expected]:
+    """Every task's end."""
+    return dict(forecast(case).ends)
+
+
+def forecast(case: Case) -> Forecast:
+    """What the case grows to, and how its tasks end."""
+    telling = _Telling(case)
+    while telling.goes_on():
+        pass
+    names = telling.tasks
+    dag = DAG(names.values(), name=case.dag.name, gathered=telling.parts)
+    return Forecast(dag, {name: telling.ends[name] for name in names}, frozenset(telling.adders))
+
+
+def run_status(ends: Mapping[str, Expected]) -> RunStatus:
+    """A run has failed if a task has; one that was skipped does it no harm."""
+    failed = any(end.status is TaskStatus.FAILED for end in ends.values())
+    return RunStatus.FAILED if failed else RunStatus.COMPLETED
+
+
+def passes(task: Task, status: TaskStatus) -> bool:
+    """Whether what waits for `task` may start after it ended so."""
+    soft = status is TaskStatus.FAILED and task.failure_mode is FailureMode.SOFT
+    return soft or status in {TaskStatus.COMPLETED, TaskStatus.SKIPPED}
+
+
+class _Telling:
+    """Ends one task after the other, in any order in which their ends are known."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.tasks = {task.id: task for task in case.dag}
+        self.ends: dict[str, Expected] = {}
+        self.parts: dict[str, Sequence[str]] = {}
+        self.adders: set[str] = set()
+        self._lists: dict[str, list[JsonValue]] = {}
+        self._values: dict[str, list[JsonValue]] = {}
+
+    def goes_on(self) -> bool:
+        """Tell the next end, or what is added when there is none; False when all is told."""
+        for task in self.tasks.values():
+            needed = (*self._waits_for(task), *self.parts.get(task.id, ()))
+            if task.id not in self.ends and all(name in self.ends for name in needed):
+                self._tell(task, needed)
+                return True
+        if self.case.reviewed is None or LAST in self.tasks:
+            return False
+        self._add([last_task(name for name, end in self.ends.items() if end.status in TASK_DONE)])
+        return True
+
+    def _partners(self, task: Task) -> list[str]:
+        """The unfolded tasks with whose parts its own pair up."""
+        over = task.for_each
+        return [name for name in task.upstream if over == self.tasks[name].for_each and name in self.parts]
+
+    def _waits_for(self, task: Task) -> list[str]:
+        partners = self._partners(task)
+        return [name for name in task.upstream if name not in partners]
+
+    def _tell(self, task: Task, needed: Sequence[str]) -> None:
+        if not all(passes(self.tasks[name], self.ends[name].status) for name in needed):
+            self.ends[task.id] = Expected(TaskStatus.PENDING, 0)
+        elif task.for_each is None:
+            self._ended(task, self._end(task))
+        elif task.id in self.parts:
+            values: list[JsonValue] = [self.ends[name].value for name in self.parts[task.id]]
+            text = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+            self._lists[task.id] = values
+            end = Expected(TaskStatus.COMPLETED, 0, digest(text, values), json.dumps(values, ensure_ascii=False))
+            self._ended(task, end)
+        else:
+            items = self._lists.get(task.for_each, [])
+            parts = [self._part(task, number, item) for number, item in enumerate(items, 1)]
+            self.parts[task.id] = [part.id for part in parts]
+            self._add(parts, task.id)
+
+    def _part(self, task: Task, number: int, item: JsonValue) -> Task:
+        own = {name: f"{name}.{number}" for name in self._partners(task)}
+        depends_on = [own.get(name, name) for name in task.upstream if name != task.continues]
+        continues = own.get(task.continues or "", task.continues)
+        unfolded = replace(task, id=f"{task.id}.{number}", item=item, for_each=None, aliases=own)
+        return replace(unfolded, depends_on=depends_on, continues=continues)
+
+    def _ended(self, task: Task, end: Expected) -> None:
+        self.ends[task.id] = end
+        if end.status is TaskStatus.COMPLETED and task.for_each is None:
+            self._add(tasks_of(self.case.part(task.id).adds), task.id)
+        if self.case.reviewed is not None:
+            self._add(follows(self.case, task.id))
+
+    def _add(self, tasks: Sequence[Task], added_by: str | None = None) -> None:
+        self.tasks |= {task.id: task for task in tasks}
+        if tasks and added_by is not None:
+            self.adders.add(added_by)
+
+    def _end(self, task: Task) -> Expected:
+        part = self.case.part(task.id)
+        most = tries(task, ErrorKind.REFUSED if part.refused else ErrorKind.TRANSIENT)
+        if part.crashes:
+            most = task.retry.max_crashes
+        if part.crashes or part.refused or part.failures >= most:
+            skipped = task.failure_mode is FailureMode.SKIP
+            return Expected(TaskStatus.SKIPPED if skipped else TaskStatus.FAILED, most)
+        prompt = _USE.sub(lambda use: self._value(task, use[1]) if use[1] else str(task.item), task.prompt)
+        past = self.ends[task.continues].history if task.continues is not None else ()
+        text, data = answer(task.id, prompt, past, part)
+        value = str(data["mark"]) if isinstance(data, dict) else text
+        if isinstance(data, dict) and isinstance(data.get("items"), list):
+            self._lists[task.id] = list(data["items"])  # type: ignore[arg-type]
+        return Expected(TaskStatus.COMPLETED, part.failures + 1, digest(text, data), value, (*past, prompt, text))
+
+    def _value(self, task: Task, name: str) -> str:
+        return self.ends[str(task.aliases.get(name, name))].value

@@ -1,0 +1,69 @@
+"""A trial: one case and what is done to its processes, as a word that can be typed to have it again."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from persistence.failpoints import BOUNDARIES
+
+
+class Kind(StrEnum):
+    """What a trial is about."""
+
+    KILLS = "kills"
+    """Each process but the last kills itself at its point."""
+    CRASHER = "crasher"
+    """One task takes its process down whenever it is executed."""
+    UNSURE = "unsure"
+    """A commit takes effect, and then raises."""
+    RIVAL = "rival"
+    """The owner stands still at its point; others try to resume, before and after its lease ended; then it wakes."""
+    ROT = "rot"
+    """A result is damaged in the file between two processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The `hit`-th time, from 1, that a process comes to the boundary `name`."""
+
+    name: str
+    hit: int
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.hit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """`kind` of trial over the case of `seed`; `points[i]` is where the i-th process meets its fate."""
+
+    kind: Kind
+    seed: int
+    points: tuple[Point, ...] = ()
+
+    def __str__(self) -> str:
+        return "-".join([self.kind, str(self.seed), *map(str, self.points)])
+
+
+_POINT = re.compile(r"([a-z._]+):([1-9][0-9]{0,8})")
+
+
+def parse_trial(word: str) -> Trial:
+    """The trial that `str(trial)` named. Raises ValueError."""
+    kind, _, rest = word.partition("-")
+    seed, *points = rest.split("-")
+    found = [_POINT.fullmatch(point) for point in points]
+    if kind not in set(Kind) or not seed.isdecimal():
+        raise ValueError(
+            f"{word!r} names no case: it starts with {', '.join(Kind)}, then a number, as in kills-17-told:2"
+        )
+    places: list[Point] = []
+    for match, point in zip(found, points, strict=True):
+        if match is None or match[1] not in BOUNDARIES:
+            raise ValueError(f"{point!r} is no place to stop at: a boundary and a number, as in {BOUNDARIES[0]}:1")
+        places.append(Point(match[1], int(match[2])))
+    if kind in {Kind.RIVAL, Kind.UNSURE} and not places:
+        raise ValueError(f"{word!r} names no place to stop at, and a trial of that kind needs one: -{BOUNDARIES[6]}:2")
+    return Trial(Kind(kind), int(seed), tuple(places))

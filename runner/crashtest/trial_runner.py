@@ -1,0 +1,180 @@
+"""Puts one trial on: its processes one after the other, in a folder of its own, and the judge at the end."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from runner.crashtest import ledger as words
+from runner.crashtest.cases import Case, chain_case, with_a_crasher, without_at_most_once
+from runner.crashtest.child import LEASE_SECONDS, Start
+from runner.crashtest.fork_server import Child, Ended
+from runner.crashtest.judge import Judge, Verdict, resume_times
+from runner.crashtest.ledger import Ledger, Line
+from runner.crashtest.oracle import expected
+from runner.crashtest.trial import Kind, Point, Trial
+
+LAST_WORDS = 2000
+MOST_CRASHES = 6
+"""More than a crasher is given."""
+
+
+@dataclass(slots=True)
+class Shown:
+    """What a trial showed: the verdict, the kills that landed by boundary, and what its processes printed."""
+
+    verdict: Verdict
+    landed: Counter[str] = field(default_factory=Counter[str])
+    hits: Counter[str] = field(default_factory=Counter[str])
+    """How often the boundaries were met by the process that ended by itself."""
+    scheduled: int = 0
+    output: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where trials take place. `plant` puts a bug into every process."""
+
+    folder: Path
+    plant: Callable[[], None] | None = None
+
+    def play(self, trial: Trial, case: Case) -> Shown:
+        """Have the trial, judge it, and remove its folder."""
+        folder = self.folder / str(trial)
+        folder.mkdir(parents=True)
+        try:
+            scene = _SCENES[trial.kind]
+            start = Start(folder, _fitted(trial, case), plant=self.plant)
+            played = scene(trial, start)
+            lines = _lines(start.ledger)
+            verdict = Judge(start.case, played.leaving).judge(lines)
+            verdict.resumes_ms = resume_times(lines, played.forked)
+            return Shown(verdict, _landed(lines), _hits(lines), played.scheduled, _output(folder / "output"))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(slots=True)
+class Played:
+    """How a scene went: how many kills were set up, when each process was forked, by pid, and the errors that
+    processes have to end with, and how often.
+    """
+
+    scheduled: int = 0
+    forked: dict[int, float] = field(default_factory=dict[int, float])
+    leaving: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def _fitted(trial: Trial, case: Case) -> Case:
+    if trial.kind is Kind.CRASHER:
+        return with_a_crasher(case, trial.seed)
+    if trial.kind is Kind.UNSURE:
+        return without_at_most_once(case)
+    return chain_case() if trial.kind is Kind.ROT else case
+
+
+def _kills(trial: Trial, start: Start) -> Played:
+    played = Played()
+    for point in (*trial.points, None):
+        ended = _run(replace(start, point=point))
+        played.forked[ended.pid] = ended.forked_at
+        played.scheduled += point is not None
+        if ended.how != "killed":
+            break
+    return played
+
+
+def _crasher(_trial: Trial, start: Start) -> Played:
+    for _ in range(MOST_CRASHES):
+        if _run(start).how != "killed":
+            break
+    return Played()
+
+
+def _unsure(trial: Trial, start: Start) -> Played:
+    _run(replace(start, point=trial.points[0], fate="lose"))
+    return Played()
+
+
+def _rival(trial: Trial, start: Start) -> Played:
+    owner = Child(replace(start, point=trial.points[0], fate="stop"))
+    try:
+        if not owner.wait_until_stopped():
+            _over(start, owner)
+            return Played()
+        _run(start)
+        _run(replace(start, ahead=LEASE_SECONDS * 2))
+        owner.wake()
+        _over(start, owner)
+    finally:
+        owner.end()
+    return Played(leaving={"RunOwned": 1, "OwnershipLost": 1})
+
+
+def _rot(_trial: Trial, start: Start) -> Played:
+    _run(replace(start, point=Point("attempt.before_call", 2)))
+    _run(replace(start, only_open=True))  # whoever closes a store last moves all of it into the one file
+    whole = start.store.read_bytes()
+    result = expected(start.case)["a"].value.encode()
+    start.store.write_bytes(whole.replace(result, result[:-1] + b"?"))
+    _run(start)
+    _run(replace(start, retry_failed=True))
+    return Played(scheduled=1)
+
+
+def _run(start: Start) -> Ended:
+    return _over(start, Child(start))
+
+
+def _over(start: Start, child: Child) -> Ended:
+    ended = child.wait()
+    ledger = Ledger(start.ledger)
+    ledger.write(words.DIED, ended.pid, ended.how)
+    ledger.close()
+    return ended
+
+
+_SCENES: dict[Kind, Callable[[Trial, Start], Played]] = {
+    Kind.KILLS: _kills,
+    Kind.CRASHER: _crasher,
+    Kind.UNSURE: _unsure,
+    Kind.RIVAL: _rival,
+    Kind.ROT: _rot,
+}
+
+
+def _lines(path: Path) -> list[Line]:
+    ledger = Ledger(path)
+    try:
+        return ledger.lines()
+    finally:
+        ledger.close()
+
+
+def _landed(lines: list[Line]) -> Counter[str]:
+    """A kill has landed when the process said that it is there, and was then found dead by SIGKILL."""
+    landed: Counter[str] = Counter()
+    last: str | None = None
+    for word, *rest in lines:
+        if word == words.REACH:
+            last = rest[0]
+        elif word == words.DIED:
+            if last is not None and rest[1] == "killed":
+                landed[last] += 1
+            last = None
+    return landed
+
+
+def _hits(lines: list[Line]) -> Counter[str]:
+    hits: Counter[str] = Counter()
+    for word, *rest in lines:
+        if word == words.COUNT:
+            hits.update(rest[0])
+    return hits
+
+
+def _output(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")[-LAST_WORDS:] if path.exists() else ""

@@ -1,0 +1,57 @@
+"""What a task's conversation goes on from: another task's, or what an earlier attempt of its own began."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+from backends.protocol import Message
+from backends.values import value
+from runner.domain.question import Answered
+
+NOT_ADDED = "the tasks of its answer cannot be added"
+"""How the error begins of an attempt whose reply brought tasks that are wrong."""
+
+
+@value
+class Past:
+    """A conversation so far: what was `said` since `before`, where it continues one that is kept as well. In a long
+    chain each holds its own part alone.
+    """
+
+    session_id: str | None = None
+    said: tuple[Message, ...] = ()
+    before: Past | None = None
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """All of it, oldest first."""
+        parts, before = [self.said], self.before
+        while before is not None:
+            parts.append(before.said)
+            before = before.before
+        return tuple(chain.from_iterable(reversed(parts)))
+
+
+NO_PAST = Past()
+
+
+@dataclass(frozen=True, slots=True)
+class GoingOn:
+    """How the next attempt of a task takes up a conversation that has begun: `said` is what earlier attempts of the
+    task said in it, and are stored with. It says the `answer` to the question that stopped it, or what was `wrong` with
+    the last reply; `refused` is the turn that this ended, whose attempt failed: what comes of the task is stored with
+    it. `interrupted`: the turn had begun already, and was cut.
+    """
+
+    session_id: str | None
+    said: tuple[Message, ...] = ()
+    answer: Answered | None = None
+    wrong: str | None = None
+    interrupted: bool = False
+    refused: tuple[Message, ...] = ()
+
+    @property
+    def says(self) -> bool:
+        """Whether the next attempt has something else to say than the task's prompt, until that is taken."""
+        return self.answer is not None or self.wrong is not None

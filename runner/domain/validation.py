@@ -1,0 +1,288 @@
+"""What can be wrong with tasks: every mistake at once, of a new graph as of tasks that are added to one. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from runner.domain.reachability import not_upstream
+from runner.domain.task import Retry, Task
+from runner.errors import Problem, nearest
+from runner.prompts.render import RESERVED_NAMES, PromptNames, look_into
+
+if TYPE_CHECKING:
+    from runner.domain.dag import DAG
+
+MOST_HINTS = 20
+"""Unknown names of one graph for which the nearest right one is looked for."""
+_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_MOST_FOLDED = 58
+"""Characters of the id of a task with `for_each`: its parts add a dot and their number to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unless:
+    """A problem, unless the second task of the `pair` of positions waits, through others, for the first; `behind` is
+    what is said where the first waits for the second. `used`: the prompt needs the first one's result.
+    """
+
+    pair: tuple[int, int]
+    problem: Problem
+    behind: Problem
+    used: bool = True
+
+
+def lists_gone_over(tasks: Iterable[Task]) -> dict[str, str]:
+    """For each of those tasks that have `for_each`, by id: the task that it names."""
+    return {task.id: task.for_each for task in tasks if task.for_each is not None}
+
+
+def taken_from_parts(tasks: Iterable[Task], lists: Collection[str]) -> Iterator[Problem]:
+    """Those of `tasks` that have the id of a part of a task with `for_each` whose id is in `lists`."""
+    if not lists:
+        return
+    for place, task in enumerate(tasks):
+        before, _, number = str(task.id).rpartition(".")
+        if before in lists and number.isascii() and number.isdecimal() and number[0] != "0":
+            message = f"id {task.id!r} is that of a part of {before!r}, which has for_each; choose another"
+            yield Problem(message, task.id, "id", None, place)
+
+
+def go_on_with_many(tasks: Iterable[Task], lists: Mapping[str, str], *, pairing: bool = True) -> Iterator[Problem]:
+    """Those of `tasks` that continue a task with `for_each`, which is in `lists`, without pairing up with it: it has
+    no conversation.
+    """
+    for place, task in enumerate(tasks):
+        before = task.continues
+        if before is None or before not in lists or (pairing and lists[before] == task.for_each):
+            continue
+        pair = "give this one the same for_each, so that its parts go on with one each, or " if pairing else ""
+        message = (
+            f"continues {before!r}, which has for_each: each of its parts has a conversation of its own; "
+            f"{pair}depend on it instead ({{{{ {before} }}}} is the list of results)"
+        )
+        yield Problem(message, task.id, "continues", None, place)
+
+
+class Checks:
+    """Checks the tasks of `dag` from position `start` on; `place` in what it finds counts from there. `positions` are
+    those of the tasks by id, and get the new ones from `ids`; the new tasks' `dependencies` come from `link`.
+    """
+
+    def __init__(self, dag: DAG, start: int, positions: dict[str, int]) -> None:
+        self._dag = dag
+        self._tasks = dag.tasks[start:] if start else dag.tasks
+        self._start = start
+        self._positions = positions
+        self._hints = MOST_HINTS
+
+    def ids(self) -> list[Problem]:
+        """Give every new task its position; what is wrong with their ids."""
+        problems: list[Problem] = []
+        positions, start = self._positions, self._start
+        for place, task in enumerate(self._tasks):
+            wrong = self._what_is_wrong_with(task.id, task.for_each)
+            if wrong:
+                problems.append(Problem(wrong, task.id, "id", None, place))
+            if task.id in positions:
+                other = positions[task.id] - start
+                where = f"task {other + 1} of the list has it too" if other >= 0 else "the run has a task of that id"
+                problems.append(Problem(f"id {task.id!r} is used twice; {where}", task.id, "id", None, place))
+            else:
+                positions[task.id] = start + place
+        return problems
+
+    def _what_is_wrong_with(self, task_id: str, for_each: str | None) -> str | None:
+        if not isinstance(task_id, str) or not _ID.fullmatch(task_id):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return f"id {str(task_id)[:80]!r} must be 1 to 64 of letters, digits, '.', '_', '-', not starting with '.'"
+        if for_each is not None and len(task_id) > _MOST_FOLDED:
+            room = f"{_MOST_FOLDED}, to leave room for the numbers of its parts"
+            return f"id {task_id!r} has {len(task_id)} characters; that of a task with for_each may have {room}"
+        if task_id in RESERVED_NAMES:
+            return f"id {task_id!r} is reserved for templates"
+        if self._start and task_id in self._dag.inputs:
+            return f"id {task_id!r} is the name of an input; call the task something else"
+        return None
+
+    def link(self) -> list[Problem]:
+        """Resolve names to positions; what is wrong with `depends_on`, `continues`, `for_each` and numbers."""
+        problems: list[Problem] = []
+        for place, task in enumerate(self._tasks):
+            found: dict[int, None] = {}
+            if isinstance(task.depends_on, str):
+                problems.append(Problem("depends_on must be a list of ids, not one text", task.id, "depends_on"))
+                task = Task(task.id)  # noqa: PLW2901 - its letters are no dependencies
+            for index, name in enumerate(task.upstream):
+                position = self._positions.get(name)
+                if position is None:
+                    problems.append(self._unknown(task, place, index, name))
+                else:
+                    found[position] = None
+            problems += self._field_problems(task, place)
+            self._dag.dependencies.append(tuple(found))
+        return problems
+
+    def _hint(self, name: str, known: Iterable[str]) -> str:
+        """The nearest right name, for the first mistakes: finding it takes longer than all the rest of the check."""
+        self._hints -= 1
+        return nearest(name, known) if self._hints >= 0 else ""
+
+    def _unknown(self, task: Task, place: int, index: int, name: str) -> Problem:
+        message = f"unknown task {name!r}{self._hint(name, self._positions)}"
+        if index < len(task.depends_on):
+            return Problem(message, task.id, "depends_on", index, place)
+        return Problem(message, task.id, "continues" if name == task.continues else "for_each", None, place)
+
+    def _field_problems(self, task: Task, place: int) -> Iterator[Problem]:
+        if task.timeout is not None and not (_is_number(task.timeout) and task.timeout > 0):
+            yield Problem(f"timeout must be more than 0 seconds, not {task.timeout!r}", task.id, "timeout", None, place)
+        if not isinstance(task.retry, Retry):  # pyright: ignore[reportUnnecessaryIsInstance]
+            yield Problem(f"retry must be a Retry, not {task.retry!r}", task.id, "retry", None, place)
+        for name in ("item", "metadata", "output_schema"):
+            if (kept := getattr(task, name)) and (why := why_no_json(kept)):
+                yield Problem(f"{name} has to be JSON, to be stored with the task: {why}", task.id, name, None, place)
+        if not _is_text(task.prompt):
+            yield Problem("the prompt has to be text, without lone surrogates", task.id, "prompt", None, place)
+        if not (_is_number(task.weight) and task.weight >= 0):
+            yield Problem(f"weight must be a number from 0 up, not {task.weight!r}", task.id, "weight", None, place)
+        if task.for_each is not None and (task.item is not None or task.adds_tasks):
+            other = "item" if task.item is not None else "adds_tasks"
+            yield Problem(f"a task with for_each cannot have {other} as well", task.id, "for_each", None, place)
+        before = self._positions.get(task.continues) if task.continues is not None else None
+        if before is None or task.backend is None:
+            return
+        theirs = self._dag.tasks[before].backend
+        # Where the earlier one names none, only the runner knows: see `backend_names`.
+        if theirs is not None and theirs != task.backend:
+            yield Problem(
+                f"continues {task.continues!r}, which runs on backend {theirs!r}, "
+                f"but names backend {task.backend!r}; a conversation stays on its backend, so leave `backend` out",
+                task.id,
+                "backend",
+                None,
+                place,
+            )
+
+    def inputs(self) -> Iterator[Problem]:
+        """What is wrong with the graph's inputs."""
+        inputs = self._dag.inputs
+        if why := why_no_json(dict(inputs)):
+            yield Problem(f"inputs have to be JSON, to be stored with the run: {why}", None, "inputs")
+        for name in inputs:
+            if name in RESERVED_NAMES or name in self._positions:
+                owner = "a reserved template name" if name in RESERVED_NAMES else "the id of a task"
+                yield Problem(f"input {name!r} is also {owner}; call it something else", None, "inputs")
+
+    def prompts(self, has_cycles: bool) -> list[Problem]:
+        """What is wrong with the new tasks' prompts and aliases. In a graph that has cycles nobody knows who is
+        upstream of whom.
+        """
+        found = [*self._in_aliases(), *self._in_prompts()]
+        if has_cycles:
+            return [one for one in found if isinstance(one, Problem)]
+        apart = not_upstream(self._dag, (one.pair for one in found if isinstance(one, _Unless)))
+        aside = not_upstream(self._dag, ((second, first) for first, second in apart))
+        problems: list[Problem] = []
+        for one in found:
+            if isinstance(one, Problem):
+                problems.append(one)
+            elif one.pair in apart:
+                problems.append(one.problem if one.pair[::-1] in aside else one.behind)
+            elif one.used:
+                self._dag.note_named(*one.pair)
+        return problems
+
+    def _in_prompts(self) -> Iterator[Problem | _Unless]:
+        for place, task in enumerate(self._tasks):
+            if not _is_text(task.prompt) or "{" not in task.prompt:
+                continue
+            used, mistakes = look_into(task.prompt)
+            for mistake in mistakes:
+                yield Problem(str(mistake), task.id, "prompt", None, place, mistake.line)
+            for name in sorted(used.names):
+                yield from self._name_problem(task, place, name)
+            for name in sorted(used.results):
+                if name not in task.aliases:
+                    yield from self._task_name_problem(task, place, name)
+            for name in sorted(used.inputs - self._dag.inputs.keys()):
+                message = f"unknown input {name!r}{self._hint(name, self._dag.inputs)}"
+                yield Problem(message, task.id, "prompt", None, place)
+
+    def _in_aliases(self) -> Iterator[Problem | _Unless]:
+        for place, task in enumerate(self._tasks):
+            if task.aliases:
+                direct = frozenset(self._dag.dependencies[self._start + place])
+                used = look_into(task.prompt)[0] if _is_text(task.prompt) else PromptNames()
+                whole = "results" in used.names and not used.results  # all of them, as in a loop
+                for alias, names in task.aliases.items():
+                    is_used = whole or alias in used.names or alias in used.results
+                    yield from self._alias_problems(place, alias, names, direct, is_used)
+
+    def _alias_problems(
+        self, place: int, alias: str, names: object, direct: frozenset[int], used: bool
+    ) -> Iterator[Problem | _Unless]:
+        def problem(message: str) -> Problem:
+            return Problem(f"alias {alias!r} {message}", self._tasks[place].id, "aliases", None, place)
+
+        if not isinstance(names, str | list | tuple):
+            yield problem(f"must be the id of a task or a list of ids, not {names!r}")
+            return
+        for name in cast("Sequence[object]", (names,) if isinstance(names, str) else names):
+            if not isinstance(name, str) or name not in self._positions:
+                hint = self._hint(name, self._positions) if isinstance(name, str) else ""
+                yield problem(f"stands for the unknown task {name!r}{hint}")
+            elif (target := self._positions[name]) not in direct:
+                apart = problem(f"stands for {name!r}, which is not upstream; add it to depends_on")
+                behind = problem(f"stands for {name!r}, which waits for this very task; turn one of the two round")
+                yield _Unless((target, self._start + place), apart, behind, used)
+
+    def _name_problem(self, task: Task, place: int, name: str) -> Iterator[Problem | _Unless]:
+        if name in task.aliases or name in self._dag.inputs or name in {"inputs", "results"}:
+            return
+        if name == "item":
+            if task.item is None and task.for_each is None:
+                yield Problem("{{ item }} has a value only in a task with for_each", task.id, "prompt", None, place)
+            return
+        yield from self._task_name_problem(task, place, name)
+
+    def _task_name_problem(self, task: Task, place: int, name: str) -> Iterator[Problem | _Unless]:
+        if name not in self._positions:
+            known = [*task.upstream, *task.aliases, *self._dag.inputs]
+            message = f"the prompt uses {{{{ {name} }}}}, which is neither a task nor an input{self._hint(name, known)}"
+            yield Problem(message, task.id, "prompt", None, place)
+        elif name == task.id:
+            yield Problem(uses_itself(name), task.id, "prompt", None, place)
+        elif (target := self._positions[name]) not in self._dag.dependencies[self._start + place]:
+            what = f"the prompt uses {{{{ {name} }}}}, but {name!r}"
+            apart = Problem(f"{what} is not upstream; add it to depends_on", task.id, "prompt", None, place)
+            behind = f"{what} waits for this very task; turn one of the two round"
+            pair = target, self._start + place
+            yield _Unless(pair, apart, replace(apart, message=behind))
+
+
+def uses_itself(name: str) -> str:
+    """What is said of a prompt that asks for its own task's result."""
+    return f"the prompt uses {{{{ {name} }}}}, its own task's result, which is not there yet; name another task"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) < float("inf")
+
+
+def _is_text(text: object) -> bool:
+    try:
+        return isinstance(text, str) and (text.isascii() or bool(text.encode()))
+    except UnicodeEncodeError:
+        return False
+
+
+def why_no_json(value: object) -> str | None:
+    """Why `value` cannot be stored as JSON; None where it can."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        return str(error)
+    return None

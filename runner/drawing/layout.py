@@ -1,0 +1,125 @@
+"""Where the tasks of a DAG stand in a picture, and how its edges run between them. Pure.
+
+The plain layered layout: a task's column is the length of the longest path to it, so every edge points to the right;
+within a column tasks are sorted by where their neighbours are, a few sweeps to and fro; an edge over several columns
+gets a place of its own in each, so that it runs between the tasks and not behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from runner.domain.dag import DAG
+
+HEIGHT = 40.0  # of a task, in pixels like all lengths here
+_GAP, _EDGE_GAP, _BETWEEN = 16.0, 10.0, 72.0
+_SWEEPS = 4
+_MOST_BENDS = 20_000  # beyond, long edges go straight: such a picture is a texture anyway
+
+
+@dataclass(slots=True)
+class Box:
+    """A place in a column: a task, by position, or (`task` None) where a long edge passes. `y` is its middle."""
+
+    column: int
+    task: int | None = None
+    y: float = 0.0
+    before: list[Box] = field(default_factory=list["Box"])
+    after: list[Box] = field(default_factory=list["Box"])
+
+    @property
+    def height(self) -> float:
+        return _EDGE_GAP if self.task is None else HEIGHT
+
+
+class Layout:
+    """The layout of `dag`, whose tasks need `widths` and that begins at (0, 0).
+
+    `tasks` holds each task's box, by position; `routes` each edge as the boxes that it passes, both ends included, in
+    the order of `dag.dependencies`; `lefts` and `widths` are those of the columns; `width` and `height` of it all.
+    """
+
+    def __init__(self, dag: DAG, widths: Sequence[float]) -> None:
+        depth = layers(dag)
+        self.tasks = [Box(column, position) for position, column in enumerate(depth)]
+        self._columns: list[list[Box]] = [[] for _ in range(max(depth, default=-1) + 1)]
+        for box in self.tasks:
+            self._columns[box.column].append(box)
+        edges = [(self.tasks[i], box) for box, before in zip(self.tasks, dag.dependencies, strict=True) for i in before]
+        self._bends = sum(end.column - start.column - 1 for start, end in edges) <= _MOST_BENDS
+        self.routes = [self._route(start, end) for start, end in edges]
+        self._sort()
+        self._place(widths)
+
+    def _route(self, start: Box, end: Box) -> list[Box]:
+        route = [start]
+        for column in range(start.column + 1, end.column if self._bends else 0):
+            route.append(Box(column))
+            self._columns[column].append(route[-1])
+        route.append(end)
+        for one, next_one in pairwise(route):
+            one.after.append(next_one)
+            next_one.before.append(one)
+        return route
+
+    def _sort(self) -> None:
+        """Bring neighbours to the same height: each box to the mean rank of its neighbours, left, then right."""
+        for column in self._columns:
+            _number(column)
+        for sweep in range(_SWEEPS):
+            to_left = sweep % 2 == 0
+            for column in self._columns if to_left else reversed(self._columns):
+                column.sort(key=_left_of if to_left else _right_of)
+                _number(column)
+
+    def _place(self, widths: Sequence[float]) -> None:
+        heights = [sum(box.height + _GAP for box in column) for column in self._columns]
+        self.height = max(heights, default=0.0)
+        for column, height in zip(self._columns, heights, strict=True):
+            y = (self.height - height) / 2
+            for box in column:
+                box.y = y + box.height / 2
+                y += box.height + _GAP
+        self.widths = [
+            max((widths[box.task] for box in column if box.task is not None), default=0.0) for column in self._columns
+        ]
+        self.lefts: list[float] = []
+        x = 0.0
+        for width in self.widths:
+            self.lefts.append(x)
+            x += width + _BETWEEN
+        self.width = x - _BETWEEN
+
+
+def layers(dag: DAG) -> list[int]:
+    """For each task, by position, the number of tasks on the longest path before it."""
+    waits_for = [len(before) for before in dag.dependencies]
+    ready = [position for position, count in enumerate(waits_for) if not count]
+    depth = [0] * len(dag)
+    for position in ready:
+        for after in dag.dependents[position]:
+            depth[after] = max(depth[after], depth[position] + 1)
+            waits_for[after] -= 1
+            if not waits_for[after]:
+                ready.append(after)
+    return depth
+
+
+def _number(column: list[Box]) -> None:
+    """Until boxes have their places, `y` is their rank, as a fraction of the column."""
+    for rank, box in enumerate(column):
+        box.y = (rank + 0.5) / len(column)
+
+
+def _left_of(box: Box) -> float:
+    return _mean(box.before, box.y)
+
+
+def _right_of(box: Box) -> float:
+    return _mean(box.after, box.y)
+
+
+def _mean(boxes: Sequence[Box], otherwise: float) -> float:
+    return sum(box.y for box in boxes) / len(boxes) if boxes else otherwise

@@ -1,0 +1,206 @@
+"""A DAG as a picture: Mermaid text, or an SVG (alone or in an HTML page) that needs nothing but itself. Pure."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from runner.domain.dag import DAG
+from runner.domain.status import TaskStatus
+from runner.drawing.layout import HEIGHT, Box, Layout
+
+_CHAR = 7.25  # width of a character of the 12 px monospace font, with room to spare
+_SMALL = 6.1  # the same at 10 px
+_MARGIN, _HEAD = 24.0, 76.0
+_LONGEST_NOTE = 48
+
+_STYLES: Mapping[TaskStatus | None, tuple[str, str, str]] = {
+    # fill, border, text
+    None: ("#f6f8fa", "#8c959f", "#24292f"),
+    TaskStatus.PENDING: ("#f6f8fa", "#8c959f", "#57606a"),
+    TaskStatus.RUNNING: ("#ddf4ff", "#0969da", "#0550ae"),
+    TaskStatus.WAITING_INPUT: ("#fbefff", "#8250df", "#6639ba"),
+    TaskStatus.COMPLETED: ("#dafbe1", "#1a7f37", "#116329"),
+    TaskStatus.FAILED: ("#ffebe9", "#cf222e", "#a40e26"),
+    TaskStatus.SKIPPED: ("#fff8c5", "#9a6700", "#7d4e00"),
+    TaskStatus.CANCELLED: ("#eaeef2", "#57606a", "#424a53"),
+}
+
+# What XML cannot hold, and what would reorder the text around it.
+_UNFIT = re.compile(
+    "[^\t\n\x20-\x7e\xa0-\u061b\u061d-\u200d\u2010-\u2027\u2030-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a task is shown: its status (None: not run), a short note under its id, a longer text on hover, and who added
+    it to the run; then it has a dashed border.
+    """
+
+    status: TaskStatus | None = None
+    note: str = ""
+    title: str = ""
+    added_by: str | None = None
+
+
+_PLAIN = Look()
+
+
+def mermaid(dag: DAG, looks: Mapping[str, Look] | None = None) -> str:
+    """The DAG as a Mermaid flowchart; tasks with a status are coloured by it."""
+    looks = looks or {}
+    lines = ["flowchart LR"]
+    for position, task in enumerate(dag):
+        look = looks.get(task.id, _PLAIN)
+        label = _mermaid_text(task.id) + (f"<br/>{_mermaid_text(look.note)}" if look.note else "")
+        mark = f":::{look.status.value}" if look.status else ""
+        lines.append(f'    t{position}["{label}"]{mark}')
+    for position, task in enumerate(dag):
+        goes_on = dag.position(task.continues) if task.continues else -1
+        lines += [
+            f"    t{before} {'-.->' if before == goes_on else '-->'} t{position}"
+            for before in dag.dependencies[position]
+        ]
+    used = {look.status for look in looks.values() if look.status}
+    for status in (status for status in TaskStatus if status in used):
+        fill, border, colour = _STYLES[status]
+        lines.append(f"    classDef {status.value} fill:{fill},stroke:{border},color:{colour}")
+    added = [f"t{position}" for position, task in enumerate(dag) if looks.get(task.id, _PLAIN).added_by]
+    if added:
+        lines += ["    classDef added stroke-dasharray:2 2", f"    class {','.join(added)} added"]
+    return "\n".join(lines) + "\n"
+
+
+def svg(dag: DAG, looks: Mapping[str, Look] | None = None, *, title: str = "", caption: str = "") -> str:
+    """The DAG as an SVG picture: no script, no reference to anything outside of it."""
+    return _Picture(dag, looks or {}).draw(title, caption)
+
+
+def page(dag: DAG, looks: Mapping[str, Look] | None = None, *, title: str = "", caption: str = "") -> str:
+    """The same picture in an HTML page."""
+    picture = svg(dag, looks, title=title, caption=caption)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        # The page shows what models wrote; should an escape ever be missing, nothing of it may run or load.
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        '<meta name="viewport" content="width=device-width">\n'
+        f"<title>{_xml(title)}</title>\n"
+        "<style>body{margin:0;background:#fff}svg{display:block;margin:0 auto}</style></head>\n"
+        f"<body>\n{picture}</body></html>\n"
+    )
+
+
+class _Picture:
+    def __init__(self, dag: DAG, looks: Mapping[str, Look]) -> None:
+        self._dag = dag
+        self._looks = [looks.get(task.id, _PLAIN) for task in dag]
+        self._at = Layout(dag, [self._width(position) for position in range(len(dag))])
+
+    def _width(self, task: int) -> float:
+        note = len(_cut(self._looks[task].note)) * _SMALL
+        return max(72.0, len(self._dag.tasks[task].id) * _CHAR, note) + 22
+
+    def draw(self, title: str, caption: str) -> str:
+        legend, legend_width = self._legend()
+        width = max(self._at.width, len(title) * 9.5, len(caption) * _SMALL, legend_width) + 2 * _MARGIN
+        height = _HEAD + self._at.height + 8
+        shift = (width - self._at.width) / 2
+        return "".join(
+            (
+                f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+                f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" font-family="ui-monospace,Menlo,Consolas,'
+                'DejaVu Sans Mono,monospace">\n',
+                f"<title>{_xml(title)}</title>\n",
+                f'<rect width="{width:.0f}" height="{height:.0f}" fill="#ffffff"/>\n',
+                _text(_MARGIN, 30, title, 'font-size="15" font-weight="bold" fill="#24292f"'),
+                _text(_MARGIN, 48, caption, 'font-size="10" fill="#57606a"') if caption else "",
+                legend,
+                f'<g transform="translate({shift:.1f} {_HEAD:.0f})">\n',
+                *(self._edge(route) for route in self._at.routes),
+                *(self._node(box) for box in self._at.tasks),
+                "</g>\n</svg>\n",
+            )
+        )
+
+    def _legend(self) -> tuple[str, float]:
+        counts = Counter(look.status for look in self._looks if look.status is not None)
+        parts: list[str] = []
+        x = _MARGIN
+        for status in (status for status in TaskStatus if counts[status]):
+            fill, border, _ = _STYLES[status]
+            label = f"{counts[status]} {status.value.replace('_', ' ')}"
+            parts.append(f'<rect x="{x:.1f}" y="57" width="9" height="9" rx="2" fill="{fill}" stroke="{border}"/>\n')
+            parts.append(_text(x + 14, 65, label, 'font-size="10" fill="#57606a"'))
+            x += len(label) * _SMALL + 30
+        return "".join(parts), x - _MARGIN
+
+    def _edge(self, route: Sequence[Box]) -> str:
+        """A curve from the right side of the first box to the left side of the last one, level within each column."""
+        start, end = route[0], route[-1]
+        x = self._at.lefts[start.column] + self._at.widths[start.column]
+        path = f"M{x:.1f} {start.y:.1f}"
+        y = start.y
+        for box in route[1:]:
+            left = self._at.lefts[box.column] - (5 if box is end else 0)
+            middle = (x + left) / 2
+            path += f"C{middle:.1f} {y:.1f} {middle:.1f} {box.y:.1f} {left:.1f} {box.y:.1f}"
+            if box is not end:
+                x = self._at.lefts[box.column] + self._at.widths[box.column]
+                path += f"H{x:.1f}"
+            y = box.y
+        dashes = ' stroke-dasharray="5 3"' if self._goes_on(start, end) else ""
+        tip = self._at.lefts[end.column]
+        return (
+            f'<path d="{path}" fill="none" stroke="#8c959f" stroke-width="1.2"{dashes}/>\n'
+            f'<path d="M{tip:.1f} {end.y:.1f}l-7 -3.5v7z" fill="#8c959f"/>\n'
+        )
+
+    def _goes_on(self, start: Box, end: Box) -> bool:
+        assert start.task is not None
+        assert end.task is not None
+        return self._dag.tasks[end.task].continues == self._dag.tasks[start.task].id
+
+    def _node(self, box: Box) -> str:
+        assert box.task is not None
+        task, look = self._dag.tasks[box.task], self._looks[box.task]
+        fill, border, colour = _STYLES[look.status]
+        x, width, top = self._at.lefts[box.column], self._at.widths[box.column], box.y - HEIGHT / 2
+        middle = x + width / 2
+        dashes = ' stroke-dasharray="4 3"' if look.status is TaskStatus.PENDING else ""
+        dashes = ' stroke-dasharray="2 2"' if look.added_by else dashes
+        note = _cut(look.note)
+        return "".join(
+            (
+                f"<g><title>{_xml(look.title or task.id)}</title>",
+                f'<rect x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{HEIGHT:.0f}" rx="6" fill="{fill}" '
+                f'stroke="{border}" stroke-width="1.3"{dashes}/>',
+                _text(middle, box.y - 2 if note else box.y + 4, task.id, f'font-size="12" {_CENTRED} fill="{colour}"'),
+                _text(middle, box.y + 12, note, f'font-size="10" {_CENTRED} fill="{colour}"') if note else "",
+                "</g>\n",
+            )
+        )
+
+
+_CENTRED = 'text-anchor="middle"'
+
+
+def _cut(note: str) -> str:
+    return note if len(note) <= _LONGEST_NOTE else note[: _LONGEST_NOTE - 1] + "…"
+
+
+def _text(x: float, y: float, text: str, attributes: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" {attributes}>{_xml(text)}</text>\n'
+
+
+def _xml(text: str) -> str:
+    return html.escape(_UNFIT.sub("\ufffd", text))
+
+
+def _mermaid_text(text: str) -> str:
+    """Mermaid's own entities: a quote would end the label, and markup or a line break would be taken as such."""
+    fit = _UNFIT.sub("\ufffd", " ".join(text.split()))
+    return re.sub(r"[^\w .,:+\-·/()]", lambda found: f"#{ord(found[0])};", fit)

@@ -1,0 +1,295 @@
+"""One attempt of one task: the only caller of backends. Whatever happens in there comes out as an `Outcome`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from types import NoneType
+from typing import TypeAlias, TypeGuard, cast, get_args
+
+import anyio
+
+from backends.ask import Asked, answering
+from backends.errors import BackendError, BackendUnavailable, ErrorKind
+from backends.protocol import NO_USAGE, Backend, JsonValue, Message, Opening, Question, Reply, Role, Usage
+from backends.structured import Schema
+from backends.text import clean_text, shown
+from backends.values import value
+from persistence.failpoints import reached
+from runner.cancellation import Cancels
+from runner.domain.question import Asking, Way
+from runner.errors import PlaitError, PromptError
+from runner.log import logger
+from runner.state.codec import to_json
+
+
+@value
+class Outcome:
+    """What an attempt came to: a reply whose `data` is encoded in `data_json`, an error, or, where the task's code
+    called `ask` and has no answer yet, the question.
+    """
+
+    reply: Reply | None
+    data_json: str | None
+    error: BackendError | None
+    asked: Question | None = None
+
+
+Answers: TypeAlias = Sequence[tuple[str, JsonValue]]
+"""What `ask` finds: the texts of questions, and their answers."""
+
+
+async def attempt(backend: Backend, opening: Opening, prompt: str, answers: Answers = ()) -> Outcome:
+    """Open the conversation and have one turn, in at most the opening's `timeout`.
+
+    Raises nothing but cancellation, which ends the turn and closes the conversation on its way out.
+    """
+    replies: list[Reply] = []
+    cancels = Cancels()
+    timeout = opening.timeout
+    try:
+        with answering(answers):
+            if timeout is None:
+                await _turn(backend, opening, prompt, replies)
+            else:
+                with anyio.move_on_after(timeout) as limit:
+                    await _turn(backend, opening, prompt, replies)
+                if limit.cancelled_caught and not replies:
+                    raise BackendError(ErrorKind.TIMEOUT, f"no answer within the task's timeout of {timeout:g} s")
+        if not replies:
+            raise BackendError(ErrorKind.UNEXPECTED, "the backend's conversation has hidden what ended its turn")
+        outcome = _checked(replies[0])
+    except Asked as asked:
+        outcome = _asked(asked.question)
+    except asyncio.CancelledError as error:
+        if cancels.since:
+            raise
+        outcome = _failed(ErrorKind.UNEXPECTED, f"the backend was cancelled from inside {error}")
+    except SystemExit as error:
+        message = f"the backend wanted to end the whole program: sys.exit({error.code!r})"
+        outcome = _failed(ErrorKind.UNEXPECTED, clean_text(message))
+    except Exception as error:
+        outcome = Outcome(None, None, classified(error))
+    except BaseExceptionGroup as error:  # a task group of the task's own around its `ask`
+        inside = _first_asked(error)
+        if inside is None:
+            raise
+        outcome = _asked(inside.question)
+    cancels.forget()
+    return outcome
+
+
+def _failed(kind: ErrorKind, message: str) -> Outcome:
+    return Outcome(None, None, BackendError(kind, message))
+
+
+def _first_asked(error: BaseException) -> Asked | None:
+    """The question among what ended a task group. What else went wrong in there comes again with the answer."""
+    if isinstance(error, Asked):
+        return error
+    if not isinstance(error, BaseExceptionGroup):
+        return None
+    inside = cast("BaseExceptionGroup[BaseException]", error).exceptions
+    return next((asked for one in inside if (asked := _first_asked(one)) is not None), None)
+
+
+def _asked(question: Question) -> Outcome:
+    wrong = _what_is_wrong_with(question)
+    if wrong:
+        return _failed(ErrorKind.UNEXPECTED, f"ask() was called with {wrong}")
+    return Outcome(None, None, None, question)
+
+
+async def _turn(backend: Backend, opening: Opening, prompt: str, replies: list[Reply]) -> None:
+    """One turn; its reply is kept even if closing the conversation then fails or takes too long: it is paid for."""
+    try:
+        async with backend.open(opening) as conversation:
+            reached("attempt.before_call")
+            replies.append(await conversation.send(prompt))
+            reached("attempt.after_call")
+    except Exception as error:
+        if not replies:
+            raise
+        logger().warning("closing_failed", error=type(error).__name__, key=opening.idempotency_key)
+
+
+def _checked(reply: Reply) -> Outcome:
+    """Refuse what is no reply, and make what is one storable: nothing that was paid for may be lost at the store."""
+    plain = _is_plain(reply)
+    wrong = None if plain else _what_is_wrong(reply)
+    if wrong:
+        raise BackendError(ErrorKind.UNEXPECTED, f"the backend's reply cannot be kept: {wrong}")
+    data_json = None
+    if reply.data is not None:
+        try:
+            if _deeper_than(reply.data, _DEEPEST):
+                raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
+            data_json = to_json(reply.data)
+            # As a resume reads it back: lists for tuples, all keys text.
+            reply = replace(reply, data=json.loads(data_json))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BackendError(ErrorKind.INVALID_OUTPUT, f"the reply's data is not JSON: {error}") from error
+    usage = reply.usage if plain else kept_usage(reply.usage)
+    storable = reply.text.isascii() and (plain or all(message.content.isascii() for message in reply.messages))
+    if storable and usage is reply.usage:
+        return Outcome(reply, data_json, None)
+    clean = replace(reply, text=clean_text(reply.text), messages=_clean(reply.messages), usage=usage)
+    return Outcome(clean, data_json, None)
+
+
+def _clean(messages: Sequence[Message]) -> tuple[Message, ...]:
+    return tuple(Message(m.role, clean_text(m.content), m.usage) for m in messages)
+
+
+_MOST_TOKENS = 10**12
+"""Of one turn. No model counts as far, and a million such turns can still be added up in 63 bits."""
+_MOST_USD = 10**9
+"""Of one turn, too."""
+_ROLES = get_args(Role)
+_DEEPEST = 200
+"""Levels of nesting in a structured result; JSON readers give up at some depth, and resume has to read it."""
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "text": str,
+    "session_id": (str, NoneType),
+    "usage": Usage,
+    "messages": tuple,
+    "question": (Question, NoneType),
+    "tasks": tuple,
+}
+
+
+def _what_is_wrong(reply: object) -> str | None:
+    """Backends come from outside, where no type checker may have been."""
+    if not isinstance(reply, Reply):
+        return f"send() returned {type(reply).__name__}, not a Reply"
+    for name, kinds in _FIELDS.items():
+        value = getattr(reply, name)
+        if not isinstance(value, kinds):
+            return f"its {name} is of type {type(value).__name__}"
+    if not _are_messages(reply.messages):
+        return f"its messages are not all a Message with text, usage and one of the roles {', '.join(_ROLES)}"
+    if reply.question is not None and reply.tasks:
+        return "it asks, and adds tasks, both at once"
+    if reply.question is not None and (wrong := _what_is_wrong_with(reply.question)):
+        return f"it asks with {wrong}"
+    return None if _countable(reply.usage) else f"its usage is {reply.usage!r}"
+
+
+def _is_plain(reply: object) -> bool:
+    """Whether it holds nothing but a text, as most replies do: the rest need not be looked at one by one."""
+    return (
+        type(reply) is Reply
+        and type(reply.text) is str
+        and reply.usage is NO_USAGE
+        and reply.session_id is None
+        and reply.question is None
+        and reply.messages == ()
+        and reply.tasks == ()
+    )
+
+
+def _what_is_wrong_with(question: Question) -> str | None:
+    text, deadline = question.text, question.deadline
+    if not isinstance(text, str) or not text.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
+        return "no text"
+    if text != clean_text(text):
+        return "a text that cannot be stored"
+    if deadline is not None and not (isinstance(deadline, int | float) and 0 <= deadline < 1e9):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return f"a deadline of {deadline!r}, which is no number of seconds"
+    try:
+        asking = Asking(question, Way.REPLY)
+        encoded = asking.encoded()
+        if question.schema is not None:
+            Schema(question.schema)
+        if question.default is not None:
+            asking.checked(question.default)
+    except (TypeError, ValueError, RecursionError, BackendError, PlaitError) as error:
+        return f"a schema or a default that cannot be used: {error}"
+    return None if encoded == clean_text(encoded) else "a schema or a default that cannot be stored"
+
+
+def _are_messages(messages: object) -> TypeGuard[tuple[Message, ...]]:
+    return isinstance(messages, tuple) and all(
+        isinstance(one, Message) and isinstance(one.content, str) and one.role in _ROLES and _countable(one.usage)  # pyright: ignore[reportUnnecessaryIsInstance]
+        for one in cast("tuple[object, ...]", messages)
+    )
+
+
+def kept_usage(usage: object) -> Usage:
+    """It, with a model that can be shown; nothing, where it cannot be kept."""
+    if not isinstance(usage, Usage) or not _countable(usage):
+        return NO_USAGE
+    return usage if usage.model is None else _named(usage, usage.model)
+
+
+def _named(usage: Usage, model: str) -> Usage:
+    name = shown(model)
+    return usage if name and name == model else replace(usage, model=name or None)
+
+
+def _countable(usage: object) -> bool:
+    """Whether it can be kept: backends come from outside."""
+    if usage is NO_USAGE:
+        return True
+    if not isinstance(usage, Usage):
+        return False
+    tokens, cost = (usage.input_tokens, usage.output_tokens), usage.cost_usd
+    whole = all(type(count) is int and 0 <= count <= _MOST_TOKENS for count in tokens)
+    whole = whole and (usage.model is None or isinstance(usage.model, str))  # pyright: ignore[reportUnnecessaryIsInstance]
+    return whole and (cost is None or (type(cost) in {int, float} and 0 <= cost <= _MOST_USD))
+
+
+def _deeper_than(value: JsonValue, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_deeper_than(one, levels - 1) for one in inside)
+
+
+def classified(error: Exception) -> BackendError:
+    """`error` in our words; a group with one error inside is that error."""
+    cause = only_error(error)
+    if isinstance(cause, BackendError):
+        return _tidied(cause)
+    text = _text_of(cause)
+    if isinstance(cause, BackendUnavailable):
+        return BackendError(ErrorKind.UNAVAILABLE, text)
+    if isinstance(cause, PromptError):
+        return BackendError(ErrorKind.INVALID_REQUEST, text)
+    name = type(cause).__name__
+    unexpected = BackendError(ErrorKind.UNEXPECTED, f"{name}: {text}"[:2000] if text else name)
+    unexpected.__cause__ = cause
+    return unexpected
+
+
+def _tidied(error: BackendError) -> BackendError:
+    """With a kind that is one and a message that can be kept, whatever a backend put there."""
+    kind = ErrorKind(error.kind) if error.kind in set(ErrorKind) else ErrorKind.UNEXPECTED
+    message, hint = error.message, error.retry_after
+    text = clean_text(message) if isinstance(message, str) else _text_of(error)  # pyright: ignore[reportUnnecessaryIsInstance]
+    sound = isinstance(hint, int | float) and 0 <= hint < float("inf")
+    usage = kept_usage(error.usage)
+    messages = _clean(error.messages) if _are_messages(error.messages) else ()
+    goes_on = error.goes_on is True
+    tidied = BackendError(
+        kind, text[:2000], retry_after=hint if sound else None, usage=usage, messages=messages, goes_on=goes_on
+    )
+    tidied.__cause__ = error
+    return tidied
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return clean_text(str(error))
+    except Exception:  # an exception whose own text raises
+        return ""
+
+
+def only_error(error: BaseException) -> BaseException:
+    """What ended a task group, however deep, where it is one error alone; else the group."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return only_error(group.exceptions[0]) if len(group.exceptions) == 1 else group

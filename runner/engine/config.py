@@ -1,0 +1,132 @@
+"""What a runner was made with, and whether it has the backends that a run needs."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from backends.protocol import Backend
+from persistence.protocol import Store
+from runner.clock import Clock
+from runner.domain.dag import DAG, nearest
+from runner.domain.limits import Limits
+from runner.domain.policy import Policy
+from runner.domain.status import TASK_DONE, TaskStatus
+from runner.engine.attempt import OnQuestion
+from runner.errors import BackendMissing
+from runner.scheduling.slots import Places
+
+DEFAULT_BACKEND = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What a runner was made with: see `ParallelRunner`. Raises ValueError for an option that makes no sense."""
+
+    backends: Mapping[str, Backend]
+    default: str
+    store: Store | None
+    concurrency: int
+    limits: Mapping[str, int]
+    shared_limits: bool
+    strict: bool
+    lease: float
+    cancel_grace: float
+    growth: Limits
+    on_question: OnQuestion | None
+    clock: Clock
+    rng: random.Random
+    _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, Places] = field(
+        init=False, default_factory=WeakKeyDictionary["asyncio.AbstractEventLoop", Places]
+    )
+
+    def places(self) -> Places:
+        """Those of a run that begins: its own, or those that all runs of this event loop share. Of a loop that was
+        given up, nobody will ever set them free.
+        """
+        if not self.shared_limits:
+            return Places(self.concurrency, self.limits)
+        loop = asyncio.get_running_loop()
+        return self._shared.setdefault(loop, Places(self.concurrency, self.limits, shared=True))
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1, not {self.concurrency}")
+        for name, limit in self.limits.items():
+            if limit < 1:
+                raise ValueError(f"the limit of backend {name!r} must be at least 1, not {limit}")
+            if name not in self.backends:
+                raise ValueError(
+                    f"limits names {name!r}, which is no backend of this runner{nearest(name, self.backends)}"
+                )
+        if not self.lease > 0:
+            raise ValueError(f"lease must be more than 0 seconds, not {self.lease}")
+        if not 0 <= self.cancel_grace < float("inf"):
+            raise ValueError(f"cancel_grace must be 0 seconds or more, not {self.cancel_grace}")
+
+
+def default_backend(named: Mapping[str, Backend], default: str | None, *, given: bool) -> str:
+    """The name of the default one: `default` if there is such a name, else that of the one `given` as such, or of the
+    only one. Raises ValueError.
+    """
+    if default is not None and default not in named:
+        raise ValueError(f"default names {default!r}, which is no backend of this runner{nearest(default, named)}")
+    if default is None:
+        default = next(iter(named)) if not given and len(named) == 1 else DEFAULT_BACKEND
+    return default
+
+
+def task_backends(dag: DAG, default: str) -> list[str]:
+    """Each task's backend, by position."""
+    return [dag.backend_of(task) or default for task in dag]
+
+
+def needed_backends(names: Sequence[str], statuses: Sequence[TaskStatus] = ()) -> dict[str, int]:
+    """Those of `task_backends` that a task needs which is not done, each with the last of these tasks' positions."""
+    return {name: i for i, name in enumerate(names) if not statuses or statuses[i] not in TASK_DONE}
+
+
+def policy_backends(policy: Policy, default: str) -> set[str]:
+    """The backends that tasks of `policy` may run on."""
+    return {default if name is None else name for name in policy.backends()}
+
+
+def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ()) -> list[str]:
+    """Each task's backend. Raises BackendMissing unless there is one for every task that is not done."""
+    names = task_backends(dag, config.default)
+    needed = needed_backends(names, statuses)
+    for name, position in needed.items():
+        if name not in config.backends and dag.backend_of(dag.tasks[position]) is None:
+            have = ", ".join(sorted(config.backends)) or "none"
+            raise BackendMissing(
+                f"task {dag.tasks[position].id!r} names no backend; give `default=`, the name of one that this runner "
+                f"has: {have}; or give one more with backend=..."
+            )
+        if name not in config.backends:
+            require_backends(config, set(needed), f"task {dag.tasks[position].id!r}")
+    for task, name in zip(dag, names, strict=True):
+        if task.continues is not None and names[dag.position(task.continues)] != name:
+            raise BackendMissing(
+                f"task {task.id!r} continues {task.continues!r} on backend {name!r}, but that conversation is on "
+                f"{names[dag.position(task.continues)]!r}, and stays there; leave the task's backend out"
+            )
+    return names
+
+
+def require_policy_backends(config: Config, policy: Policy) -> None:
+    """Raise BackendMissing unless the runner has every backend that tasks of `policy` may run on."""
+    require_backends(config, policy_backends(policy, config.default), f"policy {policy.kind!r}")
+
+
+def require_backends(config: Config, names: set[str], needed_by: str) -> None:
+    """Raise BackendMissing, naming every one that is missing, unless all of `names` are there."""
+    missing = sorted(names - config.backends.keys())
+    if missing:
+        have = ", ".join(sorted(config.backends)) or "none"
+        raise BackendMissing(
+            f"no backend named {', '.join(map(repr, missing))} (needed by {needed_by}); this runner has: {have}. "
+            f"Give it with backend=... or backends={{name: ...}}"
+        )

@@ -1,0 +1,300 @@
+"""How a run grows: tasks of a reply or of its policy are added, and a task with `for_each` is unfolded and gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from backends.protocol import JsonValue, Reply
+from backends.text import clean_text, parse_json
+from runner.domain import events
+from runner.domain.conversation import NOT_ADDED
+from runner.domain.dag import nearest
+from runner.domain.limits import Limits
+from runner.domain.prompt_values import named
+from runner.domain.result import TaskResult
+from runner.domain.status import TaskStatus
+from runner.domain.task import Task
+from runner.domain.validation import go_on_with_many, lists_gone_over, taken_from_parts
+from runner.errors import DAGError, Problem
+from runner.scheduling.scheduler import Schedule
+from runner.state.run_state import RunState
+
+if TYPE_CHECKING:
+    from runner.plan.added_tasks import Added
+
+TASKS_SCHEMA: Mapping[str, JsonValue] = {
+    "type": "object",
+    "properties": {
+        "tasks": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "id": {"type": "string", "pattern": "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"},
+                    "prompt": {"type": "string"},
+                    "depends_on": {"type": "array", "items": {"type": "string"}},
+                },
+                "required": ["id", "prompt"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["tasks"],
+    "additionalProperties": False,
+}
+"""An `output_schema` for a planner: a mapping whose `tasks` have an id, a prompt, and what they depend on. There is no
+`backend` in it, so they run on the default one; give the planner a schema of its own to let it choose.
+"""
+
+
+class Growth:
+    """Adds tasks to one run. `names` gives each task's backend and grows too; `default` is for those that name none."""
+
+    def __init__(  # noqa: PLR0913 - what a run consists of
+        self,
+        state: RunState,
+        schedule: Schedule,
+        names: list[str],
+        *,
+        backends: Collection[str],
+        default: str,
+        limits: Limits,
+        stamp: Callable[[], str],
+    ) -> None:
+        self._state = state
+        self._schedule = schedule
+        self._names = names
+        self._backends = backends
+        self._default = default
+        self._limits = limits
+        self._stamp = stamp
+
+    def from_reply(self, task: Task, reply: Reply) -> list[events.Event]:
+        """Add the tasks of a reply of `task`, which is about to complete; none where it did so before, and only its
+        result was lost. Raises DAGError.
+        """
+        if self._state.dag.position(task.id) in self._state.have_added:
+            return []
+        specs: list[object] = list(reply.tasks)
+        if task.adds_tasks:
+            specs += _specs(reply)
+        if not specs:
+            return []
+        added = _read_added(specs)
+        try:
+            return [self.add(added.tasks, task.id, added.mistakes)]
+        except DAGError as error:
+            raise DAGError(added.told(error.problems)) from None
+
+    def add(
+        self,
+        tasks: Sequence[Task],
+        added_by: str | None,
+        mistakes: Sequence[Problem] = (),
+        gathered_by: int | None = None,
+    ) -> events.TasksAdded:
+        """Add `tasks`, all or none; with `gathered_by` they are the parts of the task there. Raises DAGError saying
+        everything that is wrong with them, `mistakes` that are known already first.
+        """
+        too_many = self._limit_problems(tasks, added_by)
+        problems = [*mistakes, *too_many, *self._cancelled_problems(tasks), *self._unknown_backends(tasks)]
+        problems += self._parts_problems(tasks, added_by)
+        start, names = len(self._state.dag), list[str]()
+        if not too_many:
+            try:
+                self._state.grow(tasks, added_by)
+                names = self._backends_of(tasks)
+            except DAGError as error:
+                problems += error.problems
+        if problems:
+            self._state.shrink(start)
+            raise DAGError(problems)
+        self._names += names
+        if gathered_by is not None:
+            self._state.dag.join(gathered_by, range(start, len(self._state.dag)))
+        self._schedule.extend(self._names[start:], self._state.statuses)
+        return events.TasksAdded(self._stamp(), tuple(tasks), added_by)
+
+    def unfold(self, position: int) -> list[events.Event]:
+        """Make the parts of the task with `for_each` at `position`. Raises DAGError."""
+        dag = self._state.dag
+        task = dag.tasks[position]
+        elements = _elements(task, self._state.results.get(dag.position(task.for_each or "")))
+        partners = self._partners(task, elements)
+        parts = [_part(task, partners, number, item) for number, item in enumerate(elements, 1)]
+        happened: list[events.Event] = []
+        if parts:
+            happened.append(self.add(parts, task.id, gathered_by=position))
+        else:
+            dag.join(position, self._state.parts.setdefault(position, []))
+        self._schedule.join(position, len(parts))
+        return happened
+
+    def _partners(self, task: Task, elements: Sequence[JsonValue]) -> dict[str, bool]:
+        """The tasks with the same `for_each` that `task` depends on or names: whether each has parts that its own pair
+        up with. Raises DAGError for one whose parts are those of another list.
+        """
+        dag = self._state.dag
+        names = sorted(named(task).union(task.upstream))
+        mine = [name for name in names if name in dag and dag[name].for_each == task.for_each]
+        return {name: self._has_parts_for(name, task, elements) for name in mine if dag.pairing}
+
+    def _has_parts_for(self, name: str, task: Task, elements: Sequence[JsonValue]) -> bool:
+        position = self._state.dag.position(name)
+        parts = self._state.parts.get(position)
+        if parts is None and self._state.statuses[position] is not TaskStatus.COMPLETED:
+            return False  # it failed, or was skipped, as a whole
+        if [self._state.dag.tasks[part].item for part in parts or ()] != list(elements):
+            message = (
+                f"pairs up with {name!r}, which has gone over another list: the result of {task.for_each!r} is not the "
+                f"same any more. Run them in a new run"
+            )
+            raise DAGError([Problem(message, task.id, "for_each")])
+        return True
+
+    def gathered(self, position: int) -> JsonValue:
+        """The results of the parts of the task at `position`, in order; an empty text for those that have none."""
+        results = [self._state.results[part] for part in self._state.parts[position]]
+        return [result.value if result.status is TaskStatus.COMPLETED else "" for result in results]
+
+    def _limit_problems(self, tasks: Sequence[Task], added_by: str | None) -> list[Problem]:
+        problems: list[Problem] = []
+        total = len(self._state.dag) + len(tasks)
+        if total > self._limits.max_tasks:
+            message = f"{len(tasks)} more tasks would make {total}, and the run may grow to {self._limits.max_tasks}"
+            problems.append(Problem(f"{message} (max_tasks)", None, "tasks"))
+        depth = 0 if added_by is None else self._state.depths.get(self._state.dag.position(added_by), 0) + 1
+        if depth > self._limits.max_depth:
+            message = f"added tasks may add tasks in turn, {self._limits.max_depth} deep (max_depth); this lies deeper"
+            problems.append(Problem(message, None, "tasks"))
+        return problems
+
+    def _cancelled_problems(self, tasks: Sequence[Task]) -> Iterator[Problem]:
+        """What waits for a cancelled task never runs: nobody would notice that it does not."""
+        dag, statuses = self._state.dag, self._state.statuses
+        for place, task in enumerate(tasks):
+            for name in task.upstream:
+                if name in dag and statuses[dag.position(name)] is TaskStatus.CANCELLED:
+                    message = f"depends on {name!r}, which was cancelled; leave it out"
+                    yield Problem(message, task.id, "depends_on", None, place)
+
+    def _parts_problems(self, tasks: Sequence[Task], added_by: str | None) -> Iterator[Problem]:
+        """Ids that are those of parts of others, or of which others have those of parts."""
+        dag = self._state.dag
+        new = lists_gone_over(tasks)
+        there = {str(task.id).rpartition(".")[0] for task in tasks} - {added_by}
+        yield from taken_from_parts(tasks, new | lists_gone_over(dag[name] for name in there if name in dag))
+        before = {task.continues for task in tasks if task.continues is not None and task.continues in dag}
+        lists = new | lists_gone_over(dag[name] for name in before)
+        yield from go_on_with_many(tasks, lists, pairing=dag.pairing)
+        for taken in taken_from_parts(dag.tasks, new):
+            name = str(taken.task_id).rpartition(".")[0]
+            yield Problem(
+                f"for_each needs ids for its parts, and the run has a task {taken.task_id!r}", name, "for_each"
+            )
+
+    def _unknown_backends(self, tasks: Sequence[Task]) -> Iterator[Problem]:
+        for place, task in enumerate(tasks):
+            if task.backend is not None and task.backend not in self._backends:
+                yield self._unknown_backend(task.backend, task, place)
+
+    def _unknown_backend(self, name: str, task: Task, place: int) -> Problem:
+        known = ", ".join(sorted(self._backends))
+        message = f"no backend named {name!r}; there are: {known}{nearest(name, self._backends)}"
+        return Problem(message, task.id, "backend", None, place)
+
+    def _backends_of(self, tasks: Sequence[Task]) -> list[str]:
+        problems: list[Problem] = []
+        names: list[str] = []
+        dag, start = self._state.dag, len(self._names)
+        for place, task in enumerate(tasks):
+            name = dag.backend_of(task) or self._default
+            names.append(name)
+            if task.backend is None and name not in self._backends:
+                problems.append(self._unknown_backend(name, task, place))
+            if task.continues is None:
+                continue
+            before = dag.position(task.continues)
+            theirs = self._names[before] if before < start else dag.backend_of(dag.tasks[before]) or self._default
+            if name != theirs:
+                message = f"continues {task.continues!r}, which runs on backend {theirs!r}; leave its backend out"
+                problems.append(Problem(message, task.id, "backend", None, place))
+        if problems:
+            raise DAGError(problems)
+        return names
+
+
+def not_added(error: DAGError) -> str:
+    """The error of an attempt whose reply brought tasks that are wrong."""
+    listed = "".join(f"\n- {problem}" for problem in error.problems[:20])
+    return clean_text(f"{NOT_ADDED}:{listed}")[:2000]
+
+
+def mistakes_prompt(failure: str) -> str:
+    """What a planner is told whose attempt failed so: made from the error alone, which is stored, and so made again."""
+    listed = failure.removeprefix(f"{NOT_ADDED}:")
+    return f"These tasks cannot be added:{listed}\nAnswer again with all of the tasks, corrected."
+
+
+def _specs(reply: Reply) -> Sequence[object]:
+    """The tasks in the answer of a task with `adds_tasks`: a list, or a mapping with the key `tasks`."""
+    data = reply.data
+    if data is None:
+        try:
+            data = parse_json(reply.text)
+        except ValueError as error:
+            raise DAGError([Problem(f"the answer is not JSON: {error}", None, "tasks")]) from None
+    if isinstance(data, dict) and isinstance(data.get("tasks"), list):
+        data = data["tasks"]
+    if not isinstance(data, list):
+        raise DAGError([Problem("the answer has to be a list of tasks, or a mapping with the key 'tasks'")])
+    return data
+
+
+def _read_added(specs: Sequence[object]) -> Added:
+    from runner.plan.added_tasks import read_added  # noqa: PLC0415 - pydantic, which only runs that grow need
+
+    return read_added(specs)
+
+
+def _elements(folded: Task, result: TaskResult | None) -> Sequence[JsonValue]:
+    """What the task is unfolded over. Raises DAGError."""
+    if result is None or result.status is not TaskStatus.COMPLETED:
+        return []  # it was skipped, or failed softly: there is nothing to do anything for
+    found = result.data
+    if isinstance(found, dict):
+        lists = [value for value in found.values() if isinstance(value, list)]
+        found = lists[0] if len(lists) == 1 else None
+    if not isinstance(found, list):
+        message = (
+            f"for_each needs a list, or a mapping with one list in it, as the result of task {folded.for_each!r}; "
+            f"give that task an output_schema that says so"
+        )
+        raise DAGError([Problem(message, folded.id, "for_each")])
+    for number, element in enumerate(found, 1):
+        if element is None:
+            raise DAGError([Problem(f"element {number} of {folded.for_each!r} is null", folded.id, "for_each")])
+    return found
+
+
+def _part(task: Task, partners: Mapping[str, bool], number: int, item: JsonValue) -> Task:
+    """The part for one element. Where the task names one of its partners, the part names that one's for this element;
+    with one that has no parts there is no conversation to go on with.
+    """
+    own = {name: f"{name}.{number}" for name, has_parts in partners.items() if has_parts}
+    aliases = {
+        alias: own.get(names, names) if isinstance(names, str) else [own.get(name, name) for name in names]
+        for alias, names in task.aliases.items()
+    }
+    continues = None if partners.get(task.continues or "") is False else task.continues
+    return replace(
+        task,
+        id=f"{task.id}.{number}",
+        depends_on=tuple(own.get(name, name) for name in task.upstream if name != task.continues),
+        continues=None if continues is None else own.get(continues, continues),
+        item=item,
+        aliases={**own, **aliases},
+        for_each=None,
+    )

@@ -1,0 +1,106 @@
+"""Waiting for answers while the run goes on: deadlines, and whoever answers in this process (`on_question`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import anyio
+import anyio.abc
+
+from backends.ask import as_here
+from backends.protocol import JsonInput
+from runner.cancellation import Cancels
+from runner.domain.question import Asking, OpenQuestion, unix
+from runner.engine.attempt import OnQuestion, Surroundings
+from runner.errors import PlaitError
+from runner.log import logger
+from runner.scheduling.scheduler import Schedule
+from runner.state.run_state import RunState
+
+
+class Awaiting:
+    """Waits for answers to the questions of one run. `answer`, `expire` and, where nothing came of
+    asking, `look_on` are what is to be called then.
+    """
+
+    def __init__(
+        self,
+        state: RunState,
+        schedule: Schedule,
+        around: Surroundings,
+        answer: Callable[[str, int, JsonInput, str], bool],
+        expire: Callable[[int], None],
+        look_on: Callable[[], None],
+    ) -> None:
+        self._state = state
+        self._schedule = schedule
+        self._around = around
+        self._answer = answer
+        self._expire = expire
+        self._look_on = look_on
+        self._as_outside = as_here()  # `_ask` is started by workers, and is none
+        self._calls: dict[int, anyio.CancelScope] = {}
+        self._deadlines: dict[int, anyio.CancelScope] = {}
+        self._log = logger(run=around.run_id)
+
+    def begin(self, workers: anyio.abc.TaskGroup, position: int, asking: Asking) -> None:
+        """The task at `position` has just asked."""
+        # The scopes are made here: `end` and `settled` may come before what is begun has had its first turn.
+        if self._around.on_question is not None:
+            task_id, attempt = self._state.dag.tasks[position].id, self._state.attempts[position]
+            question = OpenQuestion.of(self._around.run_id, task_id, attempt, asking)
+            self._calls[position] = scope = anyio.CancelScope()
+            self._schedule.hold()
+            workers.start_soon(self._ask, self._around.on_question, question, scope)
+        if asking.deadline_at is not None:
+            self._deadlines[position] = scope = anyio.CancelScope()
+            workers.start_soon(self._wait_for_deadline, position, asking, scope)
+
+    def settled(self, position: int) -> None:
+        """The question is answered, or nobody wants to know any more: whoever was asked is let go."""
+        for waiting in (self._calls, self._deadlines):
+            scope = waiting.pop(position, None)
+            if scope is not None:
+                scope.cancel()
+
+    def end(self) -> None:
+        """Nothing else goes on in the run: deadlines are no reason to stay."""
+        for scope in self._deadlines.values():
+            scope.cancel()
+
+    async def _ask(self, on_question: OnQuestion, question: OpenQuestion, scope: anyio.CancelScope) -> None:
+        """Ask whoever answers in this process, once the question is stored."""
+        cancels = Cancels()
+        self._as_outside()
+        try:
+            with scope:
+                await self._around.sink.submit([]).wait()
+                value = await on_question(question)
+                if value is not None:
+                    self._answer(question.task_id, question.attempt, value, "callback")
+        except PlaitError as error:
+            self._log.warning("answer_refused", task=question.task_id, error=str(error))
+        except (asyncio.CancelledError, Exception) as error:
+            if isinstance(error, asyncio.CancelledError) and cancels.since:
+                raise
+            self._log.warning("on_question_failed", task=question.task_id, error=type(error).__name__)
+            self._log.debug("on_question_failed", error, task=question.task_id)
+        finally:
+            self._schedule.let_go()
+        self._look_on()
+
+    async def _wait_for_deadline(self, position: int, asking: Asking, scope: anyio.CancelScope) -> None:
+        assert asking.deadline_at is not None
+        clock, task_id, attempt = self._around.clock, self._state.dag.tasks[position].id, self._state.attempts[position]
+        with scope:
+            while (left := unix(asking.deadline_at) - clock.wall()) > 0:
+                await clock.sleep(left)
+            # The inbox is read now and then: an answer in time may lie there unread.
+            await self._around.look_for_answer(task_id, attempt, asking.deadline_at)
+        if scope.cancelled_caught or self._state.asking.get(position) is not asking:
+            return
+        if asking.question.default is None:
+            self._expire(position)
+        else:
+            self._answer(task_id, attempt, asking.question.default, "default")

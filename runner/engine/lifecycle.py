@@ -1,0 +1,243 @@
+"""From a prepared run to its result: the writer, the lease and the execution around one another.
+
+writer (shielded, ends last)
+  └─ lease renewal, and looking into the run's inbox
+       └─ execution
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import anyio
+
+from backends.errors import BackendError, ErrorKind
+from persistence.changes import Change, RunReleased
+from persistence.errors import Conflict, Fenced, StoreError
+from persistence.failpoints import reached
+from persistence.files import files_root
+from persistence.protocol import Store
+from persistence.records import Owner
+from runner.cancellation import require_asyncio
+from runner.clock import iso, stamper
+from runner.domain import events
+from runner.domain.conversation import Past
+from runner.domain.policy import Policy
+from runner.domain.result import RunResult
+from runner.domain.status import TaskStatus
+from runner.engine.attempt import Surroundings
+from runner.engine.checkpointer import Checkpointer
+from runner.engine.config import Config
+from runner.engine.executor import Execution
+from runner.engine.feed import Feed
+from runner.engine.growth import Growth
+from runner.engine.handover import NOTHING, Inherited
+from runner.engine.inbox import Inbox
+from runner.engine.policy_driver import Decided, Deciding
+from runner.engine.retry import THROTTLING
+from runner.engine.sink import NoStore, Position, Sink
+from runner.errors import OwnershipLost, RunExists
+from runner.log import logger
+from runner.run import Control
+from runner.scheduling.outset import Outset
+from runner.scheduling.scheduler import Schedule
+from runner.state.conversations import load_past
+from runner.state.orphans import end_leftovers
+from runner.state.owner import forget
+from runner.state.run_state import RunState
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run that is ready to go: where its tasks stand, and what has to be stored (`first`, `claim`) before any starts.
+
+    For a resumed run that is stored already: then `position` says where its changes go on, and `decided` what its
+    policy has decided so far.
+    """
+
+    run_id: str
+    state: RunState
+    names: list[str]
+    owner: Owner | None = None
+    first: Sequence[events.Event] = ()
+    claim: Sequence[Change] = ()
+    position: Position = Position()  # noqa: RUF009 - frozen
+    policy: Policy | None = None
+    decided: Decided = Decided()  # noqa: RUF009 - frozen
+    inherited: Inherited = NOTHING
+
+    @property
+    def resumed(self) -> bool:
+        return self.position.next_seq > 1
+
+
+async def drive(run: Prepared, config: Config, feed: Feed, control: Control) -> RunResult:
+    """Run `run` to its end in this process. See `ParallelRunner.run` for what it raises."""
+    require_asyncio()
+    try:
+        if config.store is None:
+            sink = NoStore(feed)
+            sink.submit(run.first)
+            return await _execute(run, config, _around(run, config, sink, feed), control, _nothing)
+        return await _execute_stored(run, config, config.store, feed, control)
+    finally:
+        feed.close()
+        if run.owner is not None:
+            forget(run.owner)
+
+
+async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Feed, control: Control) -> RunResult:
+    checkpointer = Checkpointer(store, run.run_id, feed, config.clock, config.strict)
+    checkpointer.begin_at(run.position)
+    checkpointer.on_fatal = lambda: control.end("stop")
+    inbox = Inbox(store, run.run_id, config.clock, lambda: checkpointer.away, control.answer)
+    around = replace(_around(run, config, checkpointer, feed), look_for_answer=inbox.look_for_answer)
+    result: RunResult | None = None
+    began = False
+    async with anyio.create_task_group() as outside:
+        outside.start_soon(checkpointer.write_until_closed)
+        try:
+            if run.claim:
+                await checkpointer.submit(run.first, *run.claim).wait()
+            else:
+                for event in run.first:
+                    feed.publish(event)
+            if checkpointer.fatal is None:
+                await _end_leftovers(run, config, kept=run.inherited.adopted)
+                began = True
+                async with anyio.create_task_group() as beside:
+                    beside.start_soon(checkpointer.keep_lease, config.lease)
+                    beside.start_soon(_heed_notes, inbox, config, control)
+                    result = await _execute(run, config, around, control, partial(_end_cut, run, config, checkpointer))
+                    beside.cancel_scope.cancel()
+        finally:
+            # Whatever happened, the shielded writer has to be told that nothing follows, or it waits for ever.
+            try:
+                if not began:
+                    checkpointer.submit((), RunReleased(iso(config.clock.wall())))
+            finally:
+                checkpointer.close()
+    await _raise_fatal(run.run_id, store, checkpointer)
+    assert result is not None
+    return replace(result, degraded=tuple(checkpointer.degraded))
+
+
+async def _heed_notes(inbox: Inbox, config: Config, control: Control) -> None:
+    """Pass answers on. Once somebody has cancelled the run, start nothing more, and end what is under way after its
+    grace time.
+    """
+    await inbox.heed()
+    control.wind_down()
+    await config.clock.sleep(config.cancel_grace)
+    control.end("cancel")
+
+
+async def _raise_fatal(run_id: str, store: Store, checkpointer: Checkpointer) -> None:
+    error = checkpointer.fatal
+    if isinstance(error, Fenced):
+        raise OwnershipLost(f"run {run_id} was taken over by another process; this one stopped ({error})") from error
+    if isinstance(error, Conflict) and not checkpointer.began and await store.get_run(run_id) is not None:
+        raise RunExists(f"the store already has a run {run_id!r}; resume it, or give another run id") from error
+    if error is not None:
+        raise error
+
+
+def _around(run: Prepared, config: Config, sink: Sink, feed: Feed) -> Surroundings:
+    return Surroundings(
+        run.run_id,
+        config.backends,
+        run.names,
+        sink,
+        feed,
+        config.clock,
+        config.rng,
+        config.on_question,
+        run.inherited,
+        partial(_recall, config.store, run.run_id, run.state),
+        files_root(config.store),
+    )
+
+
+async def _execute(
+    run: Prepared, config: Config, around: Surroundings, control: Control, end_cut: Callable[[], Awaitable[None]]
+) -> RunResult:
+    schedule = Schedule(
+        run.state.dag,
+        run.names,
+        config.places(),
+        Outset(
+            run.state.statuses,
+            alone=run.state.on_their_last_chance(),
+            later=run.inherited.next_tries.keys(),
+            throttled=[i for i in run.inherited.next_tries if run.state.records[i].error_kind in THROTTLING],
+            held=run.inherited.adopted.keys(),
+        ),
+    )
+    if alone := run.state.on_their_last_chance():
+        first = [run.state.dag.tasks[position].id for position in alone[:20]]
+        logger(run=run.run_id).warning("tasks_run_alone", count=len(alone), tasks=first, why="on their last chance")
+    stamp = stamper(config.clock)
+    growth = Growth(
+        run.state,
+        schedule,
+        run.names,
+        backends=config.backends.keys(),
+        default=config.default,
+        limits=config.growth.within(run.state.dag.growth),
+        stamp=stamp,
+    )
+    deciding = None
+    if run.policy is not None:
+        deciding = Deciding(run.policy, run.decided, state=run.state, schedule=schedule, growth=growth, stamp=stamp)
+    execution = Execution(run.state, schedule, growth, around, deciding)
+    control.attach(execution.end, execution.wind_down, execution.answer)
+    left: list[events.Event] = []
+    try:
+        await execution.run()
+    finally:
+        schedule.give_back()
+        try:
+            await end_cut()
+        finally:
+            left = execution.leave()
+            around.sink.submit(left)
+            reached("run.leaving")
+    last = left[-1]
+    assert isinstance(last, events.RunEnded)
+    receipt = run.state.receipt() if run.resumed else None
+    return run.state.result(run.run_id, last.status, last.error, receipt)
+
+
+async def _nothing() -> None:
+    return None
+
+
+async def _end_cut(run: Prepared, config: Config, checkpointer: Checkpointer) -> None:
+    """End the turns of earlier processes that were cut here, maybe before their backends had taken hold of them; unless
+    the run is another's by now, and they are with it.
+    """
+    cut = any(run.state.statuses[position] is TaskStatus.RUNNING for position in run.inherited.adopted)
+    if cut and checkpointer.fatal is None:
+        with anyio.CancelScope(shield=True):
+            await _end_leftovers(run, config)
+
+
+async def _end_leftovers(run: Prepared, config: Config, kept: Iterable[int] = ()) -> None:
+    """End what earlier processes have left of a resumed run's turns, but for those of the tasks at `kept`."""
+    if run.resumed:
+        keep = [(run.state.dag.tasks[position].id, run.state.attempts[position]) for position in kept]
+        await end_leftovers(config.store, run.run_id, keep)
+
+
+async def _recall(store: Store | None, run_id: str, state: RunState, task_id: str) -> Past:
+    if store is None:
+        return Past()
+    try:
+        past = await load_past(store, run_id, state, task_id)
+    except StoreError as error:
+        raise BackendError(
+            ErrorKind.TRANSIENT, f"the conversation of task {task_id!r} cannot be read: {error}"
+        ) from error
+    return replace(past, session_id=state.results[state.dag.position(task_id)].session_id)

@@ -1,0 +1,291 @@
+"""What an attempt's outcome makes of a run: state and schedule brought up to date, and the event that tells of it.
+
+Plain calls without an await: whoever is cancelled finds state, schedule and submission in agreement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from backends.errors import BackendError, ErrorKind
+from backends.protocol import NO_USAGE, Message, Question, Reply
+from runner.clock import iso
+from runner.domain import events
+from runner.domain.conversation import GoingOn, Past
+from runner.domain.question import Asking, Way
+from runner.domain.result import TaskResult
+from runner.domain.status import TaskStatus
+from runner.domain.task import FailureMode, JsonValue, Mode
+from runner.engine.attempt import Surroundings, Turn
+from runner.engine.backend_call import Outcome
+from runner.engine.growth import Growth, mistakes_prompt, not_added
+from runner.engine.retry import deserves_retry, retry_delay
+from runner.errors import DAGError
+from runner.log import logger
+from runner.scheduling.scheduler import Schedule
+from runner.state.codec import to_json
+from runner.state.run_state import RunState
+
+STORE_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+"""How long a task marked at_most_once waits for a store that is away, before it fails."""
+GATHERING = "for_each"
+"""What stands for the backend of a task that only gathers the results of its parts."""
+_TOO_LATE_TO_ASK = (
+    "a task marked at_most_once cannot call ask(): with the answer its code would be run a second time; "
+    "let an earlier task ask"
+)
+
+
+class Settling:
+    """Settles attempts of one run."""
+
+    def __init__(
+        self, state: RunState, schedule: Schedule, growth: Growth, around: Surroundings, stamp: Callable[[], str]
+    ) -> None:
+        self._state = state
+        self._schedule = schedule
+        self._growth = growth
+        self._around = around
+        self._stamp = stamp
+        self._log = logger(run=around.run_id)
+
+    def settle(self, turn: Turn, outcome: Outcome, duration: float) -> list[events.Event]:
+        """What the outcome of `turn` came to; the first event is the task's own."""
+        ended = outcome.reply or outcome.error
+        if ended is not None and ended.usage is not NO_USAGE:
+            self._state.usage += ended.usage
+        if outcome.asked is not None:
+            if turn.task.at_most_once:
+                return [self._failed(turn, BackendError(ErrorKind.UNEXPECTED, _TOO_LATE_TO_ASK), duration)]
+            return [self._waiting(turn, outcome.asked, Way.CALL, None, duration)]
+        if outcome.error is not None:
+            return [self._ended_badly(turn, outcome.error, duration)]
+        assert outcome.reply is not None
+        if outcome.reply.question is not None:
+            return [self._waiting(turn, outcome.reply.question, Way.REPLY, outcome.reply, duration)]
+        added: list[events.Event] = []
+        if outcome.reply.tasks or turn.task.adds_tasks:
+            try:
+                added += self._growth.from_reply(turn.task, outcome.reply)
+            except DAGError as error:
+                return [self._wrongly_planned(turn, outcome.reply, error, duration)]
+        return [self._completed(turn, outcome.reply, outcome.data_json, duration), *added]
+
+    def _ended_badly(self, turn: Turn, error: BackendError, duration: float) -> events.TaskEvent:
+        self._log.debug("attempt_failed", error, task=turn.task.id, attempt=turn.number)
+        if turn.takes_up and error.kind is ErrorKind.SESSION_LOST:
+            return self._retrying(turn, error, duration, 0.0)  # not the task's fault: it starts over
+        if turn.task.at_most_once and not turn.called and self._around.sink.away and turn.waits < len(STORE_WAITS_S):
+            return self._retrying(turn, error, duration, STORE_WAITS_S[turn.waits])
+        throttled = self._state.failures.note(turn.position, error.kind, self._schedule.closings(turn.position))
+        failures = self._state.failures.of(turn.position)
+        if not turn.task.at_most_once and deserves_retry(turn.task.retry, failures, error):
+            delay = retry_delay(turn.task.retry, max(failures, throttled), error.retry_after, self._around.rng)
+            goes_on = self._goes_on(turn, error)
+            return self._retrying(turn, error, duration, delay, goes_on=goes_on, throttled=throttled > 0)
+        return self._failed(turn, error, duration)
+
+    def _goes_on(self, turn: Turn, error: BackendError) -> bool:
+        """Whether the next attempt takes up this one's session, which has kept what was said in it."""
+        if not error.goes_on or turn.session_id is None:
+            return False
+        begun = turn.going_on or GoingOn(None)
+        self._state.going_on[turn.position] = replace(begun, session_id=turn.session_id, interrupted=True)
+        return True
+
+    def _completed(self, turn: Turn, reply: Reply, data_json: str | None, duration: float) -> events.TaskCompleted:
+        position, task, number = turn.position, turn.task, turn.number
+        said = turn.prompt if turn.going_on is None and not reply.messages else turn.messages(reply)
+        self._state.settle(
+            position,
+            TaskResult(
+                task.id,
+                TaskStatus.COMPLETED,
+                reply.text,
+                reply.data,
+                attempts=number,
+                usage=reply.usage,
+                duration_s=duration,
+                session_id=turn.session_id,
+            ),
+        )
+        if isinstance(said, str) and task.continues is None:
+            self._state.prompts[position] = said
+        else:
+            all_said = (*_said_before(turn), *turn.messages(reply))
+            self._state.conversations[position] = Past(turn.session_id, all_said, self._state.past(task))
+        self._state.going_on.pop(position, None)
+        self._schedule.finish(position, TaskStatus.COMPLETED)
+        return events.TaskCompleted(
+            self._stamp(),
+            task.id,
+            number,
+            reply.text,
+            reply.data,
+            data_json,
+            reply.usage,
+            duration,
+            turn.session_id,
+            said,
+        )
+
+    def stored(self, turn: Turn) -> None:
+        """What `turn` came to is stored, or the store is away: then its conversation is nowhere but in memory."""
+        state = self._state
+        if not (state.keeps_all or self._around.sink.away or state.times_continued(turn.position)):
+            state.prompts.pop(turn.position, None)
+            state.conversations.pop(turn.position, None)
+
+    def _waiting(
+        self, turn: Turn, question: Question, way: Way, reply: Reply | None, duration: float
+    ) -> events.TaskWaiting:
+        """The task waits for an answer. Its next attempt is prepared as far as it can be without one."""
+        now = self._around.clock.wall()
+        asking = Asking(question, way, None if question.deadline is None else iso(now + question.deadline))
+        self._state.ask(turn.position, question.text, asking)
+        self._schedule.park(turn.position)
+        messages = () if reply is None else turn.messages(reply)
+        if reply is not None:
+            said = _said_before(turn)
+            self._state.going_on[turn.position] = GoingOn(turn.session_id, (*said, *messages))
+        self._log.info("task_waiting_input", task=turn.task.id)
+        usage = NO_USAGE if reply is None else reply.usage
+        return events.TaskWaiting(
+            self._stamp(),
+            turn.task.id,
+            turn.number,
+            question.text,
+            False,
+            asking,
+            duration,
+            usage,
+            messages,
+        )
+
+    def _wrongly_planned(self, turn: Turn, reply: Reply, error: DAGError, duration: float) -> events.TaskEvent:
+        """The reply's tasks cannot be added: it is told so once, and then fails."""
+        text = not_added(error)
+        failure = BackendError(ErrorKind.INVALID_OUTPUT, text, usage=reply.usage, messages=turn.messages(reply))
+        self._state.failures.note(turn.position, failure.kind)
+        if turn.position in self._state.corrected or turn.task.at_most_once:
+            return self._failed(turn, failure, duration)
+        self._state.corrected.add(turn.position)
+        said = _said_before(turn)
+        going_on = GoingOn(turn.session_id, said, wrong=mistakes_prompt(text), refused=failure.messages)
+        self._state.going_on[turn.position] = going_on
+        return self._retrying(turn, failure, duration, 0.0)
+
+    def _retrying(
+        self,
+        turn: Turn,
+        error: BackendError,
+        duration: float,
+        delay: float,
+        *,
+        goes_on: bool = False,
+        throttled: bool = False,
+    ) -> events.TaskRetrying:
+        position, task, number = turn.position, turn.task, turn.number
+        self._state.statuses[position] = TaskStatus.PENDING
+        (self._schedule.throttle if throttled else self._schedule.set_aside)(position)
+        self._log.info("task_retrying", task=task.id, error_kind=error.kind.value, delay_s=round(delay, 3))
+        return events.TaskRetrying(
+            self._stamp(),
+            task.id,
+            number,
+            error.kind.value,
+            error.message,
+            delay,
+            duration,
+            error.usage,
+            error.messages,
+            goes_on,
+        )
+
+    def _failed(self, turn: Turn, error: BackendError, duration: float) -> events.TaskFailed:
+        # The prompt as it was sent is worth keeping where nothing else shows what the failure was about.
+        messages = error.messages or ((Message("user", turn.prompt),) if turn.prompt else ())
+        self._schedule.finish(turn.position, failed_status(turn.task.failure_mode))
+        return self.fail(turn.position, error, duration, messages)
+
+    def answer(self, position: int, value: JsonValue, by: str) -> events.TaskAnswered:
+        """The waiting task at `position` has its answer, which fits."""
+        self._state.answer(position, value, by)
+        self._schedule.unpark(position, self._state.statuses)
+        answers = self._state.answers[position]
+        return events.TaskAnswered(
+            self._stamp(), self._state.dag.tasks[position].id, self._state.attempts[position], answers
+        )
+
+    def expire(self, position: int) -> events.TaskFailed:
+        """Nobody has answered the waiting task at `position` in time."""
+        error = f"nobody answered by the deadline: {self._state.questions[position]}"
+        failed = self.fail(position, BackendError(ErrorKind.TIMEOUT, error[:2000]))
+        self._schedule.settle(position, failed.status)
+        return failed
+
+    def unfold_or_gather(self, position: int) -> list[events.Event]:
+        """The task with `for_each` at `position`, which holds no place, becomes its parts, or, once they are done, the
+        list of their results. Where it cannot, it fails; softly only once all that it depends on is done, since what
+        waits for it may name that.
+        """
+        state = self._state
+        if position in state.parts:
+            return self._join(position, self._growth.gathered(position))
+        try:
+            return self._growth.unfold(position)
+        except DAGError as error:
+            is_hard = state.dag.tasks[position].failure_mode is FailureMode.HARD
+            if not is_hard and self._schedule.put_back(position, state.statuses):
+                return []
+            return self._join(position, BackendError(ErrorKind.INVALID_REQUEST, str(error)[:2000]))
+
+    def _join(self, position: int, outcome: JsonValue | BackendError) -> list[events.Event]:
+        state, task = self._state, self._state.dag.tasks[position]
+        state.statuses[position] = TaskStatus.RUNNING
+        state.attempts[position] += 1
+        state.started.add(position)
+        number = state.attempts[position]
+        started: events.Event = events.TaskStarted(self._stamp(), task.id, number, GATHERING)
+        if isinstance(outcome, BackendError):
+            failed = self.fail(position, outcome)
+            self._schedule.settle(position, failed.status)
+            return [started, failed]
+        text = to_json(outcome)
+        result = TaskResult(task.id, TaskStatus.COMPLETED, text, outcome, attempts=number)
+        state.settle(position, result)
+        self._schedule.settle(position, TaskStatus.COMPLETED)
+        return [started, events.TaskCompleted(self._stamp(), task.id, number, text, outcome, text)]
+
+    def fail(
+        self, position: int, error: BackendError, duration: float = 0.0, messages: tuple[Message, ...] = ()
+    ) -> events.TaskFailed:
+        """The task, of which the schedule knows it already, failed."""
+        task, number = self._state.dag.tasks[position], self._state.attempts[position]
+        status = failed_status(task.failure_mode)
+        result = TaskResult(
+            task.id,
+            status,
+            error_kind=error.kind.value,
+            error=error.message,
+            attempts=number,
+            usage=error.usage,
+            duration_s=duration,
+        )
+        self._state.settle(position, result)
+        self._state.going_on.pop(position, None)
+        self._log.info("task_failed", task=task.id, error_kind=error.kind.value, status=status.value)
+        return events.TaskFailed(
+            self._stamp(), task.id, number, status, error.kind.value, error.message, duration, error.usage, messages
+        )
+
+
+def _said_before(turn: Turn) -> tuple[Message, ...]:
+    """What earlier attempts of the task said in its conversation, beside the messages of this turn."""
+    return () if turn.going_on is None else turn.going_on.said
+
+
+def failed_status(mode: Mode) -> TaskStatus:
+    """What a failed task becomes."""
+    return TaskStatus.SKIPPED if mode is FailureMode.SKIP else TaskStatus.FAILED

@@ -1,0 +1,165 @@
+"""A run's policy at work: it is asked about each end, and what it decides becomes events of the same transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, cast
+
+from backends.text import clean_text
+from runner.domain import events
+from runner.domain.policy import Decision, Policy, RunView
+from runner.domain.result import TaskResult
+from runner.domain.status import TASK_DONE, RunStatus, TaskStatus
+from runner.domain.task import JsonValue, Task
+from runner.engine.growth import Growth
+from runner.errors import DAGError, PlaitError
+from runner.log import logger
+from runner.scheduling.scheduler import Schedule
+from runner.state.codec import to_json
+from runner.state.run_state import RunState
+
+MAX_STATE = 64 * 1024
+"""Characters of JSON that a policy's state may have; it is written down with every task that ends."""
+
+End: TypeAlias = Literal[RunStatus.COMPLETED, RunStatus.FAILED]
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What is known of a policy's decisions: its `state`, the `end` that it decided on and why, and whether it was
+    asked when nothing was left to run, and added nothing. `failed_on` is the task about whose end it gave no sound
+    answer.
+    """
+
+    state: JsonValue = None
+    end: End | None = None
+    error: str | None = None
+    rests: bool = False
+    failed_on: str | None = None
+
+    def encoded(self) -> str:
+        """As `PolicyDecided.state`. Raises TypeError or ValueError for what JSON does not have."""
+        kept: dict[str, JsonValue] = {"state": self.state}
+        if self.end is not None:
+            kept |= {"end": self.end.value, "error": self.error}
+        if self.rests:
+            kept["rests"] = True
+        if self.failed_on is not None:
+            kept["failed_on"] = self.failed_on
+        return to_json(kept)
+
+
+def decided_of(encoded: str | None) -> Decided:
+    """What is stored. Raises ValueError, KeyError or TypeError where it is damaged."""
+    if encoded is None:
+        return Decided()
+    kept = json.loads(encoded)
+    end = None if "end" not in kept else cast("End", RunStatus(kept["end"]))
+    return Decided(kept["state"], end, kept.get("error"), kept.get("rests", False), kept.get("failed_on"))
+
+
+class Deciding:
+    """Asks the policy of one run. `decided` is where it stands, from its stored decisions on."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        decided: Decided,
+        *,
+        state: RunState,
+        schedule: Schedule,
+        growth: Growth,
+        stamp: Callable[[], str],
+    ) -> None:
+        self._policy = policy
+        self._state = state
+        self._schedule = schedule
+        self._growth = growth
+        self._stamp = stamp
+        self.decided = decided
+
+    def about(self, ended: str | None) -> list[events.Event]:
+        """Ask what follows after the end of the task `ended`, or, if None, when nothing is left that could run."""
+        if self.decided.end is not None or (ended is None and self.decided.rests):
+            return []
+        view = RunView(self._state.dag.tasks, self._result, self.decided.state, ended, self._state.dag.position)
+        try:
+            decision = _checked(self._policy.decide(view))
+            decided = Decided(cast("JsonValue", decision.state), decision.end, decision.error)
+            encoded = decided.encoded()
+            if len(encoded) > MAX_STATE:
+                raise PlaitError(f"its state has {len(encoded)} characters of JSON, and {MAX_STATE} are possible")
+            happened = self._carried_out(decision)
+            if ended is None and not happened:
+                decided = replace(decided, rests=True)
+                encoded = decided.encoded()
+            self.decided = decided
+        except Exception as error:
+            happened = []
+            self._failed(error, ended)
+            encoded = self.decided.encoded()
+        return [*happened, events.PolicyDecided(self._stamp(), self.decided.state, encoded)]
+
+    def _failed(self, error: Exception, ended: str | None) -> None:
+        when = "nothing was left to run" if ended is None else f"task {ended!r} had ended"
+        what = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
+        message = f"the run's policy {self._policy.kind!r} failed when {when}: {what}"[:2000]
+        logger().error("policy_failed", kind=self._policy.kind, error=type(error).__name__)
+        if not isinstance(error, PlaitError):
+            logger().debug("policy_failed", error, kind=self._policy.kind)
+        self.decided = Decided(self.decided.state, RunStatus.FAILED, clean_text(message), failed_on=ended)
+
+    def _carried_out(self, decision: Decision) -> list[events.Event]:
+        happened: list[events.Event] = []
+        new = {task.id for task in decision.add}
+        for task_id in decision.cancel:
+            if task_id not in self._state.dag and task_id not in new:
+                raise PlaitError(f"it cancels task {task_id!r}, which the run does not have")
+        if decision.add:
+            try:
+                happened.append(self._growth.add(decision.add, None))
+            except DAGError as error:
+                raise PlaitError(f"it adds tasks that cannot be added: {error}") from error
+        for task_id in decision.cancel:
+            happened += self._cancel(self._state.dag.position(task_id))
+        return happened
+
+    def _cancel(self, position: int) -> list[events.Event]:
+        """Cancel the task, if it does not run and is not done, all that waits for it, and the parts it waits for."""
+        at = self._stamp()
+        happened: list[events.Event] = []
+        waiting = [position]
+        while waiting:
+            position = waiting.pop()
+            if self._state.statuses[position] not in {TaskStatus.PENDING, TaskStatus.WAITING_INPUT}:
+                continue
+            happened.append(self._state.cancel(position, at))
+            self._schedule.drop(position)
+            waiting += [*self._state.dag.dependents[position], *self._state.parts.get(position, ())]
+        return happened
+
+    def _result(self, task_id: str) -> TaskResult:
+        """Raises KeyError."""
+        position = self._state.dag.position(task_id)
+        status = self._state.statuses[position]
+        if status in TASK_DONE:
+            return self._state.results[position]
+        return TaskResult(task_id, status, attempts=self._state.attempts[position])
+
+
+def _checked(decision: object) -> Decision:
+    """Policies come from outside, where no type checker may have been."""
+    if not isinstance(decision, Decision):
+        raise PlaitError(f"decide() returned {type(decision).__name__}, not a Decision")
+    if not (decision.end is None or decision.end is RunStatus.COMPLETED or decision.end is RunStatus.FAILED):
+        raise PlaitError(f"it ends the run as {decision.end!r}; RunStatus.COMPLETED and RunStatus.FAILED are possible")
+    if decision.end is not None and decision.add:
+        raise PlaitError("it ends the run and adds tasks, both at once; let it do one of the two")
+    others = [type(task).__name__ for task in decision.add if not isinstance(task, Task)]  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(decision.cancel, str):
+        raise PlaitError(f"it cancels {decision.cancel!r}; give a tuple of task ids")
+    if others:
+        raise PlaitError(f"it adds {others[0]}, which is not a Task")
+    return decision if decision.error is None else replace(decision, error=clean_text(str(decision.error))[:2000])

@@ -1,0 +1,200 @@
+"""A person settles a task that waits for them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from backends.errors import BackendError
+from backends.protocol import JsonInput, Message
+from backends.structured import Mismatch, Schema
+from backends.text import clean_text
+from persistence.changes import Change, TaskAnswered, TaskCompleted, TaskFailed, TaskWaiting
+from persistence.records import TaskRecord
+from runner.clock import iso
+from runner.domain.question import Asking, OpenQuestion, Way, encode_answers
+from runner.domain.status import TaskStatus
+from runner.domain.task import JsonValue, Task
+from runner.engine.config import Config
+from runner.engine.feed import Feed
+from runner.engine.inbox import AnswerNote, answer_note
+from runner.engine.outcome import failed_status
+from runner.errors import AnswerConflict, PlaitError, RunOwned
+from runner.recovery.adoption import with_left
+from runner.recovery.answers import first_notes, given_answers, open_questions, question_of, too_late
+from runner.recovery.lease import step_in, wait_until_free
+from runner.recovery.resume_plan import Action, Heard, judge
+from runner.state.codec import to_json, turns
+from runner.state.orphans import under_way
+from runner.state.owner import Liveness, liveness
+from runner.state.stored_run import StoredRun, require_unfailed, stored_run
+
+_LOOK_AGAIN_S = 0.2
+GIVEN_UP = "given_up"
+"""The error kind of a task that a person declared failed."""
+
+
+How: TypeAlias = Literal["done", "again", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What a person says of a task: see `ParallelRunner.answer`. Raises ValueError for any other `how`."""
+
+    how: How
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.how not in get_args(How):
+            raise ValueError(f"how a task is settled is 'done', 'again' or 'fail', not {self.how!r}")
+
+
+async def settle(config: Config, run: StoredRun, task_id: str, settlement: Settlement) -> None:
+    """See `ParallelRunner.answer`. The run is claimed, settled and left."""
+    dag, run_id = run.state.dag, run.record.run_id
+    run.require_task(task_id)
+    await wait_until_free(config, run, Feed())
+    position, run = dag.position(task_id), await with_left(config, run)
+    record, verdict = run.tasks[position], judge(dag, run.tasks, heard=Heard(left=run.left))[position]
+    if position in run.state.asking:
+        await _refuse_settling(config, run, task_id, settlement)
+    if verdict.action is Action.ADOPT:
+        raise PlaitError(f"task {task_id!r} of run {run_id} needs no answer, {verdict.reason}; resume the run")
+    if verdict.action is not Action.ASK:
+        raise PlaitError(f"task {task_id!r} of run {run_id} is {record.status} and waits for nobody's answer")
+    at = iso(config.clock.wall())
+    then: list[Change] = []
+    if TaskStatus(record.status) is not TaskStatus.WAITING_INPUT:  # its process died, and nobody has resumed the run
+        then.append(TaskWaiting(at, task_id, record.attempt, verdict.reason, crashed=True))
+    then += _outcome(run, dag[task_id], record, settlement, at)
+    await step_in(config, run, then, under_way(run.tasks, but=task_id))
+
+
+async def _refuse_settling(config: Config, run: StoredRun, task_id: str, settlement: Settlement) -> None:
+    """Raise unless the task's own question can be settled like this: the first word counts, a default included."""
+    run_id, asking = run.record.run_id, run.state.asking[run.state.dag.position(task_id)]
+    given = await given_answers(run, config.clock.wall())
+    if task_id in given.answers or task_id in given.late:
+        noted = task_id in given.answers and given.answers[task_id].by == "person"
+        raise AnswerConflict(too_late(run_id, task_id, asking, noted=noted))
+    if settlement.how == "again":
+        raise PlaitError(
+            f"task {task_id!r} of run {run_id} asks {asking.question.text[:200]!r}: run again, it would ask again; "
+            f"answer it (plait answer {run_id} {task_id} VALUE), or say --done TEXT or --fail REASON"
+        )
+
+
+async def unanswered_questions(config: Config, run_id: str) -> list[OpenQuestion]:
+    """See `ParallelRunner.questions`."""
+    run = await stored_run(config, run_id)
+    noted = await first_notes(run)
+    return [question for question in open_questions(run) if question.task_id not in noted]
+
+
+async def answer_question(
+    config: Config, run_id: str, task_id: str, value: JsonInput, attempt: int | None, wait: float
+) -> bool:
+    """See `ParallelRunner.answer_question`."""
+    ends = config.clock.monotonic() + wait
+    mine: AnswerNote | None = None
+    while True:
+        run = await stored_run(config, run_id)
+        if mine is not None and _taken(run, mine):
+            return True
+        asking, record = question_of(run, task_id)
+        if mine is None:
+            require_unfailed(run)
+            _require_same(run, record, asking, attempt)
+        noted = (await first_notes(run)).get(task_id)
+        if noted is not None and (mine is None or noted.nonce != mine.nonce):
+            raise AnswerConflict(too_late(run_id, task_id, asking, noted=True))
+        if mine is None and asking.is_late(config.clock.wall()):
+            raise AnswerConflict(too_late(run_id, task_id, asking, noted=False))
+        owner = run.record.owner
+        if owner is None or liveness(owner) is Liveness.DEAD:
+            try:
+                return await _answer_from_here(config, run, task_id, asking.checked(value))
+            except RunOwned:
+                continue  # somebody runs it after all
+        if mine is None:
+            at = iso(config.clock.wall())
+            nonce = secrets.token_hex(8)
+            mine = AnswerNote(task_id, record.attempt, asking.checked(value), at, nonce)
+            await run.store.send(run_id, answer_note(mine))
+        elif config.clock.monotonic() >= ends:
+            return False
+        await _news_of(config, run, task_id, ends)
+
+
+def _require_same(run: StoredRun, record: TaskRecord, asking: Asking, attempt: int | None) -> None:
+    """Raise AnswerConflict where somebody answers what `attempt` of the task asked, and it asks something else now."""
+    if attempt is not None and attempt != record.attempt:
+        raise AnswerConflict(
+            f"the question of attempt {attempt} of task {record.task_id!r} of run {run.record.run_id} was answered; "
+            f"attempt {record.attempt} asks {asking.question.text[:200]!r}"
+        )
+
+
+async def _news_of(config: Config, run: StoredRun, task_id: str, ends: float) -> None:
+    """Wait until something is told of the task, the run has another owner or none that lives, or it is time. The run
+    is not read whole for that: with thousands of tasks this would hold up everything else here.
+    """
+    store, run_id, owner, after = run.store, run.record.run_id, run.record.owner, run.record.last_seq
+    while owner is not None and config.clock.monotonic() < ends:
+        await config.clock.sleep(_LOOK_AGAIN_S)
+        now = await store.get_run(run_id)
+        if now is None or now.owner != owner or liveness(owner) is Liveness.DEAD:
+            return
+        while told := await store.list_events(run_id, after):
+            if any(event.task_id == task_id for event in told):
+                return
+            after = told[-1].seq
+
+
+def _taken(run: StoredRun, mine: AnswerNote) -> bool:
+    """Whether the question has got this answer. Raises AnswerConflict when it got another."""
+    position = run.state.dag.position(mine.task_id)
+    for answered in run.state.answers.get(position, ()):
+        if answered.attempt == mine.attempt:
+            if (answered.value, answered.by) == (mine.value, "person"):
+                return True
+            run_id = run.record.run_id
+            raise AnswerConflict(f"the question of task {mine.task_id!r} of run {run_id} was answered by {answered.by}")
+    return False
+
+
+async def _answer_from_here(config: Config, run: StoredRun, task_id: str, value: JsonValue) -> bool:
+    """The run has no owner: it is claimed, the answer written down, and left."""
+    position = run.state.dag.position(task_id)
+    at = iso(config.clock.wall())
+    run.state.answer(position, value, "person")
+    answered = TaskAnswered(at, task_id, encode_answers(run.state.answers[position]))
+    await step_in(config, run, [answered], under_way(run.tasks))
+    return True
+
+
+def _outcome(run: StoredRun, task: Task, record: TaskRecord, settlement: Settlement, at: str) -> Sequence[Change]:
+    text = clean_text(settlement.text)
+    if settlement.how == "again":
+        return [TaskAnswered(at, task.id)]
+    if settlement.how == "fail":
+        status = failed_status(task.failure_mode)
+        return [TaskFailed(at, task.id, record.attempt, status.value, GIVEN_UP, text or "a person said that it failed")]
+    data = None if task.output_schema is None else _data(task, text)
+    position = run.state.dag.position(task.id)
+    said = [Message("assistant", text)]
+    asking = run.state.asking.get(position)
+    begun = asking is not None and asking.way is Way.REPLY  # then its conversation is stored up to the question
+    damaged = any(run.tasks[n].damaged for n in run.state.dag.dependencies[position])
+    if not begun and not damaged:  # else nobody knows what was asked
+        said.insert(0, Message("user", clean_text(run.state.prompt(task))))
+    return [*turns(at, task.id, record.attempt, said), TaskCompleted(at, task.id, record.attempt, text, data)]
+
+
+def _data(task: Task, text: str) -> str:
+    try:
+        return to_json(Schema(task.output_schema or {}).read(text))
+    except (Mismatch, BackendError) as error:
+        raise PlaitError(f"the answer does not fit the output_schema of task {task.id!r}: {error}") from None

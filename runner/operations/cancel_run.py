@@ -1,0 +1,71 @@
+"""Cancelling a stored run for good: by its owner where it has a living one, else from here."""
+
+from __future__ import annotations
+
+from runner.clock import iso
+from runner.domain import events
+from runner.domain.result import RunResult
+from runner.domain.status import RUN_DONE, TASK_DONE, RunStatus
+from runner.engine.config import Config
+from runner.engine.feed import Feed
+from runner.engine.inbox import cancel_note, is_to_be_cancelled
+from runner.errors import RunOwned
+from runner.recovery.lease import claim, is_live, wait_until_free
+from runner.state.codec import changes
+from runner.state.orphans import end_leftovers
+from runner.state.owner import Liveness, forget, liveness
+from runner.state.stored_run import StoredRun, stored_record, stored_run
+
+_LOOK_AGAIN_S = 0.2
+
+
+async def cancel(config: Config, run_id: str, wait: float) -> RunStatus:
+    """See `ParallelRunner.cancel_run`."""
+    ends = config.clock.monotonic() + wait
+    told = False
+    while True:
+        store, record = await stored_record(config, run_id)
+        if RunStatus(record.status) in RUN_DONE:
+            if record.owner is None and RunStatus(record.status) is RunStatus.CANCELLED:
+                await end_leftovers(store, run_id)  # whoever cancelled it may have died before
+            return RunStatus(record.status)
+        if not told and record.owner is not None and liveness(record.owner) is not Liveness.DEAD:
+            if not await is_to_be_cancelled(store, record):
+                await store.send(run_id, cancel_note(record, iso(config.clock.wall())))
+            told = True
+        if not is_live(record, config.clock.wall()):
+            try:
+                return await _cancel_from_here(config, run_id)
+            except RunOwned:  # somebody runs it after all
+                if not told:
+                    continue
+        if config.clock.monotonic() >= ends:
+            return RunStatus.CANCELLING
+        await config.clock.sleep(_LOOK_AGAIN_S)
+
+
+async def _cancel_from_here(config: Config, run_id: str) -> RunStatus:
+    run = await stored_run(config, run_id)
+    if run.status in RUN_DONE:
+        return run.status
+    await wait_until_free(config, run, Feed())
+    return (await finish_cancelling(config, run, Feed())).status
+
+
+async def finish_cancelling(config: Config, run: StoredRun, feed: Feed) -> RunResult:
+    """Claim the run, which nobody runs, cancel what is not done, and leave it, in one transaction. Raises RunOwned when
+    somebody else has just claimed it, StoreError.
+    """
+    state, record = run.state, run.record
+    at = iso(config.clock.wall())
+    happened: list[events.Event] = []
+    for position, status in enumerate(state.statuses):
+        if status not in TASK_DONE:
+            happened.append(state.cancel(position, at))
+    happened.append(events.RunCancelled(at, record.run_id, RunStatus.CANCELLED))
+    owner, _ = await claim(config, run.store, record, [change for event in happened for change in changes(event)])
+    forget(owner)
+    await end_leftovers(run.store, record.run_id)
+    for event in happened:
+        feed.publish(event)
+    return state.result(record.run_id, RunStatus.CANCELLED, receipt=state.receipt())

@@ -1,0 +1,144 @@
+"""A person goes on with a task's conversation after the run."""
+
+from __future__ import annotations
+
+import anyio
+
+from backends.errors import BackendError
+from backends.protocol import Backend, Opening, OutlivingBackend, Reply
+from backends.text import clean_text
+from persistence.changes import Change, RunReleased, SessionOpened, TurnAppended
+from persistence.files import files_root
+from persistence.records import TaskRecord
+from runner.clock import iso
+from runner.domain.status import TaskStatus
+from runner.domain.task import Task
+from runner.engine.backend_call import attempt
+from runner.engine.checkpointer import Checkpointer
+from runner.engine.config import Config, require_backends
+from runner.engine.feed import Feed
+from runner.errors import PlaitError, TurnNotStored
+from runner.recovery.lease import claim, wait_until_free
+from runner.state.attempt_files import turn_files
+from runner.state.conversations import load_past
+from runner.state.orphans import end_leftovers, under_way
+from runner.state.owner import forget
+from runner.state.stored_run import StoredRun
+
+_PERSON = 0
+"""The attempt number of turns that belong to no attempt: see TurnAppended."""
+_UNANSWERED = "nothing was answered in it yet: "
+_WHY = {
+    TaskStatus.PENDING: f"{_UNANSWERED}resume the run first",
+    TaskStatus.RUNNING: f"{_UNANSWERED}resume the run first",
+    TaskStatus.WAITING_INPUT: f"{_UNANSWERED}answer what it asks",
+    TaskStatus.COMPLETED: "its backend keeps none; functions never have one",
+    TaskStatus.FAILED: f"{_UNANSWERED}resume the run with retry_failed (plait resume --retry-failed) first",
+    TaskStatus.SKIPPED: "nothing was answered in it",
+    TaskStatus.CANCELLED: "nothing was answered in it",
+}
+"""Why a task of this status has no conversation, and what to do about it."""
+
+
+async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Reply:
+    """See `ParallelRunner.continue_task`. The run is claimed meanwhile, so that two people cannot speak at once."""
+    dag, run_id = run.state.dag, run.record.run_id
+    run.require_task(task_id)
+    task, message = dag[task_id], clean_text(message)
+    name = dag.backend_of(task) or config.default
+    require_backends(config, {name}, f"task {task_id!r}")
+    await wait_until_free(config, run, Feed())
+    if dag.position(task_id) in run.state.asking:
+        raise PlaitError(f"task {task_id!r} of run {run_id} waits for an answer to its question; give it that one")
+    opening = await _opening(run, task, config.backends[name])
+    owner, position = await claim(config, run.store, run.record, ())
+    checkpointer = Checkpointer(run.store, run_id, Feed(), config.clock, config.strict)
+    checkpointer.begin_at(position)
+    turns: list[Change] = []
+    reply: Reply | None = None
+    failure: BackendError | PlaitError | None = None
+    async with anyio.create_task_group() as outside:
+        outside.start_soon(checkpointer.write_until_closed)
+        try:
+            async with anyio.create_task_group() as beside:
+                beside.start_soon(checkpointer.keep_lease, config.lease)
+                await end_leftovers(run.store, run_id, under_way(run.tasks))
+                outcome = await attempt(config.backends[name], opening, message)
+                reply, failure = outcome.reply, outcome.error
+                if outcome.asked is not None:
+                    failure = PlaitError(
+                        f"the backend asks {outcome.asked.text[:200]!r} instead of answering; only a task of a run "
+                        f"that goes on can wait for an answer"
+                    )
+                beside.cancel_scope.cancel()
+            if reply is not None:
+                turns = _turns(iso(config.clock.wall()), task, opening, message, reply)
+        finally:
+            forget(owner)
+            checkpointer.submit((), *turns, RunReleased(iso(config.clock.wall())))
+            checkpointer.close()
+    if failure is not None:
+        raise failure
+    assert reply is not None
+    _refuse_loss(checkpointer, reply)
+    return reply
+
+
+def _refuse_loss(checkpointer: Checkpointer, reply: Reply) -> None:
+    """Raise TurnNotStored, with the answer, unless the turn is in the store."""
+    lost = next((one.error for one in checkpointer.degraded if one.lost), None)
+    if checkpointer.fatal is not None or lost is not None:
+        reason = checkpointer.fatal or lost
+        raise TurnNotStored(f"the answer came, but could not be stored: {reason}", reply.text)
+
+
+async def _opening(run: StoredRun, task: Task, backend: Backend) -> Opening:
+    run_id, position = run.record.run_id, run.state.dag.position(task.id)
+    root = files_root(run.store) if isinstance(backend, OutlivingBackend) else None
+    past = await load_past(run.store, run_id, run.state, task.id, persons=True)
+    session_id = run.tasks[position].session_id
+    if session_id is None or not await _holds_an_answer(run, run.tasks[position]):
+        status = run.state.statuses[position]
+        raise PlaitError(
+            f"task {task.id!r} of run {run_id} is {status.value} and has no conversation to go on with; {_WHY[status]}"
+        )
+    return Opening(
+        session_id=session_id,
+        resume=True,
+        history=past.messages,
+        # Unlike an attempt's, a person's message is a new wish each time.
+        idempotency_key=f"{run_id}:{task.id}:{run.record.last_seq}",
+        metadata=task.metadata,
+        files=None if root is None else turn_files(root, run_id, task.id, f"{_PERSON}-{run.record.last_seq}"),
+        timeout=task.timeout,
+    )
+
+
+async def _holds_an_answer(run: StoredRun, task: TaskRecord) -> bool:
+    """Whether something was answered in the task's conversation, or its backend has said that it keeps it, so that
+    only the backend knows.
+    """
+    run_id, task_id = run.record.run_id, task.task_id
+    if task.session_confirmed:
+        return True
+    if any(said.role == "assistant" and said.attempt for said in await run.store.list_messages(run_id, task_id)):
+        return True
+    # An attempt that failed is gone on with by nobody else, so it is confirmed no more; what its agent did is there.
+    attempts = await run.store.list_attempts(run_id, task_id)
+    theirs = {_PERSON, *(one.attempt for one in attempts if one.session_id == task.session_id)}
+    after = 0
+    while page := await run.store.list_events(run_id, after):
+        if any(one.kind == "session_opened" and one.task_id == task_id and one.attempt in theirs for one in page):
+            return True
+        after = page[-1].seq
+    return False
+
+
+def _turns(at: str, task: Task, opening: Opening, message: str, reply: Reply) -> list[Change]:
+    turns: list[Change] = [
+        TurnAppended(at, task.id, _PERSON, m.role, m.content, m.usage.input_tokens, m.usage.output_tokens)
+        for m in reply.turn(message)
+    ]
+    if reply.session_id is not None and reply.session_id != opening.session_id:
+        turns.append(SessionOpened(at, task.id, _PERSON, reply.session_id))
+    return turns

@@ -1,0 +1,139 @@
+"""Storing a run that nobody runs yet, once for each key.
+
+The run's id is made from its key, so the store itself refuses a second run of that key, whoever races for it. Beside
+the key its settings keep a digest of all that was asked for: by it a caller who tries again is told from one who wants
+something else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from typing import cast
+
+from backends.protocol import JsonInput
+from backends.text import clean_text
+from persistence.batch import Batch
+from persistence.changes import RunCreated
+from persistence.errors import Conflict
+from persistence.protocol import Store
+from runner.clock import iso, new_run_id
+from runner.domain import events
+from runner.domain.dag import DAG
+from runner.domain.policy import CheckingPolicy, Policy
+from runner.domain.validation import why_no_json
+from runner.engine.config import Config, backend_names, require_policy_backends
+from runner.errors import KeyConflict, RunExists, StoreRequired
+from runner.state.codec import changes
+
+MOST_KEY_CHARACTERS = 200
+RESERVED_RUN_IDS = frozenset({"last"})
+"""Words that stand for a run where one is named."""
+RESERVED_SETTINGS = ("concurrency", "digest", "format", "growth", "inputs", "key", "policy", "ticket")
+"""What the settings of a run hold beside its maker's own."""
+_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+
+
+def checked_run_id(run_id: str | None) -> str | None:
+    """`run_id` itself. Raises ValueError where no run can be called so."""
+    if run_id is not None and (not _RUN_ID.fullmatch(run_id) or run_id in RESERVED_RUN_IDS):
+        raise ValueError(
+            f"run id {run_id[:80]!r} must be 1 to 128 of letters, digits, '.', '_', '-', not starting with '.', "
+            f"and not 'last'"
+        )
+    return run_id
+
+
+def with_policy(
+    config: Config, dag: DAG, settings: Mapping[str, JsonInput] | None, policy: Policy | None
+) -> dict[str, JsonInput]:
+    """`settings` with what `resume` needs to go on with `policy`. Raises ValueError for a key of ours and for what is
+    no JSON, BackendMissing if the policy's backends are not all there, DAGError for what it would add to `dag` with
+    mistakes.
+    """
+    kept = dict(settings or {})
+    if taken := [key for key in RESERVED_SETTINGS if key in kept]:
+        raise ValueError(f"settings cannot have {', '.join(map(repr, taken))}, which plait keeps itself; rename it")
+    if why := why_no_json(kept):
+        raise ValueError(f"settings have to be JSON, to be stored with the run: {why}")
+    if policy is not None:
+        require_policy_backends(config, policy)
+        if isinstance(policy, CheckingPolicy):
+            policy.check(dag)
+        kept["policy"] = {"kind": policy.kind, "settings": dict(policy.settings())}
+        if why := why_no_json(kept["policy"]):
+            raise ValueError(f"the settings of policy {policy.kind!r} have to be JSON, to be stored: {why}")
+    return kept
+
+
+async def create(
+    config: Config, dag: DAG, run_id: str | None, key: str | None, settings: Mapping[str, JsonInput]
+) -> str:
+    """See `ParallelRunner.create_run`; `settings` are those `with_policy`."""
+    run_id, store = checked_run_id(run_id), config.store
+    if key is not None and run_id is not None:
+        raise ValueError("give a run id or a key, not both: the id of a run with a key is made from the key")
+    if store is None:
+        raise StoreRequired("this runner has no store, so no run can be queued; give it one with store=...")
+    backend_names(dag, config)
+    at, kept = iso(config.clock.wall()), {**settings, "concurrency": config.concurrency}
+    if key is not None:
+        run_id = run_id_of(key)
+        kept |= {"key": key, "digest": _digest(_change(events.RunCreated(at, run_id, dag, settings)))}
+    elif run_id is not None:
+        # A store takes a run that differs in nothing for the same one written again, but the id may be another's.
+        kept["ticket"] = secrets.token_hex(8)
+    run_id = run_id or new_run_id(config.clock)
+    created = _change(events.RunCreated(at, run_id, dag, kept))
+    try:
+        await store.write(Batch(run_id, 0, 1, (created,)))
+    except Conflict as error:
+        there = await store.get_run(run_id)
+        if there is None:
+            raise
+        if key is None:
+            raise RunExists(f"the store already has a run {run_id!r}; start it, or give another run id") from error
+        stored = json.loads(there.settings)
+        if stored.get("key") != key or stored.get("digest") != kept["digest"]:
+            raise KeyConflict(
+                f"key {key!r} was used at {there.created_at} for run {run_id}, with another DAG or other settings "
+                f"({await _difference(store, created, run_id)}); give a new run a new key"
+            ) from error
+    return run_id
+
+
+def run_id_of(key: str) -> str:
+    """The id of the run of `key`."""
+    if not 0 < len(key) <= MOST_KEY_CHARACTERS or key != clean_text(key):
+        raise ValueError(f"a key is text of 1 to {MOST_KEY_CHARACTERS} characters, not {key[:80]!r}")
+    return f"key-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+
+
+def _change(event: events.RunCreated) -> RunCreated:
+    return cast("RunCreated", changes(event)[0])
+
+
+def _digest(created: RunCreated) -> str:
+    """Of what was asked for, in whatever order its mappings came."""
+    tasks = [(t.task_id, t.prompt, t.depends_on, t.backend, json.loads(t.spec)) for t in created.tasks]
+    asked = json.dumps([created.name, json.loads(created.settings), tasks], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(asked.encode()).hexdigest()
+
+
+async def _difference(store: Store, asked: RunCreated, run_id: str) -> str:
+    """The first task in which the run differs from what is asked for."""
+    there = {task.task_id: task for task in await store.list_tasks(run_id)}
+    for task in asked.tasks:
+        stored = there.get(task.task_id)
+        if stored is None:
+            return f"it has no task {task.task_id!r}"
+        if stored.prompt != task.prompt:
+            return f"task {task.task_id!r} has another prompt"
+        if stored.depends_on != task.depends_on:
+            return f"task {task.task_id!r} depends on other tasks"
+        if (stored.backend, json.loads(stored.spec)) != (task.backend, json.loads(task.spec)):
+            return f"task {task.task_id!r} has other fields"
+    return "its tasks are the same, as far as they are given here"

@@ -1,0 +1,272 @@
+"""A run's history as a person wants to read it: the stored events, and between them what the run's tasks did.
+
+What agents did stands in the files of their turns, also while they work, whoever runs the run, and when nobody does any
+more. Where their output tells its times, it stands among the events in the order of time, else before the end of its
+attempt. What was said in attempts without such files is stored with their end, and stands before it. Turns of a person
+who went on with a conversation leave no event; they stand at the time at which they were stored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+from backends.agents.follow import TurnWatch
+from persistence.files import files_root
+from persistence.protocol import Store
+from persistence.records import EventRecord, MessageRecord, TaskRecord
+from runner.domain.question import answers_of
+from runner.domain.task import JsonValue
+from runner.state.attempt_files import run_folder, turn_files
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from backends.protocol import Output
+
+_LONGEST = 8000  # characters of a text that is kept until its line ends
+_LATER = "~"  # behind all times
+_ENDS = frozenset(
+    f"task_{how}" for how in ("completed", "failed", "skipped", "retried", "interrupted", "waiting_input", "cancelled")
+)
+_OPENED = "session_opened"
+_NEED_TASKS = frozenset({"tasks_added", "task_waiting_input", "task_answered"})
+_OF_AN_ATTEMPT = ("error", "duration_s", "input_tokens", "output_tokens", "cost_usd", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a chronicle, in the shape of a stored event, and mostly one: then it has its `seq`, and `detail` also
+    tells what is stored of the attempt: its session, or its end's error, time and cost.
+
+    `kind` "output" is a task at work: `detail` has `output` (text, tool, waiting, notice), `text`, and what the turn
+    has used so far. All texts of a turn in a row are what it wrote. `kind` "message" is one that was said: `role`,
+    `content`. `at` is UTC in ISO 8601, None where nobody tells.
+    """
+
+    at: str | None
+    kind: str
+    task_id: str | None
+    attempt: int | None
+    detail: Mapping[str, JsonValue]
+    seq: int | None = None
+
+
+class Chronicle:
+    """Reads the history of one run, or of one task in it, oldest first. Close it."""
+
+    def __init__(self, store: Store, run_id: str, task_id: str | None = None) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._task_id = task_id
+        self._root = files_root(store)
+        self._has_files = False
+        self._after = 0
+        self._turns: list[_Turn] = []
+        self._placed = 0
+        self._asked: dict[str, int] = {}
+        self._persons: list[tuple[str, int, Entry]] = []
+        """Turns of persons that are not told yet: a heap by time, then by how many were found before."""
+        self._found = 0
+        self._known: dict[str, int] = {}
+        """How many messages of such turns were found so far, by task."""
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether an agent works on an attempt whose end is not told yet."""
+        return any(turn.watch is not None and turn.watch.is_alive for turn in self._turns)
+
+    async def more(self) -> AsyncIterator[Entry]:
+        """What has happened since the last call, as far as it is there. Raises StoreError."""
+        self._has_files = self._root is not None and run_folder(self._root, self._run_id).is_dir()
+        while records := await self._store.list_events(self._run_id, self._after):
+            tasks = await self._of_interest(records)
+            for record in records:
+                self._after = record.seq
+                first = self._placed
+                if record.kind in {"run_created", "tasks_added"}:
+                    self._placed += json.loads(record.detail)["tasks"]
+                if self._task_id in {None, record.task_id}:
+                    async for entry in self._event(record, tasks, first):
+                        yield entry
+        for entry in chain(self._meanwhile(None), self._of_persons(None)):
+            yield entry
+
+    def rest(self) -> Iterator[Entry]:
+        """What `more` has kept back: lines without an end. Nothing may follow."""
+        for turn in self._turns:
+            yield from turn.rest()
+
+    def close(self) -> None:
+        """Let go of all files."""
+        for turn in self._turns:
+            turn.close()
+
+    async def _of_interest(self, records: Sequence[EventRecord]) -> Mapping[str, TaskRecord]:
+        """The run's tasks by id as they are by now, where one of the events needs them: once for all of these."""
+        if not any(record.kind in _NEED_TASKS for record in records):
+            return {}
+        return {task.task_id: task for task in await self._store.list_tasks(self._run_id)}
+
+    async def _event(self, record: EventRecord, tasks: Mapping[str, TaskRecord], first: int) -> AsyncIterator[Entry]:
+        for entry in chain(self._meanwhile(record.at), self._of_persons(record.at)):
+            yield entry
+        for turn in [turn for turn in self._turns if turn.ends_with(record)]:
+            self._turns.remove(turn)
+            for entry in turn.rest():
+                yield entry
+            for entry in await self._said(turn):
+                yield entry
+            turn.close()
+        if record.kind == "task_started":
+            self._turns.append(self._turn(record.task_id or "", record.attempt or 0))
+        of_attempt = await self._of_attempt(record)
+        detail = {**json.loads(record.detail), **of_attempt, **self._of_tasks(record, tasks, first)}
+        yield Entry(record.at, record.kind, record.task_id, record.attempt, detail, record.seq)
+
+    def _meanwhile(self, until: str | None) -> Iterator[Entry]:
+        """What agents did up to the time `until`, in the order of time; without one, all there is by now."""
+        if not self._has_files:
+            return
+        ready = [(at, n) for n, turn in enumerate(self._turns) if (at := turn.next_at(until)) is not None]
+        heapify(ready)
+        while ready:
+            turn = self._turns[n := heappop(ready)[1]]
+            yield from turn.step()
+            if (at := turn.next_at(until)) is not None:
+                heappush(ready, (at, n))
+
+    def _turn(self, task_id: str, attempt: int) -> _Turn:
+        files = None if self._root is None else turn_files(self._root, self._run_id, task_id, attempt)
+        return _Turn(task_id, attempt, None if files is None else TurnWatch(files.turn))
+
+    async def _said(self, turn: _Turn) -> Sequence[Entry]:
+        """The stored messages of an attempt; of one whose output was told, only what was noted beside it."""
+        messages = await self._store.list_messages(self._run_id, turn.task_id)
+        self._find_persons(turn.task_id, [one for one in messages if one.attempt == 0])
+        return [
+            Entry(None, "message", turn.task_id, turn.attempt, {"role": one.role, "content": one.content})
+            for one in messages
+            if one.attempt == turn.attempt and not one.damaged and (one.role == "system" or not turn.has_told)
+        ]
+
+    def _find_persons(self, task_id: str, messages: Sequence[MessageRecord]) -> None:
+        for one in messages[self._known.get(task_id, 0) :]:
+            self._found += 1
+            if not one.damaged:
+                entry = Entry(one.at, "message", task_id, 0, {"role": one.role, "content": one.content})
+                heappush(self._persons, (one.at, self._found, entry))
+        self._known[task_id] = len(messages)
+
+    def _of_persons(self, until: str | None) -> Iterator[Entry]:
+        """The turns of persons up to the time `until`; without one, all that are left."""
+        while self._persons and (until is None or self._persons[0][0] <= until):
+            yield heappop(self._persons)[2]
+
+    async def _of_attempt(self, record: EventRecord) -> Mapping[str, JsonValue]:
+        """What is stored of the attempt that the event is about, beside the event."""
+        if record.task_id is None or record.attempt is None or record.kind not in _ENDS | {_OPENED}:
+            return {}
+        attempts = await self._store.list_attempts(self._run_id, record.task_id)
+        found = next((one for one in attempts if one.attempt == record.attempt), None)
+        names = ("session_id",) if record.kind == _OPENED else _OF_AN_ATTEMPT
+        told = {name: getattr(found, name, None) for name in names}
+        return {name: value for name, value in told.items() if value is not None}
+
+    def _of_tasks(self, record: EventRecord, tasks: Mapping[str, TaskRecord], first: int) -> Mapping[str, JsonValue]:
+        """What is stored with tasks of the event: the ids of those that were added, from position `first` on; what was
+        asked; what was answered, and by whom.
+        """
+        if record.kind not in _NEED_TASKS:
+            return {}
+        if record.kind == "tasks_added":
+            return {"ids": list(islice(tasks, first, self._placed))}
+        task = tasks.get(record.task_id or "")
+        if task is None:
+            return {}
+        if record.kind == "task_waiting_input":
+            self._asked[task.task_id] = record.attempt or 0
+        attempt = self._asked.get(task.task_id)
+        given = next((one for one in answers_of(task.answers) if one.attempt == attempt), None)
+        if record.kind == "task_answered":
+            return {} if given is None else {"by": given.by, "answer": given.text}
+        question = (
+            task.question if given is None and task.attempt == attempt else None if given is None else given.question
+        )
+        return {} if question is None else {"question": question}
+
+
+class _Turn:
+    """An attempt under way, and what is written and not told of it yet."""
+
+    def __init__(self, task_id: str, attempt: int, watch: TurnWatch | None) -> None:
+        self.task_id = task_id
+        self.attempt = attempt
+        self.watch = watch
+        self.has_told = False
+        self._text = ""
+        self._last: tuple[str | None, Output] | None = None
+
+    def ends_with(self, record: EventRecord) -> bool:
+        """Whether the event says that the attempt is over."""
+        if record.task_id != self.task_id:
+            return False
+        if record.kind == "task_started":  # the end of this one was never written down
+            return record.attempt != self.attempt
+        return record.kind in _ENDS and record.attempt in {None, self.attempt}
+
+    def next_at(self, until: str | None) -> str | None:
+        """Where the next output stands in the order of time; None where there is none up to `until`. One without a time
+        stands with the one before it.
+        """
+        seen = None if self.watch is None else self.watch.peek()
+        if seen is None:
+            return None
+        at = (seen.at or seen.since or _LATER).removesuffix("Z")  # without it, "12.3Z" stands before "12.34Z"
+        return at if until is None or at <= until.removesuffix("Z") else None
+
+    def step(self) -> Iterator[Entry]:
+        """Take the next output; what is to be told by now."""
+        assert self.watch is not None
+        seen = self.watch.take()
+        if seen.output.kind != "text":
+            yield from self._written(whole=True)
+            yield self._entry(seen.at, seen.output, seen.output.text)
+        else:
+            self._text += seen.output.text
+            self._last = seen.at, seen.output
+            yield from self._written(whole=len(self._text) > _LONGEST)
+
+    def rest(self) -> Iterator[Entry]:
+        """All that is left."""
+        if self.watch is not None:
+            while self.watch.peek():
+                yield from self.step()
+            self.watch.finish()
+            while self.watch.peek():
+                yield from self.step()
+        yield from self._written(whole=True)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        if self.watch is not None:
+            self.watch.close()
+
+    def _written(self, *, whole: bool) -> Iterator[Entry]:
+        """The lines written so far; the last one only with `whole`, or if it has ended."""
+        end = len(self._text) if whole else self._text.rfind("\n") + 1
+        if end and self._last is not None:
+            told, self._text = self._text[:end], self._text[end:]
+            yield self._entry(*self._last, told)
+
+    def _entry(self, at: str | None, output: Output, text: str) -> Entry:
+        self.has_told = True
+        usage = output.usage
+        detail: dict[str, JsonValue] = {"output": output.kind, "text": text}
+        used = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cost_usd": usage.cost_usd}
+        detail.update({name: number for name, number in used.items() if number})
+        return Entry(at, "output", self.task_id, self.attempt, detail)

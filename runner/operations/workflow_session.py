@@ -1,0 +1,25 @@
+"""A workflow's session as it is stored: for whoever wants to know where it stands, from any process."""
+
+from __future__ import annotations
+
+from persistence.protocol import Store
+from runner.domain.policy import RunView
+from runner.domain.status import RunStatus
+from runner.errors import RunNotFound
+from runner.policies.workflow_session import Session, session_of
+from runner.state.codec import dag_of
+from runner.state.run_state import RunState
+
+
+async def load_session(store: Store, run_id: str) -> Session:
+    """The session of a workflow's run: its interactions so far, those under way included, and its status.
+
+    Reads alone: nothing is claimed, so a live process may go on with the run meanwhile. Raises RunNotFound, StoreError.
+    """
+    run = await store.get_run(run_id)
+    if run is None:
+        raise RunNotFound(f"the store has no run {run_id!r}; list_runs() gives the ids that it has")
+    tasks = await store.list_tasks(run_id)
+    dag = dag_of(run, tasks)
+    results = RunState(dag, tasks).all_results()
+    return session_of(RunView(dag.tasks, results.__getitem__), RunStatus(run.status))

@@ -1,0 +1,87 @@
+"""Tasks that a reply adds to a run, in the shape of a plan file's tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from pydantic import ValidationError
+
+from runner.domain.task import JsonValue, Task
+from runner.errors import DAGError, Problem
+from runner.plan.for_each import Member
+from runner.plan.messages import findings
+from runner.plan.salvage import salvage
+from runner.plan.schema import DefaultsPart, PlanPart, TaskPart
+from runner.plan.tasks import make_task
+
+_LONGEST_NAME = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The tasks of a reply. Where their shape has `mistakes`, they are only something like what was meant, good enough
+    to look for other mistakes: `lost` are those whose dependencies could not be read, `names` what each calls itself.
+    """
+
+    tasks: Sequence[Task]
+    mistakes: Sequence[Problem] = ()
+    lost: Collection[int] = ()
+    names: Sequence[str | None] = ()
+
+    def told(self, problems: Sequence[Problem]) -> list[Problem]:
+        """All `problems` of these tasks, the mistakes first: by the names that the reply has, without what only came of
+        the mistakes.
+        """
+        if not self.mistakes:
+            return list(problems)
+        further = problems[len(self.mistakes) :]
+        kept = (one for one in further if one.position not in self.lost or "not upstream" not in one.message)
+        return [*self.mistakes, *(one if one.position is None else self._named(one, one.position) for one in kept)]
+
+    def _named(self, problem: Problem, position: int) -> Problem:
+        return replace(_at(position, self.names, problem.message), field=problem.field, index=problem.index)
+
+
+def read_added(specs: Sequence[object]) -> Added:
+    """The tasks that `specs` describe, with everything that is wrong with their shape."""
+    whole = cast("JsonValue", {"tasks": list(specs)})
+    try:
+        return Added(list(map(_task, PlanPart.model_validate(whole).tasks)))
+    except ValidationError as error:
+        names = [_name(spec) for spec in specs]
+        found = [_mistake(path, message, names) for path, message, _ in findings(error, whole)]
+        part, lost = salvage(whole, error)
+        return Added([] if part is None else list(map(_task, part.tasks)), found, lost, names)
+
+
+def tasks_of(specs: Sequence[object]) -> Sequence[Task]:
+    """The tasks that `specs` describe. Raises DAGError with everything that is wrong with their shape."""
+    added = read_added(specs)
+    if added.mistakes:
+        raise DAGError(added.mistakes)
+    return added.tasks
+
+
+def _task(part: TaskPart) -> Task:
+    itself = Member(part.id, tuple(part.depends_on), part.continues, {}, None, first=True, for_each=part.for_each)
+    return make_task(part, itself, DefaultsPart())
+
+
+def _name(spec: object) -> str | None:
+    task_id: object = spec.get("id") if isinstance(spec, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return task_id if isinstance(task_id, str) and 0 < len(task_id) <= _LONGEST_NAME else None
+
+
+def _mistake(path: Sequence[str | int], message: str, names: Sequence[str | None]) -> Problem:
+    _tasks, place, *field = path
+    where = ".".join(map(str, field))
+    # Messages about keys that are missing or unknown name them.
+    said = message if not where or repr(field[-1]) in message else f"{where} {message}"
+    return _at(int(place), names, said)
+
+
+def _at(place: int, names: Sequence[str | None], message: str) -> Problem:
+    name = names[place]
+    return Problem(message if name is not None else f"task {place + 1}: {message}", name, None, None, place)

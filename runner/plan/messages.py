@@ -1,0 +1,178 @@
+"""pydantic's findings in plain words: what is wrong, with which value, and what to write instead."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path as FilePath
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from runner.domain.dag import nearest
+from runner.plan.errors import Path, PlanProblem
+from runner.plan.schema import (
+    SPEC_CLASSES,
+    DefaultsPart,
+    FilesInput,
+    FollowUpPart,
+    GrowthPart,
+    PlanPart,
+    RequiredInput,
+    RetryPart,
+    RowsInput,
+    TaskPart,
+    WorkflowPart,
+    input_kind,
+)
+from runner.plan.source import Source
+
+_KINDS_OF_VALUES = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "finite_number": "a finite number",
+    "int_parsing": "a whole number",
+    "float_parsing": "a number",
+}
+_ENTRIES: dict[tuple[object, ...], type[BaseModel]] = {
+    (): PlanPart,
+    ("growth",): GrowthPart,
+    ("tasks",): TaskPart,
+    ("workflows",): WorkflowPart,
+    ("workflows", "steps"): FollowUpPart,
+}
+"""Where which mappings stand, indexes left out."""
+_BOUNDS = {
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+def explain(error: ValidationError, source: Source) -> list[PlanProblem]:
+    """Every finding of `error` with its place in `source`."""
+    return [source.problem(path, words, at_key=at_key) for path, words, at_key in findings(error, source.value)]
+
+
+def findings(error: ValidationError, whole: object) -> Iterator[tuple[Path, str, bool]]:
+    """Every finding of `error` about `whole`: where it is, what is wrong, and whether it is about the key there."""
+    for finding in error.errors(include_url=False):
+        path, kind = real_path(finding["loc"]), finding["type"]
+        if kind == "union_tag_invalid":
+            path = (*path, "kind")
+        yield path, _words(kind, path, finding, whole), kind == "extra_forbidden"
+
+
+def describe(value: object) -> str:
+    """`value` as a person would name it."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    if isinstance(value, str):
+        return repr(value if len(value) <= 60 else value[:57] + "...")
+    return "a list" if isinstance(value, list) else "a mapping"
+
+
+def in_folder(name: str, folder: FilePath) -> str:
+    """Where a person looks for the file or pattern `name`, which is relative to `folder` unless it is absolute."""
+    return repr(name) if FilePath(name).is_absolute() else f"{name!r} in {folder.resolve()}"
+
+
+def real_path(loc: Path) -> Path:
+    """`loc` without the name of the union's member, which pydantic puts after the entry's own."""
+    return (*loc[:2], *loc[3:]) if len(loc) > 2 and loc[0] in {"inputs", "backends"} else loc
+
+
+def _words(kind: str, path: Path, finding: Any, whole: object) -> str:
+    value = finding["input"]
+    context: dict[str, Any] = finding.get("ctx", {})
+    if kind in _KINDS_OF_VALUES:
+        return _wrong_kind(_KINDS_OF_VALUES[kind], value)
+    if kind in _BOUNDS:
+        key, words = _BOUNDS[kind]
+        return f"must be {words} {context[key]:g}, not {value if isinstance(value, int | float) else describe(value)}"
+    words_by_kind: dict[str, Callable[[], str]] = {
+        "string_unicode": lambda: f"must be text without lone surrogates, not {describe(value)}",
+        "missing": lambda: f"{path[-1]!r} is missing; add it",
+        "extra_forbidden": lambda: _unknown_key(str(path[-1]), model_at(path[:-1], whole)),
+        "literal_error": lambda: _literal(str(context["expected"]), value),
+        "value_error": lambda: str(context["error"]),
+        "union_tag_not_found": lambda: f"'kind' is missing; add one of {', '.join(SPEC_CLASSES)}",
+        "union_tag_invalid": lambda: _not_one_of(list(SPEC_CLASSES), context["tag"]),
+        "string_pattern_mismatch": lambda: _does_not_fit(path, value, whole),
+    }
+    if kind in words_by_kind:
+        return words_by_kind[kind]()
+    message: str = finding["msg"]
+    return f"{message[:1].lower()}{message[1:]}, not {describe(value)}"
+
+
+def _wrong_kind(wanted: str, value: object) -> str:
+    hint = ""
+    if wanted == "text" and isinstance(value, bool | int | float):
+        hint = f"; put it in quotes: {json.dumps(json.dumps(value))}"
+    elif wanted != "text" and isinstance(value, str) and re.fullmatch(r"-?[0-9.]+", value):
+        hint = "; write it without quotes and without leading or trailing zeros"
+    elif wanted == "a list" and isinstance(value, str | int | float):
+        hint = "; write it as [...] or as lines that start with '- '"
+    return f"must be {wanted}, not {describe(value)}{hint}"
+
+
+def _literal(expected: str, value: object) -> str:
+    allowed = re.findall(r"'([^']*)'", expected)
+    return _not_one_of(allowed, value) if allowed else f"must be {expected.lower()}, not {describe(value)}"
+
+
+def _not_one_of(allowed: list[str], value: object) -> str:
+    hint = nearest(value, allowed) if isinstance(value, str) else ""
+    return f"must be one of {', '.join(allowed)}, not {describe(value)}{hint}"
+
+
+def _unknown_key(key: str, model: type[BaseModel] | None) -> str:
+    known = list(model.model_fields) if model else []
+    if hint := nearest(key, known):
+        return f"unknown key {key!r}{hint}"
+    return f"unknown key {key!r}; there are {', '.join(known)}"
+
+
+def _does_not_fit(path: Path, value: object, whole: object) -> str:
+    model = model_at(path[:-1], whole)
+    description = model.model_fields[str(path[-1])].description if model else None
+    return f"{describe(value)} does not fit. {description or ''}".rstrip(". ")
+
+
+def model_at(path: Path, whole: object) -> type[BaseModel] | None:
+    """The model that describes the mapping at `path`."""
+    if model := _ENTRIES.get(tuple(part for part in path if not isinstance(part, int))):
+        return model
+    match path:
+        case (*_, "retry"):
+            return RetryPart
+        case ("backends", _):
+            return SPEC_CLASSES.get(str(_value_at((*path, "kind"), whole)))
+        case ("inputs", _):
+            shapes: dict[str, type[BaseModel]] = {"files": FilesInput, "rows": RowsInput}
+            return shapes.get(input_kind(_value_at(path, whole)), RequiredInput)
+        case _:
+            return DefaultsPart
+
+
+def _value_at(path: Path, value: Any) -> Any:
+    for part in path:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value

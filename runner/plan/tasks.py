@@ -1,0 +1,274 @@
+"""From the tasks of a plan file to `Task`s, and from the graph's mistakes back to places in the file."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+
+from backends.spec.build import FunctionSpec
+from runner.domain.dag import nearest
+from runner.domain.task import DEFAULT_RETRY, FailureMode, JsonValue, Retry, Task
+from runner.domain.validation import MOST_HINTS, uses_itself
+from runner.engine.growth import TASKS_SCHEMA
+from runner.errors import Problem
+from runner.plan.errors import Path
+from runner.plan.for_each import MAX_EDGES, Families, Member
+from runner.plan.messages import describe
+from runner.plan.schema import MAX_MADE, DefaultsPart, FollowUpPart, PlanPart, TaskPart
+from runner.plan.source import Source
+from runner.prompts.render import look_into
+
+_MOST_FIELDS = 20
+_USED = re.compile(r"the prompt uses \{\{ (\S+) \}\}")
+
+
+class Graph:
+    """The tasks of one plan. What is wrong with them goes to `source.problems`.
+
+    After a mistake in a name the search goes on with the nearest right one, so that one slip is reported once.
+    """
+
+    def __init__(self, part: PlanPart, inputs: dict[str, JsonValue], source: Source) -> None:
+        self.inputs = inputs
+        self._source = source
+        self._defaults = part.defaults
+        self._parts = part.tasks
+        self._functions = {name for name, spec in part.backends.items() if isinstance(spec, FunctionSpec)}
+        self._only = next(iter(part.backends)) if len(part.backends) == 1 else None
+        self._items: dict[str, list[JsonValue]] = {}
+        # The fields of their elements, in order.
+        self._fields: dict[str, dict[str, None]] = {}
+        # For each task of the run: its index in the file, and whether it is the first of its family.
+        self._origins: list[tuple[int, bool]] = []
+        self._by_id = {part.id: part for part in self._parts}
+        self._hints = MOST_HINTS
+
+    def tasks(self) -> list[Task] | None:
+        """The tasks of the run, or None when there would be far too many of them."""
+        parts = self._with_known_names(self._with_unique_ids())
+        for index, part in enumerate(parts):
+            self._check_for_each(index, part)
+            check_schema(part.output_schema, ("tasks", index, "output_schema"), self._source)
+            self._check_role(index, part)
+        families = Families(parts, self._items)
+        if not self._fits(*families.size()):
+            return None
+        tasks: list[Task] = []
+        for index, part in enumerate(parts):
+            if families.splits(part):
+                message = f"{part.continues!r} has one conversation for each element; use the same for_each here"
+                self._complain(("tasks", index, "continues"), message)
+            for member in families.members(part):
+                tasks.append(make_task(part, member, self._defaults, asks_for=self._schema_of(part)))
+                self._origins.append((index, member.first))
+        return tasks
+
+    def _schema_of(self, part: TaskPart) -> Mapping[str, JsonValue] | None:
+        """What the answer has to fit where the plan does not say it: a model has to be told how tasks are written. What
+        a function returns is checked when the tasks are added, with reasons.
+        """
+        name = part.backend or self._defaults.backend or self._only
+        return TASKS_SCHEMA if part.output == "tasks" and name not in self._functions else None
+
+    def report(self, problems: Iterable[Problem], lost: set[int]) -> None:
+        """Give each mistake of the graph its place. `lost` holds the tasks whose dependencies could not be read."""
+        for problem in problems:
+            if problem.position is None:
+                self._complain(*self._place_of_input(problem))
+                continue
+            index, first = self._origins[problem.position]
+            # Its relatives have the same prompt and the same dependencies, and so the same mistakes. Aliases are ours:
+            # they are wrong only where what they were made of is, and that is said already.
+            if first and problem.field != "aliases" and not (index in lost and "not upstream" in problem.message):
+                path: Path = ("tasks", index, *((problem.field,) if problem.field else ()))
+                line = problem.line or line_in(self._parts[index].prompt, problem.message)
+                self._complain(path, self._with_family_name(problem), line=line)
+
+    def _complain(self, path: Path, message: str, *, line: int | None = None) -> None:
+        self._source.problems.append(self._source.problem(path, message, line=line))
+
+    def _with_unique_ids(self) -> list[TaskPart]:
+        first: dict[str, int] = {}
+        parts: list[TaskPart] = []
+        for index, part in enumerate(self._parts):
+            if part.id in first:
+                place = self._source.values.get(("tasks", first[part.id], "id"))
+                where = f"in line {place[0]}" if place else f"of task {first[part.id] + 1}"
+                self._complain(("tasks", index, "id"), f"id {part.id!r} is used twice; the first is {where}")
+                parts.append(part.model_copy(update={"id": f"task-{index}-of-the-plan"}))
+            else:
+                first[part.id] = index
+                parts.append(part)
+        return parts
+
+    def _with_known_names(self, parts: list[TaskPart]) -> list[TaskPart]:
+        known = {part.id for part in parts}
+        return [self._repaired(index, part, known) for index, part in enumerate(parts)]
+
+    def _repaired(self, index: int, part: TaskPart, known: set[str]) -> TaskPart:
+        depends_on: list[str] = []
+        for place, name in enumerate(part.depends_on):
+            path: Path = ("tasks", index, "depends_on", place)
+            # One name may stand there without a list around it; TOML has no places at all.
+            single = bool(self._source.values) and path not in self._source.values
+            depends_on += self._known_name(path[:3] if single else path, name, known)
+        after = self._known_name(("tasks", index, "continues"), part.continues, known) if part.continues else []
+        return part.model_copy(update={"depends_on": depends_on, "continues": after[0] if after else None})
+
+    def _known_name(self, path: Path, name: str, known: set[str]) -> list[str]:
+        if name in known:
+            return [name]
+        self._hints -= 1
+        close = difflib.get_close_matches(name, known, n=1) if self._hints >= 0 else []
+        self._complain(path, f"unknown task {name!r}{nearest(name, close)}")
+        return close
+
+    def _check_for_each(self, index: int, part: TaskPart) -> None:
+        name, path = part.for_each, ("tasks", index, "for_each")
+        if name is None:
+            return
+        tasks = self._by_id
+        if name in tasks and name not in self.inputs:
+            if tasks[name].for_each in self.inputs:
+                message = f"for_each goes over the result of one task, but {name!r} is one for each element"
+                self._complain(path, f"{message}; name the same input here")
+            return
+        value = self.inputs.get(name)
+        self._items.setdefault(name, [""])
+        if name not in self.inputs:
+            hint = nearest(name, [*self.inputs, *tasks]) or "; name an input that is a list, or a task that answers one"
+            self._complain(path, f"unknown input or task {name!r}{hint}")
+        elif isinstance(value, list) and value and None not in value:
+            self._items[name] = value
+            self._check_fields(index, part.prompt, name, value)
+        elif isinstance(value, list):
+            what = f"element {value.index(None) + 1} of input {name!r}" if value else f"input {name!r}"
+            self._complain(path, f"for_each needs something to go over, but {what} is empty")
+        elif value is not None:  # None: the input's own mistake is reported already
+            self._complain(path, f"for_each needs a list, but input {name!r} is {describe(value)}")
+        if part.id in self.inputs:
+            message = f"input {part.id!r} is also the id of a task; call it something else"
+            self._complain(("inputs", part.id), message)
+
+    def _check_fields(self, index: int, prompt: str, name: str, elements: list[JsonValue]) -> None:
+        """Fields that some elements have are theirs to lack; one that none of them has is a mistake in a name."""
+        needed = look_into(prompt)[0].item
+        if not needed:
+            return
+        if name not in self._fields:
+            self._fields[name] = {key: None for element in elements if isinstance(element, dict) for key in element}
+        fields = self._fields[name]
+        more = ", ..." if len(fields) > _MOST_FIELDS else ""
+        have = ", ".join(map(describe, list(fields)[:_MOST_FIELDS])) + more if fields else "no fields"
+        for field in sorted(needed - fields.keys()):
+            used = f"item.{field}" if field.isidentifier() else f"item[{field!r}]"
+            message = f"the prompt uses {{{{ {used} }}}}, but no element of input {name!r} has that field"
+            line = line_in(prompt, message)
+            self._complain(
+                ("tasks", index, "prompt"), f"{message}; they have {have}{nearest(field, fields)}", line=line
+            )
+
+    def _check_role(self, index: int, part: TaskPart) -> None:
+        if part.role is not None and part.metadata.get("role", part.role) != part.role:
+            message = f"the task's role is {part.role!r} already; leave it out here"
+            self._complain(("tasks", index, "metadata", "role"), message)
+
+    def _fits(self, tasks: int, edges: int) -> bool:
+        if tasks <= MAX_MADE and edges <= MAX_EDGES:
+            return True
+        message = f"for_each makes {tasks:,} tasks with {edges:,} dependencies; at most {MAX_MADE:,} and {MAX_EDGES:,}"
+        self._complain(("tasks",), f"{message} are possible")
+        return False
+
+    def _place_of_input(self, problem: Problem) -> tuple[Path, str]:
+        for name in self.inputs:
+            if problem.field == "inputs" and repr(name) in problem.message:
+                return ("inputs", name), problem.message
+        return ((problem.field,) if problem.field else ()), problem.message
+
+    def _with_family_name(self, problem: Problem) -> str:
+        """The graph knows members only; whoever forgot to depend on a family named the family."""
+        used = _USED.search(problem.message)
+        named = self._by_id.get(used[1]) if used else None
+        if used and named is not None and named.for_each in self._items and "neither a task nor" in problem.message:
+            if problem.position is not None and self._parts[self._origins[problem.position][0]].id == used[1]:
+                return uses_itself(used[1])
+            return f"the prompt uses {{{{ {used[1]} }}}}, but {used[1]!r} is not upstream; add it to depends_on"
+        return problem.message
+
+
+def line_in(prompt: str, message: str) -> int | None:
+    """The line of the prompt that uses the name of which `message` complains."""
+    used = _USED.search(message)
+    found = re.search(rf"(?<![\w.-]){re.escape(used[1])}(?![\w-])", prompt) if used else None
+    return prompt.count("\n", 0, found.start()) + 1 if found else None
+
+
+def make_task(
+    part: TaskPart, member: Member, defaults: DefaultsPart, *, asks_for: Mapping[str, JsonValue] | None = None
+) -> Task:
+    """The task of the run that `part` of the plan file becomes in the place of `member`; its answer has to fit
+    `asks_for` if it has no schema of its own.
+    """
+    timeout = defaults.timeout if part.timeout is None else part.timeout
+    return Task(
+        id=member.id,
+        prompt=part.prompt,
+        depends_on=member.depends_on,
+        backend=part.backend,
+        continues=member.continues,
+        failure_mode=FailureMode(part.failure_mode or defaults.failure_mode),
+        retry=retry_of(part, defaults),
+        timeout=timeout,
+        output_schema=part.output_schema or asks_for,
+        weight=part.weight,
+        item=member.item,
+        aliases=member.aliases,
+        metadata=part.metadata if part.role is None else {**part.metadata, "role": part.role},
+        at_most_once=part.at_most_once,
+        for_each=member.for_each,
+        adds_tasks=part.output == "tasks",
+    )
+
+
+def retry_of(part: TaskPart | FollowUpPart, defaults: DefaultsPart) -> Retry:
+    """The part's own retry policy, and what it leaves out from the plan's defaults."""
+    if part.retry is None and not defaults.retry.model_fields_set:
+        return DEFAULT_RETRY
+    # Field by field: a task that only wants more attempts keeps the other defaults.
+    own: dict[str, Any] = part.retry.model_dump(exclude_unset=True) if part.retry else {}
+    merged: dict[str, Any] = {**defaults.retry.model_dump(), **own}
+    merged["on"] = frozenset(cast(list[str], merged["on"]))
+    return Retry(**merged)
+
+
+def check_schema(schema: dict[str, Any] | None, path: Path, source: Source) -> None:
+    """Report what is wrong with the `output_schema` at `path`."""
+    if schema is None:
+        return
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        message = error.message if len(error.message) <= 200 else error.message[:197] + "..."
+        where = (*path, *error.absolute_path)
+        source.problems.append(source.problem(where, f"this is not a valid JSON Schema: {message}"))
+    for inner, target in _references(schema, ()):
+        if not target.startswith("#"):
+            message = f"$ref {describe(target)} leaves the schema; only references like '#/$defs/name' work"
+            source.problems.append(source.problem((*path, *inner), message))
+
+
+def _references(schema: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    if isinstance(schema, dict):
+        for key, value in cast(dict[str, Any], schema).items():
+            if key in {"$ref", "$dynamicRef"} and isinstance(value, str):
+                yield (*path, key), value
+            yield from _references(value, (*path, key))
+    elif isinstance(schema, list):
+        for index, value in enumerate(schema):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            yield from _references(value, (*path, index))

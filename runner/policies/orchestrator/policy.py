@@ -1,0 +1,285 @@
+"""The orchestrator as a policy: plan, execute, reflect, and so on until the goal is reached. Pure.
+
+    plan.1 ──► do.* ──► reflect.1 ──► do.* ──► reflect.2 ──► ... ──► answer
+
+Each arrow is one decision, stored with the end of the task that it is about; so the loop stands nowhere but in the
+store. Tasks run as soon as they can, also while a reflection is under way. Only one of the loop's own tasks (`plan.N`,
+`reflect.N`, `answer`) is there to be done at any time: `asked`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any, cast
+
+from backends.protocol import JsonInput
+from runner.domain.dag import DAG
+from runner.domain.policy import Decision, RunView
+from runner.domain.status import RunStatus, TaskStatus
+from runner.domain.task import JsonValue, Task
+from runner.policies.orchestrator.evidence import EXECUTED, Evidence, digest, is_work, said
+from runner.policies.orchestrator.prompts import (
+    ANSWER_ID,
+    EXECUTOR,
+    PLANNER,
+    REFLECTOR,
+    answer_task,
+    plan_again,
+    plan_task,
+    reflect_task,
+)
+from runner.policies.orchestrator.replies import Asked, Known, Read, read_plan, read_reflection
+
+_MOST_REASONS = 10
+_LONGEST_NAME = 40
+
+
+class Phase(StrEnum):
+    """Where the loop stands. EXECUTING includes the writing of the answer; DONE is when that is stored."""
+
+    PLANNING = "planning"
+    EXECUTING = "executing"
+    REFLECTING = "reflecting"
+    DONE = "done"
+
+
+class Stop(StrEnum):
+    """Why the loop ended though its reflector had not called it done."""
+
+    MAX_ITERATIONS = "max_iterations"
+    MAX_TASKS = "max_tasks"
+    NO_PROGRESS = "no_progress"
+
+
+@dataclass(frozen=True, slots=True)
+class LoopLimits:
+    """How far the orchestrator goes.
+
+    At most `max_iterations` tasks are begun; what could begin beside them is dropped at once. (The parts of a
+    `for_each` that an executor's reply brings in are not known beforehand, and may go beyond.) At most `max_tasks`
+    tasks are planned in all. A reflection follows every `reflect_every` executed tasks, and whenever none is left.
+    Results are cut to about `shown` characters in all where they are told to the reflector and for the answer.
+    `plain` asks for plain sentences in place of tasks with ids and dependencies, and for short answers: for models
+    that are too small for more. Raises ValueError for a number below 1.
+    """
+
+    max_iterations: int = 10
+    reflect_every: int = 3
+    max_tasks: int = 100
+    shown: int = 40_000
+    plain: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_iterations", "reflect_every", "max_tasks", "shown"):
+            number = getattr(self, name)
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, not {number}")
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The loop's state, as it is stored with each decision.
+
+    `iteration` counts executed tasks, `reflected_at` those that the last reflection was about. `asked` is the task of
+    the loop's own that is there to be done. `refused`: the last plan could not be used, and was asked for again.
+    `evidence` names what was known at the last reflection that added something, `plans` what was added on that ground.
+    `cut`: tasks were dropped because they would have been too many.
+    """
+
+    phase: Phase = Phase.PLANNING
+    iteration: int = 0
+    reflected_at: int = 0
+    asked: str | None = "plan.1"
+    refused: bool = False
+    stopped: Stop | None = None
+    evidence: str = ""
+    plans: tuple[str, ...] = ()
+    cut: bool = False
+
+    @classmethod
+    def of(cls, state: JsonInput) -> Loop:
+        """The loop that `state` was made of; a new one where there is none."""
+        if not isinstance(state, dict):
+            return cls()
+        given = cast("dict[str, Any]", state)
+        stopped = None if given["stopped"] is None else Stop(given["stopped"])
+        known: dict[str, Any] = {
+            **given,
+            "phase": Phase(given["phase"]),
+            "stopped": stopped,
+            "plans": tuple(given["plans"]),
+        }
+        return cls(**known)
+
+    def to_json(self) -> JsonValue:
+        """What is stored of it."""
+        return cast("JsonValue", {**asdict(self), "plans": list(self.plans)})
+
+
+class OrchestratorPolicy:
+    """Plans how `goal` is reached, has the tasks executed, reflects, and ends with one answer: the task `answer`.
+
+    Its tasks run on the backends `planner`, `executor` and `reflector`. The run that it is for begins with `dag()`.
+    Raises ValueError for an empty goal.
+    """
+
+    kind = "orchestrator"
+
+    def __init__(self, goal: str, limits: LoopLimits | None = None) -> None:
+        if not goal.strip():
+            raise ValueError("the goal is empty; say in a sentence what is to be reached")
+        self.goal = goal
+        self.limits = limits or LoopLimits()
+
+    def settings(self) -> dict[str, JsonValue]:
+        """What `from_settings` makes the same policy of."""
+        return {"goal": self.goal, **asdict(self.limits)}
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, JsonValue]) -> OrchestratorPolicy:
+        """The policy whose `settings` these are."""
+        limits = dict(cast("Mapping[str, Any]", settings))
+        return cls(limits.pop("goal"), LoopLimits(**limits))
+
+    def dag(self) -> DAG:
+        """What the run begins with: the task `plan.1`, and the goal as an input."""
+        first = plan_task(self.limits.max_tasks, self.limits.plain)
+        words = " ".join(self.goal.split())
+        name = words if len(words) <= _LONGEST_NAME else f"{words[: _LONGEST_NAME - 1]}…"
+        return DAG([first], name=name, inputs={"goal": self.goal})
+
+    def backends(self) -> frozenset[str | None]:
+        """The names of the backends that its tasks run on."""
+        return frozenset({PLANNER, EXECUTOR, REFLECTOR})
+
+    def decide(self, run: RunView) -> Decision:
+        """What follows after the end of `run.ended`."""
+        evidence = Evidence(run)
+        decision = self._following(run, Loop.of(run.state), evidence)
+        # Each task begins once at most: fewer than that cannot be too many.
+        few = len(run.tasks) + len(decision.add) <= self.limits.max_iterations
+        return decision if few or decision.end is not None else self._cut(evidence, decision)
+
+    def _cut(self, evidence: Evidence, decision: Decision) -> Decision:
+        """Without the tasks that could begin now and would be too many. Asked at each end, it sees them in time."""
+        loop = Loop.of(decision.state)
+        left = max(0, self.limits.max_iterations - loop.iteration - evidence.under_way())
+        excess = evidence.ready(decision.add, decision.cancel)[left:]
+        if not excess:
+            return decision
+        return replace(decision, cancel=(*decision.cancel, *excess), state=replace(loop, cut=True).to_json())
+
+    def _following(self, run: RunView, loop: Loop, evidence: Evidence) -> Decision:
+        if run.ended is not None and is_work(run.ended):
+            return self._executed(loop, evidence, run.result(run.ended).status)
+        if run.ended is None and loop.asked is None and loop.phase is not Phase.DONE:
+            # What waits for a person has the run wait.
+            return _only(loop) if evidence.waits_for_a_person() else self._with_nothing_left(loop, evidence)
+        # Without an end, it is a run that failed because this very answer could not be used, and was resumed.
+        if loop.asked is not None and run.ended in {loop.asked, None}:
+            result = run.result(loop.asked)
+            if result.status is TaskStatus.COMPLETED:
+                return self._answered(loop, evidence, loop.asked, result.value)
+        return _only(loop)  # a failed task of the loop's own fails the run, once what is under way has ended
+
+    def _answered(self, loop: Loop, evidence: Evidence, task_id: str, answer: JsonValue) -> Decision:
+        """The task `task_id` of the loop's own is completed."""
+        if task_id == ANSWER_ID:
+            return Decision(state=replace(loop, phase=Phase.DONE, asked=None).to_json(), end=RunStatus.COMPLETED)
+        if loop.phase is Phase.PLANNING:
+            return self._planned(loop, task_id, answer)
+        if loop.stopped is not None:  # meanwhile: what the reflector wants is no longer of use
+            return self._unless_open(replace(loop, phase=Phase.EXECUTING, asked=None), evidence)
+        read = read_reflection(answer, Asked(task_id, self.limits.plain), evidence.known(), evidence.not_begun())
+        if not read.problems:
+            return self._reflected(replace(loop, phase=Phase.EXECUTING, asked=None, refused=False), evidence, read)
+        if loop.refused:
+            return _failed(loop, "the reflector's second answer cannot be used either", read)
+        return self._reflect(replace(loop, refused=True), evidence, _reasons(read))
+
+    def _planned(self, loop: Loop, task_id: str, answer: JsonValue) -> Decision:
+        known = Known(frozenset({"plan.1", task_id}))
+        read = read_plan(answer, Asked(task_id, self.limits.plain), known, self.limits.max_tasks)
+        if not read.problems:
+            return _only(replace(loop, phase=Phase.EXECUTING, asked=None, refused=False), add=read.tasks)
+        if loop.refused:
+            return _failed(loop, "the planner's second plan cannot be used either", read)
+        again = plan_again(task_id, "plan.2", _reasons(read), self.limits.max_tasks, self.limits.plain)
+        return _only(replace(loop, asked=again.id, refused=True), add=(again,))
+
+    def _executed(self, loop: Loop, evidence: Evidence, status: TaskStatus) -> Decision:
+        loop = replace(loop, iteration=loop.iteration + (status in EXECUTED))
+        cancel: tuple[str, ...] = ()
+        if loop.iteration >= self.limits.max_iterations and ((cancel := evidence.not_begun()) or loop.cut):
+            loop = replace(loop, stopped=Stop.MAX_ITERATIONS)
+        if loop.asked is not None:
+            return _only(loop, cancel=cancel)
+        if not evidence.is_open(cancel):
+            return self._with_nothing_left(loop, evidence, cancel)
+        if loop.stopped is None and loop.iteration - loop.reflected_at >= self.limits.reflect_every:
+            return self._reflect(loop, evidence)
+        return _only(loop, cancel=cancel)
+
+    def _reflected(self, loop: Loop, evidence: Evidence, read: Read) -> Decision:
+        if read.done:
+            return self._answer(loop, evidence)
+        if read.tasks:
+            return self._add(loop, evidence, read.tasks, read.drop)
+        if evidence.can_go_on(read.drop):
+            return _only(loop, cancel=read.drop)
+        return self._with_nothing_left(loop, evidence, read.drop)
+
+    def _add(self, loop: Loop, evidence: Evidence, tasks: tuple[Task, ...], drop: tuple[str, ...]) -> Decision:
+        """Add what the reflector wants, unless that goes too far or round in a circle."""
+        if loop.iteration >= self.limits.max_iterations:
+            return self._unless_open(replace(loop, stopped=Stop.MAX_ITERATIONS), evidence, evidence.not_begun())
+        if len(evidence.work) + len(tasks) > self.limits.max_tasks:
+            return self._unless_open(replace(loop, stopped=Stop.MAX_TASKS), evidence, drop)
+        found, plan = evidence.digest(), digest(map(said, tasks))
+        tried = loop.plans if found == loop.evidence else ()
+        if plan in tried and not evidence.can_go_on(drop):
+            return self._answer(replace(loop, stopped=Stop.NO_PROGRESS), evidence)
+        return _only(replace(loop, evidence=found, plans=(*tried, plan)), add=tasks, cancel=drop)
+
+    def _unless_open(self, loop: Loop, evidence: Evidence, drop: tuple[str, ...] = ()) -> Decision:
+        """With the loop stopped: the answer, unless something is still to come."""
+        return _only(loop, cancel=drop) if evidence.can_go_on(drop) else self._answer(loop, evidence)
+
+    def _with_nothing_left(self, loop: Loop, evidence: Evidence, drop: tuple[str, ...] = ()) -> Decision:
+        """Nothing is under way and nothing can start: reflect on what is new, or come to an end."""
+        if loop.stopped is None and loop.iteration > loop.reflected_at:
+            decision = self._reflect(loop, evidence)
+            return replace(decision, cancel=drop)
+        return self._answer(replace(loop, stopped=loop.stopped or Stop.NO_PROGRESS), evidence)
+
+    def _reflect(self, loop: Loop, evidence: Evidence, reasons: str = "") -> Decision:
+        number = evidence.reflections + 1
+        told = evidence.told(self.limits.shown)
+        if reasons:
+            told += f"\n\nYour last answer could not be used:\n{reasons}"
+        task = reflect_task(f"reflect.{number}", told, evidence.unseen(), self.limits.plain)
+        loop = replace(loop, phase=Phase.REFLECTING, asked=task.id, reflected_at=loop.iteration)
+        return _only(loop, add=(task,))
+
+    def _answer(self, loop: Loop, evidence: Evidence) -> Decision:
+        """Have the answer made of what is there: what has not begun is given up, and nothing is waited for."""
+        task = answer_task(evidence.told(self.limits.shown), evidence.unseen(), self.limits.plain)
+        loop = replace(loop, phase=Phase.EXECUTING, asked=task.id)
+        return _only(loop, add=(task,), cancel=evidence.not_begun())
+
+
+def _only(loop: Loop, *, add: tuple[Task, ...] = (), cancel: tuple[str, ...] = ()) -> Decision:
+    return Decision(add, cancel, loop.to_json())
+
+
+def _failed(loop: Loop, what: str, read: Read) -> Decision:
+    return Decision(state=loop.to_json(), end=RunStatus.FAILED, error=f"{what}: {'; '.join(read.problems[:3])}")
+
+
+def _reasons(read: Read) -> str:
+    more = len(read.problems) - _MOST_REASONS
+    return "\n".join(
+        [*(f"- {one}" for one in read.problems[:_MOST_REASONS]), *([f"- and {more} more"] if more > 0 else [])]
+    )

@@ -1,0 +1,170 @@
+"""What a planner or a reflector answered, read into tasks; with everything that is wrong with it, said for the one who
+answered. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from typing import cast
+
+from runner.domain.task import JsonValue, Task
+from runner.policies.orchestrator.prompts import work_task
+
+PREFIX = "do."
+_LONGEST_SLUG = 40
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The run's tasks as a plan may speak of them. `ids` are all of them; `dead` are those that nothing can wait for
+    any more, with what became of them.
+    """
+
+    ids: frozenset[str] = frozenset()
+    dead: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def named(self, name: str) -> str | None:
+        """The task that `name` stands for, with or without our prefix."""
+        return next((one for one in (name, PREFIX + name) if one in self.ids), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """`tasks` are to be added, each behind those that it depends on. Where there are `problems`, there are none."""
+
+    tasks: tuple[Task, ...] = ()
+    problems: tuple[str, ...] = ()
+    done: bool = False
+    drop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked: `by` is the task that answers, `plain` as in the limits."""
+
+    by: str
+    plain: bool
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A task as it was answered: `name` is what the answer calls it, `needs` what it names."""
+
+    name: str
+    text: str
+    needs: tuple[str, ...]
+    id: str = ""
+
+
+def read_plan(answer: JsonValue, asked: Asked, known: Known, most: int) -> Read:
+    """The planner's answer to `asked`."""
+    entries = _entries(answer.get("tasks")) if isinstance(answer, dict) else None
+    if entries is None:
+        return Read(problems=('it is not of the form {"tasks": [{"id": ..., "prompt": ...}]}',))
+    if not entries:
+        return Read(problems=("it has no tasks",))
+    if len(entries) > most:
+        return Read(problems=(f"it has {len(entries)} tasks, and at most {most} are allowed",))
+    return _read_tasks(entries, asked, known)
+
+
+def read_reflection(answer: JsonValue, asked: Asked, known: Known, droppable: Collection[str]) -> Read:
+    """The reflector's answer to `asked`. Of what it drops, only what is `droppable` counts."""
+    entries = _entries(answer.get("add", [])) if isinstance(answer, dict) else None
+    drop = _texts(answer.get("drop", [])) if isinstance(answer, dict) else None
+    if entries is None or drop is None or not isinstance(answer, dict) or not isinstance(answer.get("done"), bool):
+        return Read(problems=('it is not of the form {"done": ..., "add": [...], "drop": [...]}',))
+    if answer["done"]:
+        return Read(done=True)
+    named = {known.named(name) for name in drop}
+    dropped = tuple(name for name in droppable if name in named)
+    dead = {**known.dead, **dict.fromkeys(dropped, "dropped by the same answer")}
+    read = _read_tasks(entries, asked, Known(known.ids, dead))
+    return Read(read.tasks, read.problems, drop=dropped)
+
+
+def _entries(value: JsonValue) -> list[_Entry] | None:
+    """The tasks of an answer, None where it does not have the form. Backends need not check what they answer."""
+    if not isinstance(value, list):
+        return None
+    entries: list[_Entry] = []
+    for number, one in enumerate(value, 1):
+        given: Mapping[str, JsonValue] = one if isinstance(one, dict) else {"prompt": one}
+        name, text, needs = given.get("id", str(number)), given.get("prompt"), _texts(given.get("depends_on", []))
+        if not isinstance(name, str) or not isinstance(text, str) or needs is None:
+            return None
+        entries.append(_Entry(name.removeprefix(PREFIX), text, tuple(dict.fromkeys(needs))))
+    return entries
+
+
+def _texts(value: JsonValue) -> list[str] | None:
+    fits = isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return cast("list[str]", value) if fits else None
+
+
+def _read_tasks(entries: Sequence[_Entry], asked: Asked, known: Known) -> Read:
+    ours = {entry.name: entry for entry in entries}
+    problems = [*_duplicates(entries), *(f"task {entry.name!r} has no prompt" for entry in entries if _is_empty(entry))]
+    taken = set(known.ids)
+    for entry in entries:
+        entry.id = _safe_id(entry.name, taken)
+        taken.add(entry.id)
+    needs = {entry.name: [_resolve(name, entry, ours, known, problems) for name in entry.needs] for entry in entries}
+    order, circle = _ordered(entries, ours)
+    problems += circle
+    if problems:
+        return Read(problems=tuple(problems))
+    found = {name: [one for one in each if one is not None] for name, each in needs.items()}
+    return Read(tuple(work_task(ours[name].id, ours[name].text, found[name], asked.by, asked.plain) for name in order))
+
+
+def _duplicates(entries: Sequence[_Entry]) -> list[str]:
+    names = [entry.name for entry in entries]
+    return [f"{names.count(name)} tasks have the id {name!r}" for name in dict.fromkeys(names) if names.count(name) > 1]
+
+
+def _is_empty(entry: _Entry) -> bool:
+    return not entry.text.strip()
+
+
+def _resolve(name: str, entry: _Entry, ours: Mapping[str, _Entry], known: Known, problems: list[str]) -> str | None:
+    """The id of the task that `entry` depends on as `name`; None, and a problem, where that cannot be."""
+    if (mine := _own(name, ours)) is not None:
+        return mine.id
+    theirs = known.named(name)
+    if theirs is None:
+        problems.append(f"task {entry.name!r} depends on {name!r}, and there is no such task")
+    elif theirs in known.dead:
+        problems.append(f"task {entry.name!r} depends on {theirs!r}, which is {known.dead[theirs]}")
+        return None
+    return theirs
+
+
+def _own(name: str, ours: Mapping[str, _Entry]) -> _Entry | None:
+    """The task of the same answer that `name` stands for."""
+    return ours.get(name) or ours.get(name.removeprefix(PREFIX))
+
+
+def _ordered(entries: Sequence[_Entry], ours: Mapping[str, _Entry]) -> tuple[list[str], list[str]]:
+    """The names, each behind those that it depends on; and what is wrong if that cannot be."""
+    inside: dict[str, list[str]] = {entry.name: [] for entry in entries}
+    for entry in entries:
+        inside[entry.name] = [mine.name for name in entry.needs if (mine := _own(name, ours)) is not None]
+    try:
+        return list(TopologicalSorter(inside).static_order()), []
+    except CycleError as error:
+        circle = cast("Iterable[str]", error.args[1])
+        return [], [f"these tasks wait for each other: {' -> '.join(circle)}"]
+
+
+def _safe_id(name: str, taken: set[str]) -> str:
+    """An id for the run: no other task's, and none that the loop uses for itself."""
+    slug = _UNSAFE.sub("-", name).strip("-")[:_LONGEST_SLUG] or "task"
+    number = 1
+    while (safe := PREFIX + slug + (f"-{number}" if number > 1 else "")) in taken:
+        number += 1
+    return safe

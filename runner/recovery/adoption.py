@@ -1,0 +1,88 @@
+"""Attempts that outlived the process that began them: what is left of them, and how another process takes them over.
+
+The files of an attempt are all that is asked, by its backend (`OutlivingBackend.left`). One that still works, or has
+ended unheard, is not over: the same attempt goes on here, with the same number. Of one that was cut, the files may know
+a session that its process had no time to store; from then on it counts as stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from anyio.to_thread import run_sync
+
+from backends.protocol import Files, LeftTurn, OutlivingBackend
+from persistence.files import files_root
+from persistence.records import TaskRecord
+from runner.domain import events
+from runner.domain.question import unix
+from runner.domain.status import TASK_STATUSES, TaskStatus
+from runner.engine.config import Config
+from runner.engine.handover import Adopted
+from runner.log import logger
+from runner.recovery.resume_plan import outlives
+from runner.state.attempt_files import turn_files
+from runner.state.conversations import load_going_on
+from runner.state.owner import Liveness, liveness
+from runner.state.stored_run import StoredRun
+
+
+async def with_left(config: Config, run: StoredRun) -> StoredRun:
+    """`run`, which has no living owner, with what is left of its attempts under way."""
+    asked: dict[str, tuple[OutlivingBackend, Files]] = {}
+    root = files_root(run.store)
+    for task, record in zip(run.state.dag, run.tasks, strict=True):
+        if root is not None and TASK_STATUSES[record.status] is TaskStatus.RUNNING and task.for_each is None:
+            backend = config.backends.get(run.state.dag.backend_of(task) or config.default)
+            if isinstance(backend, OutlivingBackend):
+                asked[task.id] = backend, turn_files(root, run.record.run_id, task.id, record.attempt)
+    if not asked:
+        return run
+    left = await run_sync(_ask, asked)
+    owner = run.record.owner
+    if owner is not None and liveness(owner) is not Liveness.DEAD:
+        # It may only sleep, and would end its children once it wakes. What they have said by now is ours all the same.
+        left = {task_id: replace(one, state="dead") if one.state == "alive" else one for task_id, one in left.items()}
+    return replace(run, tasks=tuple(_with_session(record, left.get(record.task_id)) for record in run.tasks), left=left)
+
+
+def _ask(asked: Mapping[str, tuple[OutlivingBackend, Files]]) -> dict[str, LeftTurn]:
+    found: dict[str, LeftTurn] = {}
+    for task_id, (backend, files) in asked.items():
+        try:
+            left = backend.left(files)
+        except Exception as error:
+            logger(task=task_id).warning("left_failed", error=type(error).__name__)
+            continue
+        if left is not None:
+            found[task_id] = left
+    return found
+
+
+def _with_session(record: TaskRecord, left: LeftTurn | None) -> TaskRecord:
+    if left is None or left.session_id is None:
+        return record
+    return replace(record, session_id=left.session_id, session_confirmed=True)
+
+
+def learned(run: StoredRun, position: int, at: str) -> list[events.Event]:
+    """The session of a cut attempt, where its files alone knew it."""
+    stored = run.state.records[position]
+    left = run.left.get(stored.task_id)
+    if left is None or outlives(left) or left.session_id is None:
+        return []
+    if stored.session_confirmed and stored.session_id == left.session_id:
+        return []
+    return [events.SessionOpened(at, stored.task_id, stored.attempt, left.session_id)]
+
+
+async def take_up(run: StoredRun, position: int) -> Adopted:
+    """The attempt as its process began it: then what was said in it is known, and not said again."""
+    run_id, state, stored = run.record.run_id, run.state, run.state.records[position]
+    left = run.left[stored.task_id]
+    going_on = await load_going_on(run.store, run_id, state, stored, interrupted=left.goes_on)
+    if left.goes_on or going_on.says:
+        state.going_on[position] = going_on
+    since = None if stored.started_at is None else unix(stored.started_at)
+    return Adopted(stored.session_id, stored.session_confirmed, since, left)

@@ -1,0 +1,116 @@
+"""Answers that a stored run's open questions have by now: from the inbox, from whoever resumes it, or by default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from backends.protocol import JsonInput
+from persistence.records import TaskRecord
+from runner.domain.question import Asking, OpenQuestion
+from runner.domain.status import TaskStatus
+from runner.domain.task import JsonValue
+from runner.engine.inbox import AnswerNote, answer_in
+from runner.errors import AnswerConflict, PlaitError
+from runner.log import logger
+from runner.state.stored_run import StoredRun
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The answer to the question that a task waits with. `by` as in `Answered`."""
+
+    value: JsonValue
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class GivenAnswers:
+    """Answers by task. `late` are tasks whose deadline has passed without an answer, and that have no default."""
+
+    answers: Mapping[str, Given] = field(default_factory=dict[str, Given])
+    late: frozenset[str] = frozenset()
+
+
+def open_questions(run: StoredRun) -> Iterator[OpenQuestion]:
+    """What the tasks of the run ask."""
+    for position, asking in run.state.asking.items():
+        record = run.tasks[position]
+        yield OpenQuestion.of(run.record.run_id, record.task_id, record.attempt, asking)
+
+
+async def given_answers(run: StoredRun, now: float, own: Mapping[str, JsonInput] | None = None) -> GivenAnswers:
+    """What answers there are at Unix time `now`; `own` are those that the caller brings. The first one counts: raises
+    AnswerConflict when another came before one of `own`, PlaitError when one of `own` does not fit, StoreError.
+    """
+    own = own or {}
+    noted = await first_notes(run)
+    answers: dict[str, Given] = {}
+    late: set[str] = set()
+    for position, asking in run.state.asking.items():
+        task_id = run.tasks[position].task_id
+        if task_id in noted:
+            answers[task_id] = Given(noted[task_id].value, "person")
+        elif asking.is_late(now) and asking.question.default is None:
+            late.add(task_id)
+        elif asking.is_late(now):
+            answers[task_id] = Given(asking.question.default, "default")
+        elif task_id in own:
+            answers[task_id] = Given(asking.checked(own[task_id]), "person")
+        if task_id in own and (task_id in noted or asking.is_late(now)):
+            raise AnswerConflict(too_late(run.record.run_id, task_id, asking, noted=task_id in noted))
+    return GivenAnswers(answers, frozenset(late))
+
+
+async def first_notes(run: StoredRun) -> dict[str, AnswerNote]:
+    """For each question that has one, the first answer in the inbox that fits it and came in time."""
+    if not run.state.asking:
+        return {}
+    noted: dict[str, AnswerNote] = {}
+    for note in filter(None, map(answer_in, await run.store.list_notes(run.record.run_id))):
+        if note.task_id not in noted and note.task_id in run.state.dag and _fits(run, note):
+            noted[note.task_id] = note
+    return noted
+
+
+def _fits(run: StoredRun, note: AnswerNote) -> bool:
+    position = run.state.dag.position(note.task_id)
+    asking, record = run.state.asking.get(position), run.tasks[position]
+    if asking is None or record.attempt != note.attempt:
+        return False
+    if asking.deadline_at is not None and note.at > asking.deadline_at:
+        return False
+    try:
+        asking.checked(note.value)
+    except PlaitError as error:
+        logger(run=run.record.run_id).warning("answer_refused", task=note.task_id, error=str(error))
+        return False
+    return True
+
+
+def question_of(run: StoredRun, task_id: str) -> tuple[Asking, TaskRecord]:
+    """The question that the task waits with. Raises TaskNotFound, AnswerConflict if it asks nothing
+    any more.
+    """
+    run_id, dag = run.record.run_id, run.state.dag
+    run.require_task(task_id)
+    position = dag.position(task_id)
+    record, asking = run.tasks[position], run.state.asking.get(position)
+    if asking is None and TaskStatus(record.status) is TaskStatus.WAITING_INPUT:
+        raise PlaitError(
+            f"task {task_id!r} of run {run_id} asks nothing itself: say what became of it with --done TEXT, --again "
+            f"or --fail REASON (ParallelRunner.answer)"
+        )
+    if asking is None:
+        before = run.state.answers.get(position, ())
+        said = f"; its last question was answered by {before[-1].by}" if before else ""
+        raise AnswerConflict(f"task {task_id!r} of run {run_id} is {record.status} and asks nothing now{said}")
+    return asking, record
+
+
+def too_late(run_id: str, task_id: str, asking: Asking, *, noted: bool) -> str:
+    """Why an answer is refused."""
+    if noted:
+        return f"the question of task {task_id!r} of run {run_id} was answered just before; the first answer counts"
+    became = "it failed" if asking.question.default is None else "its default was taken"
+    return f"the question of task {task_id!r} of run {run_id} had to be answered by {asking.deadline_at}; {became}"

@@ -1,0 +1,127 @@
+"""What a resume would do, without doing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from runner.clock import iso
+from runner.domain.status import RunStatus, TaskStatus
+from runner.engine.config import Config
+from runner.engine.feed import Feed
+from runner.engine.inbox import is_to_be_cancelled
+from runner.errors import PlaitError
+from runner.operations.inspect import UNDER_WAY
+from runner.recovery.adoption import with_left
+from runner.recovery.answers import GivenAnswers, given_answers
+from runner.recovery.lease import wait_until_free
+from runner.recovery.resume import decided_so_far, heard, later_tries
+from runner.recovery.resume_plan import (
+    ANSWERED,
+    RUNS,
+    Action,
+    Verdict,
+    judge,
+    judge_cancelled,
+    judge_decided,
+    last_chance,
+)
+from runner.state.conversations import load_past
+from runner.state.stored_run import StoredRun, needs_no_work
+
+DEFAULTED = "nobody has answered its question by the deadline, so its default is taken"
+_CHARACTERS_A_TOKEN = 4
+"""What English text comes to with the usual tokenizers; only an estimate can be made without asking the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What `resume` would do with each task of a run, by id, in the order of the DAG.
+
+    `status` is that of `RunInfo`: interrupted where the run is stored as going on and nobody runs it. `ended`: the run
+    is over, and resume would only return what is stored.
+    """
+
+    run_id: str
+    status: RunStatus
+    tasks: Mapping[str, Verdict]
+    ended: bool = False
+
+    def count(self, *actions: Action) -> int:
+        """How many tasks are to be dealt with in one of these ways."""
+        return sum(verdict.action in actions for verdict in self.tasks.values())
+
+    @property
+    def runs(self) -> int:
+        """How many tasks would be executed, if none fails."""
+        return self.count(*RUNS)
+
+    @property
+    def repeats(self) -> tuple[Verdict, ...]:
+        """The tasks that may be paid for twice."""
+        return tuple(verdict for verdict in self.tasks.values() if verdict.repeats and verdict.action in RUNS)
+
+    @property
+    def repeated_input_tokens(self) -> int:
+        """About how many input tokens these have; what had been answered comes on top, and nobody counted it."""
+        return sum(verdict.input_tokens for verdict in self.repeats)
+
+
+async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview:
+    """See `ParallelRunner.preview_resume`."""
+    ended = needs_no_work(run, retry_failed)
+    if not ended:
+        await wait_until_free(config, run, Feed())
+    verdicts = await _verdicts(config, run, retry_failed=retry_failed and not ended)
+    later = await later_tries(run, verdicts, config.clock.wall())
+    for position, until in later.items():
+        verdicts[position] = replace(verdicts[position], reason=f"{verdicts[position].reason}; not before {iso(until)}")
+    for position in _alone(run, verdicts):
+        reason = f"{verdicts[position].reason}; alone, on its last chance"
+        verdicts[position] = replace(verdicts[position], reason=reason)
+    weighed = [await _weighed(run, verdict) if verdict.repeats else verdict for verdict in verdicts]
+    status = RunStatus.INTERRUPTED if run.status in UNDER_WAY else run.status
+    return Preview(run.record.run_id, status, {verdict.task_id: verdict for verdict in weighed}, ended)
+
+
+def _alone(run: StoredRun, verdicts: Sequence[Verdict]) -> Iterator[int]:
+    """The tasks that are to run with nothing beside them, for their process has died too often while they ran."""
+    for position, (task, record, verdict) in enumerate(zip(run.state.dag, run.tasks, verdicts, strict=True)):
+        crashes = record.crashes + (TaskStatus(record.status) is TaskStatus.RUNNING)
+        if verdict.action in RUNS and last_chance(task, crashes):
+            yield position
+
+
+async def _verdicts(config: Config, run: StoredRun, *, retry_failed: bool) -> list[Verdict]:
+    if await is_to_be_cancelled(run.store, run.record):
+        return judge_cancelled(run.tasks)
+    given = await given_answers(run, config.clock.wall())
+    end = decided_so_far(run, retry_failed).end
+    if end is None:
+        run = await with_left(config, run)
+    verdicts = judge(run.state.dag, run.tasks, retry_failed=retry_failed, heard=heard(run, given))
+    if end is not None:
+        verdicts = judge_decided(verdicts, fails=end is RunStatus.FAILED)
+    return [_by_default(verdict, run, given) for verdict in verdicts]
+
+
+def _by_default(verdict: Verdict, run: StoredRun, given: GivenAnswers) -> Verdict:
+    """The same, saying so where nobody has answered and the default is taken."""
+    answer = given.answers.get(verdict.task_id)
+    before = run.state.answers.get(run.state.dag.position(verdict.task_id), ())
+    by = answer.by if answer is not None else before[-1].by if before else None
+    if by != "default":
+        return verdict
+    return replace(verdict, reason=verdict.reason.replace(ANSWERED, DEFAULTED))
+
+
+async def _weighed(run: StoredRun, verdict: Verdict) -> Verdict:
+    task = run.state.dag[verdict.task_id]
+    try:
+        characters = len(run.state.prompt(task))
+        if task.continues is not None and run.state.is_completed(task.continues):
+            past = await load_past(run.store, run.record.run_id, run.state, task.continues)
+            characters += sum(len(message.content) for message in past.messages)
+    except PlaitError:  # a prompt or a conversation that cannot be had costs nothing
+        return verdict
+    return replace(verdict, input_tokens=-(-characters // _CHARACTERS_A_TOKEN))

@@ -1,0 +1,250 @@
+"""Taking a free run over: what its last owner left under way is settled, and what the tasks go on from is read back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from backends.errors import ErrorKind
+from backends.protocol import JsonInput
+from persistence.records import TaskRecord
+from runner.clock import iso
+from runner.domain import events
+from runner.domain.conversation import NOT_ADDED, GoingOn, Past
+from runner.domain.policy import Policy
+from runner.domain.question import Way, unix
+from runner.domain.result import TaskResult
+from runner.domain.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
+from runner.domain.task import Task
+from runner.engine.config import Config, backend_names, require_policy_backends
+from runner.engine.handover import Adopted, Inherited
+from runner.engine.lifecycle import Prepared
+from runner.engine.outcome import failed_status
+from runner.engine.policy_driver import Decided, decided_of
+from runner.engine.retry import next_tries
+from runner.errors import PlaitError, PolicyMissing
+from runner.policies import policy_of
+from runner.recovery.adoption import learned, take_up, with_left
+from runner.recovery.answers import Given, GivenAnswers, given_answers
+from runner.recovery.lease import claim
+from runner.recovery.resume_plan import RUNS, Action, Heard, Verdict, is_to_be_corrected, judge
+from runner.state.codec import changes
+from runner.state.conversations import load_going_on, load_past, load_said
+from runner.state.run_state import RunState
+from runner.state.stored_run import StoredPolicy, StoredRun
+
+
+async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared:
+    """Claim a free run and make it ready to go on, in one transaction. Raises RunOwned, BackendMissing, PolicyMissing,
+    AnswerConflict, StoreError.
+    """
+    decided = decided_so_far(run, how.retry_failed)
+    if decided.end is None:
+        run = await with_left(config, run)
+    state, record = run.state, run.record
+    policy = _policy(run, how.policy)
+    given = await given_answers(run, config.clock.wall(), how.answers)
+    verdicts = judge(state.dag, run.tasks, retry_failed=how.retry_failed, heard=heard(run, given))
+    at = iso(config.clock.wall())
+    happened: list[events.Event] = []
+    for position, verdict in enumerate(verdicts):
+        if verdict.action is Action.ADOPT:
+            continue
+        event = _settled(run, position, verdict, given.answers.get(verdict.task_id), at)
+        if event is not None:
+            happened += [*learned(run, position, at), event]
+    state.repeats = frozenset(position for position, verdict in enumerate(verdicts) if verdict.repeats)
+    names = backend_names(state.dag, config, state.statuses)
+    if policy is not None:
+        require_policy_backends(config, policy)
+    reused = sum(status is TaskStatus.COMPLETED for status in state.statuses)
+    begins: events.Event = events.RunResumed(at, record.run_id, run.status, reused)
+    if run.status is RunStatus.QUEUED:
+        begins = events.RunStarted(at, record.run_id)
+    happened.insert(0, begins)
+    adopted = await _load_conversations(run, verdicts)
+    happened += [_adopted(run, position, names[position], at) for position in adopted]
+    await _load_failures(run)
+    unasked = [] if policy is None else await _unasked(run, happened)
+    if not unasked and decided != decided_of(record.policy_state):
+        # Else what is asked first says so. Without it, a second resume would find the run at its end again.
+        happened.append(events.PolicyDecided(at, decided.state, decided.encoded()))
+    later = await later_tries(run, verdicts, config.clock.wall())
+    owner, goes_on = await claim(config, run.store, record, [change for e in happened for change in changes(e)])
+    happened += [_retrying(run, position, until, at) for position, until in later.items()]
+    if decided.failed_on is not None and decided.end is None:
+        unasked.insert(0, decided.failed_on)
+    inherited = Inherited(unasked, later, adopted)
+    return Prepared(record.run_id, state, names, owner, happened, (), goes_on, policy, decided, inherited)
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """What whoever resumes a run brings along."""
+
+    retry_failed: bool = False
+    answers: Mapping[str, JsonInput] | None = None
+    policy: Policy | None = None
+
+
+def heard(run: StoredRun, given: GivenAnswers) -> Heard:
+    """The same for the verdicts."""
+    ways = {task_id: run.state.asking[run.state.dag.position(task_id)].way for task_id in given.answers}
+    return Heard(ways, given.late, run.left)
+
+
+def _policy(run: StoredRun, own: Policy | None) -> Policy | None:
+    stored = StoredPolicy.of(run.record)
+    run_id = run.record.run_id
+    if stored is None:
+        if own is not None:
+            raise PlaitError(f"run {run_id} was begun without a policy, and goes on without one; leave it out")
+        return None
+    if own is not None and own.kind != stored.kind:
+        raise PolicyMissing(f"run {run_id} is led by a policy of kind {stored.kind!r}, not {own.kind!r}")
+    return own or policy_of(stored.kind, stored.settings)
+
+
+def decided_so_far(run: StoredRun, retry_failed: bool) -> Decided:
+    """What a resume holds the run's policy to."""
+    decided = decided_of(run.record.policy_state)
+    if retry_failed and run.status in RUN_DONE:  # it failed, or results of it are damaged
+        return replace(decided, end=None, error=None, rests=False)
+    return decided
+
+
+async def _unasked(run: StoredRun, happened: Sequence[events.Event]) -> list[str]:
+    """The tasks that have ended since the run's policy was last asked, those in `happened` last."""
+    ended: dict[str, None] = {}
+    after = run.record.policy_seq
+    while page := await run.store.list_events(run.record.run_id, after):
+        ended |= {event.task_id: None for event in page if event.kind in _ENDS and event.task_id is not None}
+        after = page[-1].seq
+    ended |= {event.task_id: None for event in happened if isinstance(event, events.TaskFailed)}
+    return [task_id for task_id in ended if run.state.statuses[run.state.dag.position(task_id)] in TASK_DONE]
+
+
+_ENDS = frozenset({"task_completed", "task_failed", "task_skipped"})
+
+
+def _settled(run: StoredRun, position: int, verdict: Verdict, given: Given | None, at: str) -> events.Event | None:
+    """Bring the state in line with `verdict`; the event that says so, if something changed."""
+    state, record = run.state, run.tasks[position]
+    task_id, attempt = record.task_id, record.attempt
+    under_way = state.statuses[position] is TaskStatus.RUNNING
+    if given is not None:
+        state.answer(position, given.value, given.by)
+        return events.TaskAnswered(at, task_id, attempt, state.answers[position])
+    if verdict.action is Action.FAIL:
+        kind = ErrorKind.CRASHED if under_way else ErrorKind.TIMEOUT
+        return _failed(state, position, kind, verdict.reason, at)
+    if under_way and verdict.action is Action.ASK:
+        state.ask(position, verdict.reason)
+        return events.TaskWaiting(at, task_id, attempt, verdict.reason, crashed=True)
+    if under_way:
+        state.statuses[position] = TaskStatus.PENDING
+        state.crashes[position] = record.crashes + 1
+        return events.TaskInterrupted(at, task_id, attempt, "its process ended", crashed=True)
+    if verdict.action is Action.START_OVER and state.statuses[position] in TASK_REOPENINGS:
+        state.reopen(position)
+        return events.TaskReopened(at, task_id, attempt, damaged=record.damaged)
+    return None
+
+
+def _failed(state: RunState, position: int, kind: ErrorKind, reason: str, at: str) -> events.TaskFailed:
+    task, attempt = state.dag.tasks[position], state.attempts[position]
+    status = failed_status(task.failure_mode)
+    result = TaskResult(task.id, status, error_kind=kind.value, error=reason, attempts=attempt)
+    state.settle(position, result)
+    return events.TaskFailed(at, task.id, attempt, status, kind.value, reason, 0.0)
+
+
+async def _load_conversations(run: StoredRun, verdicts: Sequence[Verdict]) -> dict[int, Adopted]:
+    """Read the conversations that tasks still to run go on with, their own and those of others; what is adopted."""
+    state, adopted = run.state, dict[int, Adopted]()
+    for position, (task, verdict) in enumerate(zip(state.dag, verdicts, strict=True)):
+        if state.statuses[position] in TASK_DONE:
+            continue
+        if task.continues is not None:
+            before = state.dag.position(task.continues)
+            if state.statuses[before] is TaskStatus.COMPLETED and before not in state.conversations:
+                past = await load_past(run.store, run.record.run_id, state, task.continues)
+                state.conversations[before] = Past(run.tasks[before].session_id, past.messages)
+        if verdict.action is Action.ADOPT:
+            adopted[position] = await take_up(run, position)
+        elif verdict.action in RUNS:
+            await _load_own(run, position, verdict)
+        elif position in state.asking and state.asking[position].way is Way.CALL:
+            await _load_own(run, position, verdict)  # it may be answered while this process runs the run
+        elif position in state.asking:
+            record = run.tasks[position]
+            said = await load_said(run.store, run.record.run_id, state, record.task_id, record.attempt)
+            state.going_on[position] = GoingOn(record.session_id, said)
+    return adopted
+
+
+async def _load_own(run: StoredRun, position: int, verdict: Verdict) -> None:
+    """The conversation that the task's earlier attempts began, where its next one goes on with it."""
+    state, record = run.state, run.tasks[position]
+    answer = state.answer_to_say(position)
+    says_answer = answer is not None and answer.attempt == record.attempt
+    interrupted = verdict.action is Action.CONTINUE and not says_answer and not is_to_be_corrected(record)
+    may_correct = _may_correct(state.dag.tasks[position], record, verdict)
+    if record.session_id is None and answer is None and not may_correct:
+        return
+    if interrupted or answer is not None or may_correct:
+        going_on = await load_going_on(run.store, run.record.run_id, state, record, interrupted=interrupted)
+        if interrupted or going_on.says:
+            state.going_on[position] = going_on
+
+
+def _may_correct(task: Task, record: TaskRecord, verdict: Verdict) -> bool:
+    """Whether a planner may have to be told what was wrong with its tasks: it never was, or that was cut early, or
+    failed.
+    """
+    if not task.adds_tasks or TaskStatus(record.status) not in {TaskStatus.PENDING, TaskStatus.RUNNING}:
+        return False
+    if is_to_be_corrected(record):
+        return verdict.action is Action.CONTINUE
+    return verdict.action is not Action.CONTINUE and not record.session_confirmed
+
+
+def _adopted(run: StoredRun, position: int, backend: str, at: str) -> events.TaskStarted:
+    """For those who listen to this process: what an earlier one began goes on."""
+    record = run.tasks[position]
+    return events.TaskStarted(at, record.task_id, record.attempt, backend, record.session_id, adopted=True)
+
+
+async def later_tries(run: StoredRun, verdicts: Sequence[Verdict], now: float) -> dict[int, float]:
+    """When tasks are tried again, by position, where that is later than `now`."""
+    times = await next_tries(run.store, run.record.run_id, run.tasks, now)
+    return {
+        position: until
+        for position, verdict in enumerate(verdicts)
+        if verdict.action in RUNS and (until := times.get(verdict.task_id, now)) > now
+    }
+
+
+def _retrying(run: StoredRun, position: int, until: float, at: str) -> events.TaskRetrying:
+    """What an earlier process said of the task's last attempt, for those who listen to this one."""
+    record, goes_on = run.tasks[position], position in run.state.going_on
+    kind, error = record.error_kind or "", record.error or ""
+    return events.TaskRetrying(
+        at, record.task_id, record.attempt, kind, error, until - unix(at), record.duration_s or 0.0, goes_on=goes_on
+    )
+
+
+async def _load_failures(run: StoredRun) -> None:
+    """Count the failed attempts of earlier processes: a crash gives a task no new tries, and a planner no new word."""
+    state = run.state
+    for position, record in enumerate(run.tasks):
+        if not record.attempt or state.statuses[position] in TASK_DONE:
+            continue
+        for attempt in await run.store.list_attempts(run.record.run_id, record.task_id):
+            if attempt.status == "retried" and attempt.error_kind != ErrorKind.SESSION_LOST.value:
+                state.failures.note(position, attempt.error_kind)
+                if (attempt.error or "").startswith(NOT_ADDED):
+                    state.corrected.add(position)
+            elif attempt.status in {TaskStatus.FAILED.value, TaskStatus.COMPLETED.value}:  # reopened since, by a person
+                state.failures.forget(position)
+                state.corrected.discard(position)

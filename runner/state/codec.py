@@ -1,0 +1,289 @@
+"""The seam to `persistence`: our events become its changes, its records become our tasks and statuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, cast
+
+from backends.protocol import Message
+from backends.text import clean_text
+from persistence import changes as stored
+from persistence.errors import StoreError
+from persistence.records import RunRecord, TaskRecord
+from runner.domain import events
+from runner.domain.dag import DAG
+from runner.domain.limits import Limits
+from runner.domain.question import encode_answers
+from runner.domain.status import RunStatus
+from runner.domain.task import DEFAULT_RETRY, FailureMode, Retry, Task
+
+SETTINGS_FORMAT = 2
+"""Version of the JSON in a run's settings and in a task's spec. In 1 tasks with the same `for_each` did not pair up."""
+
+
+def to_json(value: Any) -> str:
+    """JSON as it is stored. Raises TypeError or ValueError for what JSON does not have, NaN among it.
+
+    Text stays readable, unless it holds lone surrogates, which only survive as escapes.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text if text == clean_text(text) else json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def changes(event: events.Event) -> tuple[stored.Change, ...]:
+    """What the store is told about `event`; nothing for events that live only while the run does."""
+    translate = _CHANGES.get(type(event))
+    return () if translate is None else translate(event)
+
+
+def _run_created(event: events.RunCreated) -> tuple[stored.Change, ...]:
+    settings = {**event.settings, "format": SETTINGS_FORMAT, "inputs": event.dag.inputs}
+    if event.dag.growth is not None:
+        settings["growth"] = asdict(event.dag.growth)
+    tasks = tuple(_new_task(task) for task in event.dag)
+    return (stored.RunCreated(event.at, event.dag.name, to_json(settings), tasks),)
+
+
+def _run_started(event: events.RunStarted) -> tuple[stored.Change, ...]:
+    return (stored.RunStatusChanged(event.at, RunStatus.RUNNING.value),)
+
+
+def _run_resumed(event: events.RunResumed) -> tuple[stored.Change, ...]:
+    return (stored.RunStatusChanged(event.at, RunStatus.RUNNING.value, resumed=True),)
+
+
+def _run_cancelling(event: events.RunCancelling) -> tuple[stored.Change, ...]:
+    return (stored.RunStatusChanged(event.at, RunStatus.CANCELLING.value),)
+
+
+def _run_ended(event: events.RunEnded) -> tuple[stored.Change, ...]:
+    released = stored.RunReleased(event.at)
+    if event.status is RunStatus.INTERRUPTED:
+        return (released,)
+    return (stored.RunStatusChanged(event.at, event.status.value, event.error), released)
+
+
+def _task_started(event: events.TaskStarted) -> tuple[stored.Change, ...]:
+    if event.adopted:
+        return (stored.TaskAdopted(event.at, event.task_id, event.attempt),)
+    started = stored.TaskStarted(
+        event.at, event.task_id, event.attempt, event.backend, event.session_id, event.confirmed
+    )
+    return (started,)
+
+
+def _session_opened(event: events.SessionOpened) -> tuple[stored.Change, ...]:
+    return (stored.SessionOpened(event.at, event.task_id, event.attempt, event.session_id),)
+
+
+def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
+    usage, said = event.usage, event.said
+    completed = stored.TaskCompleted(
+        event.at,
+        event.task_id,
+        event.attempt,
+        event.text,
+        event.data_json,
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cost_usd,
+        event.duration_s,
+        usage.model,
+        said if isinstance(said, str) else None,
+    )
+    return (completed,) if isinstance(said, str) else (*turns(event.at, event.task_id, event.attempt, said), completed)
+
+
+def turns(at: str, task_id: str, attempt: int, messages: Sequence[Message]) -> list[stored.Change]:
+    """The messages of a turn as they are stored."""
+    return [
+        stored.TurnAppended(
+            at, task_id, attempt, message.role, message.content, message.usage.input_tokens, message.usage.output_tokens
+        )
+        for message in messages
+    ]
+
+
+def _task_retrying(event: events.TaskRetrying) -> tuple[stored.Change, ...]:
+    tokens = event.usage.input_tokens, event.usage.output_tokens
+    retried = stored.TaskRetried(
+        event.at,
+        event.task_id,
+        event.attempt,
+        event.error_kind,
+        event.error,
+        event.delay_s,
+        event.duration_s,
+        *tokens,
+        event.usage.cost_usd,
+        event.goes_on,
+        event.usage.model,
+    )
+    return (*turns(event.at, event.task_id, event.attempt, event.messages), retried)
+
+
+def _task_failed(event: events.TaskFailed) -> tuple[stored.Change, ...]:
+    tokens = event.usage.input_tokens, event.usage.output_tokens
+    failed = stored.TaskFailed(
+        event.at,
+        event.task_id,
+        event.attempt,
+        event.status.value,
+        event.error_kind,
+        event.error,
+        event.duration_s,
+        *tokens,
+        event.usage.cost_usd,
+        event.usage.model,
+    )
+    return (*turns(event.at, event.task_id, event.attempt, event.messages), failed)
+
+
+def _task_interrupted(event: events.TaskInterrupted) -> tuple[stored.Change, ...]:
+    return (stored.TaskInterrupted(event.at, event.task_id, event.attempt, event.reason, event.crashed),)
+
+
+def _task_waiting(event: events.TaskWaiting) -> tuple[stored.Change, ...]:
+    waiting = stored.TaskWaiting(
+        event.at,
+        event.task_id,
+        event.attempt,
+        event.question,
+        event.crashed,
+        None if event.asking is None else event.asking.encoded(),
+        event.duration_s,
+        event.usage.input_tokens,
+        event.usage.output_tokens,
+        event.usage.cost_usd,
+        event.usage.model,
+    )
+    return (*turns(event.at, event.task_id, event.attempt, event.messages), waiting)
+
+
+def _task_answered(event: events.TaskAnswered) -> tuple[stored.Change, ...]:
+    answers = None if event.answers is None else encode_answers(event.answers)
+    return (stored.TaskAnswered(event.at, event.task_id, answers),)
+
+
+def _tasks_added(event: events.TasksAdded) -> tuple[stored.Change, ...]:
+    return (stored.TasksAdded(event.at, tuple(_new_task(task) for task in event.tasks), event.added_by),)
+
+
+def _policy_decided(event: events.PolicyDecided) -> tuple[stored.Change, ...]:
+    return (stored.PolicyDecided(event.at, event.state_json),)
+
+
+def _task_cancelled(event: events.TaskCancelled) -> tuple[stored.Change, ...]:
+    usage = event.usage
+    spent = usage.input_tokens, usage.output_tokens, usage.cost_usd, usage.model
+    return (stored.TaskCancelled(event.at, event.task_id, *spent),)
+
+
+def _task_reopened(event: events.TaskReopened) -> tuple[stored.Change, ...]:
+    return (stored.TaskReopened(event.at, event.task_id, event.damaged),)
+
+
+_CHANGES = cast(
+    "Mapping[type[events.Event], Callable[[events.Event], tuple[stored.Change, ...]]]",
+    {
+        events.RunCreated: _run_created,
+        events.RunStarted: _run_started,
+        events.RunResumed: _run_resumed,
+        events.RunCancelling: _run_cancelling,
+        events.RunCompleted: _run_ended,
+        events.RunFailed: _run_ended,
+        events.RunCancelled: _run_ended,
+        events.RunInterrupted: _run_ended,
+        events.RunWaitingInput: _run_ended,
+        events.TaskStarted: _task_started,
+        events.SessionOpened: _session_opened,
+        events.TaskCompleted: _task_completed,
+        events.TaskRetrying: _task_retrying,
+        events.TaskFailed: _task_failed,
+        events.TaskInterrupted: _task_interrupted,
+        events.TaskWaiting: _task_waiting,
+        events.TaskAnswered: _task_answered,
+        events.TasksAdded: _tasks_added,
+        events.PolicyDecided: _policy_decided,
+        events.TaskCancelled: _task_cancelled,
+        events.TaskReopened: _task_reopened,
+    },
+)
+
+
+def _new_task(task: Task) -> stored.NewTask:
+    return stored.NewTask(task.id, task.prompt, tuple(task.depends_on), task.backend, _spec(task))
+
+
+def _spec(task: Task) -> str:
+    """What differs from a plain task: most tasks of a large run share the empty spec."""
+    spec: dict[str, Any] = {}
+    if task.continues is not None:
+        spec["continues"] = task.continues
+    if task.failure_mode is not FailureMode.HARD:
+        spec["failure_mode"] = FailureMode(task.failure_mode).value
+    if task.retry is not DEFAULT_RETRY and task.retry != DEFAULT_RETRY:
+        retry = task.retry
+        spec["retry"] = {
+            "attempts": retry.attempts,
+            "base_delay": retry.base_delay,
+            "max_delay": retry.max_delay,
+            "on": sorted(retry.on),
+            "max_crashes": retry.max_crashes,
+        }
+    if task.timeout is not None:
+        spec["timeout"] = task.timeout
+    if task.output_schema is not None:
+        spec["output_schema"] = task.output_schema
+    if task.weight != 1.0:
+        spec["weight"] = task.weight
+    if task.item is not None:
+        spec["item"] = task.item
+    if task.aliases:
+        spec["aliases"] = task.aliases
+    if task.metadata:
+        spec["metadata"] = task.metadata
+    for name in ("at_most_once", "for_each", "adds_tasks"):
+        if kept := getattr(task, name):
+            spec[name] = kept
+    return to_json(spec) if spec else "{}"
+
+
+def task_of(record: TaskRecord) -> Task:
+    """The task as it was given when the run was created."""
+    if record.spec == "{}":
+        return Task(record.task_id, record.prompt, record.depends_on, record.backend)
+    spec = json.loads(record.spec)
+    if "failure_mode" in spec:
+        spec["failure_mode"] = FailureMode(spec["failure_mode"])
+    if "retry" in spec:
+        retry: dict[str, Any] = {**spec["retry"], "on": frozenset(spec["retry"]["on"])}
+        spec["retry"] = Retry(**retry)
+    return Task(record.task_id, record.prompt, record.depends_on, record.backend, **spec)
+
+
+def _parts(mine: Sequence[Task], tasks: Sequence[TaskRecord]) -> dict[str, list[str]]:
+    """For each task with `for_each` that was unfolded, the ids of its parts."""
+    folded = {task.id for task in mine if task.for_each is not None}
+    parts: dict[str, list[str]] = {}
+    for record in tasks:
+        if record.added_by in folded:
+            parts.setdefault(record.added_by, []).append(record.task_id)
+    return parts
+
+
+def dag_of(run: RunRecord, tasks: tuple[TaskRecord, ...]) -> DAG:
+    """The DAG as it was given when the run was created. Raises StoreError where that cannot be read any more."""
+    try:
+        settings = cast("Mapping[str, Any]", json.loads(run.settings))
+        growth = Limits(**settings["growth"]) if "growth" in settings else None
+        mine = [task_of(record) for record in tasks]
+        inputs = settings.get("inputs", {})
+        pairing, parts = settings.get("format", 1) >= 2, _parts(mine, tasks)
+        return DAG(mine, name=run.name, inputs=inputs, growth=growth, gathered=parts, pairing=pairing)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(
+            f"what is stored of run {run.run_id!r} is damaged ({error}); restore a copy of the store"
+        ) from error

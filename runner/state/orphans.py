@@ -1,0 +1,138 @@
+"""What processes that died have left of a run's turns: children that still live, and files."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from anyio.to_thread import run_sync
+
+from persistence.files import files_root
+from persistence.protocol import Store
+from persistence.records import TaskRecord
+from runner.domain.status import TASK_STATUSES, TaskStatus
+from runner.log import logger
+from runner.state.attempt_files import SESSIONS, run_folder, turn_files
+
+_FORGOTTEN_S = 3600.0
+"""How long nothing has happened in the folder of a run that is not stored, and never will be any more: a run that began
+while its store was away is stored seconds after that answers again.
+"""
+
+
+def has_files(store: Store, run_id: str) -> bool:
+    """Whether any turn of the run ever had files."""
+    root = files_root(store)
+    return root is not None and _is_there(run_folder(root, run_id))
+
+
+async def end_leftovers(store: Store | None, run_id: str, keep: Iterable[tuple[str, int]] = ()) -> None:
+    """End what is left of the children of the run's turns, but for those of certain attempts: task and number. Who does
+    so owns the run, or nobody does. Never raises.
+    """
+    root = files_root(store)
+    if root is not None:
+        kept = [turn_files(root, run_id, task_id, attempt).turn for task_id, attempt in keep]
+        await _end_below(run_folder(root, run_id), kept)
+
+
+def under_way(tasks: Iterable[TaskRecord], but: str | None = None) -> list[tuple[str, int]]:
+    """The attempts that are recorded as running, but for that of one task: a resume may adopt them."""
+    running = [task for task in tasks if TASK_STATUSES[task.status] is TaskStatus.RUNNING]
+    return [(task.task_id, task.attempt) for task in running if task.task_id != but]
+
+
+async def end_turn(folder: Path) -> None:
+    """End what is left of the children of the attempt with its files there. Never raises."""
+    await _end_below(folder, ())
+
+
+async def make_room(folder: Path) -> None:
+    """See to it that an attempt about to begin finds its `folder` empty: one of the same number has been there where
+    the store was away when its process died, or where the store is another one by now.
+    """
+    if _is_there(folder):
+        await _end_below(folder, ())
+        await run_sync(_remove, folder)
+
+
+def has_sessions(root: Path | None) -> bool:
+    """Whether there ever was a session of which files are kept below `root`."""
+    return root is not None and _is_there(root / SESSIONS)
+
+
+async def delete_files(
+    root: Path | None, deleted: Collection[str], stored: Collection[str], sessions: Collection[str] | None = None
+) -> str | None:
+    """Remove the files of the runs `deleted`, which are not in the store any more, and what earlier deletions of runs
+    that are not `stored` have left, once nobody writes there any more; of sessions all but the stored ones, `sessions`
+    (None: none). Why that cannot be done in one line, or None.
+    """
+    failures: list[OSError] = []
+    try:
+        folders = [] if root is None else await run_sync(_unwanted, root, deleted, stored)
+    except OSError as error:
+        folders, failures = [], [error]
+    for folder in folders:
+        await _end_below(folder, ())
+        failures += await run_sync(_remove, folder)
+    if root is not None and sessions is not None and has_sessions(root):
+        failures += await run_sync(_forget_sessions, root / SESSIONS, sessions)
+    if not failures:
+        return None
+    return f"not all files of deleted runs could be removed below {root}: {failures[0]}; mend that and purge again"
+
+
+async def _end_below(folder: Path, keep: Collection[Path]) -> None:
+    if not _is_there(folder):
+        return
+    from backends.process.spawn import sweep  # noqa: PLC0415 - most runs have no children
+
+    try:
+        ended = await sweep(folder, keep)
+    except Exception as error:
+        logger().warning("leftovers_not_ended", folder=str(folder), error=f"{type(error).__name__}: {error}")
+        return
+    if ended:
+        logger().info("leftovers_ended", folder=str(folder), processes=ended)
+
+
+def _is_there(folder: Path) -> bool:
+    return folder.is_dir() and not folder.is_symlink()  # a link would lead to what is not ours
+
+
+def _unwanted(root: Path, deleted: Collection[str], stored: Collection[str]) -> list[Path]:
+    gone = [run_folder(root, run_id) for run_id in deleted]
+    known = {run_folder(root, run_id) for run_id in stored}.union(gone)
+    others = [one for one in root.iterdir() if one.is_dir() and one.name != SESSIONS] if root.is_dir() else []
+    now = time.time()
+    return gone + [one for one in others if one not in known and now - one.lstat().st_mtime > _FORGOTTEN_S]
+
+
+def _forget_sessions(folder: Path, known: Collection[str]) -> list[OSError]:
+    from backends.agents.session_locks import forget_all_but  # noqa: PLC0415 - most stores have none
+
+    try:
+        return forget_all_but(known, folder, _FORGOTTEN_S)
+    except OSError as error:
+        return [error]
+
+
+def _remove(folder: Path) -> list[OSError]:
+    """What could not be removed, and why. A link is removed, never followed."""
+    failures: list[OSError] = []
+
+    def note(_function: object, _path: str, failure: tuple[type[BaseException], BaseException, object]) -> None:
+        if isinstance(failure[1], OSError) and not isinstance(failure[1], FileNotFoundError):
+            failures.append(failure[1])
+
+    if folder.is_symlink():
+        try:
+            folder.unlink()
+        except OSError as error:
+            failures.append(error)
+    elif folder.exists():
+        shutil.rmtree(folder, onerror=note)
+    return failures

@@ -1,0 +1,130 @@
+"""A stored run as it is read, and whether there is anything left to do for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from backends.protocol import LeftTurn, Usage
+from persistence.failpoints import reached
+from persistence.protocol import Store
+from persistence.records import MessageRecord, RunRecord, TaskRecord
+from runner.domain.result import RunResult
+from runner.domain.status import RUN_DONE, RUN_REOPENINGS, RunStatus, TaskStatus
+from runner.domain.task import JsonValue
+from runner.engine.config import Config
+from runner.errors import RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
+from runner.state.codec import dag_of
+from runner.state.run_state import RunState
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run as it was read: its record, its tasks, and the state they are in. `left`: see `runner.adoption`."""
+
+    store: Store
+    record: RunRecord
+    tasks: tuple[TaskRecord, ...]
+    state: RunState
+    left: Mapping[str, LeftTurn] = field(default_factory=dict[str, LeftTurn])
+
+    @property
+    def status(self) -> RunStatus:
+        return RunStatus(self.record.status)
+
+    def require_task(self, task_id: str) -> None:
+        """Raise TaskNotFound unless the run has the task."""
+        dag = self.state.dag
+        if task_id not in dag:
+            hint = nearest(task_id, (task.id for task in dag))
+            raise TaskNotFound(f"run {self.record.run_id} has no task {task_id!r}{hint}")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPolicy:
+    """The policy that leads a stored run: what `policy_of` makes it of."""
+
+    kind: str
+    settings: Mapping[str, JsonValue]
+
+    @classmethod
+    def of(cls, record: RunRecord) -> StoredPolicy | None:
+        """None for a run that none leads. `record` is one with its settings."""
+        stored = json.loads(record.settings).get("policy")
+        return None if stored is None else cls(stored["kind"], stored["settings"])
+
+
+async def stored_record(config: Config, run_id: str) -> tuple[Store, RunRecord]:
+    """Read a run's record alone. Raises StoreRequired, RunNotFound, StoreError."""
+    store = config.store
+    if store is None:
+        raise StoreRequired("this runner has no store, so there is nothing to read; give it one with store=...")
+    record = await store.get_run(run_id)
+    if record is None:
+        raise RunNotFound(f"the store has no run {run_id!r}; `plait runs` lists those that it has")
+    return store, record
+
+
+async def stored_run(config: Config, run_id: str) -> StoredRun:
+    """Read a run. Raises StoreRequired, RunNotFound, StoreError."""
+    store, record = await stored_record(config, run_id)
+    tasks = await store.list_tasks(run_id)
+    if not tasks:
+        raise RunNotFound(f"run {run_id!r} was deleted from the store just now")
+    dag = dag_of(record, tasks)
+    state = RunState(dag, tasks)
+    if damaged := await _with_damaged_talk(store, run_id, state):
+        tasks = tuple(replace(task, damaged=True) if task.task_id in damaged else task for task in tasks)
+        state = RunState(dag, tasks)
+    state.usage = Usage(record.input_tokens, record.output_tokens, record.cost_usd)
+    reached("resume.read")
+    return StoredRun(store, record, tasks, state)
+
+
+async def _with_damaged_talk(store: Store, run_id: str, state: RunState) -> set[str]:
+    """The tasks whose conversation others are to go on with, and does not fit its checksums: they count as damaged."""
+    links: set[str] = set()
+    for task, status in zip(state.dag, state.statuses, strict=True):
+        before = None if status in {TaskStatus.COMPLETED, TaskStatus.SKIPPED} else task.continues
+        while before is not None and before not in links and state.is_completed(before):
+            links.add(before)
+            before = state.dag[before].continues
+    return {name for name in links if _is_damaged(await store.list_messages(run_id, name))}
+
+
+def _is_damaged(said: Sequence[MessageRecord]) -> bool:
+    last = max((message.attempt for message in said), default=0)
+    return any(message.damaged for message in said if message.attempt == last)
+
+
+def has_ended(record: RunRecord, tasks: Sequence[TaskRecord], retry_failed: bool) -> bool:
+    """Whether the run is over and is not to be reopened, as one that failed or has damaged results can be."""
+    status = RunStatus(record.status)
+    reopens = retry_failed and (status in RUN_REOPENINGS or any(task.damaged for task in tasks))
+    return status in RUN_DONE and not reopens
+
+
+def needs_no_work(run: StoredRun, retry_failed: bool) -> bool:
+    """Whether the run has ended and is to stay so. Raises RunNotResumable for a cancelled one."""
+    if run.status is RunStatus.CANCELLED:
+        raise RunNotResumable(f"run {run.record.run_id} was cancelled for good; start a new run")
+    return has_ended(run.record, run.tasks, retry_failed)
+
+
+def require_unfailed(run: StoredRun) -> None:
+    """Raises RunNotResumable where answers change nothing: a run that has failed leaves its questions as they are."""
+    if run.status is RunStatus.FAILED:
+        raise RunNotResumable(
+            f"run {run.record.run_id} has failed ({run.record.error}), so answers alone do not make it go on; resume "
+            f"it with retry_failed (plait resume --retry-failed), then answer what it asks"
+        )
+
+
+def ended_result(run: StoredRun) -> RunResult:
+    """What the store holds of a run that has ended. A completed run with damaged results counts as failed."""
+    run_id, damaged = run.record.run_id, [record.task_id for record in run.tasks if record.damaged]
+    if not damaged:
+        return run.state.result(run_id, run.status, run.record.error)
+    error = f"the stored results of {', '.join(damaged[:5])} are damaged; resume with retry_failed runs them again"
+    return run.state.result(run_id, RunStatus.FAILED, error)

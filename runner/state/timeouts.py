@@ -1,0 +1,85 @@
+"""A store that is not waited for longer than its time-out, and whose every failure is a StoreError."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+
+from persistence.batch import Batch
+from persistence.errors import StoreError
+from persistence.files import files_root
+from persistence.notes import Note, NoteRecord
+from persistence.protocol import Store
+from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+from runner.cancellation import Cancels
+
+T = TypeVar("T")
+
+
+class PatientStore:
+    """`store` behind a time-out of `timeout` seconds a call. A write cut off is unknown, like one that raised."""
+
+    def __init__(self, store: Store, timeout: float) -> None:
+        self._store = store
+        self._timeout = timeout
+
+    @property
+    def files_root(self) -> Path | None:
+        """See FilesStore."""
+        return files_root(self._store)
+
+    async def write(self, batch: Batch) -> None:
+        """See Store."""
+        await self._answer(self._store.write(batch))
+
+    async def get_run(self, run_id: str) -> RunRecord | None:
+        """See Store."""
+        return await self._answer(self._store.get_run(run_id))
+
+    async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
+        """See Store."""
+        return await self._answer(self._store.list_runs(limit))
+
+    async def list_tasks(self, run_id: str) -> tuple[TaskRecord, ...]:
+        """See Store."""
+        return await self._answer(self._store.list_tasks(run_id))
+
+    async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
+        """See Store."""
+        return await self._answer(self._store.list_attempts(run_id, task_id))
+
+    async def list_messages(self, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
+        """See Store."""
+        return await self._answer(self._store.list_messages(run_id, task_id))
+
+    async def list_events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[EventRecord, ...]:
+        """See Store."""
+        return await self._answer(self._store.list_events(run_id, after, limit))
+
+    async def send(self, run_id: str, note: Note) -> None:
+        """See Store."""
+        await self._answer(self._store.send(run_id, note))
+
+    async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
+        """See Store."""
+        return await self._answer(self._store.list_notes(run_id, after))
+
+    async def _answer(self, call: Awaitable[T]) -> T:
+        cancels = Cancels()
+        with anyio.move_on_after(self._timeout) as limit:
+            try:
+                return await call
+            except StoreError:
+                raise
+            except asyncio.CancelledError as error:
+                if limit.cancel_called or cancels.since:
+                    raise
+                raise StoreError(f"the store was cancelled from inside {error}") from error
+            except Exception as error:
+                # A store of somebody else's must not end the run, whatever it raises.
+                raise StoreError(f"{type(error).__name__}: {error}") from error
+        raise StoreError(f"the store did not answer within {self._timeout:g} s")

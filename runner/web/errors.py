@@ -1,0 +1,120 @@
+"""Errors as answers: one shape for all, and a code that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any, TypeAlias
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
+
+from persistence.errors import StoreError
+from runner.errors import (
+    AnswerConflict,
+    BackendMissing,
+    KeyConflict,
+    PlaitError,
+    RunNotFound,
+    RunNotResumable,
+    RunOwned,
+    TaskNotFound,
+)
+from runner.plan import PlanError
+from runner.web.schemas import Problem
+from runner.web.security import problem
+
+_ANSWERS: dict[type[Exception], tuple[int, str]] = {
+    RunNotFound: (404, "run_not_found"),
+    TaskNotFound: (404, "not_found"),
+    RunOwned: (409, "run_owned"),
+    RunNotResumable: (409, "run_not_resumable"),
+    KeyConflict: (409, "key_conflict"),
+    PlanError: (422, "plan_invalid"),
+    AnswerConflict: (409, "answer_conflict"),
+    BackendMissing: (422, "backend_missing"),
+    PlaitError: (422, "refused"),
+    StoreError: (503, "store_failed"),
+}
+_HTTP_KINDS = {404: "not_found", 405: "method_not_allowed"}
+_INVALID = 422, "invalid_request"
+
+DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    code: {"model": Problem, "description": what}
+    for code, what in {
+        401: "The token is missing or wrong.",
+        403: "Another host or origin than this server's.",
+        404: "There is no such run, task or path.",
+        408: "The request did not come to its end.",
+        409: "It does not go together with where the run stands.",
+        413: "The request is too large.",
+        415: "It is not application/json.",
+        422: "The request, or the plan in it, has mistakes.",
+        503: "The store does not answer.",
+    }.items()
+}
+
+DOCUMENTED_BESIDE_OTHERS: dict[int | str, dict[str, Any]] = {
+    code: {
+        "description": answer["description"],
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    }
+    for code, answer in DOCUMENTED.items()
+}
+"""The same for a route whose answers are of another type."""
+
+_Handler: TypeAlias = Callable[[Request, Exception], Awaitable[JSONResponse]]
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Have every error of `app` told in the one shape."""
+    app.add_exception_handler(HTTPException, _of_http)
+    app.add_exception_handler(RequestValidationError, _of_request)
+    app.add_exception_handler(Exception, _of_bug)
+    for error, (code, kind) in _ANSWERS.items():
+        app.add_exception_handler(error, _of(code, kind))
+
+
+def _of(code: int, kind: str) -> _Handler:
+    async def answer(_request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse(problem(kind, str(error)), code)
+
+    return answer
+
+
+async def _of_http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    code, kind, said = error.status_code, _HTTP_KINDS.get(error.status_code, "refused"), str(error.detail)
+    if code == 400:  # a body that cannot be read at all, like one that is not what it should be
+        code, kind = _INVALID
+    if code in _HTTP_KINDS and said == HTTPStatus(code).phrase:  # the framework says no more than the code
+        said = f"there is no {request.method} {request.url.path} here; GET /openapi.json says what there is"
+    headers = error.headers
+    if code == 405 and (methods := _methods(request)):  # the framework names those of one route, where two share a path
+        headers = {"allow": ", ".join(methods)}
+    return JSONResponse(problem(kind, said), code, headers=headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """What may be asked of the request's path."""
+    published: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
+    return sorted(
+        method.upper()
+        for path, methods in published.items()
+        if compile_path(path)[0].match(request.url.path)
+        for method in methods
+    )
+
+
+async def _of_request(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    said = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5]]
+    code, kind = _INVALID
+    return JSONResponse(problem(kind, "; ".join(said)), code)
+
+
+async def _of_bug(_request: Request, _error: Exception) -> JSONResponse:
+    return JSONResponse(problem("internal", "this should not have happened; the server's log says more"), 500)

@@ -1,0 +1,78 @@
+"""Plans that come over HTTP: as in a plan file, but without a word on how and where they run.
+
+Whoever may post a plan may spend what the server's backends cost, and no more than that: such a plan names no server,
+no key, no function and no file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from runner.plan import Plan, PlanError, PlanProblem, parse_plan
+from runner.plan.inputs import no_input
+from runner.plan.loader import NAME_IT
+from runner.plan.schema import input_kind
+from runner.plan.source import MAX_BYTES
+
+_THE_SERVERS = {
+    "backends": "the server has its backends from its own start; name one of them, or leave `backend` out",
+    "concurrency": "how many tasks run at once is the server's to say (plait serve -j)",
+}
+_SPECIAL = {
+    "files": "a posted plan reads no files; give the texts themselves, as values of the input",
+    "rows": "a posted plan reads no files; give the rows themselves, as a list",
+    "required": "this input has no default; give it a value in `inputs`",
+}
+
+
+def posted_plan(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Collection[str]) -> Plan:
+    """What `plan` asks for, with `inputs` in place of its defaults, on the server's `backends`, which are not in it.
+
+    Raises PlanError with every mistake found.
+    """
+    if (size := len(_text(plan).encode("utf-8", "surrogatepass"))) > MAX_BYTES:
+        why = f"a plan may have 1 MiB, this one has {size:,} bytes; give large values beside it, in `inputs`"
+        raise PlanError([PlanProblem(why, file="")])
+    problems = [PlanProblem(why, key, file="") for key, why in _THE_SERVERS.items() if key in plan]
+    if isinstance(plan.get("inputs") or {}, dict):  # else the reader says what it should be
+        declared = cast("dict[str, Any]", plan.get("inputs") or {})
+        problems += _input_problems(declared, inputs)
+        plan = {**plan, "inputs": {**declared, **inputs}}
+    if problems:
+        raise PlanError(problems)
+    # Only their names count for the plan; what they are is never part of it.
+    named = {name: {"kind": "function", "call": "server:backend"} for name in backends}
+    text = _text({**plan, "backends": named})
+    try:
+        return replace(parse_plan(text, format="json", most=None), backends={})
+    except PlanError as error:
+        there_are = f"; the server has {', '.join(map(repr, sorted(backends)))}, or leave 'backend' out"
+        raise PlanError([_of_a_post(problem, there_are) for problem in error.problems]) from None
+
+
+def _text(plan: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(plan, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise PlanError([PlanProblem(f"the plan holds what JSON does not have: {error}", file="")]) from None
+    except RecursionError:
+        raise PlanError([PlanProblem("the plan is nested too deeply", file="")]) from None
+
+
+def _of_a_post(problem: PlanProblem, there_are: str) -> PlanProblem:
+    """The same, where nobody has a file, and the backends are the server's."""
+    # Lines and columns are those of a text that only exists here.
+    return replace(problem, message=problem.message.replace(NAME_IT, there_are), line=None, column=None, file="")
+
+
+def _input_problems(declared: Mapping[str, Any], given: Mapping[str, Any]) -> list[PlanProblem]:
+    unknown = given.keys() - declared.keys()
+    problems = [PlanProblem(no_input(name, declared), f"inputs.{name}", file="") for name in unknown]
+    for name, value in {**declared, **given}.items():
+        # A plan file would take such a value for more than a value.
+        if special := _SPECIAL.get(input_kind(value)):
+            problems.append(PlanProblem(special, f"inputs.{name}", file=""))
+    return problems

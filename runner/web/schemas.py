@@ -1,0 +1,216 @@
+"""What is sent and received, as it is published in /openapi.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
+
+from backends.protocol import JsonValue
+from runner.domain.status import RunStatus, TaskStatus
+from runner.operations.create_run import MOST_KEY_CHARACTERS
+from runner.operations.inspect import RunInfo, StoredEvent, run_value, task_value
+
+MOST_SEQ = 2**53
+
+
+MOST_LEVELS = 500
+"""How deep a value may be nested: less than any version of Python can read and write."""
+
+
+def _json(value: JsonValue) -> JsonValue:
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        level = [inner for one in level for inner in _within(one)]
+    if level:
+        raise ValueError(f"is nested deeper than {MOST_LEVELS} levels")
+    json.dumps(value, allow_nan=False)
+    return value
+
+
+def _within(value: JsonValue) -> Iterable[JsonValue]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+Json: TypeAlias = Annotated[Any, AfterValidator(_json)]
+"""Any value that JSON has; Python's reader takes NaN for one."""
+
+
+class _Received(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class _Sent(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class NewRun(_Received):
+    """A run to be made and started."""
+
+    plan: dict[str, Any]
+    """A plan as in a plan file, without `backends`, `concurrency` and inputs that are files."""
+    inputs: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Values of the plan's inputs, in place of their defaults."""
+    key: Annotated[str, Field(min_length=1, max_length=MOST_KEY_CHARACTERS)] | None = None
+    """There is one run for a key: the same request with the same key makes no second one."""
+
+
+class Resumption(_Received):
+    """How a run is gone on with."""
+
+    answers: dict[str, Json] = Field(default_factory=dict[str, Any])
+    """Answers to the questions that tasks wait with, by task."""
+    retry_failed: StrictBool = False
+    """Run failed tasks again, and completed ones whose stored result is damaged."""
+
+
+class Answer(_Received):
+    """The answer to a task's question."""
+
+    value: Json
+    """What fits the question's schema; a text where it has none."""
+    attempt: Annotated[int, Field(ge=1, le=MOST_SEQ)] | None = None
+    """The attempt that asked (a run's task has it as `attempts`): the task may ask something else by now."""
+
+
+class Page(_Received):
+    """Which runs are listed."""
+
+    limit: int = Field(default=50, ge=1, le=1000)
+    """How many at most."""
+
+
+class From(_Received):
+    """Which events are told."""
+
+    after: int = Field(default=0, ge=0, le=MOST_SEQ)
+    """Only those with a higher number."""
+
+
+class EventShape(_Sent):
+    """What stands in the data of an event."""
+
+    seq: int
+    """The event's number within its run, and its id in the stream."""
+    at: str
+    kind: str
+    task_id: str | None
+    attempt: int | None
+    detail: dict[str, Any]
+
+
+class Standing(_Sent):
+    """A run and where it stands."""
+
+    run_id: str
+    status: RunStatus
+
+
+class Answered(Standing):
+    """A run that has an answer."""
+
+    taken: bool
+    """Whether the answer is the task's by now; else it is stored for the process that runs the run."""
+
+
+class Summary(Standing):
+    """A run in a list."""
+
+    name: str
+    created_at: str
+    """UTC in ISO 8601, as all times."""
+    started_at: str | None
+    ended_at: str | None
+    error: str | None
+    done: int
+    """How many tasks have come to their end, in whatever way."""
+    total: int
+    counts: dict[str, int]
+    """How many tasks have which status; those that none has are left out."""
+    input_tokens: int
+    output_tokens: int
+    cost_usd: float | None
+    """None where no backend named a price."""
+
+
+class Asks(_Sent):
+    """What belongs to a question."""
+
+    schema_: Any = Field(alias="schema")
+    """The JSON Schema that the answer has to fit; null: any text."""
+    default: Any
+    """What is taken when the deadline has passed."""
+    deadline_at: str | None
+
+
+class TaskShape(_Sent):
+    """A task and its result."""
+
+    task_id: str
+    status: TaskStatus
+    depends_on: list[str]
+    backend: str | None
+    model: str | None
+    """The one that answered, as its server or its agent names it; null where that is not known."""
+    attempts: int
+    text: str | None
+    data: Any
+    damaged: bool
+    """What is stored of the result does not fit its checksum; text and data are left out."""
+    error_kind: str | None
+    error: str | None
+    question: str | None
+    """What a person is asked, while the task is waiting_input."""
+    asks: Asks | None
+    """More about the question; null where the task does not ask, but a crash has left it in doubt (plait answer)."""
+    session_id: str | None
+    input_tokens: int
+    output_tokens: int
+    cost_usd: float | None
+    duration_s: float | None
+    started_at: str | None
+    ended_at: str | None
+    added_by: str | None
+    """The task that added this one to the run."""
+
+
+class Detail(Summary):
+    """A run with its tasks, in the order of the plan."""
+
+    tasks: list[TaskShape]
+
+
+class RunList(_Sent):
+    """Runs, the last created first."""
+
+    runs: list[Summary]
+
+
+class _What(_Sent):
+    kind: str
+    """One word for programs, such as run_not_found."""
+    message: str
+    """What happened and what to do, for people."""
+
+
+class Problem(_Sent):
+    """Every error has this shape."""
+
+    error: _What
+
+
+def summary(run: RunInfo) -> Summary:
+    """The run in a list."""
+    return Summary.model_validate(run_value(run))
+
+
+def detail(run: RunInfo) -> Detail:
+    """The run with its tasks."""
+    return Detail.model_validate({**run_value(run), "tasks": [task_value(task) for task in run.tasks.values()]})
+
+
+def event(one: StoredEvent) -> EventShape:
+    """The event as it is told."""
+    return EventShape.model_validate(one, from_attributes=True)
