@@ -7,10 +7,10 @@ theirs when they are first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from backends.ask import ask
-from backends.errors import BackendError, BackendUnavailable, ErrorKind
-from backends.function import FunctionBackend, as_backend
-from backends.protocol import (
+from plait.backends.ask import ask
+from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.backends.function import FunctionBackend, as_backend
+from plait.backends.protocol import (
     NO_USAGE,
     Answer,
     Backend,
@@ -31,15 +31,15 @@ from backends.protocol import (
 )
 
 if TYPE_CHECKING:
-    from backends.agents.acp.backend import AcpBackend
-    from backends.agents.claude.backend import ClaudeCodeBackend
-    from backends.agents.codex.backend import CodexBackend
-    from backends.agents.gemini.backend import GeminiBackend
-    from backends.langgraph.backend import LangGraphBackend
-    from backends.llm.anthropic import AnthropicBackend
-    from backends.llm.local import LocalBackend
-    from backends.llm.openai import OpenAIBackend
-    from backends.person import PersonBackend
+    from plait.backends.agents.acp.backend import AcpBackend
+    from plait.backends.agents.claude.backend import ClaudeCodeBackend
+    from plait.backends.agents.codex.backend import CodexBackend
+    from plait.backends.agents.gemini.backend import GeminiBackend
+    from plait.backends.langgraph.backend import LangGraphBackend
+    from plait.backends.llm.anthropic import AnthropicBackend
+    from plait.backends.llm.local import LocalBackend
+    from plait.backends.llm.openai import OpenAIBackend
+    from plait.backends.person import PersonBackend
 
 __all__ = [
     "NO_USAGE",
@@ -91,5 +91,5 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        raise AttributeError(f"module 'plait.backends' has no attribute {name!r}")
+    return getattr(import_module(f"plait.backends.{_LAZY[name]}"), name)

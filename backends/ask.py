@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from typing import cast
 
-from backends.protocol import Answer, JsonInput, JsonValue, Question
+from plait.backends.protocol import Answer, JsonInput, JsonValue, Question
 
 
 class Asked(BaseException):

@@ -10,9 +10,9 @@ import anyio
 try:
     import pytest
 except ImportError as error:
-    raise ImportError("backends.contract needs pytest: pip install 'plait[test]'") from error
+    raise ImportError("plait.backends.contract needs pytest: pip install 'plait[test]'") from error
 
-from backends import NO_USAGE, Backend, BackendError, ErrorKind, ForkingBackend, Message, Opening, Output, Reply
+from plait.backends import NO_USAGE, Backend, BackendError, ErrorKind, ForkingBackend, Message, Opening, Output, Reply
 
 SCHEMA: dict[str, object] = {
     "type": "object",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from backends.errors import ErrorKind
+from plait.backends.errors import ErrorKind
 
 _BY_STATUS: Mapping[int, ErrorKind] = {
     401: ErrorKind.AUTH,

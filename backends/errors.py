@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from backends.protocol import NO_USAGE, Message, Usage
+from plait.backends.protocol import NO_USAGE, Message, Usage
 
 
 class ErrorKind(StrEnum):

@@ -10,10 +10,10 @@ from traceback import walk_tb
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from backends.errors import BackendError, ErrorKind
-from backends.protocol import Backend, JsonValue, Opening, Reply
-from backends.structured import Mismatch, Schema, invalid_output
-from backends.text import clean_text, one_line, parse_json
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.protocol import Backend, JsonValue, Opening, Reply
+from plait.backends.structured import Mismatch, Schema, invalid_output
+from plait.backends.text import clean_text, one_line, parse_json
 
 _NOT_THEIRS = (Path(__file__).parent, Path(inspect.__file__).parent)
 _INSTALLED = frozenset({"site-packages", "dist-packages"})

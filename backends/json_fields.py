@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from backends.protocol import NO_USAGE, JsonValue, Usage
-from backends.text import clean_text, shown
+from plait.backends.protocol import NO_USAGE, JsonValue, Usage
+from plait.backends.text import clean_text, shown
 
 _TELLING = ("command", "file_path", "path", "pattern", "query", "url", "description", "prompt")
 _MOST = 2**53

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 
-from backends.ask import ask
-from backends.errors import BackendError, ErrorKind
-from backends.function import FunctionBackend
-from backends.protocol import Conversation, JsonInput, JsonValue, Opening
+from plait.backends.ask import ask
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.function import FunctionBackend
+from plait.backends.protocol import Conversation, JsonInput, JsonValue, Opening
 
 
 class PersonBackend:

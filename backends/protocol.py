@@ -11,7 +11,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
-from backends.values import value
+from plait.backends.values import value
 
 JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | int | float | bool | None"
 """JSON that plait gives back."""

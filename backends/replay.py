@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
-from backends.errors import BackendError, ErrorKind
-from backends.protocol import NO_USAGE, JsonValue, Message, Opening, Output, Reply, Usage
-from backends.structured import Mismatch, Schema, invalid_output, repair_prompt
-from backends.text import clean_text
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.protocol import NO_USAGE, JsonValue, Message, Opening, Output, Reply, Usage
+from plait.backends.structured import Mismatch, Schema, invalid_output, repair_prompt
+from plait.backends.text import clean_text
 
 Ask: TypeAlias = Callable[[Sequence[Message]], Awaitable[Message]]
 """One request: the whole conversation so far, the question last; returns the assistant's whole message."""

@@ -9,9 +9,9 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from backends.errors import BackendError, ErrorKind
-from backends.protocol import JsonValue
-from backends.text import json_at, one_line, parse_json
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.protocol import JsonValue
+from plait.backends.text import json_at, one_line, parse_json
 
 # No JSON holds a line with nothing but the tag: its strings have no line breaks.
 _THOUGHTS = re.compile(r"\s*<think>.*?</think>|.*?^[ \t]*</think>[ \t]*$", re.DOTALL | re.MULTILINE)

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable
 
-from backends.protocol import JsonValue
+from plait.backends.protocol import JsonValue
 
 
 def clean_text(text: str) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import anyio
 
-from backends.process.child import Child
-from backends.process.spawn import Start, child_environment, running
+from plait.backends.process.child import Child
+from plait.backends.process.spawn import Start, child_environment, running
 
 ANSWER = b'{"type": "text", "text": "A line as agents print them, with some words in it."}\n' * 20
 GIGABYTE = f"import os\nfor _ in range(1024): os.write(1, {b'x' * 127 + bytes([10])!r} * 8192)"

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
-from runner import DAG, Task
+from plait.runner import DAG, Task
 
 Edges = list[list[int]]
 

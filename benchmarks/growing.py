@@ -7,9 +7,9 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
-import runner.plan.added_tasks  # noqa: F401 - it is loaded once, by whatever grows first
+import plait.runner.plan.added_tasks  # noqa: F401 - it is loaded once, by whatever grows first
 from benchmarks.stores import sqlite_store
-from runner import DAG, Decision, Limits, ParallelRunner, RunStatus, RunView, Task
+from plait.runner import DAG, Decision, Limits, ParallelRunner, RunStatus, RunView, Task
 
 ANSWER = "x" * 200
 AT_ONCE = 256

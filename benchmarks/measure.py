@@ -20,8 +20,8 @@ from benchmarks import agents, graphs, growing
 from benchmarks.gauge import ANSWER, AT_ONCE, body, figures, spent
 from benchmarks.prototype import durable as durable_prototype
 from benchmarks.stores import sqlite_store
-from persistence import Batch, Store
-from runner import DAG, ParallelRunner, RunStatus, Task
+from plait.persistence import Batch, Store
+from plait.runner import DAG, ParallelRunner, RunStatus, Task
 
 
 async def bare(shape: str, tasks: str) -> dict[str, float]:
@@ -188,7 +188,7 @@ async def makespan(seed: str, at_once: str = "16", tasks: str = "300") -> dict[s
 async def start_up() -> dict[str, float]:
     """The command's help, from nothing."""
     before = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "runner.cli", "--help"], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([sys.executable, "-m", "plait", "--help"], stdout=subprocess.DEVNULL, check=True)
     return {"wall_s": time.perf_counter() - before}
 
 

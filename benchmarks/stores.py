@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from persistence import SQLiteStore
+from plait.persistence import SQLiteStore
 
 
 @asynccontextmanager

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import anyio
 
-from backends import Backend, OpenAIBackend
-from persistence import SQLiteStore, Store
-from runner import ParallelRunner, RunResult, Step, Workflow
+from plait import Backend, OpenAIBackend, ParallelRunner, RunResult, SQLiteStore, Step, Store, Workflow
 
 FINDINGS = {
     "type": "object",

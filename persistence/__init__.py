@@ -1,7 +1,7 @@
 """Stores: where plait writes down what it does."""
 
-from persistence.batch import Batch
-from persistence.changes import (
+from plait.persistence.batch import Batch
+from plait.persistence.changes import (
     Change,
     LeaseRenewed,
     NewTask,
@@ -24,14 +24,14 @@ from persistence.changes import (
     TaskWaiting,
     TurnAppended,
 )
-from persistence.errors import Conflict, Fenced, StoreBusy, StoreError, StoreNotOpen, StoreUnusable
-from persistence.facets import ContextStore, RunStore, TaskStore
-from persistence.files import FilesStore
-from persistence.memory.store import MemoryStore
-from persistence.notes import Note, NoteRecord
-from persistence.protocol import Store
-from persistence.records import AttemptRecord, EventRecord, MessageRecord, Owner, RunRecord, TaskRecord
-from persistence.sqlite import SQLiteStore
+from plait.persistence.errors import Conflict, Fenced, StoreBusy, StoreError, StoreNotOpen, StoreUnusable
+from plait.persistence.facets import ContextStore, RunStore, TaskStore
+from plait.persistence.files import FilesStore
+from plait.persistence.memory.store import MemoryStore
+from plait.persistence.notes import Note, NoteRecord
+from plait.persistence.protocol import Store
+from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, Owner, RunRecord, TaskRecord
+from plait.persistence.sqlite import SQLiteStore
 
 __all__ = [
     "AttemptRecord",

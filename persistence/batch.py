@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from persistence.values import value
+from plait.persistence.values import value
 
 if TYPE_CHECKING:
-    from persistence.changes import Change
+    from plait.persistence.changes import Change
 
 
 @value

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from persistence.records import Owner
-from persistence.values import value
+from plait.persistence.records import Owner
+from plait.persistence.values import value
 
 
 @value

@@ -6,7 +6,7 @@ import json
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from persistence.changes import (
+from plait.persistence.changes import (
     PolicyDecided,
     RunCreated,
     RunStatusChanged,
@@ -27,7 +27,7 @@ from persistence.changes import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from persistence.changes import Change, NewTask
+    from plait.persistence.changes import Change, NewTask
 
 EventParts = tuple[str, str, str | None, int | None, str]
 """at, kind, task_id, attempt, detail."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+    from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 
 
 class RunStore(Protocol):

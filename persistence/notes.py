@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from persistence.values import value
+from plait.persistence.values import value
 
 
 @value
 class Note:
     """What somebody asks of a run's owner: `kind` says what, `task_id` of which task if of one, `body` is JSON that the
-    store keeps and never reads. `at` as in `persistence.changes`.
+    store keeps and never reads. `at` as in `plait.persistence.changes`.
     """
 
     kind: str

@@ -1,24 +1,24 @@
-"""The contract of a store. `persistence.contract` checks every line; run it over a store of yours."""
+"""The contract of a store. `plait.persistence.contract` checks every line; run it over a store of yours."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from persistence.facets import ContextStore, RunStore, TaskStore
+from plait.persistence.facets import ContextStore, RunStore, TaskStore
 
 if TYPE_CHECKING:
-    from persistence.batch import Batch
-    from persistence.notes import Note, NoteRecord
+    from plait.persistence.batch import Batch
+    from plait.persistence.notes import Note, NoteRecord
 
 
 class Store(RunStore, TaskStore, ContextStore, Protocol):
     """Keeps runs. One write method for a run's owner, `send` for all others; reads give whole records, never cursors:
-    they are those of the three facets (`persistence.facets`).
+    they are those of the three facets (`plait.persistence.facets`).
 
     Safe for many tasks of one event loop at the same time. Cancelling a call never leaves anything half-written: a
     cancelled `write` is unknown, like one that raised, and may be repeated. Every read sees all acknowledged writes.
-    Errors are those of `persistence.errors`; a store that has to be opened says StoreNotOpen while it is not, so that
-    no run is paid for that nobody keeps. An unknown run reads as None or as an empty tuple, never as an error.
+    Errors are those of `persistence/errors.py`; a store that has to be opened says StoreNotOpen while it is not, so
+    that no run is paid for that nobody keeps. An unknown run reads as None or as an empty tuple, never as an error.
     """
 
     async def write(self, batch: Batch) -> None:

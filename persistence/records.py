@@ -1,10 +1,10 @@
-"""What a store tells: records, plain frozen values with the formats of `persistence.changes`."""
+"""What a store tells: records, plain frozen values with the formats of `plait.persistence.changes`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from persistence.values import value
+from plait.persistence.values import value
 
 
 @value

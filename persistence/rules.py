@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from persistence.changes import (
+from plait.persistence.changes import (
     LeaseRenewed,
     PolicyDecided,
     RunClaimed,
@@ -28,14 +28,14 @@ from persistence.changes import (
     TaskWaiting,
     TurnAppended,
 )
-from persistence.errors import Conflict, Fenced
+from plait.persistence.errors import Conflict, Fenced
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from persistence.batch import Batch
-    from persistence.changes import Change, TasksAdded
-    from persistence.records import Owner
+    from plait.persistence.batch import Batch
+    from plait.persistence.changes import Change, TasksAdded
+    from plait.persistence.records import Owner
 
 RUN_MAY_BECOME: Mapping[str, frozenset[str]] = {
     "queued": frozenset({"running", "cancelled"}),

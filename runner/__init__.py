@@ -9,15 +9,16 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runner.clock import Clock
-    from runner.domain.dag import DAG
-    from runner.domain.limits import Limits
-    from runner.domain.policy import Decision, Policy, RunView
-    from runner.domain.question import OpenQuestion
-    from runner.domain.result import Degradation, Receipt, RunResult, TaskResult
-    from runner.domain.status import RunStatus, TaskStatus
-    from runner.domain.task import FailureMode, Retry, Task
-    from runner.errors import (
+    from plait.runner.clock import Clock
+    from plait.runner.domain import events
+    from plait.runner.domain.dag import DAG
+    from plait.runner.domain.limits import Limits
+    from plait.runner.domain.policy import Decision, Policy, RunView
+    from plait.runner.domain.question import OpenQuestion
+    from plait.runner.domain.result import Degradation, Receipt, RunResult, TaskResult
+    from plait.runner.domain.status import RunStatus, TaskStatus
+    from plait.runner.domain.task import FailureMode, Retry, Task
+    from plait.runner.errors import (
         AnswerConflict,
         BackendMissing,
         DAGError,
@@ -35,15 +36,15 @@ if TYPE_CHECKING:
         TaskNotFound,
         TurnNotStored,
     )
-    from runner.operations.inspect import RunInfo, StoredEvent, TaskInfo
-    from runner.operations.workflow_session import load_session
-    from runner.orchestrator import Orchestrator, OrchestratorResult
-    from runner.parallel import ParallelRunner
-    from runner.plan import Plan, PlanError, load_plan
-    from runner.policies.follow_ups import FollowUp, FollowUps
-    from runner.policies.orchestrator.policy import Phase
-    from runner.policies.workflow import Step, Workflow
-    from runner.policies.workflow_session import (
+    from plait.runner.operations.inspect import RunInfo, StoredEvent, TaskInfo
+    from plait.runner.operations.workflow_session import load_session
+    from plait.runner.orchestrator import Orchestrator, OrchestratorResult
+    from plait.runner.parallel import ParallelRunner
+    from plait.runner.plan import Plan, PlanError, load_plan
+    from plait.runner.policies.follow_ups import FollowUp, FollowUps
+    from plait.runner.policies.orchestrator.policy import Phase
+    from plait.runner.policies.workflow import Step, Workflow
+    from plait.runner.policies.workflow_session import (
         ImpossibleState,
         Interaction,
         Session,
@@ -51,10 +52,10 @@ if TYPE_CHECKING:
         SessionEnded,
         UnknownStep,
     )
-    from runner.recovery.preview import Preview
-    from runner.recovery.resume_plan import Action, Verdict
-    from runner.run import Run
-    from runner.service import RunService
+    from plait.runner.recovery.preview import Preview
+    from plait.runner.recovery.resume_plan import Action, Verdict
+    from plait.runner.run import Run
+    from plait.runner.service import RunService
 
 __all__ = [
     "DAG",
@@ -113,6 +114,7 @@ __all__ = [
     "UnknownStep",
     "Verdict",
     "Workflow",
+    "events",
     "load_plan",
     "load_session",
 ]
@@ -146,6 +148,8 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 
 
 def __getattr__(name: str) -> object:
+    if name == "events":
+        return importlib.import_module("plait.runner.domain.events")
     if name not in _HOME_OF:
-        raise AttributeError(f"module 'runner' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"runner.{_HOME_OF[name]}"), name)
+        raise AttributeError(f"module 'plait.runner' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"plait.runner.{_HOME_OF[name]}"), name)

@@ -10,23 +10,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias, cast
 
-from backends.protocol import Backend, JsonInput, Usage
-from persistence.protocol import Store
-from persistence.records import RunRecord, TaskRecord
-from runner.domain import events
-from runner.domain.dag import nearest
-from runner.domain.result import RunResult
-from runner.domain.status import RunStatus, TaskStatus
-from runner.domain.task import JsonValue
-from runner.engine.attempt import OnQuestion
-from runner.engine.policy_driver import decided_of
-from runner.errors import RunNotFound
-from runner.parallel import ParallelRunner
-from runner.policies.orchestrator.evidence import is_work
-from runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy, Phase, Stop
-from runner.policies.orchestrator.prompts import ANSWER_ID, EXECUTOR, PLANNER, REFLECTOR
-from runner.run import Run
-from runner.state.stored_run import StoredPolicy
+from plait.backends.protocol import Backend, JsonInput, Usage
+from plait.persistence.protocol import Store
+from plait.persistence.records import RunRecord, TaskRecord
+from plait.runner.domain import events
+from plait.runner.domain.dag import nearest
+from plait.runner.domain.result import RunResult
+from plait.runner.domain.status import RunStatus, TaskStatus
+from plait.runner.domain.task import JsonValue
+from plait.runner.engine.attempt import OnQuestion
+from plait.runner.engine.policy_driver import decided_of
+from plait.runner.errors import RunNotFound
+from plait.runner.parallel import ParallelRunner
+from plait.runner.policies.orchestrator.evidence import is_work
+from plait.runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy, Phase, Stop
+from plait.runner.policies.orchestrator.prompts import ANSWER_ID, EXECUTOR, PLANNER, REFLECTOR
+from plait.runner.run import Run
+from plait.runner.state.stored_run import StoredPolicy
 
 ROLES = (PLANNER, EXECUTOR, REFLECTOR)
 OneBackend: TypeAlias = Backend | Callable[[str], Any]

@@ -6,36 +6,36 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
-from backends.function import as_backend
-from backends.protocol import Backend, JsonInput, Reply
-from persistence.changes import RunClaimed
-from persistence.protocol import Store
-from runner.clock import Clock, iso, new_run_id
-from runner.domain import events
-from runner.domain.dag import DAG
-from runner.domain.limits import Limits
-from runner.domain.policy import Policy
-from runner.domain.question import OpenQuestion
-from runner.domain.result import RunResult
-from runner.domain.status import RunStatus
-from runner.engine.attempt import OnQuestion
-from runner.engine.config import DEFAULT_BACKEND, Config, backend_names, default_backend
-from runner.engine.feed import Feed
-from runner.engine.inbox import is_to_be_cancelled
-from runner.engine.lifecycle import Prepared, drive
-from runner.operations.answer_task import How, Settlement, answer_question, settle, unanswered_questions
-from runner.operations.cancel_run import cancel, finish_cancelling
-from runner.operations.continue_task import say
-from runner.operations.create_run import checked_run_id, create, with_policy
-from runner.recovery.answers import question_of
-from runner.recovery.lease import wait_until_free
-from runner.recovery.preview import Preview, preview
-from runner.recovery.resume import Resumption, take_over
-from runner.run import Control, Run
-from runner.state.owner import LEASE_SECONDS, claim_for_this_process
-from runner.state.run_state import RunState
-from runner.state.stored_run import ended_result, needs_no_work, require_unfailed, stored_run
-from runner.state.timeouts import PatientStore
+from plait.backends.function import as_backend
+from plait.backends.protocol import Backend, JsonInput, Reply
+from plait.persistence.changes import RunClaimed
+from plait.persistence.protocol import Store
+from plait.runner.clock import Clock, iso, new_run_id
+from plait.runner.domain import events
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.limits import Limits
+from plait.runner.domain.policy import Policy
+from plait.runner.domain.question import OpenQuestion
+from plait.runner.domain.result import RunResult
+from plait.runner.domain.status import RunStatus
+from plait.runner.engine.attempt import OnQuestion
+from plait.runner.engine.config import DEFAULT_BACKEND, Config, backend_names, default_backend
+from plait.runner.engine.feed import Feed
+from plait.runner.engine.inbox import is_to_be_cancelled
+from plait.runner.engine.lifecycle import Prepared, drive
+from plait.runner.operations.answer_task import How, Settlement, answer_question, settle, unanswered_questions
+from plait.runner.operations.cancel_run import cancel, finish_cancelling
+from plait.runner.operations.continue_task import say
+from plait.runner.operations.create_run import checked_run_id, create, with_policy
+from plait.runner.recovery.answers import question_of
+from plait.runner.recovery.lease import wait_until_free
+from plait.runner.recovery.preview import Preview, preview
+from plait.runner.recovery.resume import Resumption, take_over
+from plait.runner.run import Control, Run
+from plait.runner.state.owner import LEASE_SECONDS, claim_for_this_process
+from plait.runner.state.run_state import RunState
+from plait.runner.state.stored_run import ended_result, needs_no_work, require_unfailed, stored_run
+from plait.runner.state.timeouts import PatientStore
 
 CANCEL_GRACE_SECONDS = 5.0
 DEFAULT_LIMITS = Limits()

@@ -9,11 +9,11 @@ from typing import Literal, Self, TypeAlias
 import anyio
 import anyio.abc
 
-from runner.domain.result import RunResult
-from runner.domain.status import RunStatus
-from runner.domain.task import JsonValue
-from runner.engine.feed import EventReader, Feed
-from runner.errors import PlaitError
+from plait.runner.domain.result import RunResult
+from plait.runner.domain.status import RunStatus
+from plait.runner.domain.task import JsonValue
+from plait.runner.engine.feed import EventReader, Feed
+from plait.runner.errors import PlaitError
 
 Answer: TypeAlias = "Callable[[str, int, JsonValue, str], bool]"
 

@@ -10,18 +10,18 @@ from typing import Self
 import anyio
 import anyio.abc
 
-from backends.protocol import JsonInput
-from persistence.protocol import Store
-from runner.domain import events
-from runner.domain.dag import DAG
-from runner.domain.policy import Policy
-from runner.domain.status import RunStatus
-from runner.errors import PlaitError, StoreRequired
-from runner.log import logger
-from runner.operations.inspect import RunInfo, StoredEvent, history, look_up, run_info
-from runner.parallel import ParallelRunner
-from runner.recovery.resume import Resumption
-from runner.run import Run
+from plait.backends.protocol import JsonInput
+from plait.persistence.protocol import Store
+from plait.runner.domain import events
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.policy import Policy
+from plait.runner.domain.status import RunStatus
+from plait.runner.errors import PlaitError, StoreRequired
+from plait.runner.log import logger
+from plait.runner.operations.inspect import RunInfo, StoredEvent, history, look_up, run_info
+from plait.runner.parallel import ParallelRunner
+from plait.runner.recovery.resume import Resumption
+from plait.runner.run import Run
 
 POLL_SECONDS = 0.2
 

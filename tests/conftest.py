@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from persistence import MemoryStore, SQLiteStore, Store
+from plait.persistence import MemoryStore, SQLiteStore, Store
 from tests.support.agents import Home, make_home
 from tests.support.room import Kin, kin
 

@@ -7,7 +7,7 @@ import random
 import anyio
 import pytest
 
-from backends import AcpBackend, BackendUnavailable, ErrorKind, Output
+from plait.backends import AcpBackend, BackendUnavailable, ErrorKind, Output
 from tests.support.agents import Home, fails, send, until
 
 

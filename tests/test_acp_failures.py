@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from backends.agents.acp.machine import Talk
-from backends.agents.protocol import Call
-from backends.errors import ErrorKind
+from plait.backends.agents.acp.machine import Talk
+from plait.backends.agents.protocol import Call
+from plait.backends.errors import ErrorKind
 from tests.support.acp_talks import (
     AIMS,
     NOWHERE,

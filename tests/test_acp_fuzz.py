@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.agents.acp.wire import name_of
+from plait.backends.agents.acp.wire import name_of
 from tests.support.acp_talks import (
     OPEN,
     chunk,

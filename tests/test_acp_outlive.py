@@ -15,18 +15,18 @@ from typing import Any
 import anyio
 import pytest
 
-from backends import Answer, BackendError, ErrorKind, LeftTurn, Opening, OutlivingBackend, Reply
-from backends.agents.acp.outbox import Speech, said_in, spoken_command
-from backends.process.manifest import read_known
-from backends.process.spawn import Start, child_environment, running
-from runner.state.orphans import end_turn
+from plait.backends import Answer, BackendError, ErrorKind, LeftTurn, Opening, OutlivingBackend, Reply
+from plait.backends.agents.acp.outbox import Speech, said_in, spoken_command
+from plait.backends.process.manifest import read_known
+from plait.backends.process.spawn import Start, child_environment, running
+from plait.runner.state.orphans import end_turn
 from tests.support.agents import Home, until
 
 TASKS = ("a", "b", "c", "d")
 PARENT = """
 import anyio, sys, json
 from pathlib import Path
-from backends import Opening
+from plait.backends import Opening
 from tests.support.agents import Home
 
 async def main(home, words, options, prompts):

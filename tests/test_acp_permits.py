@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from backends import AcpBackend, Answer, Output, Reply
+from plait.backends import AcpBackend, Answer, Output, Reply
 from tests.support.agents import Home, send, until
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from backends.agents.acp.machine import Aims
-from backends.agents.acp.wire import prompt_of
-from backends.errors import ErrorKind
-from backends.protocol import Usage
+from plait.backends.agents.acp.machine import Aims
+from plait.backends.agents.acp.wire import prompt_of
+from plait.backends.errors import ErrorKind
+from plait.backends.protocol import Usage
 from tests.support.acp_talks import (
     AIMS,
     RECORDED,

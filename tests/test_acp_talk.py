@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from backends.agents.acp.machine import Talk
-from backends.agents.acp.permissions import Grant
-from backends.agents.protocol import Call, Ending
-from backends.errors import ErrorKind
+from plait.backends.agents.acp.machine import Talk
+from plait.backends.agents.acp.permissions import Grant
+from plait.backends.agents.protocol import Call, Ending
+from plait.backends.errors import ErrorKind
 from tests.support.acp_talks import (
     AIMS,
     NOWHERE,

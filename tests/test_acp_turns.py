@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from backends import AcpBackend, BackendError, ErrorKind, Message, Output, Usage
-from backends.contract import BackendContract, Subject
+from plait.backends import AcpBackend, BackendError, ErrorKind, Message, Output, Usage
+from plait.backends.contract import BackendContract, Subject
 from tests.support.agents import Home, fails, send
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from backends import Usage
-from runner import Action, Clock, ParallelRunner, Run, RunStatus, TaskStatus
-from runner.domain import events
-from runner.domain.result import Receipt
-from runner.engine.attempt import INTERRUPTED
+from plait.backends import Usage
+from plait.runner import Action, Clock, ParallelRunner, Run, RunStatus, TaskStatus
+from plait.runner.domain import events
+from plait.runner.domain.result import Receipt
+from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.adopting import allow_once_adopted, foretold, history, is_adopted, resumed, said_in
 from tests.support.outliving import RUN, World
 

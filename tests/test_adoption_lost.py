@@ -8,16 +8,16 @@ import sys
 import anyio
 import pytest
 
-from persistence import SQLiteStore
-from runner import Action, ParallelRunner
-from runner.domain import events
+from plait.persistence import SQLiteStore
+from plait.runner import Action, ParallelRunner
+from plait.runner.domain import events
 from tests.support.agents import Home, until
 
 PARENT = """
 import anyio, sys
 from pathlib import Path
-from persistence import SQLiteStore
-from runner import DAG, ParallelRunner, Task
+from plait.persistence import SQLiteStore
+from plait.runner import DAG, ParallelRunner, Task
 from tests.support.agents import Home
 
 async def main(home):

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from backends import BackendUnavailable
-from backends.process.proctable import start_time
-from backends.process.spawn import sweep
-from backends.protocol import Opening
-from persistence import SQLiteStore
-from runner import Action, ParallelRunner, TaskStatus
-from runner.domain import events
+from plait.backends import BackendUnavailable
+from plait.backends.process.proctable import start_time
+from plait.backends.process.spawn import sweep
+from plait.backends.protocol import Opening
+from plait.persistence import SQLiteStore
+from plait.runner import Action, ParallelRunner, TaskStatus
+from plait.runner.domain import events
 from tests.support.agents import Home, until
 from tests.support.database import end_of
 from tests.support.outliving import RUN, Outliver, World
@@ -28,8 +28,8 @@ from tests.support.outliving import RUN, Outliver, World
 PARENT = """
 import anyio, sys
 from pathlib import Path
-from persistence import SQLiteStore
-from runner import DAG, ParallelRunner, Task
+from plait.persistence import SQLiteStore
+from plait.runner import DAG, ParallelRunner, Task
 from tests.support.agents import Home
 
 async def main(home):

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from backends.protocol import Files, LeftTurn, Opening
-from persistence import Batch, MemoryStore, RunClaimed
-from runner import DAG, Action, ParallelRunner, PlaitError, RunStatus, Task, TaskStatus
-from runner.engine.inbox import cancel_note
-from runner.state.orphans import delete_files
+from plait.backends.protocol import Files, LeftTurn, Opening
+from plait.persistence import Batch, MemoryStore, RunClaimed
+from plait.runner import DAG, Action, ParallelRunner, PlaitError, RunStatus, Task, TaskStatus
+from plait.runner.engine.inbox import cancel_note
+from plait.runner.state.orphans import delete_files
 from tests.support.crashed import Dying, die
 from tests.support.fakes import Talker
 from tests.support.outliving import RUN, Outliver, World

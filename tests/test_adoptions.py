@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.process.proctable import HAS_PROC
+from plait.backends.process.proctable import HAS_PROC
 from tests.crash import adoptions
 from tests.crash.adoption_bugs import BUGS
 from tests.crash.adoption_plans import drawn

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from backends.agents.claude.backend import ClaudeCodeBackend
-from backends.agents.protocol import Call, Ending
-from backends.errors import ErrorKind
-from backends.protocol import Usage
+from plait.backends.agents.claude.backend import ClaudeCodeBackend
+from plait.backends.agents.protocol import Call, Ending
+from plait.backends.errors import ErrorKind
+from plait.backends.protocol import Usage
 from tests.support.recorded import NOW, Seen, names, read, recorded, replay
 
 PROGRAM = ClaudeCodeBackend(now=lambda: NOW)

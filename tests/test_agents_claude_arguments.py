@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from backends.agents.claude.backend import ClaudeCodeBackend
-from backends.agents.protocol import Call
+from plait.backends.agents.claude.backend import ClaudeCodeBackend
+from plait.backends.agents.protocol import Call
 
 COMMON = ["-p", "--output-format=stream-json", "--verbose", "--include-partial-messages"]
 

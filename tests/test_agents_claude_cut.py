@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from backends.agents.claude.questions import ANSWER, write_answer
-from backends.agents.session_files import digest
-from backends.process.manifest import Known, tell
+from plait.backends.agents.claude.questions import ANSWER, write_answer
+from plait.backends.agents.session_files import digest
+from plait.backends.process.manifest import Known, tell
 from tests.support.agents import Home
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from backends import (
+from plait.backends import (
     Answer,
     BackendError,
     BackendUnavailable,
@@ -21,8 +21,8 @@ from backends import (
     Output,
     Reply,
 )
-from backends.contract import BackendContract, Subject
-from backends.protocol import Usage
+from plait.backends.contract import BackendContract, Subject
+from plait.backends.protocol import Usage
 from tests.support.agents import Home, fails, send, send_opened, until
 
 
@@ -209,7 +209,7 @@ async def test_a_person_is_asked_and_the_answer_reaches_that_use(home: Home) -> 
 
 PARENT = """
 import anyio, sys
-from backends import Opening
+from plait.backends import Opening
 from tests.support.agents import Home
 from pathlib import Path
 

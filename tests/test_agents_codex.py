@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from backends import BackendError, ErrorKind
-from backends.agents.codex.backend import CodexBackend
-from backends.agents.protocol import Call, Ending
-from backends.protocol import Usage
+from plait.backends import BackendError, ErrorKind
+from plait.backends.agents.codex.backend import CodexBackend
+from plait.backends.agents.protocol import Call, Ending
+from plait.backends.protocol import Usage
 from tests.support.recorded import NOW, Seen, names, read, recorded, replay
 
 PROGRAM = CodexBackend(now=lambda: NOW)

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from backends import BackendError, CodexBackend
-from backends.agents.session_locks import Sessions
-from backends.protocol import Files, Usage
-from persistence import SQLiteStore
-from runner import DAG, ParallelRunner, Retry, Task, TaskStatus
-from runner.engine.attempt import INTERRUPTED
+from plait.backends import BackendError, CodexBackend
+from plait.backends.agents.session_locks import Sessions
+from plait.backends.protocol import Files, Usage
+from plait.persistence import SQLiteStore
+from plait.runner import DAG, ParallelRunner, Retry, Task, TaskStatus
+from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.agents import Home, send
 
 SCHEMA = {"type": "object", "properties": {"mood": {"type": "string"}}, "required": ["mood"]}

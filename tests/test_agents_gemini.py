@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from backends import ErrorKind
-from backends.agents.gemini.backend import GeminiBackend
-from backends.agents.protocol import Call, Ending
-from backends.protocol import Usage
+from plait.backends import ErrorKind
+from plait.backends.agents.gemini.backend import GeminiBackend
+from plait.backends.agents.protocol import Call, Ending
+from plait.backends.protocol import Usage
 from tests.support.recorded import NOW, Seen, names, read, recorded, replay
 
 PROGRAM = GeminiBackend(now=lambda: NOW)

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends import BackendError, ClaudeCodeBackend, CodexBackend, GeminiBackend
-from backends.agents.error_kinds import COMMON, no_outcome, said
-from backends.agents.limit_resets import seconds_left
-from backends.agents.protocol import Answered, Call, Ending, Reader
-from backends.json_fields import number
-from backends.text import shown
+from plait.backends import BackendError, ClaudeCodeBackend, CodexBackend, GeminiBackend
+from plait.backends.agents.error_kinds import COMMON, no_outcome, said
+from plait.backends.agents.limit_resets import seconds_left
+from plait.backends.agents.protocol import Answered, Call, Ending, Reader
+from plait.backends.json_fields import number
+from plait.backends.text import shown
 from tests.support.recorded import NOW, ROOT, names, read, recorded
 
 PROGRAMS = {

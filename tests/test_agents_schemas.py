@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from backends import ClaudeCodeBackend, Output
-from backends.agents.error_kinds import SchemaRefused
-from backends.agents.protocol import Call, Ending
+from plait.backends import ClaudeCodeBackend, Output
+from plait.backends.agents.error_kinds import SchemaRefused
+from plait.backends.agents.protocol import Call, Ending
 from tests.support.agents import Home, send
 
 PAIR = {"type": "object", "properties": {"pair": {"type": "array", "prefixItems": [{"type": "integer"}]}}}

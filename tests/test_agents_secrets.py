@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends import BackendError
+from plait.backends import BackendError
 from tests.support.agents import Home, send
 
 GIVEN = {

@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from backends import BackendError, ErrorKind, Opening, Output
-from backends.agents import conversation as turn
+from plait.backends import BackendError, ErrorKind, Opening, Output
+from plait.backends.agents import conversation as turn
 from tests.support.agents import Home, send, send_opened, until
 
 

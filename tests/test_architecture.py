@@ -37,14 +37,14 @@ LONG_FUNCTION = "def f():\n" + "    pass\n" * 60
 # Every rule with files that break it, one finding each.
 RULES: dict[Rule, Sequence[tuple[str, str]]] = {
     leaves_do_not_look_up: [
-        ("backends/x.py", "def f():\n    from runner.task import Task"),
-        ("persistence/x.py", "import backends.protocol"),
+        ("backends/x.py", "def f():\n    from plait.runner.domain.task import Task"),
+        ("persistence/x.py", "import plait.backends.protocol"),
         ("persistence/sqlite/x.py", "from ...runner import task"),
     ],
     pure_rooms_stay_pure: [
         ("runner/domain/dag.py", "import anyio.lowlevel"),
         ("runner/prompt_x.py", "def f():\n    import time"),
-        ("runner/domain/task.py", "from runner.checkpoint import Checkpointer"),
+        ("runner/domain/task.py", "from plait.runner.engine.checkpointer import Checkpointer"),
     ],
     libraries_have_one_home: [
         ("runner/x.py", "import aiosqlite"),
@@ -112,7 +112,7 @@ def test_the_rule_can_fail(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_the_rule_lets_the_neighbours_pass(rule: Rule) -> None:
     innocent = [
-        Source("runner/x.py", "from backends.protocol import Reply\nimport time\nkind = mode == 'skip'"),
+        Source("runner/x.py", "from plait.backends.protocol import Reply\nimport time\nkind = mode == 'skip'"),
         Source("backends/llm/openai.py", "def f():\n    import openai"),
         Source("runner/domain/dag.py", "if TYPE_CHECKING:\n    import networkx as nx\nimport re"),
         Source("persistence/sqlite/x.py", "import sqlite3\nfd = os.open(p, os.O_CREAT | os.O_EXCL)\nos.close(fd)"),

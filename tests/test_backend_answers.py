@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends import BackendError, ErrorKind, OpenAIBackend, Opening, Reply
+from plait.backends import BackendError, ErrorKind, OpenAIBackend, Opening, Reply
 from tests.support.wire import ChatCompletions, Script, events, serve
 
 WIRE = ChatCompletions()

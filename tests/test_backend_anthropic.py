@@ -6,8 +6,17 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from backends import AnthropicBackend, BackendError, BackendUnavailable, ErrorKind, Message, Opening, Output, Usage
-from backends.llm.anthropic import DEFAULT_MODEL
+from plait.backends import (
+    AnthropicBackend,
+    BackendError,
+    BackendUnavailable,
+    ErrorKind,
+    Message,
+    Opening,
+    Output,
+    Usage,
+)
+from plait.backends.llm.anthropic import DEFAULT_MODEL
 from tests.support.wire import Messages, Script, events, serve
 
 WIRE = Messages()
@@ -205,7 +214,7 @@ async def test_anthropic_itself_insists_on_a_key(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_missing_sdk_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backends.llm.sdk.find_spec", lambda name: None)
+    monkeypatch.setattr("plait.backends.llm.sdk.find_spec", lambda name: None)
     with pytest.raises(BackendUnavailable, match=r"pip install 'plait\[anthropic\]'"):
         AnthropicBackend().check()
 

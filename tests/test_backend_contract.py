@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from backends import (
+from plait.backends import (
     AnthropicBackend,
     BackendError,
     Conversation,
@@ -17,7 +17,7 @@ from backends import (
     Opening,
     Reply,
 )
-from backends.contract import BackendContract, Subject
+from plait.backends.contract import BackendContract, Subject
 from tests.support.wire import Answer, ChatCompletions, Dialect, Exchange, Messages, events, serve, silence
 
 

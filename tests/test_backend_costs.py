@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backends import BackendError, Opening, Usage
+from plait.backends import BackendError, Opening, Usage
 from tests.support.remotes import dialect, make
 from tests.support.wire import Answer, ChatCompletions, Dialect, Messages, events, serve
 

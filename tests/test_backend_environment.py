@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends import AnthropicBackend, BackendError, OpenAIBackend, Opening, Reply
+from plait.backends import AnthropicBackend, BackendError, OpenAIBackend, Opening, Reply
 from tests.support.wire import ChatCompletions, Dialect, Messages, events, plain, serve
 
 PRIVATE = ("gateway-secret-1", "other-secret-1", "org-private", "proj-private", "oauth-private")

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from backends import BackendError, ErrorKind, Opening
+from plait.backends import BackendError, ErrorKind, Opening
 from tests.support.remotes import Remote, dialect, make
 from tests.support.wire import (
     Answer,
@@ -240,7 +240,7 @@ async def test_nobody_listens(dialect: Dialect) -> None:
 
 
 async def test_connecting_has_a_limit_of_its_own(dialect: Dialect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backends.llm.base.CONNECT_LIMIT", 0.3)
+    monkeypatch.setattr("plait.backends.llm.base.CONNECT_LIMIT", 0.3)
     with socket.socket() as deaf, ExitStack() as waiting:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(0)

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends import BackendError, ErrorKind, FunctionBackend, OpenAIBackend, Opening, Reply, as_backend
-from backends.text import clean_text, one_line, parse_json
+from plait.backends import BackendError, ErrorKind, FunctionBackend, OpenAIBackend, Opening, Reply, as_backend
+from plait.backends.text import clean_text, one_line, parse_json
 
 
 async def say(function: Any, prompt: str = "p", opening: Opening | None = None) -> Reply:

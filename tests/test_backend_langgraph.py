@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import MessagesState, StateGraph
 from langgraph.types import interrupt
 
-from backends import (
+from plait.backends import (
     BackendError,
     BackendUnavailable,
     ErrorKind,
@@ -25,7 +25,7 @@ from backends import (
     Reply,
     Usage,
 )
-from backends.contract import SCHEMA, BackendContract, Subject
+from plait.backends.contract import SCHEMA, BackendContract, Subject
 from tests.support.graphs import Work, chain, kept
 
 

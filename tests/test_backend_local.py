@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from backends import (
+from plait.backends import (
     AnthropicBackend,
     Backend,
     BackendError,
@@ -26,7 +26,7 @@ from backends import (
     Output,
     Reply,
 )
-from backends.contract import SCHEMA, BackendContract, Subject
+from plait.backends.contract import SCHEMA, BackendContract, Subject
 
 pytestmark = [
     pytest.mark.model,
@@ -217,8 +217,8 @@ async def test_a_file_that_is_no_model(tmp_path: Path) -> None:
 
 PROGRAM = """
 import anyio, os, pathlib, sys, time
-from backends import LocalBackend, Opening
-from backends.contract import SCHEMA
+from plait.backends import LocalBackend, Opening
+from plait.backends.contract import SCHEMA
 
 async def main():
     backend = LocalBackend(slots=1)
@@ -257,7 +257,7 @@ async def dies_at_its_start(folder: Path, program: str, monkeypatch: pytest.Monk
     """The error for a server whose `program`, given `folder`, closes its output before it is gone."""
     child = folder / "child.py"
     child.write_text(f"import os, pathlib\nfolder = pathlib.Path({str(folder)!r})\nos.close(1)\n{program}\n")
-    monkeypatch.setattr("backends.llm.local._CHILD", child)
+    monkeypatch.setattr("plait.backends.llm.local._CHILD", child)
     async with LocalBackend() as backend:
         with pytest.raises(BackendError) as caught:
             async with backend.open(Opening()):
@@ -278,7 +278,7 @@ async def test_a_server_that_is_slow_to_die_holds_nothing_up(tmp_path: Path, mon
 
 
 async def test_a_server_that_does_not_get_gone_has_crashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backends.llm.local._GRACE", 0.1)
+    monkeypatch.setattr("plait.backends.llm.local._GRACE", 0.1)
     others = children()
     error = await dies_at_its_start(tmp_path, "import threading\nthreading.Event().wait()", monkeypatch)
     assert error.kind is ErrorKind.CRASHED

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backends import AnthropicBackend, BackendError, ErrorKind, OpenAIBackend, Opening
+from plait.backends import AnthropicBackend, BackendError, ErrorKind, OpenAIBackend, Opening
 from tests.support.wire import Answer, ChatCompletions, Messages, events, plain, serve
 
 K = ErrorKind

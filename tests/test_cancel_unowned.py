@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from persistence import (
+from plait.persistence import (
     Batch,
     MemoryStore,
     NewTask,
@@ -18,8 +18,8 @@ from persistence import (
     Store,
     StoreError,
 )
-from runner import DAG, Action, ParallelRunner, RunNotFound, RunNotResumable, RunStatus, StoreRequired, Task
-from runner.state.owner import claim_for_this_process, forget
+from plait.runner import DAG, Action, ParallelRunner, RunNotFound, RunNotResumable, RunStatus, StoreRequired, Task
+from plait.runner.state.owner import claim_for_this_process, forget
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write

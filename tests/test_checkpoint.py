@@ -9,9 +9,9 @@ import sys
 import anyio
 import pytest
 
-from persistence import Batch, MemoryStore, SQLiteStore, StoreError
-from runner import DAG, OwnershipLost, ParallelRunner, RunStatus, Task
-from runner.domain.events import RunCompleted, StoreDegraded, StoreRecovered, TaskStarted
+from plait.persistence import Batch, MemoryStore, SQLiteStore, StoreError
+from plait.runner import DAG, OwnershipLost, ParallelRunner, RunStatus, Task
+from plait.runner.domain.events import RunCompleted, StoreDegraded, StoreRecovered, TaskStarted
 from tests.support.fakes import Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 from tests.support.wide import WIDE, everything_is_stored, run
@@ -117,7 +117,7 @@ async def test_an_owner_whose_run_was_taken_over_stops_at_its_first_refused_writ
             await go_on.wait()
         return prompt
 
-    from runner.state.owner import _live_here
+    from plait.runner.state.owner import _live_here
 
     async with ParallelRunner(body, store=inner).start(WIDE, run_id="r") as live:
         await started.wait()
@@ -174,8 +174,8 @@ async def test_the_dag_is_stored_whole_before_anything_starts() -> None:
 
 FULL_DISK = """
 import resource, signal, sys, anyio
-from persistence import SQLiteStore
-from runner import DAG, ParallelRunner, Task
+from plait.persistence import SQLiteStore
+from plait.runner import DAG, ParallelRunner, Task
 
 async def body(prompt):
     return "x" * 20_000

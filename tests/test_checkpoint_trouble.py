@@ -8,10 +8,10 @@ import logging
 import anyio
 import pytest
 
-from persistence import Batch, Conflict, MemoryStore, RunReleased, StoreBusy, StoreError
-from persistence.changes import TaskCompleted
-from runner import DAG, ParallelRunner, RunExists, RunStatus, Task
-from runner.domain.events import StoreRecovered
+from plait.persistence import Batch, Conflict, MemoryStore, RunReleased, StoreBusy, StoreError
+from plait.persistence.changes import TaskCompleted
+from plait.runner import DAG, ParallelRunner, RunExists, RunStatus, Task
+from plait.runner.domain.events import StoreRecovered
 from tests.support.fakes import QuickClock, Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 from tests.support.wide import WIDE, everything_is_stored, run

@@ -8,8 +8,8 @@ from pathlib import Path
 import anyio.to_thread
 import pytest
 
-from persistence import SQLiteStore
-from runner import DAG, ParallelRunner, RunStatus, Task
+from plait.persistence import SQLiteStore
+from plait.runner import DAG, ParallelRunner, RunStatus, Task
 from tests.support.command import Done, plait, plait_here
 from tests.support.plans import calls, make
 from tests.support.wire import ChatCompletions, events, plain, serve

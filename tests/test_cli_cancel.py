@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.cli.commands import cancel as cancelling
+from plait.runner.cli.commands import cancel as cancelling
 from tests.support.command import PLAIT, environment, plait, plait_here
 from tests.support.warm import Warm
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.command import plait_here
 
 TALKER = """
-from backends import Message, Reply, Usage
+from plait.backends import Message, Reply, Usage
 
 class Talk:
     def __init__(self, opening):

@@ -13,10 +13,10 @@ from typing import Any
 import anyio
 import pytest
 
-from backends.process.strays import left_over_servers
-from persistence import SQLiteStore
-from persistence.sqlite.health import Fitness, file_system, library, space
-from runner import DAG, ParallelRunner, RunStatus, Task
+from plait.backends.process.strays import left_over_servers
+from plait.persistence import SQLiteStore
+from plait.persistence.sqlite.health import Fitness, file_system, library, space
+from plait.runner import DAG, ParallelRunner, RunStatus, Task
 from tests.support.command import PLAIT, environment, plait, plait_here
 from tests.support.database import edit, end_of
 from tests.support.database import make as make_store
@@ -232,7 +232,7 @@ def test_versions_of_sqlite(version: tuple[int, int, int], fitness: Fitness) -> 
 PARENT = """
 import subprocess, sys, time
 from pathlib import Path
-import backends
+from plait import backends
 child = Path(backends.__file__).parent / "llm" / "_llama_server.py"
 print(subprocess.Popen([sys.executable, "-P", str(child)]).pid, flush=True)
 time.sleep(60)

@@ -11,13 +11,13 @@ from typing import Any
 import anyio
 import pytest
 
-from backends import AcpBackend
-from backends.agents.backend import CliBackend
-from backends.agents.catalog import AGENTS, Agent, agent
-from backends.agents.discovery import look_for_agents
-from backends.process.available_memory import available_memory
-from backends.process.proctable import start_time
-from backends.process.spawn import child_environment
+from plait.backends import AcpBackend
+from plait.backends.agents.backend import CliBackend
+from plait.backends.agents.catalog import AGENTS, Agent, agent
+from plait.backends.agents.discovery import look_for_agents
+from plait.backends.process.available_memory import available_memory
+from plait.backends.process.proctable import start_time
+from plait.backends.process.spawn import child_environment
 from tests.clis.install import known
 from tests.support.agents import make_home, until
 from tests.support.command import PLAIT, environment, plait_here
@@ -262,7 +262,7 @@ def _backend_of(one: Agent) -> CliBackend:
     if not one.backend:
         return AcpBackend(command=[one.program, *one.arguments])
     module, _, name = one.backend.partition(":")
-    backend: CliBackend = getattr(import_module(f"backends.agents.{module}"), name)()
+    backend: CliBackend = getattr(import_module(f"plait.backends.agents.{module}"), name)()
     return backend
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.cli.exits import Fault
-from runner.cli.output_files import write_file
+from plait.runner.cli.exits import Fault
+from plait.runner.cli.output_files import write_file
 from tests.support.command import plait_here
 from tests.support.plans import make
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from persistence.records import Owner, RunRecord
-from runner.operations.retention import Expiry, expired
+from plait.persistence.records import Owner, RunRecord
+from plait.runner.operations.retention import Expiry, expired
 from tests.support.command import PLAIT, environment, plait, plait_here
 from tests.support.database import edit
 from tests.support.plans import make, wait_for_call

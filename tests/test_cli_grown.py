@@ -7,11 +7,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from persistence import SQLiteStore
-from runner import DAG, Decision, ParallelRunner, RunStatus, Task, TaskStatus
-from runner.cli.display.plain import line_of
-from runner.cli.display.progress import Progress
-from runner.domain import events
+from plait.persistence import SQLiteStore
+from plait.runner import DAG, Decision, ParallelRunner, RunStatus, Task, TaskStatus
+from plait.runner.cli.display.plain import line_of
+from plait.runner.cli.display.progress import Progress
+from plait.runner.domain import events
 from tests.support.command import plait_here
 from tests.support.fakes import Talker
 from tests.support.growth import Scripted, by_end, listed, plan, spec, talker, tasks

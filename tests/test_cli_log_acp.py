@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from backends import Output
-from backends.agents.follow import TurnWatch
+from plait.backends import Output
+from plait.backends.agents.follow import TurnWatch
 from tests.support.agents import Home
 from tests.support.command import Terminal, plait_here
 from tests.support.logs import make_log_home, outputs, plan, untimed

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.spec.build import KINDS
+from plait.backends.spec.build import KINDS
 from tests.support.command import environment, plait_here
 from tests.support.plans import calls, make
 
@@ -38,8 +38,8 @@ def test_nothing_is_imported_that_is_not_needed(tmp_path: Path) -> None:
     make(tmp_path, "  - {id: a, prompt: one}\n")
     script = (
         "import sys\n"
-        "from runner.cli.app import cli\n"
-        "from runner.cli.exits import outcome\n"
+        "from plait.runner.cli.app import cli\n"
+        "from plait.runner.cli.exits import outcome\n"
         "for words in (['--help'], ['run', '--help'], ['show', '--help']):\n"
         "    assert outcome(cli, words) == 0\n"
         "heavy = 'pydantic openai anthropic networkx rich jinja2 anyio asyncio sqlite3 structlog yaml'.split()\n"

@@ -16,7 +16,7 @@ from tests.test_terminal import ATTACKS, CORPUS
 WORK = f"""
 from pathlib import Path
 import anyio
-from backends import ask
+from plait.backends import ask
 
 CORPUS = {CORPUS!r}
 
@@ -141,7 +141,7 @@ def test_a_task_that_asks_may_be_settled_instead(waiting: Path, words: tuple[str
 def test_text_goes_where_json_is_wanted_if_it_fits(tmp_path: Path) -> None:
     """A person need not quote a word that is one of several."""
     (tmp_path / "work.py").write_text(
-        "from backends import ask\nasync def f(p):\n    return await ask('Red?', schema={'enum': ['yes', 'no']})\n"
+        "from plait import ask\nasync def f(p):\n    return await ask('Red?', schema={'enum': ['yes', 'no']})\n"
     )
     (tmp_path / "plan.yaml").write_text(
         'backends: {f: {kind: function, call: "work.py:f"}}\ntasks: [{id: a, prompt: x, backend: f}]\n'

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.cli.commands import serve as serving
+from plait.runner.cli.commands import serve as serving
 from tests.support.command import plait_here
 from tests.support.logs import wait_for
 from tests.support.served import BACKENDS, heard, served

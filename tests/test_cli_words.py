@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runner.web.schemas import Detail, Summary, TaskShape
+from plait.runner.web.schemas import Detail, Summary, TaskShape
 from tests.support.command import plait_here
 from tests.support.plans import make
 
@@ -18,7 +18,7 @@ TASKS = """
   - {id: q, prompt: which, backend: choose}
 """
 CHOOSE = """
-from backends import ask
+from plait.backends import ask
 
 
 async def choose(prompt):

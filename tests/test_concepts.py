@@ -13,9 +13,9 @@ import pytest
 import backends
 import persistence
 import runner
-from runner import FailureMode, RunStatus, TaskStatus
-from runner.cli import exits
-from runner.domain.status import RUN_TRANSITIONS, TASK_TRANSITIONS
+from plait.runner import FailureMode, RunStatus, TaskStatus
+from plait.runner.cli import exits
+from plait.runner.domain.status import RUN_TRANSITIONS, TASK_TRANSITIONS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")

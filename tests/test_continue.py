@@ -5,10 +5,20 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from backends import BackendError, ErrorKind
-from backends.protocol import Message
-from persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store
-from runner import DAG, ParallelRunner, PlaitError, Retry, RunNotFound, RunStatus, Task, TaskNotFound, TurnNotStored
+from plait.backends import BackendError, ErrorKind
+from plait.backends.protocol import Message
+from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store
+from plait.runner import (
+    DAG,
+    ParallelRunner,
+    PlaitError,
+    Retry,
+    RunNotFound,
+    RunStatus,
+    Task,
+    TaskNotFound,
+    TurnNotStored,
+)
 from tests.support.crashed import Dying, die
 from tests.support.fakes import Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write

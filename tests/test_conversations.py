@@ -6,9 +6,9 @@ import tracemalloc
 
 import pytest
 
-from backends import BackendError, ErrorKind, Message, Opening, Reply, Usage
-from persistence import MemoryStore, Store
-from runner import DAG, BackendMissing, ParallelRunner, PlaitError, Retry, RunStatus, Task
+from plait.backends import BackendError, ErrorKind, Message, Opening, Reply, Usage
+from plait.persistence import MemoryStore, Store
+from plait.runner import DAG, BackendMissing, ParallelRunner, PlaitError, Retry, RunStatus, Task
 from tests.support.fakes import Talker
 
 

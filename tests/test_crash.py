@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from persistence.failpoints import BOUNDARIES
-from runner.crashtest.certificate import as_lines, as_value
-from runner.crashtest.fork_server import get_ready
-from runner.crashtest.mutants import PLANTED
-from runner.crashtest.tally import Tally
+from plait.persistence.failpoints import BOUNDARIES
+from plait.runner.crashtest.certificate import as_lines, as_value
+from plait.runner.crashtest.fork_server import get_ready
+from plait.runner.crashtest.mutants import PLANTED
+from plait.runner.crashtest.tally import Tally
 from tests.support import warm
 from tests.support.command import PLAIT, Done, environment, plait
 from tests.support.warm import Warm
@@ -107,9 +107,9 @@ def test_what_was_left_out_is_no_success() -> None:
 
 BROKEN = """
 import sys
-from runner.cli import main
-from runner.crash.certificate import as_lines, as_value
-from runner.crash.planted import PLANTED
+from plait.runner.cli import main
+from plait.runner.crashtest.certificate import as_lines, as_value
+from plait.runner.crashtest.mutants import PLANTED
 next(bug for bug in PLANTED if bug.name == "completed tasks queued again").plant()
 main()
 """
@@ -148,8 +148,8 @@ def test_a_violation_comes_with_the_command_that_shows_it_again(tmp_path: Path) 
 
 
 NO_CASES = """
-from runner.cli import main
-from runner.crash import case
+from plait.runner.cli import main
+from plait.runner.crash import case
 case.use_of = lambda task_id, part: "{{ " + task_id + " }}"
 main()
 """

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from backends import BackendError, ErrorKind
-from persistence import Store
-from runner import DAG, ParallelRunner, Retry, RunStatus, Task
+from plait.backends import BackendError, ErrorKind
+from plait.persistence import Store
+from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
 from tests.support.fakes import Talker
 
 ALWAYS = DAG([Task("a", "a", retry=Retry(3, base_delay=0.0))])

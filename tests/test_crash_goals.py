@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import get_args
 
-from persistence.failpoints import BOUNDARIES
-from runner.crashtest.mutants import PLANTED
+from plait.persistence.failpoints import BOUNDARIES
+from plait.runner.crashtest.mutants import PLANTED
 from tests.crash import (
     adoption_bugs,
     adoptions,

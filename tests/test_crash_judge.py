@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from runner import DAG, FailureMode, Retry, RunStatus, Task, TaskStatus
-from runner.crashtest.cases import NEVER, Case, Part, chain_case, plan_case, random_case
-from runner.crashtest.judge import Judge, Verdict
-from runner.crashtest.mutants import PLANTED
-from runner.crashtest.oracle import Expected, expected, forecast, run_status
-from runner.crashtest.snapshot import mark
-from runner.crashtest.trial import Kind, Point, Trial, parse_trial
+from plait.runner import DAG, FailureMode, Retry, RunStatus, Task, TaskStatus
+from plait.runner.crashtest.cases import NEVER, Case, Part, chain_case, plan_case, random_case
+from plait.runner.crashtest.judge import Judge, Verdict
+from plait.runner.crashtest.mutants import PLANTED
+from plait.runner.crashtest.oracle import Expected, expected, forecast, run_status
+from plait.runner.crashtest.snapshot import mark
+from plait.runner.crashtest.trial import Kind, Point, Trial, parse_trial
 from tests.crash.bugs import TO_BE_SEEN, unseen
 from tests.crash.report import Report
 

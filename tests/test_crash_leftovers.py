@@ -12,8 +12,8 @@ from unittest import mock
 
 import pytest
 
-from persistence import SQLiteStore
-from persistence.sqlite import connection as opening
+from plait.persistence import SQLiteStore
+from plait.persistence.sqlite import connection as opening
 from tests.support.command import PLAIT, environment, plait_here
 from tests.support.database import in_child
 from tests.support.plans import make, wait_for_call
@@ -21,7 +21,8 @@ from tests.support.warm import Warm
 
 OPEN = """
 import asyncio, os, signal, sys
-from persistence import SQLiteStore, boundaries
+from plait.persistence import SQLiteStore
+from plait.persistence import failpoints as boundaries
 
 def on_reach(name):
     if name == sys.argv[2]:
@@ -64,8 +65,8 @@ async def test_half_made_files_are_removed_when_nobody_makes_them_any_more(path:
 
 STOPPED = """
 import signal, sys, threading
-from persistence import failpoints as boundaries
-from runner.cli import main
+from plait.persistence import failpoints as boundaries
+from plait.runner.cli import main
 
 passed = []
 

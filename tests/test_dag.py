@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner import DAG, DAGError, Task
+from plait.runner import DAG, DAGError, Task
 
 
 def problems(*tasks: Task, **inputs: str) -> list[str]:
@@ -170,7 +170,7 @@ def test_analysis_gives_a_networkx_graph() -> None:
 
 
 def test_networkx_is_not_imported_to_check_a_graph() -> None:
-    code = "import sys; from runner import DAG, Task; DAG([Task('a')]); sys.exit('networkx' in sys.modules)"
+    code = "import sys; from plait.runner import DAG, Task; DAG([Task('a')]); sys.exit('networkx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

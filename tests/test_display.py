@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from backends.protocol import NO_USAGE, Usage
-from runner import DAG, Task
-from runner.cli.display.plain import line_of
-from runner.cli.display.progress import Progress
-from runner.cli.display.text import last_cells
-from runner.domain.events import TaskCancelled, TaskCompleted, TaskOutput, TaskRetrying, TaskStarted
+from plait.backends.protocol import NO_USAGE, Usage
+from plait.runner import DAG, Task
+from plait.runner.cli.display.plain import line_of
+from plait.runner.cli.display.progress import Progress
+from plait.runner.cli.display.text import last_cells
+from plait.runner.domain.events import TaskCancelled, TaskCompleted, TaskOutput, TaskRetrying, TaskStarted
 from tests.support.command import Terminal, plait
 
 AT = "2026-11-21T23:00:00.000Z"
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import anyio
 
-from backends import Output, Reply, Usage
+from plait.backends import Output, Reply, Usage
 
 
 class Working:

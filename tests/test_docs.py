@@ -34,8 +34,8 @@ import anyio
 import pytest
 import yaml
 
-from persistence import SQLiteStore
-from runner.plan import parse_plan
+from plait.persistence import SQLiteStore
+from plait.runner.plan import parse_plan
 from tests.support.documents import Block, Command, blocks, broken_links, commands, indented_blocks, wrongly_installed
 from tests.support.obliging import oblige
 from tests.support.page_server import PageServers
@@ -273,7 +273,7 @@ def test_blocks_are_found_where_they_are() -> None:
 
 
 WRONG = {
-    "python": "import runner\nrunner.Nothing",
+    "python": "import plait\nplait.Nothing",
     "sh": "true\nfalse",
     "console": "plait version",
     "yaml": "tasks: [{id: a, prompt: '{{ b }}'}]",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from persistence import SQLiteStore
-from runner import Action, ParallelRunner, RunStatus
+from plait.persistence import SQLiteStore
+from plait.runner import Action, ParallelRunner, RunStatus
 from tests.support.fakes import QuickClock, Talker
 
 FIXTURES = Path(__file__).with_name("fixtures")

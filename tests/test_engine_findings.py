@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import anyio
 
-from backends import BackendError, ErrorKind, Reply, ask
-from backends.protocol import Question
-from persistence import Batch, MemoryStore, TaskRecord
-from runner import DAG, Action, Decision, OpenQuestion, ParallelRunner, Retry, Run, RunStatus, Task, TaskStatus
-from runner.domain import events
+from plait.backends import BackendError, ErrorKind, Reply, ask
+from plait.backends.protocol import Question
+from plait.persistence import Batch, MemoryStore, TaskRecord
+from plait.runner import DAG, Action, Decision, OpenQuestion, ParallelRunner, Retry, Run, RunStatus, Task, TaskStatus
+from plait.runner.domain import events
 from tests.support.growth import Scripted, by_end, plan, spec, talker, tasks
 from tests.support.seeded_loop import VirtualClock, run_seeded
 

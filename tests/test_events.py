@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from persistence import MemoryStore
-from runner import DAG, ParallelRunner, RunExists, RunStatus, Task, TaskStatus
-from runner.domain import events as ev
+from plait.persistence import MemoryStore
+from plait.runner import DAG, ParallelRunner, RunExists, RunStatus, Task, TaskStatus
+from plait.runner.domain import events as ev
 from tests.support.fakes import Talker
 
 TWO = DAG([Task("a", prompt="one"), Task("b", prompt="two", depends_on=["a"])])
@@ -80,7 +80,7 @@ async def test_two_who_share_a_reader_share_its_events_and_its_end() -> None:
 
 async def test_a_slow_reader_loses_only_outputs_and_is_told_how_many() -> None:
     def chatty(prompt, opening):
-        from backends import Output
+        from plait.backends import Output
 
         for _ in range(20_000):
             opening.on_output(Output("text", "x"))

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from persistence import Batch, ContextStore, NewTask, RunCreated, RunStore, Store, TaskStore
+from plait.persistence import Batch, ContextStore, NewTask, RunCreated, RunStore, Store, TaskStore
 
 FACETS = (RunStore, TaskStore, ContextStore)
 

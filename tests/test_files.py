@@ -9,13 +9,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from backends import BackendError, ErrorKind, Usage
-from backends.agents.session_locks import Sessions
-from backends.protocol import Files, LeftTurn
-from persistence import FilesStore, MemoryStore, SQLiteStore, Store
-from runner import DAG, ParallelRunner, Retry, RunStatus, Task
-from runner.state.attempt_files import run_folder, turn_files
-from runner.state.orphans import delete_files
+from plait.backends import BackendError, ErrorKind, Usage
+from plait.backends.agents.session_locks import Sessions
+from plait.backends.protocol import Files, LeftTurn
+from plait.persistence import FilesStore, MemoryStore, SQLiteStore, Store
+from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
+from plait.runner.state.attempt_files import run_folder, turn_files
+from plait.runner.state.orphans import delete_files
 from tests.support.command import plait, plait_here
 from tests.support.database import edit
 from tests.support.fakes import QuickClock, Talker

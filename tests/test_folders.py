@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.state.attempt_files import run_folder, turn_files
+from plait.runner.state.attempt_files import run_folder, turn_files
 
 ROOT = Path("/root.files")
 ODD = [

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from persistence import MemoryStore
-from runner import (
+from plait.persistence import MemoryStore
+from plait.runner import (
     DAG,
     DAGError,
     FailureMode,
@@ -22,7 +22,7 @@ from runner import (
     Task,
     TaskStatus,
 )
-from runner.policies import policy_of
+from plait.runner.policies import policy_of
 from tests.support.growing import Grown, grow
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from backends import BackendError, ErrorKind, Opening, Question, Reply
-from persistence import SQLiteStore, Store
-from persistence.records import TaskRecord
-from runner import DAG, Action, ParallelRunner, Retry, RunStatus, Task, TaskStatus
-from runner.domain import events
-from runner.engine.attempt import INTERRUPTED
+from plait.backends import BackendError, ErrorKind, Opening, Question, Reply
+from plait.persistence import SQLiteStore, Store
+from plait.persistence.records import TaskRecord
+from plait.runner import DAG, Action, ParallelRunner, Retry, RunStatus, Task, TaskStatus
+from plait.runner.domain import events
+from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.command import plait_here
 from tests.support.fakes import Answer, QuickClock, Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backends.protocol import Reply
-from persistence import MemoryStore, SQLiteStore, Store
-from runner import DAG, ParallelRunner, RunStatus, Task, TaskStatus
-from runner.domain import events
+from plait.backends.protocol import Reply
+from plait.persistence import MemoryStore, SQLiteStore, Store
+from plait.runner import DAG, ParallelRunner, RunStatus, Task, TaskStatus
+from plait.runner.domain import events
 from tests.support.growth import Recording, listed, plan, spec, talker
 
 

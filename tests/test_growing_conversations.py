@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from persistence import MemoryStore, Store
-from persistence.records import MessageRecord
-from runner import DAG, Decision, FailureMode, ParallelRunner, RunStatus, Task
+from plait.persistence import MemoryStore, Store
+from plait.persistence.records import MessageRecord
+from plait.runner import DAG, Decision, FailureMode, ParallelRunner, RunStatus, Task
 from tests.support.fakes import QuickClock
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.growth import Scripted, by_end, talker

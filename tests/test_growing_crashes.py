@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from backends import BackendError, ErrorKind
-from backends.protocol import Question, Reply
-from persistence import Batch, Store, TaskStarted
-from runner import DAG, Action, OpenQuestion, ParallelRunner, Retry, RunStatus, Task
+from plait.backends import BackendError, ErrorKind
+from plait.backends.protocol import Question, Reply
+from plait.persistence import Batch, Store, TaskStarted
+from plait.runner import DAG, Action, OpenQuestion, ParallelRunner, Retry, RunStatus, Task
 from tests.support.fakes import QuickClock, Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 from tests.support.growth import plan, spec, talker

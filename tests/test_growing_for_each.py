@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from backends.protocol import Opening, Reply
-from persistence import MemoryStore, Store
-from runner import DAG, DAGError, Limits, ParallelRunner, RunStatus, Task, TaskStatus
+from plait.backends.protocol import Opening, Reply
+from plait.persistence import MemoryStore, Store
+from plait.runner import DAG, DAGError, Limits, ParallelRunner, RunStatus, Task, TaskStatus
 from tests.support.fakes import Talker
 from tests.support.growth import Recording, listed, plan, spec, talker
 
@@ -182,7 +182,7 @@ def test_a_task_with_for_each_has_no_element_and_plans_nothing() -> None:
 
 
 async def test_a_part_may_wait_for_a_person(store: Store) -> None:
-    from backends.protocol import Question
+    from plait.backends.protocol import Question
 
     def answer(prompt: str, opening: Opening) -> str | Reply:
         if prompt == "source":

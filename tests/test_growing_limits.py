@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from persistence import Store
-from runner import DAG, DAGError, Limits, ParallelRunner, RunStatus, Task
-from runner.plan import PlanError, parse_plan
+from plait.persistence import Store
+from plait.runner import DAG, DAGError, Limits, ParallelRunner, RunStatus, Task
+from plait.runner.plan import PlanError, parse_plan
 from tests.support.command import plait_here
 from tests.support.growth import plan, spec, talker
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends import BackendError, ErrorKind
-from backends.protocol import Opening, Question, Reply
-from persistence import MemoryStore, Store
-from runner import DAG, Limits, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus
+from plait.backends import BackendError, ErrorKind
+from plait.backends.protocol import Opening, Question, Reply
+from plait.persistence import MemoryStore, Store
+from plait.runner import DAG, Limits, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import listed, plan, spec, talker
 

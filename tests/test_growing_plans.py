@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runner.engine.growth import TASKS_SCHEMA
-from runner.plan import parse_plan
+from plait.runner.engine.growth import TASKS_SCHEMA
+from plait.runner.plan import parse_plan
 
 
 def test_a_model_that_plans_is_told_how_tasks_are_written() -> None:

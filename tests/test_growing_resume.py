@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from backends.protocol import Opening, Reply
-from persistence import Conflict, MemoryStore, Store, TasksAdded
-from runner import DAG, Decision, ParallelRunner, RunStatus, RunView, Task
-from runner.engine.checkpointer import BATCH_LIMIT
+from plait.backends.protocol import Opening, Reply
+from plait.persistence import Conflict, MemoryStore, Store, TasksAdded
+from plait.runner import DAG, Decision, ParallelRunner, RunStatus, RunView, Task
+from plait.runner.engine.checkpointer import BATCH_LIMIT
 from tests.support.fakes import QuickClock, Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 from tests.support.growth import Recording, Scripted, listed, plan, spec, talker
@@ -71,7 +71,7 @@ async def test_a_death_after_any_write(writes: int) -> None:
 
 
 def _state(seen: list[str | None]) -> str:
-    from runner.state.codec import to_json
+    from plait.runner.state.codec import to_json
 
     return to_json({"state": seen, "rests": True})
 
@@ -130,7 +130,7 @@ async def test_tasks_that_the_store_refuses_take_their_completion_with_them() ->
 
 
 async def test_a_planner_that_asks_a_person_first(store: Store) -> None:
-    from backends.protocol import Question
+    from plait.backends.protocol import Question
 
     def answer(prompt: str, opening: Opening) -> str | Reply:
         if prompt != "plan":

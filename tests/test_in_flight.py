@@ -8,11 +8,11 @@ from contextlib import closing
 
 import pytest
 
-from backends import BackendError, ErrorKind, Reply
-from backends.protocol import Opening
-from persistence import Batch, MemoryStore, SQLiteStore, Store
-from runner import DAG, Action, FailureMode, ParallelRunner, PlaitError, Retry, RunStatus, Task, TaskStatus
-from runner.engine.attempt import INTERRUPTED
+from plait.backends import BackendError, ErrorKind, Reply
+from plait.backends.protocol import Opening
+from plait.persistence import Batch, MemoryStore, SQLiteStore, Store
+from plait.runner import DAG, Action, FailureMode, ParallelRunner, PlaitError, Retry, RunStatus, Task, TaskStatus
+from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.crashed import Dying, die
 from tests.support.database import end_of
 from tests.support.fakes import QuickClock, Talker

@@ -69,7 +69,7 @@ def ledger(folder: Path) -> Counter[str]:
 def plait(folder: Path, seed: int, *words: str, **options: Any) -> Warm | subprocess.Popen[str]:
     """The command; some of them in an interpreter of their own, as a person starts it."""
     start = partial(subprocess.Popen, text=True) if seed % COLD == 0 else Warm
-    command = [sys.executable, "-m", "runner.cli", *words]
+    command = [sys.executable, "-m", "plait", *words]
     with (folder / "stderr").open("wb") as stderr:
         return start(
             command, cwd=folder, env={**os.environ, "LEDGER": str(folder / "ledger")}, stderr=stderr, **options

@@ -15,9 +15,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
-from backends import BackendError, ErrorKind, ForkingBackend, LangGraphBackend, Opening, Reply
-from persistence import MemoryStore
-from runner import DAG, ParallelRunner, RunStatus, Task
+from plait.backends import BackendError, ErrorKind, ForkingBackend, LangGraphBackend, Opening, Reply
+from plait.persistence import MemoryStore
+from plait.runner import DAG, ParallelRunner, RunStatus, Task
 from tests.support.graphs import chain, kept
 
 

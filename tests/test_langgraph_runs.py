@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 from langgraph.types import interrupt
 
-from backends import LangGraphBackend
-from persistence import SQLiteStore
-from runner import DAG, ParallelRunner, RunResult, RunStatus, Task, TaskStatus
+from plait.backends import LangGraphBackend
+from plait.persistence import SQLiteStore
+from plait.runner import DAG, ParallelRunner, RunResult, RunStatus, Task, TaskStatus
 from tests.support.graphs import RUN, Work, chain, kept, steps
 
 PLAN = DAG([Task("report", "write"), Task("sign", "so it is {{ report.status }}", depends_on=["report"])])

@@ -15,7 +15,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
-from backends import Answer, BackendError, ErrorKind, LangGraphBackend, Opening, Output, Reply
+from plait.backends import Answer, BackendError, ErrorKind, LangGraphBackend, Opening, Output, Reply
 from tests.support.graphs import Work, chain, kept, steps
 
 KEY = "run:task"

@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import pytest
 
-from persistence import Batch, MemoryStore, NewTask, RunCreated, RunStatusChanged, StoreError
-from persistence.records import RunRecord
-from runner import DAG, ParallelRunner, RunService, Task
-from runner.domain.status import RUN_DONE, RUN_REOPENINGS, RUN_TRANSITIONS, RunStatus
+from plait.persistence import Batch, MemoryStore, NewTask, RunCreated, RunStatusChanged, StoreError
+from plait.persistence.records import RunRecord
+from plait.runner import DAG, ParallelRunner, RunService, Task
+from plait.runner.domain.status import RUN_DONE, RUN_REOPENINGS, RUN_TRANSITIONS, RunStatus
 
 PAGE = (Path(__file__).parent.parent / "docs" / "lifecycle.md").read_text(encoding="utf-8")
 AT = "2026-01-01T00:00:00.000Z"

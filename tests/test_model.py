@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from persistence import SQLiteStore
+from plait.persistence import SQLiteStore
 from tests.support.command import plait
 
 ROOT = Path(__file__).parent.parent

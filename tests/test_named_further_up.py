@@ -12,9 +12,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from backends import ask
-from persistence import SQLiteStore
-from runner import DAG, OpenQuestion, ParallelRunner, RunResult, RunStatus, Task, TaskStatus
+from plait.backends import ask
+from plait.persistence import SQLiteStore
+from plait.runner import DAG, OpenQuestion, ParallelRunner, RunResult, RunStatus, Task, TaskStatus
 from tests.support.database import end_of
 from tests.support.fakes import QuickClock
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from backends import BackendError, ErrorKind, Message, Opening, Output, Reply, Usage
-from persistence import MemoryStore, SQLiteStore, Store
-from runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
-from runner.domain.events import TaskOutput
+from plait.backends import BackendError, ErrorKind, Message, Opening, Output, Reply, Usage
+from plait.persistence import MemoryStore, SQLiteStore, Store
+from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
+from plait.runner.domain.events import TaskOutput
 from tests.support.fakes import Talker
 
 

@@ -10,12 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from backends import BackendError, ErrorKind, Message, Reply
-from persistence import Batch, MemoryStore, RunClaimed, SQLiteStore, Store, StoreError
-from runner import DAG, Action, FailureMode, ParallelRunner, Retry, RunNotFound, RunOwned, RunStatus, Task, TaskStatus
-from runner.domain import events
-from runner.engine.attempt import INTERRUPTED
-from runner.state.owner import Liveness, claim_for_this_process, forget, liveness
+from plait.backends import BackendError, ErrorKind, Message, Reply
+from plait.persistence import Batch, MemoryStore, RunClaimed, SQLiteStore, Store, StoreError
+from plait.runner import (
+    DAG,
+    Action,
+    FailureMode,
+    ParallelRunner,
+    Retry,
+    RunNotFound,
+    RunOwned,
+    RunStatus,
+    Task,
+    TaskStatus,
+)
+from plait.runner.domain import events
+from plait.runner.engine.attempt import INTERRUPTED
+from plait.runner.state.owner import Liveness, claim_for_this_process, forget, liveness
 from tests.support.crashed import Dying, die
 from tests.support.database import end_of
 from tests.support.fakes import QuickClock, Talker

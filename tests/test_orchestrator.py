@@ -9,12 +9,12 @@ from typing import Any
 import anyio
 import pytest
 
-from backends import Opening, Reply
-from persistence import Store
-from runner import Orchestrator, OrchestratorResult, ParallelRunner, Phase, RunNotFound, RunStatus, Task
-from runner.domain.dag import DAG
-from runner.orchestrator import LoopState, load_loop_state
-from runner.policies.orchestrator.policy import Stop
+from plait.backends import Opening, Reply
+from plait.persistence import Store
+from plait.runner import Orchestrator, OrchestratorResult, ParallelRunner, Phase, RunNotFound, RunStatus, Task
+from plait.runner.domain.dag import DAG
+from plait.runner.orchestrator import LoopState, load_loop_state
+from plait.runner.policies.orchestrator.policy import Stop
 from tests.support.fakes import Talker
 from tests.support.team import ANSWER, CALLS, CONTEXT, GOAL, TASKS, Team
 

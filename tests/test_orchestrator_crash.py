@@ -18,10 +18,19 @@ from typing import Any
 import anyio
 import pytest
 
-from persistence import Batch, Change, RunStatusChanged, SQLiteStore, Store, TaskCompleted, TasksAdded, TaskStarted
-from persistence import failpoints as boundaries
-from runner import Orchestrator, OrchestratorResult, Phase, RunStatus
-from runner.orchestrator import LoopState, load_loop_state
+from plait.persistence import (
+    Batch,
+    Change,
+    RunStatusChanged,
+    SQLiteStore,
+    Store,
+    TaskCompleted,
+    TasksAdded,
+    TaskStarted,
+)
+from plait.persistence import failpoints as boundaries
+from plait.runner import Orchestrator, OrchestratorResult, Phase, RunStatus
+from plait.runner.orchestrator import LoopState, load_loop_state
 from tests.support.forked import Child
 from tests.support.team import ANSWER, CALLS, CONTEXT, GOAL, TASKS, Team
 

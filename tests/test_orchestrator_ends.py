@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from runner.domain.status import RunStatus, TaskStatus
-from runner.domain.task import JsonValue, Task
-from runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy, Phase
+from plait.runner.domain.status import RunStatus, TaskStatus
+from plait.runner.domain.task import JsonValue, Task
+from plait.runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy, Phase
 from tests.support.simulated import Simulation
 
 CONCURRENCY = 3

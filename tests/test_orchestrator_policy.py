@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from runner.domain.policy import RunView
-from runner.domain.result import TaskResult
-from runner.domain.status import RunStatus, TaskStatus
-from runner.domain.task import Task
-from runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy, Phase
+from plait.runner.domain.policy import RunView
+from plait.runner.domain.result import TaskResult
+from plait.runner.domain.status import RunStatus, TaskStatus
+from plait.runner.domain.task import Task
+from plait.runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy, Phase
 from tests.support.scripted import DONE, Script, add, ids, loop_of, plan, simulation, task
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from runner.domain.policy import RunView
-from runner.domain.status import RunStatus, TaskStatus
-from runner.domain.task import Task
-from runner.policies.orchestrator.policy import Phase, Stop
+from plait.runner.domain.policy import RunView
+from plait.runner.domain.status import RunStatus, TaskStatus
+from plait.runner.domain.task import Task
+from plait.runner.policies.orchestrator.policy import Phase, Stop
 from tests.support.scripted import DONE, Script, add, ids, loop_of, plan, simulation, task
 
 

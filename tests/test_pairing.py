@@ -11,9 +11,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from persistence import MemoryStore, SQLiteStore, Store
-from runner import DAG, DAGError, Limits, ParallelRunner, RunStatus, Task, TaskStatus
-from runner.plan import load_plan
+from plait.persistence import MemoryStore, SQLiteStore, Store
+from plait.runner import DAG, DAGError, Limits, ParallelRunner, RunStatus, Task, TaskStatus
+from plait.runner.plan import load_plan
 from tests.support.growth import listed, plan, spec, talker
 
 SOURCE = Task("source", prompt="source")

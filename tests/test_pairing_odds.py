@@ -10,9 +10,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from backends.protocol import Opening
-from persistence import Batch, MemoryStore, MessageRecord, SQLiteStore, Store, StoreError
-from runner import DAG, Action, Decision, Limits, ParallelRunner, RunStatus, RunView, Task, TaskStatus
+from plait.backends.protocol import Opening
+from plait.persistence import Batch, MemoryStore, MessageRecord, SQLiteStore, Store, StoreError
+from plait.runner import DAG, Action, Decision, Limits, ParallelRunner, RunStatus, RunView, Task, TaskStatus
 from tests.support.command import plait_here
 from tests.support.database import end_of
 from tests.support.fakes import Talker

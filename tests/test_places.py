@@ -7,10 +7,10 @@ from collections.abc import Callable
 import anyio.lowlevel
 import pytest
 
-from runner import DAG, ParallelRunner, Task, TaskStatus
-from runner.scheduling.outset import Outset
-from runner.scheduling.scheduler import Schedule
-from runner.scheduling.slots import Places
+from plait.runner import DAG, ParallelRunner, Task, TaskStatus
+from plait.runner.scheduling.outset import Outset
+from plait.runner.scheduling.scheduler import Schedule
+from plait.runner.scheduling.slots import Places
 from tests.support.sharing import COMPLETED, run_all, wide
 
 

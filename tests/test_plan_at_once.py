@@ -2,7 +2,7 @@
 
 import pytest
 
-from runner.plan import PlanError, parse_plan
+from plait.runner.plan import PlanError, parse_plan
 from tests.support.plan_mistakes import mistakes, tasks
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from backends.spec.build import FunctionSpec, OpenAISpec
-from runner.domain.task import FailureMode, Retry
-from runner.plan import PlanError, load_plan, parse_plan, plan_schema
-from runner.plan.source import read_source
+from plait.backends.spec.build import FunctionSpec, OpenAISpec
+from plait.runner.domain.task import FailureMode, Retry
+from plait.runner.plan import PlanError, load_plan, parse_plan, plan_schema
+from plait.runner.plan.source import read_source
 
 ROOT = Path(__file__).parent.parent
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import PromptError
-from runner.plan import PlanError, PlanProblem, parse_plan
-from runner.prompts.render import render
+from plait.runner.errors import PromptError
+from plait.runner.plan import PlanError, PlanProblem, parse_plan
+from plait.runner.prompts.render import render
 from tests.support.command import plait
 
 TASK = "tasks:\n  - id: t\n    for_each: people\n    prompt: |\n"

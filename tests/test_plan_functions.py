@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.plan import load_plan
-from runner.plan.functions import missing_functions
+from plait.runner.plan import load_plan
+from plait.runner.plan.functions import missing_functions
 from tests.support.command import plait_here
 
 MARK = "from pathlib import Path\nPath('ran').touch()\n"

@@ -5,8 +5,8 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.plan import PlanError, PlanProblem, parse_plan
-from runner.plan.schema import PlanPart, TaskPart
+from plait.runner.plan import PlanError, PlanProblem, parse_plan
+from plait.runner.plan.schema import PlanPart, TaskPart
 
 GOOD = """\
 name: good

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from runner.plan import PlanError, parse_plan, plan_schema
-from runner.web.posted_plan import posted_plan
+from plait.runner.plan import PlanError, parse_plan, plan_schema
+from plait.runner.web.posted_plan import posted_plan
 from tests.support.command import plait, plait_here
 from tests.support.plans import calls, make
 from tests.support.rows import TASKS, mistakes, rows

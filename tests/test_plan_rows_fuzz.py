@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.plan import PlanError, PlanProblem, parse_plan
+from plait.runner.plan import PlanError, PlanProblem, parse_plan
 
 
 def rows(folder: Path, name: str, data: str | bytes) -> object:

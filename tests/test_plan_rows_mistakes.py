@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.plan import PlanError, parse_plan
+from plait.runner.plan import PlanError, parse_plan
 from tests.support.rows import mistakes
 
 WRONG: dict[str, tuple[str, str | bytes, int, str]] = {

@@ -5,7 +5,7 @@ import json
 import pytest
 from jsonschema import Draft202012Validator
 
-from runner.plan import PlanError, parse_plan, plan_schema
+from plait.runner.plan import PlanError, parse_plan, plan_schema
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.plan.errors import PlanError
-from runner.plan.source import read_source
+from plait.runner.plan.errors import PlanError
+from plait.runner.plan.source import read_source
 
 
 def problems(data, **options):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runner import FailureMode, FollowUp, FollowUps, Retry, RunStatus, TaskStatus
-from runner.plan import PlanError, parse_plan
+from plait.runner import FailureMode, FollowUp, FollowUps, Retry, RunStatus, TaskStatus
+from plait.runner.plan import PlanError, parse_plan
 from tests.support.command import plait
 from tests.support.growing import grow
 

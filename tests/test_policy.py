@@ -9,11 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
-from backends import BackendError, ErrorKind
-from backends.protocol import Opening, Question, Reply
-from persistence import MemoryStore, Store
-from runner import DAG, Decision, Limits, ParallelRunner, RunStatus, RunView, Task, TaskStatus
-from runner.domain import events
+from plait.backends import BackendError, ErrorKind
+from plait.backends.protocol import Opening, Question, Reply
+from plait.persistence import MemoryStore, Store
+from plait.runner import DAG, Decision, Limits, ParallelRunner, RunStatus, RunView, Task, TaskStatus
+from plait.runner.domain import events
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Recording, Scripted, by_end, plan, spec, talker, tasks
 

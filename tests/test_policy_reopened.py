@@ -9,8 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from persistence import SQLiteStore
-from runner import DAG, Action, ParallelRunner, RunStatus, Step, Task, Workflow
+from plait.persistence import SQLiteStore
+from plait.runner import DAG, Action, ParallelRunner, RunStatus, Step, Task, Workflow
 from tests.support.database import end_of
 
 FLOW = Workflow([Step("build", "Build."), Step("check", "Check {{ build }}.")])

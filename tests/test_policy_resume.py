@@ -8,10 +8,10 @@ from typing import Any
 import anyio
 import pytest
 
-from backends import ask
-from backends.protocol import Opening, Question, Reply
-from persistence import Batch, MemoryStore, PolicyDecided, Store, TaskCompleted
-from runner import (
+from plait.backends import ask
+from plait.backends.protocol import Opening, Question, Reply
+from plait.persistence import Batch, MemoryStore, PolicyDecided, Store, TaskCompleted
+from plait.runner import (
     DAG,
     Action,
     Decision,

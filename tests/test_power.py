@@ -12,8 +12,8 @@ from typing import Any, get_args
 import anyio
 import pytest
 
-from persistence import SQLiteStore
-from persistence.contract.samples import whole
+from plait.persistence import SQLiteStore
+from plait.persistence.contract.samples import whole
 
 pytest.importorskip("apsw", reason="records the disk through apsw, of the extra `test`")
 

@@ -10,13 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from backends import BackendError, ErrorKind
-from backends.protocol import Files, LeftTurn, Opening
-from persistence import MemoryStore, Store
-from persistence.records import TaskRecord
-from runner import DAG, Action, FailureMode, ParallelRunner, Retry, RunOwned, RunService, RunStatus, Task, TaskStatus
-from runner.engine.attempt import INTERRUPTED
-from runner.state.attempt_files import turn_files
+from plait.backends import BackendError, ErrorKind
+from plait.backends.protocol import Files, LeftTurn, Opening
+from plait.persistence import MemoryStore, Store
+from plait.persistence.records import TaskRecord
+from plait.runner import (
+    DAG,
+    Action,
+    FailureMode,
+    ParallelRunner,
+    Retry,
+    RunOwned,
+    RunService,
+    RunStatus,
+    Task,
+    TaskStatus,
+)
+from plait.runner.engine.attempt import INTERRUPTED
+from plait.runner.state.attempt_files import turn_files
 from tests.support.crashed import Dying, die
 from tests.support.fakes import Talker
 

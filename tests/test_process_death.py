@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import anyio
 import pytest
 
-from backends.process import manifest as childfile
-from backends.process.manifest import read_known
-from backends.process.proctable import members
-from backends.process.spawn import Start, adopted, child_environment, running, sweep
+from plait.backends.process import manifest as childfile
+from plait.backends.process.manifest import read_known
+from plait.backends.process.proctable import members
+from plait.backends.process.spawn import Start, adopted, child_environment, running, sweep
 from tests.support.agents import until
 from tests.support.room import (  # fmt: skip
     WORST,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.process.proctable import PREFIX, start_time
-from backends.process.spawn import sweep
+from plait.backends.process.proctable import PREFIX, start_time
+from plait.backends.process.spawn import sweep
 from tests.support.room import (  # fmt: skip
     ROOT,
     WORST,

@@ -17,13 +17,13 @@ import anyio
 import pytest
 from anyio.to_thread import run_sync
 
-from backends.process import child as child_room
-from backends.process import manifest as childfile
-from backends.process import proctable
-from backends.process import spawn as process_room
-from backends.process.child import Child
-from backends.process.manifest import read_known
-from backends.process.spawn import adopted, running, sweep
+from plait.backends.process import child as child_room
+from plait.backends.process import manifest as childfile
+from plait.backends.process import proctable
+from plait.backends.process import spawn as process_room
+from plait.backends.process.child import Child
+from plait.backends.process.manifest import read_known
+from plait.backends.process.spawn import adopted, running, sweep
 from tests.support.room import ROOT, Kin, nasty, nothing_left, witnesses
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")
@@ -127,9 +127,8 @@ async def test_a_child_that_somebody_else_has_waited_for_is_over(tmp_path: Path,
 NO_DESCRIPTOR = """
 import resource, sys, anyio
 from pathlib import Path
-from backends.process import running
-from backends import child as child_room
-from backends import childfile
+from plait.backends.process.spawn import running
+from plait.backends.process import child as child_room
 from tests.support.room import *
 async def main():
     child_room.GRACE = 0.3
@@ -174,7 +173,7 @@ def started(number: int) -> str:
 
 def test_whoever_ends_a_turn_that_it_is_part_of_lives_on(tmp_path: Path) -> None:
     """As when an agent runs plait itself, which finds that the agent's own turn is to be ended."""
-    text = "from backends.proctable import *; print(end([Turn('0123456789abcdef')], 5))"
+    text = "from plait.backends.process.proctable import *; print(end([Turn('0123456789abcdef')], 5))"
     environment = {**os.environ, "PLAIT_TURN_0123456789abcdef": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "(0, True)\n"

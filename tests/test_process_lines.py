@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.process.lines import Lines
+from plait.backends.process.lines import Lines
 from tests.support.room import ROOT
 
 

@@ -12,10 +12,10 @@ from typing import Final, Literal, get_args
 import anyio
 import pytest
 
-from backends.errors import BackendError, ErrorKind
-from backends.process import child as child_room
-from backends.process.child import Child
-from backends.process.spawn import Start, running
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.process import child as child_room
+from plait.backends.process.child import Child
+from plait.backends.process.spawn import Start, running
 from tests.support.cancelling import HOWS, Cancelled, How
 from tests.support.room import Witnesses, kin, nasty, nothing_left, soon, told_of, witnesses
 

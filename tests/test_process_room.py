@@ -14,11 +14,11 @@ from typing import Any
 import anyio
 import pytest
 
-from backends.errors import BackendError, BackendUnavailable, ErrorKind
-from backends.process import child as child_room
-from backends.process.child import Child
-from backends.process.manifest import read_known
-from backends.process.spawn import Start, adopted, child_environment, running, sweep
+from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.backends.process import child as child_room
+from plait.backends.process.child import Child
+from plait.backends.process.manifest import read_known
+from plait.backends.process.spawn import Start, adopted, child_environment, running, sweep
 from tests.support.room import PYTHON, ROOT, Kin, nasty, nothing_left
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.errors import PromptError
-from runner.prompts.render import PromptNames, names_used, render
+from plait.runner.errors import PromptError
+from plait.runner.prompts.render import PromptNames, names_used, render
 
 REVIEW = {"label": "good", "score": 3}
 VALUES = {
@@ -252,6 +252,7 @@ def test_values_nested_too_deep_are_an_error():
 
 def test_plain_prompts_import_no_template_engine():
     code = (
-        "import sys; from runner.prompt import render; render('{{ a }}', {'a': 1}); sys.exit('jinja2' in sys.modules)"
+        "import sys; from plait.runner.prompts.render import render; "
+        "render('{{ a }}', {'a': 1}); sys.exit('jinja2' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runner import Retry, RunResult, Task, TaskResult
-from runner.domain import events
+from plait.runner import Retry, RunResult, Task, TaskResult
+from plait.runner.domain import events
 
 PAGE = (Path(__file__).parent.parent / "docs" / "python-api.md").read_text(encoding="utf-8")
 

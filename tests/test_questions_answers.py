@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import pytest
 
-from backends import ask
-from backends.protocol import Question, Reply
-from persistence import MemoryStore, Note, SQLiteStore, Store
-from runner import (
+from plait.backends import ask
+from plait.backends.protocol import Question, Reply
+from plait.persistence import MemoryStore, Note, SQLiteStore, Store
+from plait.runner import (
     DAG,
     Action,
     AnswerConflict,
@@ -173,8 +173,8 @@ async def test_two_answer_at_once_and_one_of_them_is_first(store: Store) -> None
 
 ANSWER = """
 import sys, anyio
-from persistence import SQLiteStore
-from runner import AnswerConflict, ParallelRunner
+from plait.persistence import SQLiteStore
+from plait.runner import AnswerConflict, ParallelRunner
 
 async def main(path, value):
     async with SQLiteStore(path, mode="existing") as store:

@@ -7,9 +7,9 @@ from typing import Any
 import anyio
 import pytest
 
-from backends import BackendError, ErrorKind, ask
-from persistence import Store
-from runner import DAG, AnswerConflict, ParallelRunner, PlaitError, Retry, RunResult, RunStatus, Task, TaskStatus
+from plait.backends import BackendError, ErrorKind, ask
+from plait.persistence import Store
+from plait.runner import DAG, AnswerConflict, ParallelRunner, PlaitError, Retry, RunResult, RunStatus, Task, TaskStatus
 
 ONE = DAG([Task("a", "begin", retry=Retry(attempts=1))])
 

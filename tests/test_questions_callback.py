@@ -9,10 +9,20 @@ from typing import Any
 import anyio
 import pytest
 
-from backends import ask
-from backends.protocol import JsonValue
-from persistence import Store
-from runner import DAG, AnswerConflict, Decision, OpenQuestion, ParallelRunner, RunStatus, RunView, Task, TaskStatus
+from plait.backends import ask
+from plait.backends.protocol import JsonValue
+from plait.persistence import Store
+from plait.runner import (
+    DAG,
+    AnswerConflict,
+    Decision,
+    OpenQuestion,
+    ParallelRunner,
+    RunStatus,
+    RunView,
+    Task,
+    TaskStatus,
+)
 from tests.support.fakes import QuickClock
 from tests.support.late import HOLDING, LATE, Held, asking
 

@@ -6,11 +6,11 @@ from contextlib import suppress
 
 import pytest
 
-from backends import ask
-from backends.protocol import JsonValue, Opening, Question, Reply
-from persistence import MemoryStore, Store, StoreError
-from runner import DAG, OpenQuestion, ParallelRunner, RunResult, RunStatus, Task
-from runner.engine.attempt import INTERRUPTED
+from plait.backends import ask
+from plait.backends.protocol import JsonValue, Opening, Question, Reply
+from plait.persistence import MemoryStore, Store, StoreError
+from plait.runner import DAG, OpenQuestion, ParallelRunner, RunResult, RunStatus, Task
+from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.fakes import Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 

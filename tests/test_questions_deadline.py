@@ -7,12 +7,12 @@ import json
 import anyio
 import pytest
 
-from backends import ask
-from backends.protocol import JsonValue
-from persistence import MemoryStore, Note, Store
-from runner import DAG, ParallelRunner, RunStatus, Task
-from runner.clock import iso
-from runner.domain import events as happened
+from plait.backends import ask
+from plait.backends.protocol import JsonValue
+from plait.persistence import MemoryStore, Note, Store
+from plait.runner import DAG, ParallelRunner, RunStatus, Task
+from plait.runner.clock import iso
+from plait.runner.domain import events as happened
 from tests.support.fakes import QuickClock
 from tests.support.faulty_store import Fault, FaultyStore
 

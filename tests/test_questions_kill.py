@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from persistence import SQLiteStore
-from runner import Action, AnswerConflict, ParallelRunner, RunStatus
-from runner.engine.attempt import INTERRUPTED
+from plait.persistence import SQLiteStore
+from plait.runner import Action, AnswerConflict, ParallelRunner, RunStatus
+from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.asking import RUN, Keeper, turns
 from tests.support.command import environment
 from tests.support.warm import Warm

@@ -5,11 +5,11 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from persistence import MemoryStore, Note, Store
-from persistence.records import TaskRecord
-from runner import DAG, FailureMode, ParallelRunner, RunStatus, Task, TaskStatus
-from runner.domain import events as happened
-from runner.engine.inbox import LOOK_EVERY_S
+from plait.persistence import MemoryStore, Note, Store
+from plait.persistence.records import TaskRecord
+from plait.runner import DAG, FailureMode, ParallelRunner, RunStatus, Task, TaskStatus
+from plait.runner.domain import events as happened
+from plait.runner.engine.inbox import LOOK_EVERY_S
 from tests.support.fakes import QuickClock
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 from tests.support.late import HOLDING, LATE, Held, asking

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from backends import ask
-from backends.errors import BackendError, ErrorKind
-from backends.protocol import Answer, Conversation, JsonValue, Message, Opening, Question, Reply, Usage
-from persistence import Store
-from runner import DAG, FailureMode, OpenQuestion, ParallelRunner, PlaitError, Retry, RunStatus, Task, TaskStatus
+from plait.backends import ask
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.protocol import Answer, Conversation, JsonValue, Message, Opening, Question, Reply, Usage
+from plait.persistence import Store
+from plait.runner import DAG, FailureMode, OpenQuestion, ParallelRunner, PlaitError, Retry, RunStatus, Task, TaskStatus
 from tests.support.fakes import QuickClock, Talker, failing
 
 TALK = DAG(

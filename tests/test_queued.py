@@ -8,8 +8,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from persistence import MemoryStore, SQLiteStore, Store, StoreError
-from runner import (
+from plait.persistence import MemoryStore, SQLiteStore, Store, StoreError
+from plait.runner import (
     DAG,
     BackendMissing,
     FollowUp,
@@ -22,7 +22,7 @@ from runner import (
     Task,
     load_plan,
 )
-from runner.cli.backends import Wish, backing_of_plan
+from plait.runner.cli.backends import Wish, backing_of_plan
 from tests.support.command import plait
 from tests.support.fakes import Talker
 from tests.support.faulty_store import Fault, FaultyStore, by_number

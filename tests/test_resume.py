@@ -11,9 +11,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from backends import BackendError, ErrorKind, Reply, Usage
-from persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store
-from runner import (
+from plait.backends import BackendError, ErrorKind, Reply, Usage
+from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store
+from plait.runner import (
     DAG,
     BackendMissing,
     FailureMode,
@@ -90,7 +90,7 @@ async def test_everything_of_a_task_survives(store: Store) -> None:
     run_id = (await runner.run(dag)).run_id
     record = await store.get_run(run_id)
     assert record is not None
-    from runner.state.codec import dag_of
+    from plait.runner.state.codec import dag_of
 
     stored = dag_of(record, await store.list_tasks(run_id))
     assert (stored.name, stored.inputs) == ("ö", {"i": {"j": 1}})
@@ -158,8 +158,8 @@ async def test_answers_to_what_cannot_be_resumed(store: Store) -> None:
 
 CRASHING = """
 import os, signal, sys, anyio
-from persistence import SQLiteStore
-from runner import DAG, ParallelRunner, Task
+from plait.persistence import SQLiteStore
+from plait.runner import DAG, ParallelRunner, Task
 
 async def body(prompt):
     if prompt == "die":

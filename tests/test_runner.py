@@ -7,10 +7,10 @@ import random
 import anyio
 import pytest
 
-from backends import BackendError, BackendUnavailable, ErrorKind, Opening
-from persistence import MemoryStore
-from runner import DAG, BackendMissing, FailureMode, ParallelRunner, Retry, RunStatus, Task, TaskStatus
-from runner.engine.retry import retry_delay
+from plait.backends import BackendError, BackendUnavailable, ErrorKind, Opening
+from plait.persistence import MemoryStore
+from plait.runner import DAG, BackendMissing, FailureMode, ParallelRunner, Retry, RunStatus, Task, TaskStatus
+from plait.runner.engine.retry import retry_delay
 from tests.support.fakes import QuickClock, Talker, failing
 
 HAIKU = DAG(

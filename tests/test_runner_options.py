@@ -10,9 +10,9 @@ from typing import get_args, get_type_hints
 import anyio
 import pytest
 
-from backends import BackendError, ErrorKind
-from persistence import MemoryStore, SQLiteStore
-from runner import DAG, BackendMissing, FailureMode, FollowUp, FollowUps, ParallelRunner, Retry, RunExists, Task
+from plait.backends import BackendError, ErrorKind
+from plait.persistence import MemoryStore, SQLiteStore
+from plait.runner import DAG, BackendMissing, FailureMode, FollowUp, FollowUps, ParallelRunner, Retry, RunExists, Task
 from tests.support.fakes import QuickClock, Talker
 
 HAIKU = DAG(

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from runner import DAG, FailureMode, Task, TaskStatus
-from runner.scheduling.outset import Outset
-from runner.scheduling.scheduler import Schedule
-from runner.scheduling.slots import Places
+from plait.runner import DAG, FailureMode, Task, TaskStatus
+from plait.runner.scheduling.outset import Outset
+from plait.runner.scheduling.scheduler import Schedule
+from plait.runner.scheduling.slots import Places
 
 DONE, FAILED = TaskStatus.COMPLETED, TaskStatus.FAILED
 

@@ -10,9 +10,9 @@ import sys
 import anyio
 import pytest
 
-from persistence import Batch, MemoryStore, StoreError
-from persistence.changes import RunCreated
-from runner import FailureMode, RunStatus, TaskStatus
+from plait.persistence import Batch, MemoryStore, StoreError
+from plait.persistence.changes import RunCreated
+from plait.runner import FailureMode, RunStatus, TaskStatus
 from tests.crash import schedules
 from tests.crash.schedule_bugs import BUGS
 from tests.support.faulty_store import Fault, FaultyStore, by_chance, by_number

@@ -6,8 +6,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from persistence import MemoryStore, Store
-from runner import (
+from plait.persistence import MemoryStore, Store
+from plait.runner import (
     DAG,
     BackendMissing,
     ParallelRunner,

@@ -9,10 +9,10 @@ import anyio
 import anyio.abc
 import pytest
 
-from backends import JsonInput, Opening, Reply, ask
-from persistence import Batch, MemoryStore
-from persistence.changes import RunReleased
-from runner import DAG, ParallelRunner, PlaitError, RunService, RunStatus, Task
+from plait.backends import JsonInput, Opening, Reply, ask
+from plait.persistence import Batch, MemoryStore
+from plait.persistence.changes import RunReleased
+from plait.runner import DAG, ParallelRunner, PlaitError, RunService, RunStatus, Task
 from tests.support.fakes import Talker
 from tests.support.faulty_store import FaultyStore
 

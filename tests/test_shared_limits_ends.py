@@ -9,9 +9,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from backends import ask
-from persistence import Store
-from runner import DAG, ParallelRunner, RunResult, RunService, RunStatus, Task
+from plait.backends import ask
+from plait.persistence import Store
+from plait.runner import DAG, ParallelRunner, RunResult, RunService, RunStatus, Task
 from tests.support.fakes import Talker
 from tests.support.sharing import COMPLETED, Meter, run_all, wide
 

@@ -15,9 +15,20 @@ from typing import Any
 
 import pytest
 
-from persistence import NewTask, RunRecord, SQLiteStore, StoreError, StoreUnusable
-from persistence.contract.samples import ANSWER, ASK, CLAIMED, CREATED, DONE_A, RUN, RUNNING, START_A, Writer, whole
-from persistence.sqlite import health
+from plait.persistence import NewTask, RunRecord, SQLiteStore, StoreError, StoreUnusable
+from plait.persistence.contract.samples import (
+    ANSWER,
+    ASK,
+    CLAIMED,
+    CREATED,
+    DONE_A,
+    RUN,
+    RUNNING,
+    START_A,
+    Writer,
+    whole,
+)
+from plait.persistence.sqlite import health
 
 RUNS = ("run-1", "run-2")
 TASKS = tuple(f"t{number}" for number in range(20))

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from persistence import Batch, Change, NewTask, TaskCompleted, TaskRetried, TaskStarted
-from persistence.contract.samples import CLAIMED, CREATED, RUN, at
-from persistence.sqlite import reader as reading
-from persistence.sqlite import statements
-from persistence.sqlite.connection import open_database
-from persistence.sqlite.task_cache import ids_of
-from persistence.sqlite.writer import write_batch
+from plait.persistence import Batch, Change, NewTask, TaskCompleted, TaskRetried, TaskStarted
+from plait.persistence.contract.samples import CLAIMED, CREATED, RUN, at
+from plait.persistence.sqlite import reader as reading
+from plait.persistence.sqlite import statements
+from plait.persistence.sqlite.connection import open_database
+from plait.persistence.sqlite.task_cache import ids_of
+from plait.persistence.sqlite.writer import write_batch
 from tests.support.database import steps
 
 

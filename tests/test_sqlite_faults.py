@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from persistence import (
+from plait.persistence import (
     NewTask,
     SQLiteStore,
     StoreBusy,
@@ -21,7 +21,7 @@ from persistence import (
     TaskStarted,
     TurnAppended,
 )
-from persistence.contract.samples import CLAIMED, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, whole
+from plait.persistence.contract.samples import CLAIMED, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, whole
 from tests.support.database import edit, end_of, in_child, make
 
 ROOT = Path(__file__).parent.parent
@@ -127,7 +127,7 @@ async def test_pages_damaged_by_hand_are_refused(path: Path) -> None:
 
 ESCAPES = """
 import asyncio, sys
-from persistence import SQLiteStore
+from plait.persistence import SQLiteStore
 
 async def main(path, how):
     if how == "forgotten":

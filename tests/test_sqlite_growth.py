@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from persistence import Change, RunStatusChanged, SQLiteStore, StoreError, TurnAppended
-from persistence.contract.samples import ANSWER, ASK, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at
+from plait.persistence import Change, RunStatusChanged, SQLiteStore, StoreError, TurnAppended
+from plait.persistence.contract.samples import ANSWER, ASK, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at
 from tests.support.database import edit, end_of
 
 LARGE = "All that the model said. " * 4000

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from persistence import SQLiteStore
-from persistence.contract.samples import OPENING, RUN, Writer, whole
-from persistence.sqlite.connection import Mode
+from plait.persistence import SQLiteStore
+from plait.persistence.contract.samples import OPENING, RUN, Writer, whole
+from plait.persistence.sqlite.connection import Mode
 from tests.support.database import in_child, make, version
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -216,7 +216,7 @@ async def test_a_migrated_file_has_the_schema_of_a_new_one(old: Path, tmp_path: 
 
 OPEN = """
 import asyncio, os, signal, sys
-from persistence import SQLiteStore, boundaries
+from plait.persistence import SQLiteStore, boundaries
 
 def on_reach(name):
     if name == sys.argv[2]:
@@ -245,7 +245,7 @@ async def test_killed_while_migrating_leaves_the_old_version(old: Path, made_by:
 
 COUNTED = """
 import asyncio, sys
-from persistence import SQLiteStore, boundaries
+from plait.persistence import SQLiteStore, boundaries
 
 steps = []
 boundaries.on_reach = steps.append

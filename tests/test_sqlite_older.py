@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from persistence import SQLiteStore, StoreUnusable
-from persistence.sqlite import connection as opening
-from persistence.sqlite import reader as reading
+from plait.persistence import SQLiteStore, StoreUnusable
+from plait.persistence.sqlite import connection as opening
+from plait.persistence.sqlite import reader as reading
 from tests.support.database import edit, steps, version
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from persistence import SQLiteStore
-from persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
+from plait.persistence import SQLiteStore
+from plait.persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
 from tests.support.database import in_child
 
 WRITE_RUNS = """
 import asyncio, sys
-from persistence import SQLiteStore
-from persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
+from plait.persistence import SQLiteStore
+from plait.persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
 
 async def main(path, name, runs):
     async with SQLiteStore(path) as store:
@@ -60,8 +60,8 @@ async def test_what_was_acknowledged_survives_a_kill(path: Path, acknowledged: i
 WITHOUT_ITS_LOG = """
 import asyncio, os, sys
 from contextlib import AsyncExitStack
-from persistence import SQLiteStore
-from persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
+from plait.persistence import SQLiteStore
+from plait.persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
 
 async def main(path, others):
     async with SQLiteStore(path) as store, AsyncExitStack() as stack:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from persistence import (
+from plait.persistence import (
     Conflict,
     NewTask,
     Note,
@@ -23,7 +23,7 @@ from persistence import (
     TaskReopened,
     TaskWaiting,
 )
-from persistence.contract.samples import (
+from plait.persistence.contract.samples import (
     ANSWER,
     ASK,
     AT_START,
@@ -36,7 +36,7 @@ from persistence.contract.samples import (
     at,
     whole,
 )
-from persistence.sqlite import Purged
+from plait.persistence.sqlite import Purged
 
 CANARY = "canary-7f3a"
 LARGE = "more than enough " * 5000
@@ -155,7 +155,7 @@ async def test_somebody_who_writes_keeps_the_file_from_being_written_anew(path: 
         assert thread is not None
 
         def deleted_while_another_writes(connection: sqlite3.Connection) -> Purged:
-            from persistence.sqlite import purge as purging
+            from plait.persistence.sqlite import purge as purging
 
             deleted = purging._delete(connection, ["old"])
             connection.execute("PRAGMA busy_timeout = 10").fetchall()

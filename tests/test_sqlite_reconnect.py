@@ -18,8 +18,18 @@ from pathlib import Path
 import anyio
 import pytest
 
-from persistence import SQLiteStore, StoreError, StoreUnusable
-from persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, RUN, START_A, Writer, cancel_natively, whole
+from plait.persistence import SQLiteStore, StoreError, StoreUnusable
+from plait.persistence.contract.samples import (
+    ANSWER,
+    ASK,
+    DONE_A,
+    OPENING,
+    RUN,
+    START_A,
+    Writer,
+    cancel_natively,
+    whole,
+)
 from tests.support import slow_disk
 
 ROOT = Path(__file__).parent.parent

@@ -11,8 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from persistence import Batch, LeaseRenewed, NewTask, SessionOpened, SQLiteStore, Store, TaskCompleted, TaskStarted
-from persistence.contract.samples import (
+from plait.persistence import (
+    Batch,
+    LeaseRenewed,
+    NewTask,
+    SessionOpened,
+    SQLiteStore,
+    Store,
+    TaskCompleted,
+    TaskStarted,
+)
+from plait.persistence.contract.samples import (
     ANSWER,
     ASK,
     AT_START,
@@ -25,10 +34,10 @@ from persistence.contract.samples import (
     Writer,
     at,
 )
-from persistence.sqlite import statements
-from persistence.sqlite.connection import open_database
-from persistence.sqlite.reader import get_run, list_runs
-from persistence.sqlite.writer import write_batch
+from plait.persistence.sqlite import statements
+from plait.persistence.sqlite.connection import open_database
+from plait.persistence.sqlite.reader import get_run, list_runs
+from plait.persistence.sqlite.writer import write_batch
 from tests.support.database import edit, make
 
 SESSION = SessionOpened(at(4), "a", 1, "session-b")

@@ -11,9 +11,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from persistence import RunClaimed, SQLiteStore, StoreError, StoreNotOpen, StoreUnusable
-from persistence.contract.samples import ANSWER, ASK, CLAIMED, DONE_A, OPENING, RUN, START_A, Writer, at, owner, whole
-from runner import DAG, ParallelRunner, RunStatus, Task
+from plait.persistence import RunClaimed, SQLiteStore, StoreError, StoreNotOpen, StoreUnusable
+from plait.persistence.contract.samples import (
+    ANSWER,
+    ASK,
+    CLAIMED,
+    DONE_A,
+    OPENING,
+    RUN,
+    START_A,
+    Writer,
+    at,
+    owner,
+    whole,
+)
+from plait.runner import DAG, ParallelRunner, RunStatus, Task
 from tests.support.database import edit, make
 from tests.support.fakes import QuickClock, Talker
 

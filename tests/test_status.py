@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from persistence import changes
-from persistence.rules import RUN_MAY_BECOME, TASK_MUST_BE
-from runner.domain.status import (
+from plait.persistence import changes
+from plait.persistence.rules import RUN_MAY_BECOME, TASK_MUST_BE
+from plait.runner.domain.status import (
     RUN_DONE,
     RUN_REOPENINGS,
     RUN_TRANSITIONS,

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from persistence import (
+from plait.persistence import (
     Batch,
     Change,
     Conflict,
@@ -34,8 +34,8 @@ from persistence import (
     TasksAdded,
     TurnAppended,
 )
-from persistence import failpoints as boundaries
-from persistence.contract.samples import LEGAL, OPENING, TASKS, at, owner, status_changes, whole
+from plait.persistence import failpoints as boundaries
+from plait.persistence.contract.samples import LEGAL, OPENING, TASKS, at, owner, status_changes, whole
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persistence import (
+from plait.persistence import (
     Batch,
     Change,
     MemoryStore,
@@ -27,8 +27,8 @@ from persistence import (
     TaskWaiting,
     TurnAppended,
 )
-from persistence.contract import StoreContract
-from persistence.contract.samples import CREATED, NEXT, OPENING, RUN, at, owner, whole
+from plait.persistence.contract import StoreContract
+from plait.persistence.contract.samples import CREATED, NEXT, OPENING, RUN, at, owner, whole
 
 
 class TestMemoryStore(StoreContract):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jsonschema.validators import Draft202012Validator
 
-from backends import BackendError, FunctionBackend, Opening
+from plait.backends import BackendError, FunctionBackend, Opening
 
 CODE = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
 GOOD = '{"code": "x"}'

@@ -8,9 +8,9 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from persistence import Batch, LeaseRenewed, MemoryStore, RunClaimed, Store, StoreError
-from runner import ParallelRunner, RunExists, RunOwned, RunResult, RunStatus
-from runner.state.owner import claim_for_this_process, forget
+from plait.persistence import Batch, LeaseRenewed, MemoryStore, RunClaimed, Store, StoreError
+from plait.runner import ParallelRunner, RunExists, RunOwned, RunResult, RunStatus
+from plait.runner.state.owner import claim_for_this_process, forget
 from tests.support.fakes import QuickClock, Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 from tests.support.stopped import DIAMOND, stopped_after

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.cli.display.text import age, columns, command, one_line, seconds, visible, without_controls
+from plait.runner.cli.display.text import age, columns, command, one_line, seconds, visible, without_controls
 from tests.support.command import Terminal, plait
 
 # Each as a terminal must never get it. The words behind the controls make every one findable.
@@ -48,7 +48,7 @@ from pathlib import Path
 
 import anyio
 
-from backends import Message, Output, Reply
+from plait.backends import Message, Output, Reply
 
 EVIL = {CORPUS + MARKUP!r}
 

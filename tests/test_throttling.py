@@ -7,11 +7,11 @@ import random
 import anyio
 import pytest
 
-from backends import BackendError, ErrorKind, Opening, Reply
-from persistence import Store
-from runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
-from runner.scheduling.scheduler import Schedule
-from runner.scheduling.slots import Places
+from plait.backends import BackendError, ErrorKind, Opening, Reply
+from plait.persistence import Store
+from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
+from plait.runner.scheduling.scheduler import Schedule
+from plait.runner.scheduling.slots import Places
 from tests.support.fakes import QuickClock, Talker, failing
 
 DONE = TaskStatus.COMPLETED

@@ -14,8 +14,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from persistence import Batch, Owner, RunClaimed, SQLiteStore
-from runner.state.owner import Liveness, claim_for_this_process, forget, liveness
+from plait.persistence import Batch, Owner, RunClaimed, SQLiteStore
+from plait.runner.state.owner import Liveness, claim_for_this_process, forget, liveness
 from tests.crash import two
 from tests.support import plans
 from tests.support.command import PLAIT, environment

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import anyio
 
-from persistence import MemoryStore
-from runner import DAG, ParallelRunner, RunOwned, RunStatus, Task
+from plait.persistence import MemoryStore
+from plait.runner import DAG, ParallelRunner, RunOwned, RunStatus, Task
 from tests.support.fakes import QuickClock, Talker
 from tests.support.warm import run
 
@@ -18,8 +18,8 @@ WORKERS = """
 import asyncio, json, os, sys
 from pathlib import Path
 import anyio
-from persistence import SQLiteStore
-from runner import DAG, ParallelRunner, RunOwned, Task
+from plait.persistence import SQLiteStore
+from plait.runner import DAG, ParallelRunner, RunOwned, Task
 
 async def work(prompt):
     Path(f"{prompt} {os.getpid()}").touch()

@@ -9,11 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
-from backends.protocol import Files, LeftTurn
-from persistence import Batch, MemoryStore, PolicyDecided
-from persistence.records import TaskRecord
-from runner import DAG, Action, Decision, ParallelRunner, Retry, RunStatus, Task
-from runner.recovery.resume_plan import Heard, judge, judge_decided
+from plait.backends.protocol import Files, LeftTurn
+from plait.persistence import Batch, MemoryStore, PolicyDecided
+from plait.persistence.records import TaskRecord
+from plait.runner import DAG, Action, Decision, ParallelRunner, Retry, RunStatus, Task
+from plait.runner.recovery.resume_plan import Heard, judge, judge_decided
 from tests.support.fakes import QuickClock, Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 from tests.support.growth import Scripted, by_end

@@ -15,7 +15,7 @@ import anyio
 import httpx
 import pytest
 
-from runner.web import security as guard
+from plait.runner.web import security as guard
 from tests.support.command import plait
 from tests.support.served import Served, served
 

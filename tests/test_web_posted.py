@@ -13,13 +13,13 @@ import anyio
 import httpx
 import pytest
 
-from persistence import MemoryStore, Store
-from runner import DAG, ParallelRunner, PlanError, RunService, Task
-from runner.web import sse as stream
-from runner.web.app import make_app
-from runner.web.posted_plan import posted_plan
-from runner.web.routes import Served
-from runner.web.sse import EventStream
+from plait.persistence import MemoryStore, Store
+from plait.runner import DAG, ParallelRunner, PlanError, RunService, Task
+from plait.runner.web import sse as stream
+from plait.runner.web.app import make_app
+from plait.runner.web.posted_plan import posted_plan
+from plait.runner.web.routes import Served
+from plait.runner.web.sse import EventStream
 from tests.support.fakes import Talker
 from tests.support.faulty_store import Fault, FaultyStore, on_write
 

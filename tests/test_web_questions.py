@@ -12,13 +12,13 @@ import anyio.lowlevel
 import httpx
 import pytest
 
-from backends import ask
-from persistence import MemoryStore, Store
-from runner import DAG, AnswerConflict, ParallelRunner, PlaitError, RunService, RunStatus, Task
-from runner.operations import inspect as looking
-from runner.web import schemas as shapes
-from runner.web.app import make_app
-from runner.web.routes import Served
+from plait.backends import ask
+from plait.persistence import MemoryStore, Store
+from plait.runner import DAG, AnswerConflict, ParallelRunner, PlaitError, RunService, RunStatus, Task
+from plait.runner.operations import inspect as looking
+from plait.runner.web import schemas as shapes
+from plait.runner.web.app import make_app
+from plait.runner.web.routes import Served
 from tests.support.served import served
 from tests.test_web_life import created, events, post
 

@@ -10,10 +10,10 @@ from typing import Any
 import anyio.to_thread
 import pytest
 
-from backends import BackendError, CodexBackend, ErrorKind, Opening, Reply, Usage
-from backends.agents.protocol import Call, Ending
-from persistence import MemoryStore, SQLiteStore
-from runner import DAG, ParallelRunner, Retry, Task
+from plait.backends import BackendError, CodexBackend, ErrorKind, Opening, Reply, Usage
+from plait.backends.agents.protocol import Call, Ending
+from plait.persistence import MemoryStore, SQLiteStore
+from plait.runner import DAG, ParallelRunner, Retry, Task
 from tests.support.agents import Home, send
 from tests.support.command import Done, plait
 from tests.support.fakes import Talker

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner import (
+from plait.runner import (
     DAG,
     DAGError,
     FailureMode,
@@ -28,8 +28,8 @@ from runner import (
     UnknownStep,
     Workflow,
 )
-from runner.policies import policy_of
-from runner.policies.workflow_session import session_of
+from plait.runner.policies import policy_of
+from plait.runner.policies.workflow_session import session_of
 from tests.support.growing import Grown, grow
 
 REVIEW = Workflow(

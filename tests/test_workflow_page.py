@@ -7,12 +7,12 @@ from typing import get_args
 
 import pytest
 
-from runner import DAG, FailureMode, Interaction, Session, SessionComplete, Step, Workflow
-from runner.domain.policy import RunView
-from runner.domain.result import TaskResult
-from runner.domain.status import TaskStatus
-from runner.policies import workflow_session as session
-from runner.policies.workflow import OnError
+from plait.runner import DAG, FailureMode, Interaction, Session, SessionComplete, Step, Workflow
+from plait.runner.domain.policy import RunView
+from plait.runner.domain.result import TaskResult
+from plait.runner.domain.status import TaskStatus
+from plait.runner.policies import workflow_session as session
+from plait.runner.policies.workflow import OnError
 
 PAGE = (Path(__file__).parent.parent / "docs" / "workflows.md").read_text(encoding="utf-8")
 

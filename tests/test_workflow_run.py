@@ -13,9 +13,9 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from backends import BackendError, ErrorKind, OpenAIBackend, Opening
-from persistence import MemoryStore, SQLiteStore, Store
-from runner import (
+from plait.backends import BackendError, ErrorKind, OpenAIBackend, Opening
+from plait.persistence import MemoryStore, SQLiteStore, Store
+from plait.runner import (
     DAG,
     FollowUps,
     Interaction,
@@ -101,7 +101,7 @@ async def test_a_failed_session_can_have_another_try(store: Store) -> None:
 
 
 def without_its_extra(monkeypatch: pytest.MonkeyPatch) -> OpenAIBackend:
-    monkeypatch.setattr("backends.llm.sdk.find_spec", lambda name: None)
+    monkeypatch.setattr("plait.backends.llm.sdk.find_spec", lambda name: None)
     return OpenAIBackend("m", base_url="http://127.0.0.1:9")
 
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import ClassVar, Literal
 from uuid import uuid4
 
-from backends.agents.conversation import CliConversation
-from backends.agents.protocol import Call, Reader
-from backends.agents.session_files import holds
-from backends.agents.transcript import exchanges, reread
-from backends.errors import BackendUnavailable
-from backends.process.manifest import read_known
-from backends.process.watchdog import scratch
-from backends.protocol import Conversation, Files, LeftTurn, Opening
+from plait.backends.agents.conversation import CliConversation
+from plait.backends.agents.protocol import Call, Reader
+from plait.backends.agents.session_files import holds
+from plait.backends.agents.transcript import exchanges, reread
+from plait.backends.errors import BackendUnavailable
+from plait.backends.process.manifest import read_known
+from plait.backends.process.watchdog import scratch
+from plait.backends.protocol import Conversation, Files, LeftTurn, Opening
 
 
 @dataclass(eq=False, kw_only=True)

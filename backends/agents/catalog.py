@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import field
 
-from backends.values import value
+from plait.backends.values import value
 
 ACP = "acp"
 """The kind of the backend for all agents that have none of their own."""

@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from backends.agents.error_kinds import SchemaRefused, hide
-from backends.agents.protocol import Answered, Call, Ending, Reader
-from backends.agents.replaying import replayed
-from backends.agents.session_files import digest
-from backends.agents.session_locks import SessionInUse, Sessions, first_before, since
-from backends.agents.transcript import Unheard, cut_before, feed, mark_told, parsed
-from backends.errors import BackendError, ErrorKind
-from backends.process.child import Child
-from backends.process.manifest import read_known
-from backends.process.private import private_folder
-from backends.process.spawn import Start, adopted, child_environment, running
-from backends.protocol import NO_USAGE, Files, JsonValue, Message, Opening, Output, Reply, Usage
-from backends.structured import Mismatch, Schema, invalid_output, repair_prompt
-from backends.text import clean_text, one_line
+from plait.backends.agents.error_kinds import SchemaRefused, hide
+from plait.backends.agents.protocol import Answered, Call, Ending, Reader
+from plait.backends.agents.replaying import replayed
+from plait.backends.agents.session_files import digest
+from plait.backends.agents.session_locks import SessionInUse, Sessions, first_before, since
+from plait.backends.agents.transcript import Unheard, cut_before, feed, mark_told, parsed
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.process.child import Child
+from plait.backends.process.manifest import read_known
+from plait.backends.process.private import private_folder
+from plait.backends.process.spawn import Start, adopted, child_environment, running
+from plait.backends.protocol import NO_USAGE, Files, JsonValue, Message, Opening, Output, Reply, Usage
+from plait.backends.structured import Mismatch, Schema, invalid_output, repair_prompt
+from plait.backends.text import clean_text, one_line
 
 if TYPE_CHECKING:
-    from backends.agents.backend import CliBackend
+    from plait.backends.agents.backend import CliBackend
 
 _PATIENCE = 30.0
 """Seconds to wait for another process to be done with a session."""

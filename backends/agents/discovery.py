@@ -14,10 +14,10 @@ from pathlib import Path
 
 import anyio
 
-from backends.agents.catalog import AGENTS, Agent, Login
-from backends.errors import BackendError, BackendUnavailable
-from backends.process.spawn import Start, child_environment, running
-from backends.values import value
+from plait.backends.agents.catalog import AGENTS, Agent, Login
+from plait.backends.errors import BackendError, BackendUnavailable
+from plait.backends.process.spawn import Start, child_environment, running
+from plait.backends.values import value
 
 _VERSION = re.compile(r"(?<![\w.])\d+\.\d+\.\d+[\w.+-]*")
 

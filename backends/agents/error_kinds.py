@@ -7,12 +7,12 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from backends.agents.protocol import Ending
-from backends.error_kinds import kind_of
-from backends.errors import BackendError, ErrorKind
-from backends.json_fields import text
-from backends.protocol import NO_USAGE, Usage
-from backends.text import header_values, masked, parse_json, shown
+from plait.backends.agents.protocol import Ending
+from plait.backends.error_kinds import kind_of
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.json_fields import text
+from plait.backends.protocol import NO_USAGE, Usage
+from plait.backends.text import header_values, masked, parse_json, shown
 
 Phrases: TypeAlias = Sequence[tuple[str, ErrorKind]]
 """What a message in lower case contains, and what that means; the first that fits holds."""

@@ -14,18 +14,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from backends.agents.acp.transcript import Overheard
-from backends.agents.catalog import ACP, agent
-from backends.agents.protocol import Call, Reader
-from backends.agents.transcript import exchanges, feed, parsed
-from backends.process.lines import Lines
-from backends.process.manifest import read_known
-from backends.protocol import JsonValue, Output
-from backends.text import clean_text
-from backends.values import value
+from plait.backends.agents.acp.transcript import Overheard
+from plait.backends.agents.catalog import ACP, agent
+from plait.backends.agents.protocol import Call, Reader
+from plait.backends.agents.transcript import exchanges, feed, parsed
+from plait.backends.process.lines import Lines
+from plait.backends.process.manifest import read_known
+from plait.backends.protocol import JsonValue, Output
+from plait.backends.text import clean_text
+from plait.backends.values import value
 
 if TYPE_CHECKING:
-    from backends.agents.backend import CliBackend
+    from plait.backends.agents.backend import CliBackend
 
 _TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z")
 

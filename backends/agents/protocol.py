@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from backends.protocol import NO_USAGE, Answer, JsonValue, Output, Question, Usage
-from backends.values import value
+from plait.backends.protocol import NO_USAGE, Answer, JsonValue, Output, Question, Usage
+from plait.backends.values import value
 
 
 @value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backends.protocol import Message
+from plait.backends.protocol import Message
 
 
 def replayed(history: Sequence[Message], prompt: str) -> str:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from backends.json_fields import at, tables, text
+from plait.backends.json_fields import at, tables, text
 
 
 def digest(prompt: str) -> str:

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import anyio
 
-from backends.errors import BackendError, ErrorKind
-from backends.process.private import private_file, private_folder
-from backends.protocol import Usage
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.process.private import private_file, private_folder
+from plait.backends.protocol import Usage
 
 _LOOK = 0.2  # seconds between two tries for a lock
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from backends.agents.protocol import Reader
-from backends.process.lines import Lines
-from backends.process.manifest import read_known
-from backends.protocol import JsonValue, Output
-from backends.text import parse_json
-from backends.values import value
+from plait.backends.agents.protocol import Reader
+from plait.backends.process.lines import Lines
+from plait.backends.process.manifest import read_known
+from plait.backends.protocol import JsonValue, Output
+from plait.backends.text import parse_json
+from plait.backends.values import value
 
 _TOLD = "told"
 """A file beside a turn's output: how it failed, and what that cost, was told to the runner."""

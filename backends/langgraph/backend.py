@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from backends.langgraph.thread import Graph, Thread, Unkept
-from backends.llm.sdk import require
-from backends.protocol import Conversation, Opening
-from backends.text import clean_text
+from plait.backends.langgraph.thread import Graph, Thread, Unkept
+from plait.backends.llm.sdk import require
+from plait.backends.protocol import Conversation, Opening
+from plait.backends.text import clean_text
 
 
 class LangGraphBackend:

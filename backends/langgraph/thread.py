@@ -16,11 +16,11 @@ from importlib import import_module
 from typing import Any, Protocol
 from uuid import uuid4
 
-from backends.errors import BackendError, ErrorKind
-from backends.langgraph.values import messages_of, question_of, reply_of, tokens_of
-from backends.protocol import Opening, Output, Reply, Usage
-from backends.structured import Schema
-from backends.text import clean_text, one_line
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.langgraph.values import messages_of, question_of, reply_of, tokens_of
+from plait.backends.protocol import Opening, Output, Reply, Usage
+from plait.backends.structured import Schema
+from plait.backends.text import clean_text, one_line
 
 _MARK = "plait_turn"
 _RESUME = "__resume__"

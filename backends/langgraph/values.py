@@ -8,9 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from backends.protocol import NO_USAGE, JsonValue, Question, Reply, Usage
-from backends.structured import Mismatch, Schema, invalid_output
-from backends.text import clean_text, shown
+from plait.backends.protocol import NO_USAGE, JsonValue, Question, Reply, Usage
+from plait.backends.structured import Mismatch, Schema, invalid_output
+from plait.backends.text import clean_text, shown
 
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "HumanMessageChunk": "user"}
 _DEEPEST = 100

@@ -7,12 +7,12 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from backends.errors import BackendError, ErrorKind
-from backends.llm.base import RemoteBackend, Spent, in_words
-from backends.llm.openai import length_message
-from backends.llm.sdk import expect_events
-from backends.protocol import Message, Opening, Output
-from backends.text import clean_text, one_line
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.llm.base import RemoteBackend, Spent, in_words
+from plait.backends.llm.openai import length_message
+from plait.backends.llm.sdk import expect_events
+from plait.backends.protocol import Message, Opening, Output
+from plait.backends.text import clean_text, one_line
 
 DEFAULT_MODEL = "claude-haiku-4-5"
 """Used when no model is named."""

@@ -19,12 +19,12 @@ from uuid import uuid4
 import anyio
 from anyio.to_thread import run_sync
 
-from backends.errors import BackendError, BackendUnavailable, ErrorKind
-from backends.json_fields import count, number
-from backends.llm.sdk import NO_KEY, Server, find_server, forget_environment, is_environments, require, translate
-from backends.protocol import NO_USAGE, Conversation, JsonValue, Message, Opening, Output, Usage
-from backends.replay import ReplayConversation
-from backends.text import one_line, shown
+from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.backends.json_fields import count, number
+from plait.backends.llm.sdk import NO_KEY, Server, find_server, forget_environment, is_environments, require, translate
+from plait.backends.protocol import NO_USAGE, Conversation, JsonValue, Message, Opening, Output, Usage
+from plait.backends.replay import ReplayConversation
+from plait.backends.text import one_line, shown
 
 CONNECT_LIMIT = 15.0
 """Most seconds until a server has taken a connection; thinking about an answer may take far longer."""

@@ -24,11 +24,11 @@ from typing import Any, Self
 import anyio
 from anyio.to_thread import run_sync
 
-from backends.errors import BackendError, BackendUnavailable, ErrorKind
-from backends.llm.openai import OpenAIBackend
-from backends.llm.sdk import Server
-from backends.protocol import Conversation, Opening, Reply
-from backends.text import one_line
+from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.backends.llm.openai import OpenAIBackend
+from plait.backends.llm.sdk import Server
+from plait.backends.protocol import Conversation, Opening, Reply
+from plait.backends.text import one_line
 
 _CHILD = Path(__file__).with_name("_llama_server.py")
 _START_LIMIT = 120.0  # seconds; a large model on a slow disk

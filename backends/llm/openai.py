@@ -12,12 +12,12 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, ClassVar, cast
 
-from backends.errors import BackendError, ErrorKind
-from backends.json_fields import at
-from backends.llm.base import RemoteBackend, Spent, in_words
-from backends.llm.sdk import broken_off, expect_events
-from backends.protocol import JsonValue, Message, Opening, Output
-from backends.text import clean_text, one_line
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.json_fields import at
+from plait.backends.llm.base import RemoteBackend, Spent, in_words
+from plait.backends.llm.sdk import broken_off, expect_events
+from plait.backends.protocol import JsonValue, Message, Opening, Output
+from plait.backends.text import clean_text, one_line
 
 DEFAULT_MODEL = "gpt-5.4-mini"
 """Used when no model is named and the server is OpenAI's own."""

@@ -17,9 +17,9 @@ from importlib.util import find_spec
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from backends.error_kinds import kind_of
-from backends.errors import BackendError, BackendUnavailable, ErrorKind
-from backends.text import header_values, masked, one_line, parse_json
+from plait.backends.error_kinds import kind_of
+from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.backends.text import header_values, masked, one_line, parse_json
 
 NO_KEY = "none"
 """Sent as the key to servers that need none; the SDKs insist on one."""

@@ -16,10 +16,10 @@ import anyio
 import anyio.lowlevel
 from anyio.to_thread import run_sync
 
-from backends.errors import BackendError, ErrorKind
-from backends.process.lines import Lines
-from backends.process.manifest import Known
-from backends.process.proctable import Process, end, tell
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.process.lines import Lines
+from plait.backends.process.manifest import Known
+from plait.backends.process.proctable import Process, end, tell
 
 GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL: agents end their tools themselves meanwhile."""

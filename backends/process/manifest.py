@@ -18,9 +18,9 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from backends.process.private import private_file
-from backends.process.proctable import HAS_PROC, Process, Turn, boot_id, members, start_time
-from backends.values import value
+from plait.backends.process.private import private_file
+from plait.backends.process.proctable import HAS_PROC, Process, Turn, boot_id, members, start_time
+from plait.backends.values import value
 
 _NAME, _OVER = "child.json", "over.json"
 _START_LIMIT = 5.0  # seconds; a start takes milliseconds, and on a machine that has far too much to do, some hundred

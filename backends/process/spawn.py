@@ -25,14 +25,14 @@ from pathlib import Path
 
 from anyio.to_thread import run_sync
 
-from backends.errors import BackendError, BackendUnavailable, ErrorKind
-from backends.process.child import KILL_LIMIT, Child
-from backends.process.manifest import Known, left_below, lock_start, mark_over, read_known, tell, words_of
-from backends.process.private import private_folder
-from backends.process.proctable import PREFIX, boot_id, end, first_start_time, tag
-from backends.process.watchdog import GUARD
-from backends.text import one_line
-from backends.values import value
+from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.backends.process.child import KILL_LIMIT, Child
+from plait.backends.process.manifest import Known, left_below, lock_start, mark_over, read_known, tell, words_of
+from plait.backends.process.private import private_folder
+from plait.backends.process.proctable import PREFIX, boot_id, end, first_start_time, tag
+from plait.backends.process.watchdog import GUARD
+from plait.backends.text import one_line
+from plait.backends.values import value
 
 _ENVIRONMENT = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME",

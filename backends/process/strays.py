@@ -11,9 +11,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from backends.process.manifest import left_below
-from backends.process.proctable import HAS_PROC, members
-from backends.values import value
+from plait.backends.process.manifest import left_below
+from plait.backends.process.proctable import HAS_PROC, members
+from plait.backends.values import value
 
 _ARGUMENTS = [b"-P", os.fsencode(Path(__file__).parent.parent / "llm" / "_llama_server.py")]
 

@@ -18,7 +18,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from backends.process.proctable import Turn, start_time
+from plait.backends.process.proctable import Turn, start_time
 
 _PROGRAM = Path(__file__).with_name("_watchdog.py")
 # SIGPIPE may be deadly here; and a guard that does not read any more must not stop us.

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import Field
 
-from backends.spec.base import BASE_URL, Spec
+from plait.backends.spec.base import BASE_URL, Spec
 
 if TYPE_CHECKING:
-    from backends.agents.backend import CliBackend
+    from plait.backends.agents.backend import CliBackend
 
 _OWN = frozenset({"kind", "concurrency"})
 _HARMLESS = frozenset({"kind", "concurrency", "model", "system", "turn_timeout", "idle_timeout", "on_runner_death",
@@ -100,7 +100,7 @@ class ClaudeCodeSpec(AgentSpec):
     base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for its requests.")
 
     def make(self, folder: Path) -> CliBackend:
-        from backends.agents.claude.backend import ClaudeCodeBackend  # noqa: PLC0415
+        from plait.backends.agents.claude.backend import ClaudeCodeBackend  # noqa: PLC0415
 
         return ClaudeCodeBackend(**self.options(folder))
 
@@ -123,7 +123,7 @@ class CodexSpec(AgentSpec):
     )
 
     def make(self, folder: Path) -> CliBackend:
-        from backends.agents.codex.backend import CodexBackend  # noqa: PLC0415
+        from plait.backends.agents.codex.backend import CodexBackend  # noqa: PLC0415
 
         return CodexBackend(**self.options(folder))
 
@@ -139,7 +139,7 @@ class GeminiSpec(AgentSpec):
     base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for its requests.")
 
     def make(self, folder: Path) -> CliBackend:
-        from backends.agents.gemini.backend import GeminiBackend  # noqa: PLC0415
+        from plait.backends.agents.gemini.backend import GeminiBackend  # noqa: PLC0415
 
         return GeminiBackend(**self.options(folder))
 
@@ -162,6 +162,6 @@ class AcpSpec(AgentSpec):
     )
 
     def make(self, folder: Path) -> CliBackend:
-        from backends.agents.acp.backend import AcpBackend  # noqa: PLC0415
+        from plait.backends.agents.acp.backend import AcpBackend  # noqa: PLC0415
 
         return AcpBackend(**self.options(folder))

@@ -17,17 +17,17 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from backends.errors import BackendUnavailable
-from backends.function import as_backend
-from backends.llm.anthropic import AnthropicBackend
-from backends.llm.base import check_extra
-from backends.llm.local import LocalBackend, missing_parts
-from backends.llm.openai import OpenAIBackend
-from backends.person import PersonBackend
-from backends.protocol import Backend
-from backends.spec.agents import AcpSpec, AgentSpec, ClaudeCodeSpec, CodexSpec, GeminiSpec
-from backends.spec.base import BASE_URL, Spec
-from backends.text import one_line
+from plait.backends.errors import BackendUnavailable
+from plait.backends.function import as_backend
+from plait.backends.llm.anthropic import AnthropicBackend
+from plait.backends.llm.base import check_extra
+from plait.backends.llm.local import LocalBackend, missing_parts
+from plait.backends.llm.openai import OpenAIBackend
+from plait.backends.person import PersonBackend
+from plait.backends.protocol import Backend
+from plait.backends.spec.agents import AcpSpec, AgentSpec, ClaudeCodeSpec, CodexSpec, GeminiSpec
+from plait.backends.spec.base import BASE_URL, Spec
+from plait.backends.text import one_line
 
 
 class FunctionSpec(Spec):

@@ -5,18 +5,18 @@ from __future__ import annotations
 try:
     import pytest
 except ImportError as error:
-    raise ImportError("persistence.contract needs pytest: pip install 'plait[test]'") from error
+    raise ImportError("plait.persistence.contract needs pytest: pip install 'plait[test]'") from error
 
 pytest.register_assert_rewrite(
-    "persistence.contract.writes",
-    "persistence.contract.reads",
-    "persistence.contract.interrupts",
-    "persistence.contract.questions",
-    "persistence.contract.growth",
-    "persistence.contract.notes",
-    "persistence.contract.durability",
+    "plait.persistence.contract.writes",
+    "plait.persistence.contract.reads",
+    "plait.persistence.contract.interrupts",
+    "plait.persistence.contract.questions",
+    "plait.persistence.contract.growth",
+    "plait.persistence.contract.notes",
+    "plait.persistence.contract.durability",
 )
 
-from persistence.contract.writes import StoreContract  # noqa: E402 - its asserts are rewritten from here on
+from plait.persistence.contract.writes import StoreContract  # noqa: E402 - its asserts are rewritten from here on
 
 __all__ = ["StoreContract"]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from persistence import Conflict, Fenced, NoteRecord, PolicyDecided, RunClaimed, TurnAppended
-from persistence.contract.growth import ADDED
-from persistence.contract.notes import ANSWER as ANSWER_NOTE
-from persistence.contract.notes import CANCEL
-from persistence.contract.opened import OpenedStore, Reopen
-from persistence.contract.samples import (
+from plait.persistence import Conflict, Fenced, NoteRecord, PolicyDecided, RunClaimed, TurnAppended
+from plait.persistence.contract.growth import ADDED
+from plait.persistence.contract.notes import ANSWER as ANSWER_NOTE
+from plait.persistence.contract.notes import CANCEL
+from plait.persistence.contract.opened import OpenedStore, Reopen
+from plait.persistence.contract.samples import (
     ANSWER,
     ASK,
     AT_START,

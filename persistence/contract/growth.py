@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from persistence import Batch, Conflict, NewTask, PolicyDecided, RunClaimed, RunStatusChanged, TasksAdded, TaskStarted
-from persistence.contract.opened import OpenedStore
-from persistence.contract.samples import CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, owner, whole
+from plait.persistence import (
+    Batch,
+    Conflict,
+    NewTask,
+    PolicyDecided,
+    RunClaimed,
+    RunStatusChanged,
+    TasksAdded,
+    TaskStarted,
+)
+from plait.persistence.contract.opened import OpenedStore
+from plait.persistence.contract.samples import CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, owner, whole
 
 if TYPE_CHECKING:
-    from persistence import Change, Store
+    from plait.persistence import Change, Store
 
 MORE = (
     NewTask("d", "After {{ a }}.", ("a", "e"), "deep", '{"weight": 3}'),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from persistence import (
+from plait.persistence import (
     Change,
     SessionOpened,
     TaskAdopted,
@@ -22,12 +22,12 @@ from persistence import (
     TaskStarted,
     TaskWaiting,
 )
-from persistence.contract.opened import OpenedStore
-from persistence.contract.samples import ASK, ASKED, DONE_A, RUN, START_A, Writer, at, whole
+from plait.persistence.contract.opened import OpenedStore
+from plait.persistence.contract.samples import ASK, ASKED, DONE_A, RUN, START_A, Writer, at, whole
 
 if TYPE_CHECKING:
-    from persistence import Store
-    from persistence.records import TaskRecord
+    from plait.persistence import Store
+    from plait.persistence.records import TaskRecord
 
 CRASHED = TaskInterrupted(at(4), "a", 1, "its process ended", crashed=True)
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from persistence import Conflict, Note, NoteRecord, RunClaimed, RunReleased, RunStatusChanged, StoreError
-from persistence.contract.opened import OpenedStore
-from persistence.contract.samples import OPENING, RUN, START_A, Writer, at, owner, whole
+from plait.persistence import Conflict, Note, NoteRecord, RunClaimed, RunReleased, RunStatusChanged, StoreError
+from plait.persistence.contract.opened import OpenedStore
+from plait.persistence.contract.samples import OPENING, RUN, START_A, Writer, at, owner, whole
 
 if TYPE_CHECKING:
-    from persistence import Store
+    from plait.persistence import Store
 
 CANCEL = Note("cancel", at(5), body='{"seq": 3}')
 ANSWER = Note("answer", at(4), "a", '"ja \U0001f311"')

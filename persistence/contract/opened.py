@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
-from persistence import Store
-from persistence.contract.samples import OPENING, Writer
+from plait.persistence import Store
+from plait.persistence.contract.samples import OPENING, Writer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

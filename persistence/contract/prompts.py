@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from persistence import MessageRecord, Store, TaskReopened, TurnAppended
-from persistence.contract.opened import OpenedStore
-from persistence.contract.samples import ASK, AT_START, DONE_A, RUN, START_A, Writer, at
+from plait.persistence import MessageRecord, Store, TaskReopened, TurnAppended
+from plait.persistence.contract.opened import OpenedStore
+from plait.persistence.contract.samples import ASK, AT_START, DONE_A, RUN, START_A, Writer, at
 
 
 class PromptsContract(OpenedStore):

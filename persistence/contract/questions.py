@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from persistence import (
+from plait.persistence import (
     Change,
     TaskAnswered,
     TaskCancelled,
@@ -17,12 +17,12 @@ from persistence import (
     TaskReopened,
     TaskRetried,
 )
-from persistence.contract.opened import OpenedStore
-from persistence.contract.samples import ASK, ASKED, ASKING, DONE_A, RUN, START_A, Writer, at, whole
+from plait.persistence.contract.opened import OpenedStore
+from plait.persistence.contract.samples import ASK, ASKED, ASKING, DONE_A, RUN, START_A, Writer, at, whole
 
 if TYPE_CHECKING:
-    from persistence import Store
-    from persistence.records import TaskRecord
+    from plait.persistence import Store
+    from plait.persistence.records import TaskRecord
 
 ANSWERED = TaskAnswered(at(5), "a", '["this"]')
 

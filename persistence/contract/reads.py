@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from persistence import (
+from plait.persistence import (
     Change,
     Conflict,
     LeaseRenewed,
@@ -27,8 +27,8 @@ from persistence import (
     TaskWaiting,
     TurnAppended,
 )
-from persistence.contract.opened import OpenedStore
-from persistence.contract.samples import (
+from plait.persistence.contract.opened import OpenedStore
+from plait.persistence.contract.samples import (
     ANSWER,
     ASK,
     AT_START,

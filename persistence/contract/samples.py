@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 
-from persistence import (
+from plait.persistence import (
     Batch,
     Change,
     NewTask,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from persistence import (
+from plait.persistence import (
     Store,
     TaskAnswered,
     TaskCancelled,
@@ -15,8 +15,8 @@ from persistence import (
     TaskStarted,
     TaskWaiting,
 )
-from persistence.contract.opened import OpenedStore
-from persistence.contract.samples import ASKING, DONE_A, RUN, START_A, Writer, at
+from plait.persistence.contract.opened import OpenedStore
+from plait.persistence.contract.samples import ASKING, DONE_A, RUN, START_A, Writer, at
 
 
 class ModelsContract(OpenedStore):

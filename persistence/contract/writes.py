@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from persistence import (
+from plait.persistence import (
     Batch,
     Change,
     Conflict,
@@ -25,14 +25,14 @@ from persistence import (
     TaskStarted,
     TurnAppended,
 )
-from persistence.contract.durability import ReopenedContract
-from persistence.contract.growth import GrowingContract
-from persistence.contract.interrupts import InterruptedContract
-from persistence.contract.notes import NotesContract
-from persistence.contract.prompts import PromptsContract
-from persistence.contract.questions import AskingContract
-from persistence.contract.reads import RecordsContract
-from persistence.contract.samples import (
+from plait.persistence.contract.durability import ReopenedContract
+from plait.persistence.contract.growth import GrowingContract
+from plait.persistence.contract.interrupts import InterruptedContract
+from plait.persistence.contract.notes import NotesContract
+from plait.persistence.contract.prompts import PromptsContract
+from plait.persistence.contract.questions import AskingContract
+from plait.persistence.contract.reads import RecordsContract
+from plait.persistence.contract.samples import (
     ANSWER,
     ASK,
     CLAIMED,
@@ -49,7 +49,7 @@ from persistence.contract.samples import (
     owner,
     whole,
 )
-from persistence.contract.usage import ModelsContract
+from plait.persistence.contract.usage import ModelsContract
 
 MANY, MANY_NOTES = 1500, 150
 """More than comes on one page of most databases."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from persistence import event_log as history
-from persistence import rules
-from persistence.changes import (
+from plait.persistence import event_log as history
+from plait.persistence import rules
+from plait.persistence.changes import (
     RunCreated,
     SessionOpened,
     TaskAnswered,
@@ -22,14 +22,14 @@ from persistence.changes import (
     TaskWaiting,
     TurnAppended,
 )
-from persistence.notes import NoteRecord
-from persistence.records import AttemptRecord, EventRecord, MessageRecord, TaskRecord
+from plait.persistence.notes import NoteRecord
+from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, TaskRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from persistence.changes import Change, NewTask
-    from persistence.rules import RunHead
+    from plait.persistence.changes import Change, NewTask
+    from plait.persistence.rules import RunHead
 
 AttemptKey = tuple[str, int]
 TaskChange: TypeAlias = (

@@ -11,18 +11,18 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from persistence import rules
-from persistence.errors import Conflict
-from persistence.memory.staged import MemoryRun, Staged
-from persistence.notes import NoteRecord
-from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+from plait.persistence import rules
+from plait.persistence.errors import Conflict
+from plait.persistence.memory.staged import MemoryRun, Staged
+from plait.persistence.notes import NoteRecord
+from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from persistence.batch import Batch
-    from persistence.notes import Note
+    from plait.persistence.batch import Batch
+    from plait.persistence.notes import Note
 
 
 class MemoryStore:

@@ -1,6 +1,6 @@
 """The SQLite store."""
 
-from persistence.sqlite.purge import Purged
-from persistence.sqlite.store import SQLiteStore
+from plait.persistence.sqlite.purge import Purged
+from plait.persistence.sqlite.store import SQLiteStore
 
 __all__ = ["Purged", "SQLiteStore"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Final
 
-from persistence import event_log as history
-from persistence import rules
-from persistence.changes import (
+from plait.persistence import event_log as history
+from plait.persistence import rules
+from plait.persistence.changes import (
     RunCreated,
     SessionOpened,
     TaskAnswered,
@@ -22,16 +22,16 @@ from persistence.changes import (
     TaskWaiting,
     TurnAppended,
 )
-from persistence.sqlite import statements as sql
-from persistence.sqlite.bulk import NO_NUMBER, NO_TEXT, Row
-from persistence.sqlite.checksum import message_checksum, result_checksum
+from plait.persistence.sqlite import statements as sql
+from plait.persistence.sqlite.bulk import NO_NUMBER, NO_TEXT, Row
+from plait.persistence.sqlite.checksum import message_checksum, result_checksum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from persistence.changes import Change, NewTask
-    from persistence.sqlite.bulk import Rows
-    from persistence.sqlite.task_cache import Book, Standing
+    from plait.persistence.changes import Change, NewTask
+    from plait.persistence.sqlite.bulk import Rows
+    from plait.persistence.sqlite.task_cache import Book, Standing
 
 
 class Applying:

@@ -13,7 +13,7 @@ from hashlib import sha256
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
-from persistence.sqlite import statements as sql
+from plait.persistence.sqlite import statements as sql
 
 if TYPE_CHECKING:
     import sqlite3

@@ -17,11 +17,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from persistence.errors import StoreUnusable
-from persistence.failpoints import reached
-from persistence.sqlite.schema import SCHEMA_VERSION, migrate, statements_of
-from persistence.sqlite.transaction import forgiving
-from persistence.sqlite.wal import is_at_rest, mending
+from plait.persistence.errors import StoreUnusable
+from plait.persistence.failpoints import reached
+from plait.persistence.sqlite.schema import SCHEMA_VERSION, migrate, statements_of
+from plait.persistence.sqlite.transaction import forgiving
+from plait.persistence.sqlite.wal import is_at_rest, mending
 
 if TYPE_CHECKING:
     pass

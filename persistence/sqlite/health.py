@@ -17,13 +17,13 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Final
 
-from persistence.errors import StoreUnusable
-from persistence.sqlite import reader as reading
-from persistence.sqlite.connection import OLDEST_SQLITE, half_made, open_database
-from persistence.sqlite.file_system import Place, file_system_of, place_of
-from persistence.sqlite.schema import SCHEMA_VERSION
-from persistence.sqlite.transaction import forgiving
-from persistence.sqlite.wal import mending
+from plait.persistence.errors import StoreUnusable
+from plait.persistence.sqlite import reader as reading
+from plait.persistence.sqlite.connection import OLDEST_SQLITE, half_made, open_database
+from plait.persistence.sqlite.file_system import Place, file_system_of, place_of
+from plait.persistence.sqlite.schema import SCHEMA_VERSION
+from plait.persistence.sqlite.transaction import forgiving
+from plait.persistence.sqlite.wal import mending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,10 +6,10 @@ import sqlite3
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from persistence.errors import Conflict
-from persistence.sqlite import statements as sql
-from persistence.sqlite.task_cache import ids_of
-from persistence.sqlite.transaction import transaction
+from plait.persistence.errors import Conflict
+from plait.persistence.sqlite import statements as sql
+from plait.persistence.sqlite.task_cache import ids_of
+from plait.persistence.sqlite.transaction import transaction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,15 +8,15 @@ import sqlite3
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from persistence.errors import StoreError
-from persistence.event_log import start_detail
-from persistence.notes import NoteRecord
-from persistence.records import AttemptRecord, EventRecord, MessageRecord, Owner, RunRecord, TaskRecord
-from persistence.rules import Claim, RunHead
-from persistence.sqlite import statements as sql
-from persistence.sqlite.checksum import message_checksum, result_checksum
-from persistence.sqlite.task_cache import ids_of
-from persistence.sqlite.transaction import forgiving, transaction
+from plait.persistence.errors import StoreError
+from plait.persistence.event_log import start_detail
+from plait.persistence.notes import NoteRecord
+from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, Owner, RunRecord, TaskRecord
+from plait.persistence.rules import Claim, RunHead
+from plait.persistence.sqlite import statements as sql
+from plait.persistence.sqlite.checksum import message_checksum, result_checksum
+from plait.persistence.sqlite.task_cache import ids_of
+from plait.persistence.sqlite.transaction import forgiving, transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

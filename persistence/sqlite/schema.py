@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from persistence.errors import StoreUnusable
-from persistence.failpoints import reached
-from persistence.sqlite import statements as sql
-from persistence.sqlite.transaction import transaction
+from plait.persistence.errors import StoreUnusable
+from plait.persistence.failpoints import reached
+from plait.persistence.sqlite import statements as sql
+from plait.persistence.sqlite.transaction import transaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,23 +7,23 @@ import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
-from persistence.errors import StoreBusy, StoreError, StoreNotOpen
-from persistence.sqlite import purge as purging
-from persistence.sqlite import reader as reading
-from persistence.sqlite.connection import BUSY_TIMEOUT_S, Mode, open_database
-from persistence.sqlite.thread import DatabaseThread
-from persistence.sqlite.wal import has_log, make_log_anew
-from persistence.sqlite.writer import send_note, write_batch
+from plait.persistence.errors import StoreBusy, StoreError, StoreNotOpen
+from plait.persistence.sqlite import purge as purging
+from plait.persistence.sqlite import reader as reading
+from plait.persistence.sqlite.connection import BUSY_TIMEOUT_S, Mode, open_database
+from plait.persistence.sqlite.thread import DatabaseThread
+from plait.persistence.sqlite.wal import has_log, make_log_anew
+from plait.persistence.sqlite.writer import send_note, write_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from types import TracebackType
 
-    from persistence.batch import Batch
-    from persistence.notes import Note, NoteRecord
-    from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
-    from persistence.sqlite.purge import Purged
-    from persistence.sqlite.writer import Books
+    from plait.persistence.batch import Batch
+    from plait.persistence.notes import Note, NoteRecord
+    from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+    from plait.persistence.sqlite.purge import Purged
+    from plait.persistence.sqlite.writer import Books
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from persistence import rules
-from persistence.sqlite import statements as sql
-from persistence.sqlite.bulk import executed
+from plait.persistence import rules
+from plait.persistence.sqlite import statements as sql
+from plait.persistence.sqlite.bulk import executed
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable, Sequence
     from typing import Any, TypeAlias
 
-    from persistence.changes import Change, NewTask
-    from persistence.rules import RunHead
+    from plait.persistence.changes import Change, NewTask
+    from plait.persistence.rules import RunHead
 
     Standing: TypeAlias = tuple[int, str, int, int]
     """A task's id, its status, its last attempt, and the id of that one's start."""

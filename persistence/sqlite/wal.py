@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from persistence.sqlite.transaction import forgiving
+from plait.persistence.sqlite.transaction import forgiving
 
 _PATIENCE: Final = "PRAGMA busy_timeout = 5000"
 """As connections are opened with: opening.BUSY_TIMEOUT_S."""

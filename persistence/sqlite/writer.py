@@ -12,22 +12,22 @@ import json
 import sqlite3
 from typing import TYPE_CHECKING
 
-from persistence import rules
-from persistence.changes import RunCreated, RunReleased
-from persistence.errors import Conflict
-from persistence.failpoints import reached
-from persistence.sqlite import statements as sql
-from persistence.sqlite.apply import OF_TASKS, Applying
-from persistence.sqlite.bulk import Row, Rows
-from persistence.sqlite.reader import read_head
-from persistence.sqlite.task_cache import Book
-from persistence.sqlite.transaction import transaction
+from plait.persistence import rules
+from plait.persistence.changes import RunCreated, RunReleased
+from plait.persistence.errors import Conflict
+from plait.persistence.failpoints import reached
+from plait.persistence.sqlite import statements as sql
+from plait.persistence.sqlite.apply import OF_TASKS, Applying
+from plait.persistence.sqlite.bulk import Row, Rows
+from plait.persistence.sqlite.reader import read_head
+from plait.persistence.sqlite.task_cache import Book
+from plait.persistence.sqlite.transaction import transaction
 
 if TYPE_CHECKING:
-    from persistence.batch import Batch
-    from persistence.changes import Change
-    from persistence.notes import Note
-    from persistence.rules import RunHead
+    from plait.persistence.batch import Batch
+    from plait.persistence.changes import Change
+    from plait.persistence.notes import Note
+    from plait.persistence.rules import RunHead
 
 Books = dict[str, Book]
 """The books of the runs that somebody is writing to, by run."""

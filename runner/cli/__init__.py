@@ -7,7 +7,7 @@ import sys
 
 def main() -> None:
     """Run the command with this process's arguments and leave with its exit code."""
-    from runner.cli.app import cli  # noqa: PLC0415 - `import runner.cli.text` does not need click
-    from runner.cli.exits import leave, outcome  # noqa: PLC0415
+    from plait.runner.cli.app import cli  # noqa: PLC0415 - `import plait.runner.cli.display.text` does not need click
+    from plait.runner.cli.exits import leave, outcome  # noqa: PLC0415
 
     leave(outcome(cli, sys.argv[1:]))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import click
 
-from runner.cli.commands.answer_command import answer_command
-from runner.cli.commands.cancel_command import cancel_command
-from runner.cli.commands.crashtest import crash_command
-from runner.cli.commands.doctor_command import doctor_command
-from runner.cli.commands.gc_command import gc_command
-from runner.cli.commands.log_command import log_command
-from runner.cli.commands.look_commands import runs_command, show_command
-from runner.cli.commands.orchestrate import orchestrate_command
-from runner.cli.commands.plan_commands import check_command, graph_command, schema_command, version_command
-from runner.cli.commands.questions_command import questions_command
-from runner.cli.commands.run_commands import continue_command, resume_command, run_command
-from runner.cli.commands.serve_command import serve_command
-from runner.cli.exits import EXIT_CODES
+from plait.runner.cli.commands.answer_command import answer_command
+from plait.runner.cli.commands.cancel_command import cancel_command
+from plait.runner.cli.commands.crashtest import crash_command
+from plait.runner.cli.commands.doctor_command import doctor_command
+from plait.runner.cli.commands.gc_command import gc_command
+from plait.runner.cli.commands.log_command import log_command
+from plait.runner.cli.commands.look_commands import runs_command, show_command
+from plait.runner.cli.commands.orchestrate import orchestrate_command
+from plait.runner.cli.commands.plan_commands import check_command, graph_command, schema_command, version_command
+from plait.runner.cli.commands.questions_command import questions_command
+from plait.runner.cli.commands.run_commands import continue_command, resume_command, run_command
+from plait.runner.cli.commands.serve_command import serve_command
+from plait.runner.cli.exits import EXIT_CODES
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)

@@ -14,16 +14,16 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from backends.protocol import Backend
-from backends.spec.build import KINDS, BackendSpec, build, default_spec
-from runner import DAG, ParallelRunner, Plan
-from runner.cli.exits import Fault
-from runner.domain.dag import nearest
-from runner.domain.policy import Policy
-from runner.domain.status import TASK_DONE, TaskStatus
-from runner.domain.task import JsonValue
-from runner.engine.config import DEFAULT_BACKEND, needed_backends, policy_backends, task_backends
-from runner.plan.source import MAX_BYTES, read_source
+from plait.backends.protocol import Backend
+from plait.backends.spec.build import KINDS, BackendSpec, build, default_spec
+from plait.runner import DAG, ParallelRunner, Plan
+from plait.runner.cli.exits import Fault
+from plait.runner.domain.dag import nearest
+from plait.runner.domain.policy import Policy
+from plait.runner.domain.status import TASK_DONE, TaskStatus
+from plait.runner.domain.task import JsonValue
+from plait.runner.engine.config import DEFAULT_BACKEND, needed_backends, policy_backends, task_backends
+from plait.runner.plan.source import MAX_BYTES, read_source
 
 SPECS: TypeAdapter[dict[str, BackendSpec]] = TypeAdapter(dict[str, BackendSpec])
 

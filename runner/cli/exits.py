@@ -15,7 +15,7 @@ from typing import IO, Any, NoReturn, TextIO
 
 import click
 
-from runner.cli.display.text import visible
+from plait.runner.cli.display.text import visible
 
 COMPLETED = 0
 FAILED = 1
@@ -105,9 +105,9 @@ class _Unfailing(io.FileIO):
 
 def fault_of(error: Exception) -> Fault | None:
     """What to say about `error`, None if it is a bug."""
-    from backends.errors import BackendError, BackendUnavailable  # noqa: PLC0415 - heavy packages
-    from persistence.errors import StoreError  # noqa: PLC0415
-    from runner.errors import OwnershipLost, PlaitError, TurnNotStored  # noqa: PLC0415
+    from plait.backends.errors import BackendError, BackendUnavailable  # noqa: PLC0415 - heavy packages
+    from plait.persistence.errors import StoreError  # noqa: PLC0415
+    from plait.runner.errors import OwnershipLost, PlaitError, TurnNotStored  # noqa: PLC0415
 
     if isinstance(error, TurnNotStored | StoreError):
         return Fault(str(error), STORE)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from backends.errors import BackendUnavailable
-from persistence.protocol import Store
-from persistence.records import RunRecord, TaskRecord
-from runner.cli.backends import Backing
-from runner.cli.exits import Fault, say
-from runner.cli.stored_backends import Files, Kept
-from runner.domain.status import TaskStatus
-from runner.parallel import ParallelRunner
-from runner.state.codec import dag_of
+from plait.backends.errors import BackendUnavailable
+from plait.persistence.protocol import Store
+from plait.persistence.records import RunRecord, TaskRecord
+from plait.runner.cli.backends import Backing
+from plait.runner.cli.exits import Fault, say
+from plait.runner.cli.stored_backends import Files, Kept
+from plait.runner.domain.status import TaskStatus
+from plait.runner.parallel import ParallelRunner
+from plait.runner.state.codec import dag_of
 
 _AS_STORED = Files()
 

@@ -6,16 +6,16 @@ import json
 import time
 from pathlib import Path
 
-from persistence import SQLiteStore
-from persistence.protocol import Store
-from persistence.records import RunRecord, TaskRecord
-from runner.cli.display.text import one_line
-from runner.cli.exits import STORE, Fault, say
-from runner.cli.options import DEFAULT_STORE, is_text
-from runner.domain.dag import nearest
-from runner.domain.status import RUN_REOPENINGS, RunStatus
-from runner.operations import inspect as looking
-from runner.state.owner import LEASE_SECONDS, Liveness, liveness
+from plait.persistence import SQLiteStore
+from plait.persistence.protocol import Store
+from plait.persistence.records import RunRecord, TaskRecord
+from plait.runner.cli.display.text import one_line
+from plait.runner.cli.exits import STORE, Fault, say
+from plait.runner.cli.options import DEFAULT_STORE, is_text
+from plait.runner.domain.dag import nearest
+from plait.runner.domain.status import RUN_REOPENINGS, RunStatus
+from plait.runner.operations import inspect as looking
+from plait.runner.state.owner import LEASE_SECONDS, Liveness, liveness
 
 FAR_BACK = 10_000
 """How many runs are looked through for one that is not named by its whole id."""

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import click
 
-from runner.cli.display.text import command
-from runner.cli.exits import Fault
+from plait.runner.cli.display.text import command
+from plait.runner.cli.exits import Fault
 
 DEFAULT_STORE = Path(".plait") / "plait.db"
 STORE_VARIABLE = "PLAIT_STORE"
 KINDS = "openai, anthropic, local, claude-code, codex or gemini"
-"""What `--backend` may be, for its help: `backends.spec.KINDS`, which takes a while to import."""
+"""What `--backend` may be, for its help: `plait.backends.spec.KINDS`, which takes a while to import."""
 PLAN_SUFFIXES = frozenset({".yaml", ".yml", ".json", ".toml"})
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -109,7 +109,7 @@ def configure_log(style: str | None, level: str) -> None:
         # Without a handler of ours Python would print warnings bare, in the middle of the display.
         logging.getLogger("plait").addHandler(logging.NullHandler())
         return
-    from runner.log import configure  # noqa: PLC0415 - structlog
+    from plait.runner.log import configure  # noqa: PLC0415 - structlog
 
     configure("json" if style == "json" else "console", level)
 

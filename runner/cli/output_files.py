@@ -7,7 +7,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from runner.cli.exits import Fault
+from plait.runner.cli.exits import Fault
 
 _OPEN, _PRIVATE = 0o666, 0o600
 

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from persistence.records import RunRecord, TaskRecord
-from runner.cli.backends import Wish, backing_of_file
-from runner.cli.exits import Fault, say
-from runner.cli.stored_backends import Kept
-from runner.domain.task import Task
-from runner.plan import Plan, PlanError
-from runner.plan.loader import load_plan_of_run
-from runner.policies.orchestrator.policy import OrchestratorPolicy
-from runner.state.codec import task_of
-from runner.state.stored_run import StoredPolicy
+from plait.persistence.records import RunRecord, TaskRecord
+from plait.runner.cli.backends import Wish, backing_of_file
+from plait.runner.cli.exits import Fault, say
+from plait.runner.cli.stored_backends import Kept
+from plait.runner.domain.task import Task
+from plait.runner.plan import Plan, PlanError
+from plait.runner.plan.loader import load_plan_of_run
+from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
+from plait.runner.state.codec import task_of
+from plait.runner.state.stored_run import StoredPolicy
 
 _MOST_NAMED = 5
 _FIELDS = {

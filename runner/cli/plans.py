@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from runner import Plan, load_plan
-from runner.cli.exits import Fault
-from runner.cli.options import is_text
-from runner.plan.loader import load_plan_with_functions
+from plait.runner import Plan, load_plan
+from plait.runner.cli.exits import Fault
+from plait.runner.cli.options import is_text
+from plait.runner.plan.loader import load_plan_with_functions
 
 
 def read_plan(path: Path, inputs: Mapping[str, str], *, with_functions: bool = False) -> Plan:

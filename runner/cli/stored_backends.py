@@ -16,16 +16,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from backends.llm.anthropic import AnthropicBackend
-from backends.llm.openai import OpenAIBackend
-from backends.llm.sdk import is_environments
-from backends.protocol import Backend
-from backends.spec.agents import AgentSpec
-from backends.spec.build import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec
-from persistence.records import RunRecord
-from runner.cli.backends import SPECS, Backing, Wish, backing_of_file, read_backends_file
-from runner.cli.exits import Fault
-from runner.cli.lookup import names_its_backends
+from plait.backends.llm.anthropic import AnthropicBackend
+from plait.backends.llm.openai import OpenAIBackend
+from plait.backends.llm.sdk import is_environments
+from plait.backends.protocol import Backend
+from plait.backends.spec.agents import AgentSpec
+from plait.backends.spec.build import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec
+from plait.persistence.records import RunRecord
+from plait.runner.cli.backends import SPECS, Backing, Wish, backing_of_file, read_backends_file
+from plait.runner.cli.exits import Fault
+from plait.runner.cli.lookup import names_its_backends
 
 
 @dataclass(frozen=True, slots=True)

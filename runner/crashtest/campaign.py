@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from itertools import chain, count, islice, zip_longest
 from pathlib import Path
 
-from persistence.failpoints import BOUNDARIES
-from runner.crashtest.cases import Case, plan_case, random_case
-from runner.crashtest.fork_server import get_ready
-from runner.crashtest.mutants import PLANTED, Planted
-from runner.crashtest.tally import Tally
-from runner.crashtest.trial import Kind, Point, Trial
-from runner.crashtest.trial_runner import Shown, Stage
-from runner.domain.dag import DAG
-from runner.errors import PlaitError
+from plait.persistence.failpoints import BOUNDARIES
+from plait.runner.crashtest.cases import Case, plan_case, random_case
+from plait.runner.crashtest.fork_server import get_ready
+from plait.runner.crashtest.mutants import PLANTED, Planted
+from plait.runner.crashtest.tally import Tally
+from plait.runner.crashtest.trial import Kind, Point, Trial
+from plait.runner.crashtest.trial_runner import Shown, Stage
+from plait.runner.domain.dag import DAG
+from plait.runner.errors import PlaitError
 
 SMALL, SAMPLE = 130, 12
 """A case that comes to a boundary so often at most is killed each time; one with more, in so many trials."""

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from backends.errors import ErrorKind
-from runner.domain.dag import DAG
-from runner.domain.task import FailureMode, JsonValue, Retry, Task
+from plait.backends.errors import ErrorKind
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.task import FailureMode, JsonValue, Retry, Task
 
 NEVER = 1_000_000
 """More failures than any retry policy has patience for."""
@@ -79,7 +79,7 @@ def random_case(seed: int) -> Case:
 
 
 def _grown(case: Case, seed: int) -> Case:
-    from runner.crashtest.growing import grown  # noqa: PLC0415 - it builds on this module
+    from plait.runner.crashtest.growing import grown  # noqa: PLC0415 - it builds on this module
 
     return grown(case, seed)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from persistence.failpoints import BOUNDARIES
-from runner.crashtest.tally import Tally
+from plait.persistence.failpoints import BOUNDARIES
+from plait.runner.crashtest.tally import Tally
 
 
 def as_value(tally: Tally) -> dict[str, Any]:

@@ -16,22 +16,22 @@ from typing import Any, Literal, NoReturn
 
 import anyio
 
-from persistence import SQLiteStore, StoreError
-from persistence import failpoints as boundaries
-from runner.clock import Clock
-from runner.crashtest import ledger as words
-from runner.crashtest.cases import Case, digest
-from runner.crashtest.fake_backend import KEEPS, StandIn
-from runner.crashtest.growing import CasePolicy
-from runner.crashtest.ledger import Ledger
-from runner.crashtest.snapshot import snapshot
-from runner.crashtest.trial import Point
-from runner.domain import events
-from runner.domain.result import RunResult
-from runner.domain.status import RunStatus, TaskStatus
-from runner.engine.backend_call import only_error
-from runner.parallel import ParallelRunner
-from runner.run import Run
+from plait.persistence import SQLiteStore, StoreError
+from plait.persistence import failpoints as boundaries
+from plait.runner.clock import Clock
+from plait.runner.crashtest import ledger as words
+from plait.runner.crashtest.cases import Case, digest
+from plait.runner.crashtest.fake_backend import KEEPS, StandIn
+from plait.runner.crashtest.growing import CasePolicy
+from plait.runner.crashtest.ledger import Ledger
+from plait.runner.crashtest.snapshot import snapshot
+from plait.runner.crashtest.trial import Point
+from plait.runner.domain import events
+from plait.runner.domain.result import RunResult
+from plait.runner.domain.status import RunStatus, TaskStatus
+from plait.runner.engine.backend_call import only_error
+from plait.runner.parallel import ParallelRunner
+from plait.runner.run import Run
 
 RUN_ID = "run"
 HASTE = 1000.0

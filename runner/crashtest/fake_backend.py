@@ -14,11 +14,11 @@ from typing import Literal, get_args
 import anyio
 import anyio.lowlevel
 
-from backends.errors import BackendError, ErrorKind
-from backends.protocol import Message, Opening, Reply
-from runner.crashtest.cases import Case, answer
-from runner.crashtest.ledger import DONE, EXEC, FAIL, NOTE, Ledger
-from runner.engine.attempt import INTERRUPTED
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.protocol import Message, Opening, Reply
+from plait.runner.crashtest.cases import Case, answer
+from plait.runner.crashtest.ledger import DONE, EXEC, FAIL, NOTE, Ledger
+from plait.runner.engine.attempt import INTERRUPTED
 
 Keeps = Literal["nothing", "chosen", "own"]
 """Whether a stand-in keeps conversations: not at all, under ids that the caller chose, or under ids of its own."""

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from runner.crashtest.child import Start, be_child
+from plait.runner.crashtest.child import Start, be_child
 
 HANG_SECONDS, HANG_SECONDS_A_TASK = 20.0, 0.05
 """A child that takes longer than this hangs: a task of a stand-in takes milliseconds."""

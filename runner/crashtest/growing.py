@@ -6,10 +6,10 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from runner.crashtest.cases import MANY, NEVER, Case, Part, lasting, prompt_of, use_of
-from runner.domain.dag import DAG
-from runner.domain.policy import Decision, RunView
-from runner.domain.task import FailureMode, JsonValue, Retry, Task
+from plait.runner.crashtest.cases import MANY, NEVER, Case, Part, lasting, prompt_of, use_of
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.policy import Decision, RunView
+from plait.runner.domain.task import FailureMode, JsonValue, Retry, Task
 
 LAST = "last"
 """What the policy of a case adds when nothing is left: its prompt holds all that the policy was asked about."""

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from runner.crashtest import ledger as words
-from runner.crashtest.cases import Case
-from runner.crashtest.ledger import Line
-from runner.crashtest.oracle import Expected, forecast, passes, run_status
-from runner.crashtest.snapshot import mark
-from runner.domain.status import TASK_DONE, TaskStatus
-from runner.engine.attempt import INTERRUPTED
+from plait.runner.crashtest import ledger as words
+from plait.runner.crashtest.cases import Case
+from plait.runner.crashtest.ledger import Line
+from plait.runner.crashtest.oracle import Expected, forecast, passes, run_status
+from plait.runner.crashtest.snapshot import mark
+from plait.runner.domain.status import TASK_DONE, TaskStatus
+from plait.runner.engine.attempt import INTERRUPTED
 
 Held = Mapping[str, Any]
 

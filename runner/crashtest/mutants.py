@@ -12,21 +12,21 @@ from typing import Any
 
 import anyio.lowlevel
 
-from persistence import Batch, Fenced, PolicyDecided, TasksAdded, rules
-from persistence.failpoints import BOUNDARIES
-from persistence.sqlite import reader as reading
-from persistence.sqlite import store
-from runner import parallel
-from runner.crashtest.cases import Case
-from runner.crashtest.trial import Kind
-from runner.domain import events
-from runner.domain.status import TASK_DONE, TaskStatus
-from runner.engine.checkpointer import Checkpointer
-from runner.engine.commit import SET
-from runner.engine.sink import Position
-from runner.recovery import resume as takeover
-from runner.recovery import resume_plan as verdict
-from runner.state.run_state import RunState
+from plait.persistence import Batch, Fenced, PolicyDecided, TasksAdded, rules
+from plait.persistence.failpoints import BOUNDARIES
+from plait.persistence.sqlite import reader as reading
+from plait.persistence.sqlite import store
+from plait.runner import parallel
+from plait.runner.crashtest.cases import Case
+from plait.runner.crashtest.trial import Kind
+from plait.runner.domain import events
+from plait.runner.domain.status import TASK_DONE, TaskStatus
+from plait.runner.engine.checkpointer import Checkpointer
+from plait.runner.engine.commit import SET
+from plait.runner.engine.sink import Position
+from plait.runner.recovery import resume as takeover
+from plait.runner.recovery import resume_plan as verdict
+from plait.runner.state.run_state import RunState
 
 Original = Callable[..., Any]
 

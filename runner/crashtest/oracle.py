@@ -7,13 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from backends.errors import ErrorKind
-from runner.crashtest.cases import Case, answer, digest, tries
-from runner.crashtest.growing import LAST, follows, last_task
-from runner.domain.dag import DAG
-from runner.domain.status import TASK_DONE, RunStatus, TaskStatus
-from runner.domain.task import FailureMode, JsonValue, Task
-from runner.plan.added_tasks import tasks_of
+from plait.backends.errors import ErrorKind
+from plait.runner.crashtest.cases import Case, answer, digest, tries
+from plait.runner.crashtest.growing import LAST, follows, last_task
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
+from plait.runner.domain.task import FailureMode, JsonValue, Task
+from plait.runner.plan.added_tasks import tasks_of
 
 _USE = re.compile(r'\{\{ (?:results\["([^"]+)"\](?:\.mark)?|item) \}\}')
 """As `use_of` has it; without a group it is the element."""

@@ -7,9 +7,9 @@ from collections import Counter
 from hashlib import sha256
 from typing import Any
 
-from persistence import Store
-from persistence.records import TaskRecord
-from runner.crashtest.cases import digest
+from plait.persistence import Store
+from plait.persistence.records import TaskRecord
+from plait.runner.crashtest.cases import digest
 
 
 async def snapshot(store: Store, run_id: str, *, whole: bool = False) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from statistics import median
 
-from persistence.failpoints import BOUNDARIES
+from plait.persistence.failpoints import BOUNDARIES
 
 
 @dataclass(slots=True)

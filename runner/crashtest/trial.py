@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from persistence.failpoints import BOUNDARIES
+from plait.persistence.failpoints import BOUNDARIES
 
 
 class Kind(StrEnum):

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from runner.crashtest import ledger as words
-from runner.crashtest.cases import Case, chain_case, with_a_crasher, without_at_most_once
-from runner.crashtest.child import LEASE_SECONDS, Start
-from runner.crashtest.fork_server import Child, Ended
-from runner.crashtest.judge import Judge, Verdict, resume_times
-from runner.crashtest.ledger import Ledger, Line
-from runner.crashtest.oracle import expected
-from runner.crashtest.trial import Kind, Point, Trial
+from plait.runner.crashtest import ledger as words
+from plait.runner.crashtest.cases import Case, chain_case, with_a_crasher, without_at_most_once
+from plait.runner.crashtest.child import LEASE_SECONDS, Start
+from plait.runner.crashtest.fork_server import Child, Ended
+from plait.runner.crashtest.judge import Judge, Verdict, resume_times
+from plait.runner.crashtest.ledger import Ledger, Line
+from plait.runner.crashtest.oracle import expected
+from plait.runner.crashtest.trial import Kind, Point, Trial
 
 LAST_WORDS = 2000
 MOST_CRASHES = 6

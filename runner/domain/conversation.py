@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 
-from backends.protocol import Message
-from backends.values import value
-from runner.domain.question import Answered
+from plait.backends.protocol import Message
+from plait.backends.values import value
+from plait.runner.domain.question import Answered
 
 NOT_ADDED = "the tasks of its answer cannot be added"
 """How the error begins of an attempt whose reply brought tasks that are wrong."""

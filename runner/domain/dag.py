@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from backends.protocol import JsonInput
-from runner.domain.limits import MAX_TASKS, Limits
-from runner.domain.task import Task
-from runner.domain.validation import Checks, go_on_with_many, lists_gone_over, taken_from_parts
-from runner.errors import DAGError, Problem, nearest
+from plait.backends.protocol import JsonInput
+from plait.runner.domain.limits import MAX_TASKS, Limits
+from plait.runner.domain.task import Task
+from plait.runner.domain.validation import Checks, go_on_with_many, lists_gone_over, taken_from_parts
+from plait.runner.errors import DAGError, Problem, nearest
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from backends.protocol import JsonInput
-from runner.domain.result import TaskResult
-from runner.domain.status import RunStatus
-from runner.domain.task import Task
+from plait.backends.protocol import JsonInput
+from plait.runner.domain.result import TaskResult
+from plait.runner.domain.status import RunStatus
+from plait.runner.domain.task import Task
 
 if TYPE_CHECKING:
-    from runner.domain.dag import DAG
+    from plait.runner.domain.dag import DAG
 
 
 @dataclass(frozen=True, slots=True)

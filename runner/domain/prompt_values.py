@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import chain
 
-from backends.protocol import JsonInput
-from runner.domain.dag import DAG
-from runner.domain.result import TaskResult
-from runner.domain.status import TaskStatus
-from runner.domain.task import JsonValue, Task
-from runner.prompts.render import names_used, render
+from plait.backends.protocol import JsonInput
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.result import TaskResult
+from plait.runner.domain.status import TaskStatus
+from plait.runner.domain.task import JsonValue, Task
+from plait.runner.prompts.render import names_used, render
 
 
 def named(task: Task) -> set[str]:

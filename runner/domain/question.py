@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from backends.errors import BackendError
-from backends.protocol import JsonInput, JsonValue, Question
-from backends.structured import Mismatch, Schema
-from backends.text import clean_text, parse_json
-from runner.errors import PlaitError
+from plait.backends.errors import BackendError
+from plait.backends.protocol import JsonInput, JsonValue, Question
+from plait.backends.structured import Mismatch, Schema
+from plait.backends.text import clean_text, parse_json
+from plait.runner.errors import PlaitError
 
 
 class Way(StrEnum):

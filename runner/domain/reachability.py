@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runner.domain.dag import DAG
+    from plait.runner.domain.dag import DAG
 
 _NEAR = 100
 """Tasks and dependencies that are looked at upwards, before one task is looked for from another on downwards."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
-from backends.errors import ErrorKind
-from backends.protocol import JsonInput
-from runner.errors import nearest
+from plait.backends.errors import ErrorKind
+from plait.backends.protocol import JsonInput
+from plait.runner.errors import nearest
 
 JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | int | float | bool | None"
 

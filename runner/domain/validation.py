@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-from runner.domain.reachability import not_upstream
-from runner.domain.task import Retry, Task
-from runner.errors import Problem, nearest
-from runner.prompts.render import RESERVED_NAMES, PromptNames, look_into
+from plait.runner.domain.reachability import not_upstream
+from plait.runner.domain.task import Retry, Task
+from plait.runner.errors import Problem, nearest
+from plait.runner.prompts.render import RESERVED_NAMES, PromptNames, look_into
 
 if TYPE_CHECKING:
-    from runner.domain.dag import DAG
+    from plait.runner.domain.dag import DAG
 
 MOST_HINTS = 20
 """Unknown names of one graph for which the nearest right one is looked for."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from runner.domain.dag import DAG
+from plait.runner.domain.dag import DAG
 
 HEIGHT = 40.0  # of a task, in pixels like all lengths here
 _GAP, _EDGE_GAP, _BETWEEN = 16.0, 10.0, 72.0

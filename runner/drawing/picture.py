@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from runner.domain.dag import DAG
-from runner.domain.status import TaskStatus
-from runner.drawing.layout import HEIGHT, Box, Layout
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.status import TaskStatus
+from plait.runner.drawing.layout import HEIGHT, Box, Layout
 
 _CHAR = 7.25  # width of a character of the 12 px monospace font, with room to spare
 _SMALL = 6.1  # the same at 10 px

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from backends.errors import BackendError, ErrorKind
-from backends.protocol import (
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.protocol import (
     Answer,
     Backend,
     Files,
@@ -22,20 +22,20 @@ from backends.protocol import (
     Output,
     Reply,
 )
-from backends.text import clean_text
-from runner.clock import Clock
-from runner.domain import events
-from runner.domain.conversation import NO_PAST, GoingOn, Past
-from runner.domain.question import OpenQuestion
-from runner.domain.task import Task
-from runner.engine.backend_call import Outcome, attempt, classified, kept_usage
-from runner.engine.feed import Feed
-from runner.engine.handover import NOTHING, Adopted, Inherited
-from runner.engine.sink import Sink
-from runner.log import logger
-from runner.state.attempt_files import turn_files
-from runner.state.orphans import end_turn, make_room
-from runner.state.run_state import RunState
+from plait.backends.text import clean_text
+from plait.runner.clock import Clock
+from plait.runner.domain import events
+from plait.runner.domain.conversation import NO_PAST, GoingOn, Past
+from plait.runner.domain.question import OpenQuestion
+from plait.runner.domain.task import Task
+from plait.runner.engine.backend_call import Outcome, attempt, classified, kept_usage
+from plait.runner.engine.feed import Feed
+from plait.runner.engine.handover import NOTHING, Adopted, Inherited
+from plait.runner.engine.sink import Sink
+from plait.runner.log import logger
+from plait.runner.state.attempt_files import turn_files
+from plait.runner.state.orphans import end_turn, make_room
+from plait.runner.state.run_state import RunState
 
 _NOT_WRITTEN_DOWN = (
     "the store is away, so this at_most_once task is not begun: after a crash nobody could tell that it had been; "

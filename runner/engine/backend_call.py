@@ -11,18 +11,18 @@ from typing import TypeAlias, TypeGuard, cast, get_args
 
 import anyio
 
-from backends.ask import Asked, answering
-from backends.errors import BackendError, BackendUnavailable, ErrorKind
-from backends.protocol import NO_USAGE, Backend, JsonValue, Message, Opening, Question, Reply, Role, Usage
-from backends.structured import Schema
-from backends.text import clean_text, shown
-from backends.values import value
-from persistence.failpoints import reached
-from runner.cancellation import Cancels
-from runner.domain.question import Asking, Way
-from runner.errors import PlaitError, PromptError
-from runner.log import logger
-from runner.state.codec import to_json
+from plait.backends.ask import Asked, answering
+from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.backends.protocol import NO_USAGE, Backend, JsonValue, Message, Opening, Question, Reply, Role, Usage
+from plait.backends.structured import Schema
+from plait.backends.text import clean_text, shown
+from plait.backends.values import value
+from plait.persistence.failpoints import reached
+from plait.runner.cancellation import Cancels
+from plait.runner.domain.question import Asking, Way
+from plait.runner.errors import PlaitError, PromptError
+from plait.runner.log import logger
+from plait.runner.state.codec import to_json
 
 
 @value

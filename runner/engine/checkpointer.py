@@ -20,22 +20,22 @@ from itertools import chain, islice, repeat
 import anyio
 import anyio.lowlevel
 
-from persistence import changes as stored
-from persistence.batch import Batch
-from persistence.changes import Change, LeaseRenewed, RunClaimed, RunReleased
-from persistence.errors import Conflict, Fenced, StoreBusy, StoreError, StoreNotOpen
-from persistence.failpoints import reached
-from persistence.protocol import Store
-from persistence.rules import in_parts
-from runner.cancellation import outlasting_cancellation
-from runner.clock import Clock, iso
-from runner.domain import events
-from runner.domain.result import Degradation
-from runner.engine.commit import Latch
-from runner.engine.feed import Feed
-from runner.engine.sink import Position
-from runner.log import logger
-from runner.state.codec import changes
+from plait.persistence import changes as stored
+from plait.persistence.batch import Batch
+from plait.persistence.changes import Change, LeaseRenewed, RunClaimed, RunReleased
+from plait.persistence.errors import Conflict, Fenced, StoreBusy, StoreError, StoreNotOpen
+from plait.persistence.failpoints import reached
+from plait.persistence.protocol import Store
+from plait.persistence.rules import in_parts
+from plait.runner.cancellation import outlasting_cancellation
+from plait.runner.clock import Clock, iso
+from plait.runner.domain import events
+from plait.runner.domain.result import Degradation
+from plait.runner.engine.commit import Latch
+from plait.runner.engine.feed import Feed
+from plait.runner.engine.sink import Position
+from plait.runner.log import logger
+from plait.runner.state.codec import changes
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 5.0

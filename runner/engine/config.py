@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from backends.protocol import Backend
-from persistence.protocol import Store
-from runner.clock import Clock
-from runner.domain.dag import DAG, nearest
-from runner.domain.limits import Limits
-from runner.domain.policy import Policy
-from runner.domain.status import TASK_DONE, TaskStatus
-from runner.engine.attempt import OnQuestion
-from runner.errors import BackendMissing
-from runner.scheduling.slots import Places
+from plait.backends.protocol import Backend
+from plait.persistence.protocol import Store
+from plait.runner.clock import Clock
+from plait.runner.domain.dag import DAG, nearest
+from plait.runner.domain.limits import Limits
+from plait.runner.domain.policy import Policy
+from plait.runner.domain.status import TASK_DONE, TaskStatus
+from plait.runner.engine.attempt import OnQuestion
+from plait.runner.errors import BackendMissing
+from plait.runner.scheduling.slots import Places
 
 DEFAULT_BACKEND = "default"
 

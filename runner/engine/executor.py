@@ -15,22 +15,22 @@ from typing import Literal
 import anyio
 import anyio.abc
 
-from backends.protocol import JsonInput
-from runner.clock import stamper
-from runner.domain import events
-from runner.domain.status import TASK_DONE, TaskStatus
-from runner.engine.attempt import Surroundings, Turn, Turns
-from runner.engine.backend_call import Outcome
-from runner.engine.commit import Latch
-from runner.engine.growth import Growth
-from runner.engine.interrupts import Awaiting
-from runner.engine.leaving import Ending, leave
-from runner.engine.outcome import Settling
-from runner.engine.policy_driver import Deciding
-from runner.engine.retry import Delays
-from runner.engine.workers import Idle
-from runner.scheduling.scheduler import Schedule
-from runner.state.run_state import RunState
+from plait.backends.protocol import JsonInput
+from plait.runner.clock import stamper
+from plait.runner.domain import events
+from plait.runner.domain.status import TASK_DONE, TaskStatus
+from plait.runner.engine.attempt import Surroundings, Turn, Turns
+from plait.runner.engine.backend_call import Outcome
+from plait.runner.engine.commit import Latch
+from plait.runner.engine.growth import Growth
+from plait.runner.engine.interrupts import Awaiting
+from plait.runner.engine.leaving import Ending, leave
+from plait.runner.engine.outcome import Settling
+from plait.runner.engine.policy_driver import Deciding
+from plait.runner.engine.retry import Delays
+from plait.runner.engine.workers import Idle
+from plait.runner.scheduling.scheduler import Schedule
+from plait.runner.state.run_state import RunState
 
 _ENDS = frozenset({events.TaskCompleted, events.TaskFailed})
 

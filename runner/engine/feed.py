@@ -8,8 +8,8 @@ from weakref import ref
 
 import anyio
 
-from runner.domain import events
-from runner.domain.status import RunStatus
+from plait.runner.domain import events
+from plait.runner.domain.status import RunStatus
 
 
 class EventReader:

@@ -6,23 +6,23 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from backends.protocol import JsonValue, Reply
-from backends.text import clean_text, parse_json
-from runner.domain import events
-from runner.domain.conversation import NOT_ADDED
-from runner.domain.dag import nearest
-from runner.domain.limits import Limits
-from runner.domain.prompt_values import named
-from runner.domain.result import TaskResult
-from runner.domain.status import TaskStatus
-from runner.domain.task import Task
-from runner.domain.validation import go_on_with_many, lists_gone_over, taken_from_parts
-from runner.errors import DAGError, Problem
-from runner.scheduling.scheduler import Schedule
-from runner.state.run_state import RunState
+from plait.backends.protocol import JsonValue, Reply
+from plait.backends.text import clean_text, parse_json
+from plait.runner.domain import events
+from plait.runner.domain.conversation import NOT_ADDED
+from plait.runner.domain.dag import nearest
+from plait.runner.domain.limits import Limits
+from plait.runner.domain.prompt_values import named
+from plait.runner.domain.result import TaskResult
+from plait.runner.domain.status import TaskStatus
+from plait.runner.domain.task import Task
+from plait.runner.domain.validation import go_on_with_many, lists_gone_over, taken_from_parts
+from plait.runner.errors import DAGError, Problem
+from plait.runner.scheduling.scheduler import Schedule
+from plait.runner.state.run_state import RunState
 
 if TYPE_CHECKING:
-    from runner.plan.added_tasks import Added
+    from plait.runner.plan.added_tasks import Added
 
 TASKS_SCHEMA: Mapping[str, JsonValue] = {
     "type": "object",
@@ -254,7 +254,7 @@ def _specs(reply: Reply) -> Sequence[object]:
 
 
 def _read_added(specs: Sequence[object]) -> Added:
-    from runner.plan.added_tasks import read_added  # noqa: PLC0415 - pydantic, which only runs that grow need
+    from plait.runner.plan.added_tasks import read_added  # noqa: PLC0415 - pydantic, which only runs that grow need
 
     return read_added(specs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from backends.protocol import LeftTurn
+from plait.backends.protocol import LeftTurn
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from persistence.errors import StoreError
-from persistence.notes import Note, NoteRecord
-from persistence.protocol import Store
-from persistence.records import RunRecord
-from runner.clock import Clock
-from runner.domain.status import LAST_EVENTS, RUN_DONE, RunStatus
-from runner.domain.task import JsonValue
-from runner.errors import PlaitError
-from runner.log import logger
-from runner.state.codec import to_json
+from plait.persistence.errors import StoreError
+from plait.persistence.notes import Note, NoteRecord
+from plait.persistence.protocol import Store
+from plait.persistence.records import RunRecord
+from plait.runner.clock import Clock
+from plait.runner.domain.status import LAST_EVENTS, RUN_DONE, RunStatus
+from plait.runner.domain.task import JsonValue
+from plait.runner.errors import PlaitError
+from plait.runner.log import logger
+from plait.runner.state.codec import to_json
 
 LOOK_EVERY_S = 1.0
 """How often an owner looks into its run's inbox."""

@@ -8,15 +8,15 @@ from collections.abc import Callable
 import anyio
 import anyio.abc
 
-from backends.ask import as_here
-from backends.protocol import JsonInput
-from runner.cancellation import Cancels
-from runner.domain.question import Asking, OpenQuestion, unix
-from runner.engine.attempt import OnQuestion, Surroundings
-from runner.errors import PlaitError
-from runner.log import logger
-from runner.scheduling.scheduler import Schedule
-from runner.state.run_state import RunState
+from plait.backends.ask import as_here
+from plait.backends.protocol import JsonInput
+from plait.runner.cancellation import Cancels
+from plait.runner.domain.question import Asking, OpenQuestion, unix
+from plait.runner.engine.attempt import OnQuestion, Surroundings
+from plait.runner.errors import PlaitError
+from plait.runner.log import logger
+from plait.runner.scheduling.scheduler import Schedule
+from plait.runner.state.run_state import RunState
 
 
 class Awaiting:

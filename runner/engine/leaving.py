@@ -6,11 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from runner.domain import events
-from runner.domain.status import TASK_DONE, RunStatus, TaskStatus
-from runner.engine.policy_driver import Decided
-from runner.recovery.resume_plan import at_most_once_question
-from runner.state.run_state import RunState
+from plait.runner.domain import events
+from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
+from plait.runner.engine.policy_driver import Decided
+from plait.runner.recovery.resume_plan import at_most_once_question
+from plait.runner.state.run_state import RunState
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,40 +13,40 @@ from functools import partial
 
 import anyio
 
-from backends.errors import BackendError, ErrorKind
-from persistence.changes import Change, RunReleased
-from persistence.errors import Conflict, Fenced, StoreError
-from persistence.failpoints import reached
-from persistence.files import files_root
-from persistence.protocol import Store
-from persistence.records import Owner
-from runner.cancellation import require_asyncio
-from runner.clock import iso, stamper
-from runner.domain import events
-from runner.domain.conversation import Past
-from runner.domain.policy import Policy
-from runner.domain.result import RunResult
-from runner.domain.status import TaskStatus
-from runner.engine.attempt import Surroundings
-from runner.engine.checkpointer import Checkpointer
-from runner.engine.config import Config
-from runner.engine.executor import Execution
-from runner.engine.feed import Feed
-from runner.engine.growth import Growth
-from runner.engine.handover import NOTHING, Inherited
-from runner.engine.inbox import Inbox
-from runner.engine.policy_driver import Decided, Deciding
-from runner.engine.retry import THROTTLING
-from runner.engine.sink import NoStore, Position, Sink
-from runner.errors import OwnershipLost, RunExists
-from runner.log import logger
-from runner.run import Control
-from runner.scheduling.outset import Outset
-from runner.scheduling.scheduler import Schedule
-from runner.state.conversations import load_past
-from runner.state.orphans import end_leftovers
-from runner.state.owner import forget
-from runner.state.run_state import RunState
+from plait.backends.errors import BackendError, ErrorKind
+from plait.persistence.changes import Change, RunReleased
+from plait.persistence.errors import Conflict, Fenced, StoreError
+from plait.persistence.failpoints import reached
+from plait.persistence.files import files_root
+from plait.persistence.protocol import Store
+from plait.persistence.records import Owner
+from plait.runner.cancellation import require_asyncio
+from plait.runner.clock import iso, stamper
+from plait.runner.domain import events
+from plait.runner.domain.conversation import Past
+from plait.runner.domain.policy import Policy
+from plait.runner.domain.result import RunResult
+from plait.runner.domain.status import TaskStatus
+from plait.runner.engine.attempt import Surroundings
+from plait.runner.engine.checkpointer import Checkpointer
+from plait.runner.engine.config import Config
+from plait.runner.engine.executor import Execution
+from plait.runner.engine.feed import Feed
+from plait.runner.engine.growth import Growth
+from plait.runner.engine.handover import NOTHING, Inherited
+from plait.runner.engine.inbox import Inbox
+from plait.runner.engine.policy_driver import Decided, Deciding
+from plait.runner.engine.retry import THROTTLING
+from plait.runner.engine.sink import NoStore, Position, Sink
+from plait.runner.errors import OwnershipLost, RunExists
+from plait.runner.log import logger
+from plait.runner.run import Control
+from plait.runner.scheduling.outset import Outset
+from plait.runner.scheduling.scheduler import Schedule
+from plait.runner.state.conversations import load_past
+from plait.runner.state.orphans import end_leftovers
+from plait.runner.state.owner import forget
+from plait.runner.state.run_state import RunState
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,24 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from backends.errors import BackendError, ErrorKind
-from backends.protocol import NO_USAGE, Message, Question, Reply
-from runner.clock import iso
-from runner.domain import events
-from runner.domain.conversation import GoingOn, Past
-from runner.domain.question import Asking, Way
-from runner.domain.result import TaskResult
-from runner.domain.status import TaskStatus
-from runner.domain.task import FailureMode, JsonValue, Mode
-from runner.engine.attempt import Surroundings, Turn
-from runner.engine.backend_call import Outcome
-from runner.engine.growth import Growth, mistakes_prompt, not_added
-from runner.engine.retry import deserves_retry, retry_delay
-from runner.errors import DAGError
-from runner.log import logger
-from runner.scheduling.scheduler import Schedule
-from runner.state.codec import to_json
-from runner.state.run_state import RunState
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.protocol import NO_USAGE, Message, Question, Reply
+from plait.runner.clock import iso
+from plait.runner.domain import events
+from plait.runner.domain.conversation import GoingOn, Past
+from plait.runner.domain.question import Asking, Way
+from plait.runner.domain.result import TaskResult
+from plait.runner.domain.status import TaskStatus
+from plait.runner.domain.task import FailureMode, JsonValue, Mode
+from plait.runner.engine.attempt import Surroundings, Turn
+from plait.runner.engine.backend_call import Outcome
+from plait.runner.engine.growth import Growth, mistakes_prompt, not_added
+from plait.runner.engine.retry import deserves_retry, retry_delay
+from plait.runner.errors import DAGError
+from plait.runner.log import logger
+from plait.runner.scheduling.scheduler import Schedule
+from plait.runner.state.codec import to_json
+from plait.runner.state.run_state import RunState
 
 STORE_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """How long a task marked at_most_once waits for a store that is away, before it fails."""

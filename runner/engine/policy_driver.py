@@ -7,18 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast
 
-from backends.text import clean_text
-from runner.domain import events
-from runner.domain.policy import Decision, Policy, RunView
-from runner.domain.result import TaskResult
-from runner.domain.status import TASK_DONE, RunStatus, TaskStatus
-from runner.domain.task import JsonValue, Task
-from runner.engine.growth import Growth
-from runner.errors import DAGError, PlaitError
-from runner.log import logger
-from runner.scheduling.scheduler import Schedule
-from runner.state.codec import to_json
-from runner.state.run_state import RunState
+from plait.backends.text import clean_text
+from plait.runner.domain import events
+from plait.runner.domain.policy import Decision, Policy, RunView
+from plait.runner.domain.result import TaskResult
+from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
+from plait.runner.domain.task import JsonValue, Task
+from plait.runner.engine.growth import Growth
+from plait.runner.errors import DAGError, PlaitError
+from plait.runner.log import logger
+from plait.runner.scheduling.scheduler import Schedule
+from plait.runner.state.codec import to_json
+from plait.runner.state.run_state import RunState
 
 MAX_STATE = 64 * 1024
 """Characters of JSON that a policy's state may have; it is written down with every task that ends."""

@@ -16,13 +16,13 @@ from typing import Final
 import anyio
 import anyio.abc
 
-from backends.errors import BackendError, ErrorKind
-from persistence.protocol import Store
-from persistence.records import TaskRecord
-from runner.clock import Clock
-from runner.domain.question import unix
-from runner.domain.status import TASK_STATUSES, TaskStatus
-from runner.domain.task import NEVER_RETRIED, Retry
+from plait.backends.errors import BackendError, ErrorKind
+from plait.persistence.protocol import Store
+from plait.persistence.records import TaskRecord
+from plait.runner.clock import Clock
+from plait.runner.domain.question import unix
+from plait.runner.domain.status import TASK_STATUSES, TaskStatus
+from plait.runner.domain.task import NEVER_RETRIED, Retry
 
 LONGEST_HINT_S = 86_400.0
 """A server that asks for more than a day is not waited for: the task fails, and a person decides."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from runner.domain import events
-from runner.engine.commit import SET, Latch
-from runner.engine.feed import Feed
+from plait.runner.domain import events
+from plait.runner.engine.commit import SET, Latch
+from plait.runner.engine.feed import Feed
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Sequence
 
 import anyio.abc
 
-from backends.ask import answering
-from runner.engine.attempt import Turn
+from plait.backends.ask import answering
+from plait.runner.engine.attempt import Turn
 
 
 class Idle:

@@ -7,29 +7,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from backends.errors import BackendError
-from backends.protocol import JsonInput, Message
-from backends.structured import Mismatch, Schema
-from backends.text import clean_text
-from persistence.changes import Change, TaskAnswered, TaskCompleted, TaskFailed, TaskWaiting
-from persistence.records import TaskRecord
-from runner.clock import iso
-from runner.domain.question import Asking, OpenQuestion, Way, encode_answers
-from runner.domain.status import TaskStatus
-from runner.domain.task import JsonValue, Task
-from runner.engine.config import Config
-from runner.engine.feed import Feed
-from runner.engine.inbox import AnswerNote, answer_note
-from runner.engine.outcome import failed_status
-from runner.errors import AnswerConflict, PlaitError, RunOwned
-from runner.recovery.adoption import with_left
-from runner.recovery.answers import first_notes, given_answers, open_questions, question_of, too_late
-from runner.recovery.lease import step_in, wait_until_free
-from runner.recovery.resume_plan import Action, Heard, judge
-from runner.state.codec import to_json, turns
-from runner.state.orphans import under_way
-from runner.state.owner import Liveness, liveness
-from runner.state.stored_run import StoredRun, require_unfailed, stored_run
+from plait.backends.errors import BackendError
+from plait.backends.protocol import JsonInput, Message
+from plait.backends.structured import Mismatch, Schema
+from plait.backends.text import clean_text
+from plait.persistence.changes import Change, TaskAnswered, TaskCompleted, TaskFailed, TaskWaiting
+from plait.persistence.records import TaskRecord
+from plait.runner.clock import iso
+from plait.runner.domain.question import Asking, OpenQuestion, Way, encode_answers
+from plait.runner.domain.status import TaskStatus
+from plait.runner.domain.task import JsonValue, Task
+from plait.runner.engine.config import Config
+from plait.runner.engine.feed import Feed
+from plait.runner.engine.inbox import AnswerNote, answer_note
+from plait.runner.engine.outcome import failed_status
+from plait.runner.errors import AnswerConflict, PlaitError, RunOwned
+from plait.runner.recovery.adoption import with_left
+from plait.runner.recovery.answers import first_notes, given_answers, open_questions, question_of, too_late
+from plait.runner.recovery.lease import step_in, wait_until_free
+from plait.runner.recovery.resume_plan import Action, Heard, judge
+from plait.runner.state.codec import to_json, turns
+from plait.runner.state.orphans import under_way
+from plait.runner.state.owner import Liveness, liveness
+from plait.runner.state.stored_run import StoredRun, require_unfailed, stored_run
 
 _LOOK_AGAIN_S = 0.2
 GIVEN_UP = "given_up"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from runner.clock import iso
-from runner.domain import events
-from runner.domain.result import RunResult
-from runner.domain.status import RUN_DONE, TASK_DONE, RunStatus
-from runner.engine.config import Config
-from runner.engine.feed import Feed
-from runner.engine.inbox import cancel_note, is_to_be_cancelled
-from runner.errors import RunOwned
-from runner.recovery.lease import claim, is_live, wait_until_free
-from runner.state.codec import changes
-from runner.state.orphans import end_leftovers
-from runner.state.owner import Liveness, forget, liveness
-from runner.state.stored_run import StoredRun, stored_record, stored_run
+from plait.runner.clock import iso
+from plait.runner.domain import events
+from plait.runner.domain.result import RunResult
+from plait.runner.domain.status import RUN_DONE, TASK_DONE, RunStatus
+from plait.runner.engine.config import Config
+from plait.runner.engine.feed import Feed
+from plait.runner.engine.inbox import cancel_note, is_to_be_cancelled
+from plait.runner.errors import RunOwned
+from plait.runner.recovery.lease import claim, is_live, wait_until_free
+from plait.runner.state.codec import changes
+from plait.runner.state.orphans import end_leftovers
+from plait.runner.state.owner import Liveness, forget, liveness
+from plait.runner.state.stored_run import StoredRun, stored_record, stored_run
 
 _LOOK_AGAIN_S = 0.2
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import anyio
 
-from backends.errors import BackendError
-from backends.protocol import Backend, Opening, OutlivingBackend, Reply
-from backends.text import clean_text
-from persistence.changes import Change, RunReleased, SessionOpened, TurnAppended
-from persistence.files import files_root
-from persistence.records import TaskRecord
-from runner.clock import iso
-from runner.domain.status import TaskStatus
-from runner.domain.task import Task
-from runner.engine.backend_call import attempt
-from runner.engine.checkpointer import Checkpointer
-from runner.engine.config import Config, require_backends
-from runner.engine.feed import Feed
-from runner.errors import PlaitError, TurnNotStored
-from runner.recovery.lease import claim, wait_until_free
-from runner.state.attempt_files import turn_files
-from runner.state.conversations import load_past
-from runner.state.orphans import end_leftovers, under_way
-from runner.state.owner import forget
-from runner.state.stored_run import StoredRun
+from plait.backends.errors import BackendError
+from plait.backends.protocol import Backend, Opening, OutlivingBackend, Reply
+from plait.backends.text import clean_text
+from plait.persistence.changes import Change, RunReleased, SessionOpened, TurnAppended
+from plait.persistence.files import files_root
+from plait.persistence.records import TaskRecord
+from plait.runner.clock import iso
+from plait.runner.domain.status import TaskStatus
+from plait.runner.domain.task import Task
+from plait.runner.engine.backend_call import attempt
+from plait.runner.engine.checkpointer import Checkpointer
+from plait.runner.engine.config import Config, require_backends
+from plait.runner.engine.feed import Feed
+from plait.runner.errors import PlaitError, TurnNotStored
+from plait.runner.recovery.lease import claim, wait_until_free
+from plait.runner.state.attempt_files import turn_files
+from plait.runner.state.conversations import load_past
+from plait.runner.state.orphans import end_leftovers, under_way
+from plait.runner.state.owner import forget
+from plait.runner.state.stored_run import StoredRun
 
 _PERSON = 0
 """The attempt number of turns that belong to no attempt: see TurnAppended."""

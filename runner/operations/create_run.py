@@ -14,20 +14,20 @@ import secrets
 from collections.abc import Mapping
 from typing import cast
 
-from backends.protocol import JsonInput
-from backends.text import clean_text
-from persistence.batch import Batch
-from persistence.changes import RunCreated
-from persistence.errors import Conflict
-from persistence.protocol import Store
-from runner.clock import iso, new_run_id
-from runner.domain import events
-from runner.domain.dag import DAG
-from runner.domain.policy import CheckingPolicy, Policy
-from runner.domain.validation import why_no_json
-from runner.engine.config import Config, backend_names, require_policy_backends
-from runner.errors import KeyConflict, RunExists, StoreRequired
-from runner.state.codec import changes
+from plait.backends.protocol import JsonInput
+from plait.backends.text import clean_text
+from plait.persistence.batch import Batch
+from plait.persistence.changes import RunCreated
+from plait.persistence.errors import Conflict
+from plait.persistence.protocol import Store
+from plait.runner.clock import iso, new_run_id
+from plait.runner.domain import events
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.policy import CheckingPolicy, Policy
+from plait.runner.domain.validation import why_no_json
+from plait.runner.engine.config import Config, backend_names, require_policy_backends
+from plait.runner.errors import KeyConflict, RunExists, StoreRequired
+from plait.runner.state.codec import changes
 
 MOST_KEY_CHARACTERS = 200
 RESERVED_RUN_IDS = frozenset({"last"})

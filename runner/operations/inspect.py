@@ -9,15 +9,15 @@ from typing import Any
 
 import anyio.to_thread
 
-from backends.protocol import Usage
-from persistence.protocol import Store
-from persistence.records import EventRecord, RunRecord, TaskRecord
-from runner.clock import Clock
-from runner.domain.question import OpenQuestion, asking_of
-from runner.domain.status import LAST_EVENTS, RUN_DONE, TASK_DONE, RunStatus, TaskStatus
-from runner.domain.task import JsonValue
-from runner.errors import RunNotFound
-from runner.state.owner import seems_free
+from plait.backends.protocol import Usage
+from plait.persistence.protocol import Store
+from plait.persistence.records import EventRecord, RunRecord, TaskRecord
+from plait.runner.clock import Clock
+from plait.runner.domain.question import OpenQuestion, asking_of
+from plait.runner.domain.status import LAST_EVENTS, RUN_DONE, TASK_DONE, RunStatus, TaskStatus
+from plait.runner.domain.task import JsonValue
+from plait.runner.errors import RunNotFound
+from plait.runner.state.owner import seems_free
 
 UNDER_WAY = frozenset({RunStatus.RUNNING, RunStatus.CANCELLING})
 """Statuses of a run that somebody runs; where nobody does, it is interrupted."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from persistence.records import RunRecord
-from runner.domain.status import RUN_DONE, RunStatus
+from plait.persistence.records import RunRecord
+from plait.runner.domain.status import RUN_DONE, RunStatus
 
 
 @dataclass(frozen=True, slots=True)

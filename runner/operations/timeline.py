@@ -15,18 +15,18 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from backends.agents.follow import TurnWatch
-from persistence.files import files_root
-from persistence.protocol import Store
-from persistence.records import EventRecord, MessageRecord, TaskRecord
-from runner.domain.question import answers_of
-from runner.domain.task import JsonValue
-from runner.state.attempt_files import run_folder, turn_files
+from plait.backends.agents.follow import TurnWatch
+from plait.persistence.files import files_root
+from plait.persistence.protocol import Store
+from plait.persistence.records import EventRecord, MessageRecord, TaskRecord
+from plait.runner.domain.question import answers_of
+from plait.runner.domain.task import JsonValue
+from plait.runner.state.attempt_files import run_folder, turn_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from backends.protocol import Output
+    from plait.backends.protocol import Output
 
 _LONGEST = 8000  # characters of a text that is kept until its line ends
 _LATER = "~"  # behind all times

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from persistence.protocol import Store
-from runner.domain.policy import RunView
-from runner.domain.status import RunStatus
-from runner.errors import RunNotFound
-from runner.policies.workflow_session import Session, session_of
-from runner.state.codec import dag_of
-from runner.state.run_state import RunState
+from plait.persistence.protocol import Store
+from plait.runner.domain.policy import RunView
+from plait.runner.domain.status import RunStatus
+from plait.runner.errors import RunNotFound
+from plait.runner.policies.workflow_session import Session, session_of
+from plait.runner.state.codec import dag_of
+from plait.runner.state.run_state import RunState
 
 
 async def load_session(store: Store, run_id: str) -> Session:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runner.plan.errors import PlanError, PlanProblem
-from runner.plan.loader import Plan, load_plan, parse_plan
-from runner.plan.schema import plan_schema
+from plait.runner.plan.errors import PlanError, PlanProblem
+from plait.runner.plan.loader import Plan, load_plan, parse_plan
+from plait.runner.plan.schema import plan_schema
 
 __all__ = ["Plan", "PlanError", "PlanProblem", "load_plan", "parse_plan", "plan_schema"]

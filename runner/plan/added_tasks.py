@@ -8,13 +8,13 @@ from typing import cast
 
 from pydantic import ValidationError
 
-from runner.domain.task import JsonValue, Task
-from runner.errors import DAGError, Problem
-from runner.plan.for_each import Member
-from runner.plan.messages import findings
-from runner.plan.salvage import salvage
-from runner.plan.schema import DefaultsPart, PlanPart, TaskPart
-from runner.plan.tasks import make_task
+from plait.runner.domain.task import JsonValue, Task
+from plait.runner.errors import DAGError, Problem
+from plait.runner.plan.for_each import Member
+from plait.runner.plan.messages import findings
+from plait.runner.plan.salvage import salvage
+from plait.runner.plan.schema import DefaultsPart, PlanPart, TaskPart
+from plait.runner.plan.tasks import make_task
 
 _LONGEST_NAME = 64
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from runner.errors import PlaitError, first_of
+from plait.runner.errors import PlaitError, first_of
 
 Path: TypeAlias = tuple[str | int, ...]
 """Where in a plan something is: keys and indexes from the top, such as `("tasks", 3, "depends_on", 0)`."""

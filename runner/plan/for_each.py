@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from runner.domain.task import JsonValue
-from runner.plan.schema import TaskPart
+from plait.runner.domain.task import JsonValue
+from plait.runner.plan.schema import TaskPart
 
 MAX_EDGES = 2_000_000
 

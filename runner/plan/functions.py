@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backends.spec.build import FunctionSpec
-from runner.domain.dag import nearest
+from plait.backends.spec.build import FunctionSpec
+from plait.runner.domain.dag import nearest
 
 if TYPE_CHECKING:
-    from backends.spec.build import BackendSpec
+    from plait.backends.spec.build import BackendSpec
 
 _MAKES_NAMES = frozenset({"globals", "vars", "exec", "eval", "setattr", "__getattr__", "__dict__", "modules"})
 _MOVES_MODULES = frozenset({"__path__", "modules", "meta_path", "path_hooks"})

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from runner.domain.dag import nearest
-from runner.domain.task import JsonValue
-from runner.plan.errors import PlanError, PlanProblem, spell
-from runner.plan.messages import describe, in_folder
-from runner.plan.rows import RowsError, read_rows
-from runner.plan.schema import FilesInput, RequiredInput, RowsInput
-from runner.plan.source import Source, read_value
+from plait.runner.domain.dag import nearest
+from plait.runner.domain.task import JsonValue
+from plait.runner.plan.errors import PlanError, PlanProblem, spell
+from plait.runner.plan.messages import describe, in_folder
+from plait.runner.plan.rows import RowsError, read_rows
+from plait.runner.plan.schema import FilesInput, RequiredInput, RowsInput
+from plait.runner.plan.source import Source, read_value
 
 _SHORT = 60
 """Characters of a value that is shown as it is to be typed."""

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from runner.domain.dag import DAG, nearest
-from runner.domain.limits import Limits
-from runner.errors import DAGError
-from runner.plan.errors import Path as Where
-from runner.plan.errors import PlanError, PlanProblem, spell
-from runner.plan.functions import missing_functions
-from runner.plan.inputs import Given, input_values
-from runner.plan.messages import describe, explain
-from runner.plan.salvage import salvage
-from runner.plan.schema import PlanPart
-from runner.plan.source import MAX_BYTES, Source, read_source
-from runner.plan.tasks import Graph
-from runner.plan.workflows import check_follow_ups, follow_ups_of
+from plait.runner.domain.dag import DAG, nearest
+from plait.runner.domain.limits import Limits
+from plait.runner.errors import DAGError
+from plait.runner.plan.errors import Path as Where
+from plait.runner.plan.errors import PlanError, PlanProblem, spell
+from plait.runner.plan.functions import missing_functions
+from plait.runner.plan.inputs import Given, input_values
+from plait.runner.plan.messages import describe, explain
+from plait.runner.plan.salvage import salvage
+from plait.runner.plan.schema import PlanPart
+from plait.runner.plan.source import MAX_BYTES, Source, read_source
+from plait.runner.plan.tasks import Graph
+from plait.runner.plan.workflows import check_follow_ups, follow_ups_of
 
 if TYPE_CHECKING:
-    from backends.protocol import JsonValue
-    from backends.spec.build import BackendSpec
-    from runner.policies.follow_ups import FollowUps
+    from plait.backends.protocol import JsonValue
+    from plait.backends.spec.build import BackendSpec
+    from plait.runner.policies.follow_ups import FollowUps
 
 NAME_IT = "; name it under 'backends', or leave 'backend' out"
 """What to do about a backend that the plan does not have."""
@@ -37,7 +37,7 @@ _FORMATS = {".json": "json", ".toml": "toml"}
 class Plan:
     """A plan that can run.
 
-    `backends` holds the specs by name, empty where the file names none; `backends.spec.build` makes them.
+    `backends` holds the specs by name, empty where the file names none; `plait.backends.spec.build` makes them.
     `default_backend` is the one for tasks that name none, None where the caller is to choose. `path` is the plan file,
     or the folder that its relative paths start from when it came as text. `policy` is what `workflows` asks for:
     `runner.run(plan.dag, policy=plan.policy)`.

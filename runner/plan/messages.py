@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from runner.domain.dag import nearest
-from runner.plan.errors import Path, PlanProblem
-from runner.plan.schema import (
+from plait.runner.domain.dag import nearest
+from plait.runner.plan.errors import Path, PlanProblem
+from plait.runner.plan.schema import (
     SPEC_CLASSES,
     DefaultsPart,
     FilesInput,
@@ -26,7 +26,7 @@ from runner.plan.schema import (
     WorkflowPart,
     input_kind,
 )
-from runner.plan.source import Source
+from plait.runner.plan.source import Source
 
 _KINDS_OF_VALUES = {
     "string_type": "text",

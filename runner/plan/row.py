@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from runner.domain.task import JsonValue
-from runner.plan.errors import spell
-from runner.plan.values import MAX_DEPTH, nests_too_deep, unstorable
+from plait.runner.domain.task import JsonValue
+from plait.runner.plan.errors import spell
+from plait.runner.plan.values import MAX_DEPTH, nests_too_deep, unstorable
 
 LINE = re.compile(r"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+")
 """A line with its end, which is LF, CR or both."""

@@ -16,13 +16,13 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from runner.domain.task import JsonValue
-from runner.plan.errors import PlanProblem
-from runner.plan.messages import describe, in_folder
-from runner.plan.row import LINE, Mistake, Rows, checked, too_deep
-from runner.plan.schema import MAX_MADE
-from runner.plan.tables import table
-from runner.plan.values import not_json, too_many_digits
+from plait.runner.domain.task import JsonValue
+from plait.runner.plan.errors import PlanProblem
+from plait.runner.plan.messages import describe, in_folder
+from plait.runner.plan.row import LINE, Mistake, Rows, checked, too_deep
+from plait.runner.plan.schema import MAX_MADE
+from plait.runner.plan.tables import table
+from plait.runner.plan.values import not_json, too_many_digits
 
 MAX_BYTES = 64 * 1024 * 1024
 MOST_MISTAKES = 20

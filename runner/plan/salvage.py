@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from runner.domain.task import JsonValue
-from runner.plan.messages import model_at, real_path
-from runner.plan.schema import PlanPart
+from plait.runner.domain.task import JsonValue
+from plait.runner.plan.messages import model_at, real_path
+from plait.runner.plan.schema import PlanPart
 
 _ROUNDS = 3  # a key put right may turn out to hold a wrong value
 

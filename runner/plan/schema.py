@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from backends.errors import ErrorKind
-from backends.spec.build import BackendSpec
-from runner.domain.dag import nearest
-from runner.domain.limits import MAX_DEPTH, MAX_TASKS
-from runner.domain.task import DEFAULT_RETRY, DEFAULT_RETRY_ON, NEVER_RETRIED
-from runner.policies.follow_ups import DEFAULT_CHAINS
-from runner.prompts.render import RESERVED_NAMES
+from plait.backends.errors import ErrorKind
+from plait.backends.spec.build import BackendSpec
+from plait.runner.domain.dag import nearest
+from plait.runner.domain.limits import MAX_DEPTH, MAX_TASKS
+from plait.runner.domain.task import DEFAULT_RETRY, DEFAULT_RETRY_ON, NEVER_RETRIED
+from plait.runner.policies.follow_ups import DEFAULT_CHAINS
+from plait.runner.prompts.render import RESERVED_NAMES
 
 MAX_MADE = 100_000
 """How many tasks `for_each` over inputs may make of a plan."""

@@ -18,9 +18,9 @@ from typing import Any, NoReturn, cast
 
 import yaml
 
-from runner.domain.task import JsonValue
-from runner.plan.errors import Path, PlanError, PlanProblem, spell
-from runner.plan.values import MAX_DEPTH, not_json, too_many_digits, unstorable
+from plait.runner.domain.task import JsonValue
+from plait.runner.plan.errors import Path, PlanError, PlanProblem, spell
+from plait.runner.plan.values import MAX_DEPTH, not_json, too_many_digits, unstorable
 
 MAX_BYTES = 1024 * 1024
 

@@ -6,10 +6,10 @@ import csv
 import re
 from collections import Counter
 
-from runner.domain.task import JsonValue
-from runner.plan.messages import describe
-from runner.plan.row import LINE, Mistake, Rows, checked
-from runner.plan.values import unstorable
+from plait.runner.domain.task import JsonValue
+from plait.runner.plan.messages import describe
+from plait.runner.plan.row import LINE, Mistake, Rows, checked
+from plait.runner.plan.values import unstorable
 
 
 def table(text: str, delimiter: str) -> Rows:

@@ -10,18 +10,18 @@ from typing import Any, cast
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
-from backends.spec.build import FunctionSpec
-from runner.domain.dag import nearest
-from runner.domain.task import DEFAULT_RETRY, FailureMode, JsonValue, Retry, Task
-from runner.domain.validation import MOST_HINTS, uses_itself
-from runner.engine.growth import TASKS_SCHEMA
-from runner.errors import Problem
-from runner.plan.errors import Path
-from runner.plan.for_each import MAX_EDGES, Families, Member
-from runner.plan.messages import describe
-from runner.plan.schema import MAX_MADE, DefaultsPart, FollowUpPart, PlanPart, TaskPart
-from runner.plan.source import Source
-from runner.prompts.render import look_into
+from plait.backends.spec.build import FunctionSpec
+from plait.runner.domain.dag import nearest
+from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, JsonValue, Retry, Task
+from plait.runner.domain.validation import MOST_HINTS, uses_itself
+from plait.runner.engine.growth import TASKS_SCHEMA
+from plait.runner.errors import Problem
+from plait.runner.plan.errors import Path
+from plait.runner.plan.for_each import MAX_EDGES, Families, Member
+from plait.runner.plan.messages import describe
+from plait.runner.plan.schema import MAX_MADE, DefaultsPart, FollowUpPart, PlanPart, TaskPart
+from plait.runner.plan.source import Source
+from plait.runner.prompts.render import look_into
 
 _MOST_FIELDS = 20
 _USED = re.compile(r"the prompt uses \{\{ (\S+) \}\}")

@@ -8,8 +8,8 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 
-from runner.domain.task import JsonValue
-from runner.plan.errors import Path
+from plait.runner.domain.task import JsonValue
+from plait.runner.plan.errors import Path
 
 MAX_DEPTH = 50
 """How many lists and mappings may lie in one another."""

@@ -6,15 +6,15 @@ So the policy is asked what would follow if every task had been completed.
 
 from __future__ import annotations
 
-from runner.domain.dag import DAG, nearest
-from runner.domain.task import FailureMode
-from runner.errors import PromptError
-from runner.plan.errors import Path
-from runner.plan.schema import FollowUpPart, PlanPart
-from runner.plan.source import Source
-from runner.plan.tasks import check_schema, line_in, retry_of
-from runner.policies.follow_ups import FollowUp, FollowUps, circle_of
-from runner.prompts.render import look_into
+from plait.runner.domain.dag import DAG, nearest
+from plait.runner.domain.task import FailureMode
+from plait.runner.errors import PromptError
+from plait.runner.plan.errors import Path
+from plait.runner.plan.schema import FollowUpPart, PlanPart
+from plait.runner.plan.source import Source
+from plait.runner.plan.tasks import check_schema, line_in, retry_of
+from plait.runner.policies.follow_ups import FollowUp, FollowUps, circle_of
+from plait.runner.prompts.render import look_into
 
 
 def follow_ups_of(part: PlanPart, source: Source) -> FollowUps | None:

@@ -6,10 +6,10 @@ import importlib
 from collections.abc import Mapping
 from typing import cast
 
-from runner.domain.dag import nearest
-from runner.domain.policy import Policy
-from runner.domain.task import JsonValue
-from runner.errors import PlaitError, PolicyMissing
+from plait.runner.domain.dag import nearest
+from plait.runner.domain.policy import Policy
+from plait.runner.domain.task import JsonValue
+from plait.runner.errors import PlaitError, PolicyMissing
 
 _HOMES = {
     "follow_ups": ("follow_ups", "FollowUps"),
@@ -29,7 +29,7 @@ def policy_of(kind: str, settings: Mapping[str, JsonValue]) -> Policy:
         )
         raise PolicyMissing(f"there is no built-in policy {kind!r}{hint}")
     module, name = _HOMES[kind]
-    made = getattr(importlib.import_module(f"runner.policies.{module}"), name)
+    made = getattr(importlib.import_module(f"plait.runner.policies.{module}"), name)
     try:
         return cast("Policy", made.from_settings(settings))
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -16,14 +16,14 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import count
 from typing import cast
 
-from backends.protocol import JsonInput
-from runner.domain.dag import DAG
-from runner.domain.policy import Decision, RunView
-from runner.domain.status import TaskStatus
-from runner.domain.task import DEFAULT_RETRY, FailureMode, JsonValue, Mode, Retry, Task
-from runner.errors import DAGError, Problem
-from runner.policies.settings import made_of, settings_of
-from runner.prompts.render import RESERVED_NAMES, names_used
+from plait.backends.protocol import JsonInput
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.policy import Decision, RunView
+from plait.runner.domain.status import TaskStatus
+from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, JsonValue, Mode, Retry, Task
+from plait.runner.errors import DAGError, Problem
+from plait.runner.policies.settings import made_of, settings_of
+from plait.runner.prompts.render import RESERVED_NAMES, names_used
 
 WORK = "work"
 """What the result of the task that is followed is called in the prompts of its follow-ups."""

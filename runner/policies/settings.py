@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from runner.domain.task import JsonValue, Retry
+from plait.runner.domain.task import JsonValue, Retry
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast, get_args
 
-from backends.protocol import JsonInput
-from runner.domain.dag import DAG, nearest
-from runner.domain.policy import Decision, RunView
-from runner.domain.status import RUN_DONE, RunStatus, TaskStatus
-from runner.domain.task import DEFAULT_RETRY, FailureMode, JsonValue, Retry, Task
-from runner.policies.settings import made_of, settings_of
-from runner.policies.workflow_session import (
+from plait.backends.protocol import JsonInput
+from plait.runner.domain.dag import DAG, nearest
+from plait.runner.domain.policy import Decision, RunView
+from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
+from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, JsonValue, Retry, Task
+from plait.runner.policies.settings import made_of, settings_of
+from plait.runner.policies.workflow_session import (
     ImpossibleState,
     Interaction,
     Session,
@@ -31,7 +31,7 @@ from runner.policies.workflow_session import (
     session_of,
     task_id,
 )
-from runner.prompts.render import RESERVED_NAMES
+from plait.runner.prompts.render import RESERVED_NAMES
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,55}")
 """Eight characters fewer than a task's id may have, for the number of the try."""

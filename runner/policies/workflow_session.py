@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from runner.domain.policy import RunView
-from runner.domain.result import TaskResult
-from runner.domain.status import RunStatus, TaskStatus
-from runner.domain.task import NEVER_RETRIED, JsonValue, Task
-from runner.errors import PlaitError
+from plait.runner.domain.policy import RunView
+from plait.runner.domain.result import TaskResult
+from plait.runner.domain.status import RunStatus, TaskStatus
+from plait.runner.domain.task import NEVER_RETRIED, JsonValue, Task
+from plait.runner.errors import PlaitError
 
 
 class UnknownStep(PlaitError):  # noqa: N818

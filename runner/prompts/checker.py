@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from jinja2 import nodes
 
-from runner.errors import PromptError
-from runner.prompts.filters import FILTERS
-from runner.prompts.render import PromptNames
+from plait.runner.errors import PromptError
+from plait.runner.prompts.filters import FILTERS
+from plait.runner.prompts.render import PromptNames
 
 TESTS: frozenset[str] = frozenset(
     {"defined", "undefined", "none", "string", "number", "mapping", "boolean", "true", "false", "odd", "even"}

@@ -13,8 +13,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from jinja2 import StrictUndefined, pass_context
 from jinja2.runtime import Context, Undefined
 
-from runner.errors import PromptError
-from runner.prompts.render import text_of, too_long
+from plait.runner.errors import PromptError
+from plait.runner.prompts.render import text_of, too_long
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -247,4 +247,4 @@ FILTERS: dict[str, Callable[..., Any]] = {
 """What stands after a `|` in a prompt."""
 
 GUARDS: dict[str, Callable[..., Any]] = {"_compared": _compared, "_field": _field, "_loop": _loop}
-"""What `runner.prompt_template` puts around fields, loops and comparisons; a prompt cannot name them."""
+"""What `plait.runner.prompts.template` puts around fields, loops and comparisons; a prompt cannot name them."""

@@ -1,7 +1,7 @@
 """A prompt rendered from upstream results, in one pass: what is inserted is never read as a template again. Pure.
 
 Most prompts hold nothing but `{{ name }}`; those are filled in with one regular expression, so that a graph of 100,000
-tasks is checked in a blink and jinja2 is not even imported. All others go to `runner.prompt_template`. Both give the
+tasks is checked in a blink and jinja2 is not even imported. All others go to `prompts/template.py`. Both give the
 same text for the same prompt.
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from backends.protocol import JsonInput
-from runner.domain.task import JsonValue
-from runner.errors import PromptError
+from plait.backends.protocol import JsonInput
+from plait.runner.domain.task import JsonValue
+from plait.runner.errors import PromptError
 
 if TYPE_CHECKING:
-    from runner.prompts.template import Template
+    from plait.runner.prompts.template import Template
 
 CONSTANTS: frozenset[str] = frozenset({"true", "false", "none", "True", "False", "None"})
 """Names that are values in a prompt: a task or an input called so would silently never be inserted."""
@@ -183,6 +183,6 @@ def _plain(value: object) -> JsonValue:
 
 def _template(prompt: str) -> Template:
     # jinja2 takes longer to import than the whole check of a usual plan.
-    from runner.prompts.template import compile_template  # noqa: PLC0415
+    from plait.runner.prompts.template import compile_template  # noqa: PLC0415
 
     return compile_template(prompt)

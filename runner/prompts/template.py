@@ -19,11 +19,11 @@ from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from backends.protocol import JsonInput
-from runner.errors import PromptError
-from runner.prompts.checker import TESTS, by_key, check_template
-from runner.prompts.filters import BUDGET_KEY, FILTERS, GUARDS, Budget
-from runner.prompts.render import PromptNames, first_of, text_of, too_long, unknown_name
+from plait.backends.protocol import JsonInput
+from plait.runner.errors import PromptError
+from plait.runner.prompts.checker import TESTS, by_key, check_template
+from plait.runner.prompts.filters import BUDGET_KEY, FILTERS, GUARDS, Budget
+from plait.runner.prompts.render import PromptNames, first_of, text_of, too_long, unknown_name
 
 MAX_TEMPLATE = 200_000  # characters; a prompt of plain names may be longer
 _FILE = "<prompt>"
@@ -43,7 +43,7 @@ class Template:
         self._compiled = None if self.mistakes else _compile(tree)
 
     def render(self, values: Mapping[str, JsonInput], limit: int) -> str:
-        """See `runner.prompt.render`."""
+        """See `plait.runner.prompts.render.render`."""
         if self._compiled is None:
             raise first_of(self.mistakes)
         try:

@@ -12,20 +12,20 @@ from dataclasses import replace
 
 from anyio.to_thread import run_sync
 
-from backends.protocol import Files, LeftTurn, OutlivingBackend
-from persistence.files import files_root
-from persistence.records import TaskRecord
-from runner.domain import events
-from runner.domain.question import unix
-from runner.domain.status import TASK_STATUSES, TaskStatus
-from runner.engine.config import Config
-from runner.engine.handover import Adopted
-from runner.log import logger
-from runner.recovery.resume_plan import outlives
-from runner.state.attempt_files import turn_files
-from runner.state.conversations import load_going_on
-from runner.state.owner import Liveness, liveness
-from runner.state.stored_run import StoredRun
+from plait.backends.protocol import Files, LeftTurn, OutlivingBackend
+from plait.persistence.files import files_root
+from plait.persistence.records import TaskRecord
+from plait.runner.domain import events
+from plait.runner.domain.question import unix
+from plait.runner.domain.status import TASK_STATUSES, TaskStatus
+from plait.runner.engine.config import Config
+from plait.runner.engine.handover import Adopted
+from plait.runner.log import logger
+from plait.runner.recovery.resume_plan import outlives
+from plait.runner.state.attempt_files import turn_files
+from plait.runner.state.conversations import load_going_on
+from plait.runner.state.owner import Liveness, liveness
+from plait.runner.state.stored_run import StoredRun
 
 
 async def with_left(config: Config, run: StoredRun) -> StoredRun:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from backends.protocol import JsonInput
-from persistence.records import TaskRecord
-from runner.domain.question import Asking, OpenQuestion
-from runner.domain.status import TaskStatus
-from runner.domain.task import JsonValue
-from runner.engine.inbox import AnswerNote, answer_in
-from runner.errors import AnswerConflict, PlaitError
-from runner.log import logger
-from runner.state.stored_run import StoredRun
+from plait.backends.protocol import JsonInput
+from plait.persistence.records import TaskRecord
+from plait.runner.domain.question import Asking, OpenQuestion
+from plait.runner.domain.status import TaskStatus
+from plait.runner.domain.task import JsonValue
+from plait.runner.engine.inbox import AnswerNote, answer_in
+from plait.runner.errors import AnswerConflict, PlaitError
+from plait.runner.log import logger
+from plait.runner.state.stored_run import StoredRun
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,22 +10,22 @@ from typing import Literal
 
 import anyio
 
-from persistence.batch import Batch
-from persistence.changes import Change, RunClaimed, RunReleased
-from persistence.errors import Conflict, Fenced, StoreError
-from persistence.failpoints import reached
-from persistence.protocol import Store
-from persistence.records import Owner, RunRecord
-from runner.clock import iso
-from runner.domain import events
-from runner.engine.config import Config
-from runner.engine.feed import Feed
-from runner.engine.sink import Position
-from runner.errors import RunOwned
-from runner.run import Control
-from runner.state.orphans import end_leftovers, has_files
-from runner.state.owner import Liveness, claim_for_this_process, forget, liveness
-from runner.state.stored_run import StoredRun
+from plait.persistence.batch import Batch
+from plait.persistence.changes import Change, RunClaimed, RunReleased
+from plait.persistence.errors import Conflict, Fenced, StoreError
+from plait.persistence.failpoints import reached
+from plait.persistence.protocol import Store
+from plait.persistence.records import Owner, RunRecord
+from plait.runner.clock import iso
+from plait.runner.domain import events
+from plait.runner.engine.config import Config
+from plait.runner.engine.feed import Feed
+from plait.runner.engine.sink import Position
+from plait.runner.errors import RunOwned
+from plait.runner.run import Control
+from plait.runner.state.orphans import end_leftovers, has_files
+from plait.runner.state.owner import Liveness, claim_for_this_process, forget, liveness
+from plait.runner.state.stored_run import StoredRun
 
 
 async def wait_until_free(config: Config, run: StoredRun, feed: Feed, control: Control | None = None) -> bool:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from runner.clock import iso
-from runner.domain.status import RunStatus, TaskStatus
-from runner.engine.config import Config
-from runner.engine.feed import Feed
-from runner.engine.inbox import is_to_be_cancelled
-from runner.errors import PlaitError
-from runner.operations.inspect import UNDER_WAY
-from runner.recovery.adoption import with_left
-from runner.recovery.answers import GivenAnswers, given_answers
-from runner.recovery.lease import wait_until_free
-from runner.recovery.resume import decided_so_far, heard, later_tries
-from runner.recovery.resume_plan import (
+from plait.runner.clock import iso
+from plait.runner.domain.status import RunStatus, TaskStatus
+from plait.runner.engine.config import Config
+from plait.runner.engine.feed import Feed
+from plait.runner.engine.inbox import is_to_be_cancelled
+from plait.runner.errors import PlaitError
+from plait.runner.operations.inspect import UNDER_WAY
+from plait.runner.recovery.adoption import with_left
+from plait.runner.recovery.answers import GivenAnswers, given_answers
+from plait.runner.recovery.lease import wait_until_free
+from plait.runner.recovery.resume import decided_so_far, heard, later_tries
+from plait.runner.recovery.resume_plan import (
     ANSWERED,
     RUNS,
     Action,
@@ -26,8 +26,8 @@ from runner.recovery.resume_plan import (
     judge_decided,
     last_chance,
 )
-from runner.state.conversations import load_past
-from runner.state.stored_run import StoredRun, needs_no_work
+from plait.runner.state.conversations import load_past
+from plait.runner.state.stored_run import StoredRun, needs_no_work
 
 DEFAULTED = "nobody has answered its question by the deadline, so its default is taken"
 _CHARACTERS_A_TOKEN = 4

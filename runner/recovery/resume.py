@@ -5,33 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from backends.errors import ErrorKind
-from backends.protocol import JsonInput
-from persistence.records import TaskRecord
-from runner.clock import iso
-from runner.domain import events
-from runner.domain.conversation import NOT_ADDED, GoingOn, Past
-from runner.domain.policy import Policy
-from runner.domain.question import Way, unix
-from runner.domain.result import TaskResult
-from runner.domain.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
-from runner.domain.task import Task
-from runner.engine.config import Config, backend_names, require_policy_backends
-from runner.engine.handover import Adopted, Inherited
-from runner.engine.lifecycle import Prepared
-from runner.engine.outcome import failed_status
-from runner.engine.policy_driver import Decided, decided_of
-from runner.engine.retry import next_tries
-from runner.errors import PlaitError, PolicyMissing
-from runner.policies import policy_of
-from runner.recovery.adoption import learned, take_up, with_left
-from runner.recovery.answers import Given, GivenAnswers, given_answers
-from runner.recovery.lease import claim
-from runner.recovery.resume_plan import RUNS, Action, Heard, Verdict, is_to_be_corrected, judge
-from runner.state.codec import changes
-from runner.state.conversations import load_going_on, load_past, load_said
-from runner.state.run_state import RunState
-from runner.state.stored_run import StoredPolicy, StoredRun
+from plait.backends.errors import ErrorKind
+from plait.backends.protocol import JsonInput
+from plait.persistence.records import TaskRecord
+from plait.runner.clock import iso
+from plait.runner.domain import events
+from plait.runner.domain.conversation import NOT_ADDED, GoingOn, Past
+from plait.runner.domain.policy import Policy
+from plait.runner.domain.question import Way, unix
+from plait.runner.domain.result import TaskResult
+from plait.runner.domain.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
+from plait.runner.domain.task import Task
+from plait.runner.engine.config import Config, backend_names, require_policy_backends
+from plait.runner.engine.handover import Adopted, Inherited
+from plait.runner.engine.lifecycle import Prepared
+from plait.runner.engine.outcome import failed_status
+from plait.runner.engine.policy_driver import Decided, decided_of
+from plait.runner.engine.retry import next_tries
+from plait.runner.errors import PlaitError, PolicyMissing
+from plait.runner.policies import policy_of
+from plait.runner.recovery.adoption import learned, take_up, with_left
+from plait.runner.recovery.answers import Given, GivenAnswers, given_answers
+from plait.runner.recovery.lease import claim
+from plait.runner.recovery.resume_plan import RUNS, Action, Heard, Verdict, is_to_be_corrected, judge
+from plait.runner.state.codec import changes
+from plait.runner.state.conversations import load_going_on, load_past, load_said
+from plait.runner.state.run_state import RunState
+from plait.runner.state.stored_run import StoredPolicy, StoredRun
 
 
 async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared:

@@ -9,13 +9,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from backends.protocol import LeftTurn
-from persistence.records import TaskRecord
-from runner.domain.conversation import NOT_ADDED
-from runner.domain.dag import DAG
-from runner.domain.question import Way, answers_of
-from runner.domain.status import TASK_DONE, TASK_STATUSES, TaskStatus
-from runner.domain.task import FailureMode, Task
+from plait.backends.protocol import LeftTurn
+from plait.persistence.records import TaskRecord
+from plait.runner.domain.conversation import NOT_ADDED
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.question import Way, answers_of
+from plait.runner.domain.status import TASK_DONE, TASK_STATUSES, TaskStatus
+from plait.runner.domain.task import FailureMode, Task
 
 
 class Action(StrEnum):

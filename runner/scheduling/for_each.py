@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from runner.domain.dag import DAG
+from plait.runner.domain.dag import DAG
 
 
 class Gathering:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from runner.domain.status import TaskStatus
+from plait.runner.domain.status import TaskStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ import heapq
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from runner.domain.dag import DAG
-from runner.domain.status import TASK_DONE, TaskStatus
-from runner.domain.task import FailureMode
-from runner.scheduling.for_each import Gathering
-from runner.scheduling.outset import AFRESH, Outset
-from runner.scheduling.slots import Lane, Places
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.status import TASK_DONE, TaskStatus
+from plait.runner.domain.task import FailureMode
+from plait.runner.scheduling.for_each import Gathering
+from plait.runner.scheduling.outset import AFRESH, Outset
+from plait.runner.scheduling.slots import Lane, Places
 
 
 class Schedule:

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
-from backends.protocol import Message
-from backends.text import clean_text
-from persistence import changes as stored
-from persistence.errors import StoreError
-from persistence.records import RunRecord, TaskRecord
-from runner.domain import events
-from runner.domain.dag import DAG
-from runner.domain.limits import Limits
-from runner.domain.question import encode_answers
-from runner.domain.status import RunStatus
-from runner.domain.task import DEFAULT_RETRY, FailureMode, Retry, Task
+from plait.backends.protocol import Message
+from plait.backends.text import clean_text
+from plait.persistence import changes as stored
+from plait.persistence.errors import StoreError
+from plait.persistence.records import RunRecord, TaskRecord
+from plait.runner.domain import events
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.limits import Limits
+from plait.runner.domain.question import encode_answers
+from plait.runner.domain.status import RunStatus
+from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, Retry, Task
 
 SETTINGS_FORMAT = 2
 """Version of the JSON in a run's settings and in a task's spec. In 1 tasks with the same `for_each` did not pair up."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from backends.errors import BackendError, ErrorKind
-from backends.protocol import Message, Role, Usage
-from persistence.protocol import Store
-from persistence.records import MessageRecord, TaskRecord
-from runner.domain.conversation import NOT_ADDED, GoingOn, Past
-from runner.domain.status import TaskStatus
-from runner.engine.growth import mistakes_prompt
-from runner.errors import PlaitError
-from runner.state.run_state import RunState
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.protocol import Message, Role, Usage
+from plait.persistence.protocol import Store
+from plait.persistence.records import MessageRecord, TaskRecord
+from plait.runner.domain.conversation import NOT_ADDED, GoingOn, Past
+from plait.runner.domain.status import TaskStatus
+from plait.runner.engine.growth import mistakes_prompt
+from plait.runner.errors import PlaitError
+from plait.runner.state.run_state import RunState
 
 
 async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *, persons: bool = False) -> Past:

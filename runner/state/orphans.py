@@ -9,12 +9,12 @@ from pathlib import Path
 
 from anyio.to_thread import run_sync
 
-from persistence.files import files_root
-from persistence.protocol import Store
-from persistence.records import TaskRecord
-from runner.domain.status import TASK_STATUSES, TaskStatus
-from runner.log import logger
-from runner.state.attempt_files import SESSIONS, run_folder, turn_files
+from plait.persistence.files import files_root
+from plait.persistence.protocol import Store
+from plait.persistence.records import TaskRecord
+from plait.runner.domain.status import TASK_STATUSES, TaskStatus
+from plait.runner.log import logger
+from plait.runner.state.attempt_files import SESSIONS, run_folder, turn_files
 
 _FORGOTTEN_S = 3600.0
 """How long nothing has happened in the folder of a run that is not stored, and never will be any more: a run that began
@@ -88,7 +88,7 @@ async def delete_files(
 async def _end_below(folder: Path, keep: Collection[Path]) -> None:
     if not _is_there(folder):
         return
-    from backends.process.spawn import sweep  # noqa: PLC0415 - most runs have no children
+    from plait.backends.process.spawn import sweep  # noqa: PLC0415 - most runs have no children
 
     try:
         ended = await sweep(folder, keep)
@@ -112,7 +112,7 @@ def _unwanted(root: Path, deleted: Collection[str], stored: Collection[str]) -> 
 
 
 def _forget_sessions(folder: Path, known: Collection[str]) -> list[OSError]:
-    from backends.agents.session_locks import forget_all_but  # noqa: PLC0415 - most stores have none
+    from plait.backends.agents.session_locks import forget_all_but  # noqa: PLC0415 - most stores have none
 
     try:
         return forget_all_but(known, folder, _FORGOTTEN_S)

@@ -13,8 +13,8 @@ import platform
 import secrets
 from enum import Enum
 
-from backends.process.proctable import boot_id, start_time
-from persistence.records import Owner
+from plait.backends.process.proctable import boot_id, start_time
+from plait.persistence.records import Owner
 
 LEASE_SECONDS = 30.0
 """How long a claim holds without renewal, unless a runner is told otherwise. It is renewed at a third of this."""

@@ -10,18 +10,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from backends.protocol import NO_USAGE, Reply, Usage
-from persistence.records import TaskRecord
-from runner.domain import events
-from runner.domain.conversation import GoingOn, Past
-from runner.domain.dag import DAG
-from runner.domain.prompt_values import rendered
-from runner.domain.question import Answered, Asking, Way, answers_of, asking_of
-from runner.domain.result import Receipt, RunResult, TaskResult
-from runner.domain.status import TASK_DONE, TASK_STATUSES, TASK_TRANSITIONS, RunStatus, TaskStatus, may_follow
-from runner.domain.task import JsonValue, Task
-from runner.engine.retry import Failures
-from runner.recovery.resume_plan import last_chance
+from plait.backends.protocol import NO_USAGE, Reply, Usage
+from plait.persistence.records import TaskRecord
+from plait.runner.domain import events
+from plait.runner.domain.conversation import GoingOn, Past
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.prompt_values import rendered
+from plait.runner.domain.question import Answered, Asking, Way, answers_of, asking_of
+from plait.runner.domain.result import Receipt, RunResult, TaskResult
+from plait.runner.domain.status import TASK_DONE, TASK_STATUSES, TASK_TRANSITIONS, RunStatus, TaskStatus, may_follow
+from plait.runner.domain.task import JsonValue, Task
+from plait.runner.engine.retry import Failures
+from plait.runner.recovery.resume_plan import last_chance
 
 
 class RunState:

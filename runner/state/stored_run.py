@@ -6,22 +6,22 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from backends.protocol import LeftTurn, Usage
-from persistence.failpoints import reached
-from persistence.protocol import Store
-from persistence.records import MessageRecord, RunRecord, TaskRecord
-from runner.domain.result import RunResult
-from runner.domain.status import RUN_DONE, RUN_REOPENINGS, RunStatus, TaskStatus
-from runner.domain.task import JsonValue
-from runner.engine.config import Config
-from runner.errors import RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
-from runner.state.codec import dag_of
-from runner.state.run_state import RunState
+from plait.backends.protocol import LeftTurn, Usage
+from plait.persistence.failpoints import reached
+from plait.persistence.protocol import Store
+from plait.persistence.records import MessageRecord, RunRecord, TaskRecord
+from plait.runner.domain.result import RunResult
+from plait.runner.domain.status import RUN_DONE, RUN_REOPENINGS, RunStatus, TaskStatus
+from plait.runner.domain.task import JsonValue
+from plait.runner.engine.config import Config
+from plait.runner.errors import RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
+from plait.runner.state.codec import dag_of
+from plait.runner.state.run_state import RunState
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run as it was read: its record, its tasks, and the state they are in. `left`: see `runner.adoption`."""
+    """A run as it was read: its record, its tasks, and the state they are in. `left`: see `recovery/adoption.py`."""
 
     store: Store
     record: RunRecord

@@ -9,13 +9,13 @@ from typing import TypeVar
 
 import anyio
 
-from persistence.batch import Batch
-from persistence.errors import StoreError
-from persistence.files import files_root
-from persistence.notes import Note, NoteRecord
-from persistence.protocol import Store
-from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
-from runner.cancellation import Cancels
+from plait.persistence.batch import Batch
+from plait.persistence.errors import StoreError
+from plait.persistence.files import files_root
+from plait.persistence.notes import Note, NoteRecord
+from plait.persistence.protocol import Store
+from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+from plait.runner.cancellation import Cancels
 
 T = TypeVar("T")
 

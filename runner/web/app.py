@@ -11,9 +11,9 @@ import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
 
-from runner.web.errors import add_handlers
-from runner.web.routes import Api, Served
-from runner.web.security import MOST_HEAD_BYTES, Guard
+from plait.runner.web.errors import add_handlers
+from plait.runner.web.routes import Api, Served
+from plait.runner.web.security import MOST_HEAD_BYTES, Guard
 
 _LAST_ANSWERS_S = 2
 

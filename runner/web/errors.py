@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
-from persistence.errors import StoreError
-from runner.errors import (
+from plait.persistence.errors import StoreError
+from plait.runner.errors import (
     AnswerConflict,
     BackendMissing,
     KeyConflict,
@@ -23,9 +23,9 @@ from runner.errors import (
     RunOwned,
     TaskNotFound,
 )
-from runner.plan import PlanError
-from runner.web.schemas import Problem
-from runner.web.security import problem
+from plait.runner.plan import PlanError
+from plait.runner.web.schemas import Problem
+from plait.runner.web.security import problem
 
 _ANSWERS: dict[type[Exception], tuple[int, str]] = {
     RunNotFound: (404, "run_not_found"),

@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from runner.plan import Plan, PlanError, PlanProblem, parse_plan
-from runner.plan.inputs import no_input
-from runner.plan.loader import NAME_IT
-from runner.plan.schema import input_kind
-from runner.plan.source import MAX_BYTES
+from plait.runner.plan import Plan, PlanError, PlanProblem, parse_plan
+from plait.runner.plan.inputs import no_input
+from plait.runner.plan.loader import NAME_IT
+from plait.runner.plan.schema import input_kind
+from plait.runner.plan.source import MAX_BYTES
 
 _THE_SERVERS = {
     "backends": "the server has its backends from its own start; name one of them, or leave `backend` out",

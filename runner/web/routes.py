@@ -11,17 +11,17 @@ import anyio
 import anyio.to_thread
 from fastapi import APIRouter, Header, Query, Response
 
-from runner.domain.status import RUN_DONE, RunStatus
-from runner.domain.task import JsonValue
-from runner.errors import RunNotFound, RunNotResumable, RunOwned
-from runner.operations.create_run import run_id_of
-from runner.operations.inspect import RunInfo
-from runner.service import RunService
-from runner.web import schemas as shapes
-from runner.web.errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS
-from runner.web.json_body import ReadOnce
-from runner.web.posted_plan import posted_plan
-from runner.web.sse import PUBLISHED, EventStream
+from plait.runner.domain.status import RUN_DONE, RunStatus
+from plait.runner.domain.task import JsonValue
+from plait.runner.errors import RunNotFound, RunNotResumable, RunOwned
+from plait.runner.operations.create_run import run_id_of
+from plait.runner.operations.inspect import RunInfo
+from plait.runner.service import RunService
+from plait.runner.web import schemas as shapes
+from plait.runner.web.errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS
+from plait.runner.web.json_body import ReadOnce
+from plait.runner.web.posted_plan import posted_plan
+from plait.runner.web.sse import PUBLISHED, EventStream
 
 _Answers: TypeAlias = dict[int | str, dict[str, Any]]
 _TO_START = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED})

@@ -8,10 +8,10 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
-from backends.protocol import JsonValue
-from runner.domain.status import RunStatus, TaskStatus
-from runner.operations.create_run import MOST_KEY_CHARACTERS
-from runner.operations.inspect import RunInfo, StoredEvent, run_value, task_value
+from plait.backends.protocol import JsonValue
+from plait.runner.domain.status import RunStatus, TaskStatus
+from plait.runner.operations.create_run import MOST_KEY_CHARACTERS
+from plait.runner.operations.inspect import RunInfo, StoredEvent, run_value, task_value
 
 MOST_SEQ = 2**53
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import anyio
 
-from backends.text import clean_text
+from plait.backends.text import clean_text
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]

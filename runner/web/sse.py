@@ -11,10 +11,10 @@ import anyio.lowlevel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from persistence.errors import StoreError
-from runner.errors import RunNotFound
-from runner.operations.inspect import StoredEvent
-from runner.web import schemas as shapes
+from plait.persistence.errors import StoreError
+from plait.runner.errors import RunNotFound
+from plait.runner.operations.inspect import StoredEvent
+from plait.runner.web import schemas as shapes
 
 HEARTBEAT_SECONDS = 15.0
 _COME_BACK_MS = 1000

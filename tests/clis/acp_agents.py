@@ -19,8 +19,8 @@ from typing import Any
 import anyio
 import pytest
 
-from backends import AcpBackend, Opening, Reply
-from backends.protocol import Usage
+from plait.backends import AcpBackend, Opening, Reply
+from plait.backends.protocol import Usage
 from tests.clis.install import known
 from tests.clis.one_turn import files_of
 from tests.clis.stub import Request

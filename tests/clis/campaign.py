@@ -152,7 +152,7 @@ def _kill_at_work(world: World, folder: Path, tag: str, turns: int) -> None:
 
 def _plait(world: World, folder: Path, *words: str, stderr: Any = subprocess.PIPE) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "runner.cli", *words],
+        [sys.executable, "-m", "plait", *words],
         cwd=folder,
         env=world.environment | {"PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import anyio
 
-from backends import ClaudeCodeBackend, CodexBackend, GeminiBackend, Opening
-from backends.agents.backend import CliBackend
-from backends.protocol import Files
+from plait.backends import ClaudeCodeBackend, CodexBackend, GeminiBackend, Opening
+from plait.backends.agents.backend import CliBackend
+from plait.backends.protocol import Files
 
 
 def make_backend(kind: str, url: str, folder: Path) -> CliBackend:

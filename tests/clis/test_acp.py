@@ -9,8 +9,8 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from backends import AcpBackend, Message, Reply
-from backends.errors import BackendError, ErrorKind
+from plait.backends import AcpBackend, Message, Reply
+from plait.backends.errors import BackendError, ErrorKind
 from tests.clis.acp_agents import (
     AGENTS,
     NEVER,

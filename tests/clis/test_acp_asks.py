@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from backends import Answer, Output
-from backends.agents.acp.permissions import Policy
-from backends.errors import BackendError, ErrorKind
+from plait.backends import Answer, Output
+from plait.backends.agents.acp.permissions import Policy
+from plait.backends.errors import BackendError, ErrorKind
 from tests.clis.acp_agents import AGENTS, agents, backend_of, counted, main_requests, send, tokens
 from tests.clis.one_turn import files_of
 from tests.clis.world import World

@@ -38,7 +38,7 @@ QUESTION = {
 def plait(world: World, *words: str, code: int = COMPLETED) -> str:
     """What the command says; with --json, to be read."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "runner.cli", *words],
+        [sys.executable, "-W", "error", "-m", "plait", *words],
         cwd=world.folder,
         env=world.environment | {"PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,

@@ -11,10 +11,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from backends import Message, Opening, Reply
-from backends.agents.backend import CliBackend
-from backends.errors import BackendError, ErrorKind
-from backends.protocol import Usage
+from plait.backends import Message, Opening, Reply
+from plait.backends.agents.backend import CliBackend
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.protocol import Usage
 from tests.clis.one_turn import files_of, make_backend
 from tests.clis.stub import Request
 from tests.clis.world import World, until

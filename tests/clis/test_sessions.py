@@ -16,9 +16,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from backends import BackendError, Opening, Reply
-from backends.agents.backend import CliBackend
-from backends.errors import ErrorKind
+from plait.backends import BackendError, Opening, Reply
+from plait.backends.agents.backend import CliBackend
+from plait.backends.errors import ErrorKind
 from tests.clis.one_turn import files_of, make_backend
 from tests.clis.world import World, until
 

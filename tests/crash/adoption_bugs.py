@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest import mock
 
-from persistence.protocol import Store
-from runner.engine import lifecycle as drive
-from runner.operations import answer_task as answering
-from runner.operations import continue_task as continuing
-from runner.recovery import resume_plan as verdict
-from runner.state import orphans as leftovers
+from plait.persistence.protocol import Store
+from plait.runner.engine import lifecycle as drive
+from plait.runner.operations import answer_task as answering
+from plait.runner.operations import continue_task as continuing
+from plait.runner.recovery import resume_plan as verdict
+from plait.runner.state import orphans as leftovers
 from tests.crash.adoption_plans import LAST, Script
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backends.process.proctable import start_time
+from plait.backends.process.proctable import start_time
 from tests.crash.adoption_plans import SAYS, Script
 from tests.crash.adoption_steps import Stock
 from tests.support.outliving import AGENT, World

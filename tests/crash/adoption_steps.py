@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 import anyio
 
-from persistence import SQLiteStore
-from runner import ParallelRunner, RunOwned
+from plait.persistence import SQLiteStore
+from plait.runner import ParallelRunner, RunOwned
 from tests.crash.adoption_plans import SAYS
 from tests.support.forked import Child
 from tests.support.outliving import RUN, Outliver, dag_of

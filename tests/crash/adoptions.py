@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
-from backends.process.proctable import HAS_PROC, start_time
+from plait.backends.process.proctable import HAS_PROC, start_time
 from tests.crash import adoption_steps as steps
 from tests.crash.adoption_bugs import BUGS
 from tests.crash.adoption_checks import Facts, judged, left_alive, open_to_others

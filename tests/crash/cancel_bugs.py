@@ -14,13 +14,13 @@ from unittest import mock
 import anyio
 import anyio.lowlevel
 
-from persistence.changes import LeaseRenewed
-from persistence.sqlite import store, thread
-from persistence.sqlite import writer as writing
-from runner.domain import events
-from runner.engine import checkpointer as checkpoint
-from runner.engine import executor as execution
-from runner.recovery import lease as ownership
+from plait.persistence.changes import LeaseRenewed
+from plait.persistence.sqlite import store, thread
+from plait.persistence.sqlite import writer as writing
+from plait.runner.domain import events
+from plait.runner.engine import checkpointer as checkpoint
+from plait.runner.engine import executor as execution
+from plait.runner.recovery import lease as ownership
 
 
 class _Unshielding:

@@ -13,11 +13,11 @@ from typing import Final, Literal
 import anyio
 import anyio.lowlevel
 
-from backends.errors import BackendError, ErrorKind
-from backends.protocol import Opening, Reply, Usage
-from persistence import Batch, Note, SQLiteStore
-from persistence.changes import LeaseRenewed
-from runner import DAG, ParallelRunner, Retry, Task
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.protocol import Opening, Reply, Usage
+from plait.persistence import Batch, Note, SQLiteStore
+from plait.persistence.changes import LeaseRenewed
+from plait.runner import DAG, ParallelRunner, Retry, Task
 
 RUN: Final = "r"
 DIAMOND: Final = DAG(

@@ -9,10 +9,10 @@ from collections.abc import Hashable
 from contextlib import closing
 from pathlib import Path
 
-from persistence import SQLiteStore
-from persistence.records import AttemptRecord, MessageRecord, RunRecord, TaskRecord
-from runner import ParallelRunner, RunStatus, TaskStatus
-from runner.domain.status import TASK_DONE
+from plait.persistence import SQLiteStore
+from plait.persistence.records import AttemptRecord, MessageRecord, RunRecord, TaskRecord
+from plait.runner import ParallelRunner, RunStatus, TaskStatus
+from plait.runner.domain.status import TASK_DONE
 from tests.crash.cancel_calls import DIAMOND, RUN, TEXTS, Server
 from tests.support.cancelling import Cancelled
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from persistence.failpoints import BOUNDARIES
+from plait.persistence.failpoints import BOUNDARIES
 from tests.crash.report import Report
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from persistence.failpoints import BOUNDARIES
-from runner.crashtest.campaign import Campaign
+from plait.persistence.failpoints import BOUNDARIES
+from plait.runner.crashtest.campaign import Campaign
 from tests.crash.report import Report, Scale
 
 KILLS: dict[Scale, int] = {"quick": 500, "nightly": 10_000}

@@ -19,11 +19,11 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
-from persistence import TaskCompleted, TaskStarted
-from persistence.contract.samples import TASKS, at
-from persistence.sqlite import statements
-from persistence.sqlite import writer as writing
-from persistence.sqlite.task_cache import Book
+from plait.persistence import TaskCompleted, TaskStarted
+from plait.persistence.contract.samples import TASKS, at
+from plait.persistence.sqlite import statements
+from plait.persistence.sqlite import writer as writing
+from plait.persistence.sqlite.task_cache import Book
 from tests.crash.report import Report, Scale
 from tests.test_store_machine import RUNS, SAID, TEXTS, StoreMachine
 

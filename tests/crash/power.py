@@ -21,10 +21,10 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import anyio
 
-from persistence import Batch, MemoryStore, SQLiteStore, StoreUnusable
-from persistence.sqlite import connection as opening
-from persistence.sqlite import reader as reading
-from runner import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task
+from plait.persistence import Batch, MemoryStore, SQLiteStore, StoreUnusable
+from plait.persistence.sqlite import connection as opening
+from plait.persistence.sqlite import reader as reading
+from plait.runner import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task
 from tests.crash.report import Report, Scale
 from tests.support.fakes import Talker
 from tests.support.power_images import Disk, Image, Kept

@@ -13,25 +13,25 @@ from unittest import mock
 
 import anyio
 
-from persistence.batch import Batch
-from persistence.changes import Change
-from persistence.errors import Conflict, Fenced, StoreError
-from persistence.records import TaskRecord
-from runner import parallel
-from runner.domain import events
-from runner.domain.status import TaskStatus
-from runner.engine import checkpointer as checkpoint
-from runner.engine import executor as execution
-from runner.engine.commit import SET, Latch
-from runner.engine.config import Config
-from runner.engine.feed import Feed
-from runner.engine.sink import Position
-from runner.recovery import lease as ownership
-from runner.run import Control
-from runner.scheduling import scheduler as schedule
-from runner.scheduling import slots as places
-from runner.state import run_state as state
-from runner.state import stored_run as stored
+from plait.persistence.batch import Batch
+from plait.persistence.changes import Change
+from plait.persistence.errors import Conflict, Fenced, StoreError
+from plait.persistence.records import TaskRecord
+from plait.runner import parallel
+from plait.runner.domain import events
+from plait.runner.domain.status import TaskStatus
+from plait.runner.engine import checkpointer as checkpoint
+from plait.runner.engine import executor as execution
+from plait.runner.engine.commit import SET, Latch
+from plait.runner.engine.config import Config
+from plait.runner.engine.feed import Feed
+from plait.runner.engine.sink import Position
+from plait.runner.recovery import lease as ownership
+from plait.runner.run import Control
+from plait.runner.scheduling import scheduler as schedule
+from plait.runner.scheduling import slots as places
+from plait.runner.state import run_state as state
+from plait.runner.state import stored_run as stored
 
 
 def _dependents_before_commit() -> AbstractContextManager[object]:

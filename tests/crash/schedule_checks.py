@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from persistence import StoreError
-from persistence.records import TaskRecord
-from runner import OwnershipLost, PlaitError, RunOwned, RunResult, RunStatus, TaskStatus
-from runner.domain import events
-from runner.domain.status import TASK_DONE
+from plait.persistence import StoreError
+from plait.persistence.records import TaskRecord
+from plait.runner import OwnershipLost, PlaitError, RunOwned, RunResult, RunStatus, TaskStatus
+from plait.runner.domain import events
+from plait.runner.domain.status import TASK_DONE
 from tests.support.faulty_store import at_once
 from tests.support.story import Ending
 from tests.support.world import RUN, World

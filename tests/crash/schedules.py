@@ -23,10 +23,10 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from persistence import MemoryStore, StoreError
-from runner import ParallelRunner, PlaitError, Run, RunNotFound, RunNotResumable, RunOwned, RunStatus, TaskStatus
-from runner.domain.status import RUN_DONE
-from runner.engine.feed import EventReader
+from plait.persistence import MemoryStore, StoreError
+from plait.runner import ParallelRunner, PlaitError, Run, RunNotFound, RunNotResumable, RunOwned, RunStatus, TaskStatus
+from plait.runner.domain.status import RUN_DONE
+from plait.runner.engine.feed import EventReader
 from tests.crash.report import Report, Scale
 from tests.crash.schedule_bugs import BUGS
 from tests.crash.schedule_checks import Outcome, check_ended, check_round, was_cancelled

@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import anyio
 
-from persistence import SQLiteStore, StoreError
-from persistence.contract.samples import whole
+from plait.persistence import SQLiteStore, StoreError
+from plait.persistence.contract.samples import whole
 from tests.crash.power import FILE, images, put
 from tests.crash.report import Report, Scale
 from tests.support import warm
@@ -36,8 +36,9 @@ Sabotage: TypeAlias = Literal["executescript in a migration"]
 CODE = """
 import asyncio, os, signal, sqlite3, sys
 from pathlib import Path
-from persistence import SQLiteStore, boundaries
-from persistence.sqlite import migrating, opening
+from plait.persistence import SQLiteStore
+from plait.persistence import failpoints as boundaries
+from plait.persistence.sqlite import migrating, opening
 
 path, at, sabotage = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 statements = 0

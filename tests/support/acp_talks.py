@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from backends.agents.acp.machine import Aims, Talk
-from backends.agents.protocol import Answered, Call, Ending
-from backends.errors import BackendError
-from backends.protocol import Output
+from plait.backends.agents.acp.machine import Aims, Talk
+from plait.backends.agents.protocol import Answered, Call, Ending
+from plait.backends.errors import BackendError
+from plait.backends.protocol import Output
 from tests.support.recorded import NOW, ROOT
 
 RECORDED = sorted(path.stem for path in (ROOT / "acp").glob("*.jsonl"))

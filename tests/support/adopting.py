@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
-from runner import ParallelRunner, Preview, Run
-from runner.domain import events
+from plait.runner import ParallelRunner, Preview, Run
+from plait.runner.domain import events
 from tests.support.outliving import RUN, World
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import anyio
 import pytest
 
-from backends import AcpBackend, BackendError, ClaudeCodeBackend, Opening, Reply
-from backends.process.proctable import PREFIX, start_time
-from backends.protocol import Backend, Files
+from plait.backends import AcpBackend, BackendError, ClaudeCodeBackend, Opening, Reply
+from plait.backends.process.proctable import PREFIX, start_time
+from plait.backends.protocol import Backend, Files
 
 FAKE = Path(__file__).with_name("fake_claude.py")
 FAKE_ACP = Path(__file__).with_name("fake_acp.py")

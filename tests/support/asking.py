@@ -16,10 +16,10 @@ from typing import Any
 
 import anyio
 
-from backends.protocol import Conversation, Opening, Question, Reply
-from persistence import SQLiteStore
-from runner import DAG, OpenQuestion, ParallelRunner, Task
-from runner.domain import events
+from plait.backends.protocol import Conversation, Opening, Question, Reply
+from plait.persistence import SQLiteStore
+from plait.runner import DAG, OpenQuestion, ParallelRunner, Task
+from plait.runner.domain import events
 
 RUN = "r"
 PLAN = DAG(

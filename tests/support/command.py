@@ -21,13 +21,13 @@ from types import TracebackType
 from typing import Any, Self, cast
 from unittest import mock
 
-from runner.cli.app import cli
-from runner.cli.exits import outcome
+from plait.runner.cli.app import cli
+from plait.runner.cli.exits import outcome
 from tests.support import warm
 from tests.support.warm import Warm
 
 _LIMIT = 30.0  # seconds that anything here may take at most
-PLAIT = (sys.executable, "-W", "error", "-m", "runner.cli")
+PLAIT = (sys.executable, "-W", "error", "-m", "plait")
 
 
 def environment(**extra: str) -> dict[str, str]:

@@ -16,8 +16,8 @@ from unittest import mock
 
 import anyio
 
-from persistence import Batch, Fenced, SQLiteStore, rules
-from runner import DAG, OwnershipLost, ParallelRunner, RunOwned, Task, parallel
+from plait.persistence import Batch, Fenced, SQLiteStore, rules
+from plait.runner import DAG, OwnershipLost, ParallelRunner, RunOwned, Task, parallel
 from tests.support.forked import Child
 
 RUN = "r"

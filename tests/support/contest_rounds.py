@@ -20,9 +20,9 @@ from typing import cast
 
 import anyio
 
-from persistence import Batch, Fenced, SQLiteStore
-from runner import Clock, OwnershipLost, ParallelRunner, Run
-from runner.domain.events import TaskCompleted
+from plait.persistence import Batch, Fenced, SQLiteStore
+from plait.runner import Clock, OwnershipLost, ParallelRunner, Run
+from plait.runner.domain.events import TaskCompleted
 from tests.support.contest import LEASE, PATIENCE, RUN, TASKS, Round, Sabotage, resumed, sabotaged
 from tests.support.forked import Child, Gate, lines_of
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from persistence import SQLiteStore
-from persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
+from plait.persistence import SQLiteStore
+from plait.persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
 from tests.support.warm import Warm
 
 ROOT = Path(__file__).parents[2]

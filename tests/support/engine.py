@@ -57,8 +57,8 @@ class Server:
 _SABOTAGED = """
 import subprocess, sys
 from pathlib import Path
-from backends import local
-from runner.cli import main
+from plait.backends.llm import local
+from plait.runner.cli import main
 
 if sys.argv[1] == "children not in a session":
     popen = subprocess.Popen

@@ -8,10 +8,10 @@ from types import TracebackType
 import anyio
 import anyio.lowlevel
 
-from backends.errors import BackendError
-from backends.protocol import Opening, Output, Reply, Usage
-from runner import Clock
-from runner.engine.inbox import LOOK_EVERY_S
+from plait.backends.errors import BackendError
+from plait.backends.protocol import Opening, Output, Reply, Usage
+from plait.runner import Clock
+from plait.runner.engine.inbox import LOOK_EVERY_S
 
 Answer = Callable[[str, Opening], "str | Reply | Exception"]
 

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import anyio
 
-from persistence import Batch, Note, NoteRecord, Store, StoreError
-from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+from plait.persistence import Batch, Note, NoteRecord, Store, StoreError
+from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 
 T = TypeVar("T")
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from runner import DAG, FailureMode, RunStatus, Task, TaskResult, TaskStatus
-from runner.domain.policy import Decision, Policy, RunView
-from runner.policies import policy_of
-from runner.state.run_state import RunState
+from plait.runner import DAG, FailureMode, RunStatus, Task, TaskResult, TaskStatus
+from plait.runner.domain.policy import Decision, Policy, RunView
+from plait.runner.policies import policy_of
+from plait.runner.state.run_state import RunState
 
 Outcome = Callable[[Task, str], "str | Exception"]
 """What a task comes to, given its rendered prompt."""

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from backends.protocol import JsonValue, Opening, Reply
-from persistence import Batch, Store
-from runner import Decision, RunView, Task
+from plait.backends.protocol import JsonValue, Opening, Reply
+from plait.persistence import Batch, Store
+from plait.runner import Decision, RunView, Task
 from tests.support.fakes import Answer, Talker
 from tests.support.faulty_store import FaultyStore
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import anyio
 
-from persistence import Batch, Change, NoteRecord, Store
-from runner import Clock
-from runner.engine.inbox import LOOK_EVERY_S
+from plait.persistence import Batch, Change, NoteRecord, Store
+from plait.runner import Clock
+from plait.runner.engine.inbox import LOOK_EVERY_S
 from tests.support.faulty_store import FaultyStore
 
 GRACE = 77.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from backends import Backend, ErrorKind, JsonInput, OpenAIBackend, ask
-from runner import DAG, Decision, FollowUp, OpenQuestion, ParallelRunner, Retry, RunService, Step, Task, Workflow
+from plait.backends import Backend, ErrorKind, JsonInput, OpenAIBackend, ask
+from plait.runner import DAG, Decision, FollowUp, OpenQuestion, ParallelRunner, Retry, RunService, Step, Task, Workflow
 
 SCHEMA = {
     "type": "object",

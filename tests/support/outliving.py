@@ -18,13 +18,13 @@ from typing import Any
 
 import anyio
 
-from backends.errors import BackendError, ErrorKind
-from backends.process.manifest import read_known
-from backends.process.proctable import start_time
-from backends.process.spawn import Start, adopted, child_environment, running
-from backends.protocol import Conversation, Files, LeftTurn, Opening, Question, Reply, Usage
-from persistence import SQLiteStore
-from runner import DAG, FailureMode, ParallelRunner, Retry, Task
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.process.manifest import read_known
+from plait.backends.process.proctable import start_time
+from plait.backends.process.spawn import Start, adopted, child_environment, running
+from plait.backends.protocol import Conversation, Files, LeftTurn, Opening, Question, Reply, Usage
+from plait.persistence import SQLiteStore
+from plait.runner import DAG, FailureMode, ParallelRunner, Retry, Task
 
 RUN = "r"
 AGENT = Path(__file__).with_name("outliving_child.py")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from runner.errors import PlaitError
-from runner.plan import PlanError, parse_plan
+from plait.runner.errors import PlaitError
+from plait.runner.plan import PlanError, parse_plan
 
 
 def mistakes(text, **options):

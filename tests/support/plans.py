@@ -19,7 +19,7 @@ from pathlib import Path
 
 import anyio
 
-from backends import ErrorKind, BackendError
+from plait.backends import ErrorKind, BackendError
 
 
 def log(prompt):

@@ -19,7 +19,7 @@ from unittest import mock
 
 import apsw
 
-from persistence import Batch
+from plait.persistence import Batch
 
 
 @dataclass(frozen=True, slots=True)

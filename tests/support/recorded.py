@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from backends.agents.protocol import Answered, Call, Ending, Reader
-from backends.errors import BackendError
-from backends.protocol import Output
+from plait.backends.agents.protocol import Answered, Call, Ending, Reader
+from plait.backends.errors import BackendError
+from plait.backends.protocol import Output
 
 ROOT = Path(__file__).parent.parent / "fixtures" / "agent-clis"
 NOW = 1_795_000_000.0

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import pytest
 
-from backends import AnthropicBackend, OpenAIBackend
+from plait.backends import AnthropicBackend, OpenAIBackend
 from tests.support.wire import ChatCompletions, Dialect, Messages
 
 Remote: TypeAlias = OpenAIBackend | AnthropicBackend

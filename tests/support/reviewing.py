@@ -11,11 +11,11 @@ from pathlib import Path
 
 import anyio
 
-from backends import BackendError, ErrorKind, Opening, Reply
 from examples.review import review
-from persistence import SQLiteStore
-from persistence import failpoints as boundaries
-from runner import RunResult
+from plait.backends import BackendError, ErrorKind, Opening, Reply
+from plait.persistence import SQLiteStore
+from plait.persistence import failpoints as boundaries
+from plait.runner import RunResult
 from tests.support.fakes import Talker
 
 RUN_ID = "review-1"

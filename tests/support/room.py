@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-from backends.process.spawn import Start, child_environment
+from plait.backends.process.spawn import Start, child_environment
 
 NASTY = Path(__file__).with_name("nasty.py")
 ROOT = Path(__file__).parent.parent.parent
@@ -230,6 +230,6 @@ def guards_of(parent: Parent) -> list[int]:
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = place.read_bytes().split(b"\0")
-            if words[3:5] == [b"%s/backends/process/_watchdog.py" % os.fsencode(ROOT), b"%d" % parent.pid]:
+            if words[3:5] == [b"%s/plait/backends/process/_watchdog.py" % os.fsencode(ROOT), b"%d" % parent.pid]:
                 found.append(int(place.parent.name))
     return found

@@ -16,9 +16,9 @@ from typing import Any
 import anyio
 from anyio.to_thread import run_sync
 
-from backends.process.child import Child
-from backends.process.spawn import Start, child_environment, running
-from backends.process.watchdog import scratch
+from plait.backends.process.child import Child
+from plait.backends.process.spawn import Start, child_environment, running
+from plait.backends.process.watchdog import scratch
 from tests.support.room import LIFE, NASTY, PYTHON
 
 

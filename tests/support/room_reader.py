@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 
-from backends.process.spawn import running
+from plait.backends.process.spawn import running
 from tests.support.room import kin, nasty
 
 

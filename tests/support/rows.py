@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.plan import PlanError, PlanProblem, parse_plan
+from plait.runner.plan import PlanError, PlanProblem, parse_plan
 
 TASKS = 'tasks:\n  - {id: t, for_each: people, prompt: "{{ item }}"}\n'
 

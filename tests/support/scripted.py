@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from runner.domain.task import Task
-from runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy
+from plait.runner.domain.task import Task
+from plait.runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy
 from tests.support.simulated import Simulation
 
 DONE = {"done": True}

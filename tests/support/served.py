@@ -20,7 +20,7 @@ BACKENDS = 'backends: {w: {kind: function, call: "work.py:work"}}\n'
 WORK = """
 import anyio
 from pathlib import Path
-from backends import ask
+from plait.backends import ask
 
 async def work(prompt):
     Path(prompt[:40].replace("/", "-")).touch()

@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from runner.domain.dag import DAG
-from runner.domain.policy import Decision, Policy, RunView
-from runner.domain.result import TaskResult
-from runner.domain.status import TASK_DONE, RunStatus, TaskStatus
-from runner.domain.task import JsonValue, Task
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.policy import Decision, Policy, RunView
+from plait.runner.domain.result import TaskResult
+from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
+from plait.runner.domain.task import JsonValue, Task
 
 Script = Callable[[Task], "JsonValue | Exception"]
 """What a task comes to: a value, or an error that fails it."""

@@ -18,9 +18,9 @@ from unittest import mock
 
 import anyio
 
-from persistence import Batch, SQLiteStore, StoreError, TaskCompleted
-from persistence.sqlite import writer as writing
-from runner import DAG, ParallelRunner, RunResult, Task
+from plait.persistence import Batch, SQLiteStore, StoreError, TaskCompleted
+from plait.persistence.sqlite import writer as writing
+from plait.runner import DAG, ParallelRunner, RunResult, Task
 
 RUN = "r"
 FILE = "runs.db"

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from backends.errors import BackendError, ErrorKind
-from backends.protocol import Backend, Message, Opening, Reply, Usage
-from persistence import MemoryStore
-from persistence.records import TaskRecord
-from runner.clock import iso
-from runner.domain import events
-from runner.domain.status import TASK_DONE, TaskStatus
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.protocol import Backend, Message, Opening, Reply, Usage
+from plait.persistence import MemoryStore
+from plait.persistence.records import TaskRecord
+from plait.runner.clock import iso
+from plait.runner.domain import events
+from plait.runner.domain.status import TASK_DONE, TaskStatus
 from tests.support.faulty_store import at_once
 from tests.support.seeded_loop import VirtualClock
 from tests.support.story import TALKERS, Story, answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from backends.agents.acp.wire import Message, Step, name_of
+from plait.backends.agents.acp.wire import Message, Step, name_of
 
 
 class Said:

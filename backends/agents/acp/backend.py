@@ -12,16 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from backends.agents.acp.conversation import AcpConversation
-from backends.agents.acp.machine import Aims, Talk
-from backends.agents.acp.outbox import said_in
-from backends.agents.acp.permissions import Policy, told
-from backends.agents.acp.quirks import Agent, of_command
-from backends.agents.backend import CliBackend
-from backends.agents.catalog import ACP
-from backends.agents.error_kinds import NETWORK
-from backends.agents.protocol import Call
-from backends.protocol import Files, Opening
+from plait.backends.agents.acp.conversation import AcpConversation
+from plait.backends.agents.acp.machine import Aims, Talk
+from plait.backends.agents.acp.outbox import said_in
+from plait.backends.agents.acp.permissions import Policy, told
+from plait.backends.agents.acp.quirks import Agent, of_command
+from plait.backends.agents.backend import CliBackend
+from plait.backends.agents.catalog import ACP
+from plait.backends.agents.error_kinds import NETWORK
+from plait.backends.agents.protocol import Call
+from plait.backends.protocol import Files, Opening
 
 
 @dataclass(eq=False, kw_only=True)

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from backends.agents.acp.machine import Talk
-from backends.agents.acp.outbox import Speech, said_in, spoken_command
-from backends.agents.acp.permissions import Grant, marked, unmarked
-from backends.agents.acp.wire import Step, decoded, prompt_of
-from backends.agents.conversation import LAST_WORD, CliConversation
-from backends.agents.protocol import Call, Reader
-from backends.agents.session_locks import Sessions, first_before, since
-from backends.agents.transcript import Unheard, earlier, exchanges, feed, parsed
-from backends.errors import BackendError
-from backends.json_fields import at
-from backends.process.child import Child
-from backends.process.manifest import read_known
-from backends.protocol import NO_USAGE, Files, Opening, Reply, Usage
+from plait.backends.agents.acp.machine import Talk
+from plait.backends.agents.acp.outbox import Speech, said_in, spoken_command
+from plait.backends.agents.acp.permissions import Grant, marked, unmarked
+from plait.backends.agents.acp.wire import Step, decoded, prompt_of
+from plait.backends.agents.conversation import LAST_WORD, CliConversation
+from plait.backends.agents.protocol import Call, Reader
+from plait.backends.agents.session_locks import Sessions, first_before, since
+from plait.backends.agents.transcript import Unheard, earlier, exchanges, feed, parsed
+from plait.backends.errors import BackendError
+from plait.backends.json_fields import at
+from plait.backends.process.child import Child
+from plait.backends.process.manifest import read_known
+from plait.backends.protocol import NO_USAGE, Files, Opening, Reply, Usage
 
 if TYPE_CHECKING:
-    from backends.agents.acp.backend import AcpBackend
+    from plait.backends.agents.acp.backend import AcpBackend
 
 _CANCEL = 1.0
 """Seconds that an agent gets to end its turn when it is told to; then the agent itself is ended."""

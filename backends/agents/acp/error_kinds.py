@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from backends.agents.acp.quirks import Agent
-from backends.agents.acp.updates import Updates
-from backends.agents.acp.wire import AUTH_REQUIRED, NOT_FOUND
-from backends.agents.error_kinds import COMMON, Phrases, classify, judged
-from backends.errors import ErrorKind
-from backends.json_fields import at, number, tables, text
-from backends.protocol import JsonValue
-from backends.text import shown
+from plait.backends.agents.acp.quirks import Agent
+from plait.backends.agents.acp.updates import Updates
+from plait.backends.agents.acp.wire import AUTH_REQUIRED, NOT_FOUND
+from plait.backends.agents.error_kinds import COMMON, Phrases, classify, judged
+from plait.backends.errors import ErrorKind
+from plait.backends.json_fields import at, number, tables, text
+from plait.backends.protocol import JsonValue
+from plait.backends.text import shown
 
 PHRASES: Phrases = (
     # Another process has the session, or had it a moment ago.

@@ -12,20 +12,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from backends.agents.acp.acp_said import Said
-from backends.agents.acp.error_kinds import PHRASES, fault, offered, stopped, told_as_text
-from backends.agents.acp.permissions import Grant, Policy, Wish, choose, has_to_be_asked, wish_of
-from backends.agents.acp.session import Able, able, choices, current, opening, settings
-from backends.agents.acp.updates import Updates, answering
-from backends.agents.acp.wire import AUTH_REQUIRED, Message, Step, answer, notification, refusal, request
-from backends.agents.error_kinds import failure, no_outcome
-from backends.agents.limit_resets import seconds_left
-from backends.agents.protocol import Answered, Call, Ending
-from backends.errors import BackendError, ErrorKind
-from backends.json_fields import at, text
-from backends.protocol import JsonValue, Output, Usage
-from backends.text import shown
-from backends.values import value
+from plait.backends.agents.acp.acp_said import Said
+from plait.backends.agents.acp.error_kinds import PHRASES, fault, offered, stopped, told_as_text
+from plait.backends.agents.acp.permissions import Grant, Policy, Wish, choose, has_to_be_asked, wish_of
+from plait.backends.agents.acp.session import Able, able, choices, current, opening, settings
+from plait.backends.agents.acp.updates import Updates, answering
+from plait.backends.agents.acp.wire import AUTH_REQUIRED, Message, Step, answer, notification, refusal, request
+from plait.backends.agents.error_kinds import failure, no_outcome
+from plait.backends.agents.limit_resets import seconds_left
+from plait.backends.agents.protocol import Answered, Call, Ending
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.json_fields import at, text
+from plait.backends.protocol import JsonValue, Output, Usage
+from plait.backends.text import shown
+from plait.backends.values import value
 
 _INTRODUCTION: Message = {
     "protocolVersion": 1,

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from backends.agents.acp._relay import END
-from backends.agents.acp.wire import Message, decoded, encoded
+from plait.backends.agents.acp._relay import END
+from plait.backends.agents.acp.wire import Message, decoded, encoded
 
 _PROGRAM = Path(__file__).with_name("_relay.py")
 _SAID, _BELL = "said", "bell"

@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from backends.json_fields import at, deed, tables, text
-from backends.protocol import JsonValue, Question
-from backends.text import shown
-from backends.values import value
+from plait.backends.json_fields import at, deed, tables, text
+from plait.backends.protocol import JsonValue, Question
+from plait.backends.text import shown
+from plait.backends.values import value
 
 Policy: TypeAlias = Literal["deny", "allow", "ask"]
 _FIRST: Mapping[str, Sequence[str]] = {

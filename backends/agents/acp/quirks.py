@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
-from backends.values import value
+from plait.backends.values import value
 
 
 @value

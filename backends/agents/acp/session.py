@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from backends.agents.acp.quirks import UNKNOWN, Agent, of_name
-from backends.agents.acp.wire import VERSION, Message, Step, request
-from backends.agents.error_kinds import failure
-from backends.agents.protocol import Call
-from backends.errors import ErrorKind
-from backends.json_fields import at, tables, text
-from backends.protocol import JsonValue
-from backends.text import shown
-from backends.values import value
+from plait.backends.agents.acp.quirks import UNKNOWN, Agent, of_name
+from plait.backends.agents.acp.wire import VERSION, Message, Step, request
+from plait.backends.agents.error_kinds import failure
+from plait.backends.agents.protocol import Call
+from plait.backends.errors import ErrorKind
+from plait.backends.json_fields import at, tables, text
+from plait.backends.protocol import JsonValue
+from plait.backends.text import shown
+from plait.backends.values import value
 
 
 @value

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from backends.agents.acp.machine import Aims, Talk
-from backends.agents.acp.outbox import said_from
-from backends.agents.acp.permissions import Wish, wish_of
-from backends.agents.acp.wire import Message, answer, name_of
-from backends.agents.protocol import Call
-from backends.json_fields import at, text
-from backends.protocol import JsonValue, Output
+from plait.backends.agents.acp.machine import Aims, Talk
+from plait.backends.agents.acp.outbox import said_from
+from plait.backends.agents.acp.permissions import Wish, wish_of
+from plait.backends.agents.acp.wire import Message, answer, name_of
+from plait.backends.agents.protocol import Call
+from plait.backends.json_fields import at, text
+from plait.backends.protocol import JsonValue, Output
 
 
 class Overheard(Talk):

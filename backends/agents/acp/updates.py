@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from backends.agents.acp.permissions import about
-from backends.json_fields import at, count, number, tables, text
-from backends.protocol import NO_USAGE, JsonValue, Output, Usage
+from plait.backends.agents.acp.permissions import about
+from plait.backends.json_fields import at, count, number, tables, text
+from plait.backends.protocol import NO_USAGE, JsonValue, Output, Usage
 
 _UNNUMBERED = "\0"
 _TELLING = 500

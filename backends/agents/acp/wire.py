@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import TypeAlias
 
-from backends.json_fields import at, tables, text
-from backends.protocol import JsonValue
-from backends.text import parse_json
+from plait.backends.json_fields import at, tables, text
+from plait.backends.protocol import JsonValue
+from plait.backends.text import parse_json
 
 Message: TypeAlias = "dict[str, JsonValue]"
 VERSION = 1

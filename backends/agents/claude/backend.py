@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from backends.agents.backend import CliBackend
-from backends.agents.claude.questions import ANSWER, hook_command, write_answer
-from backends.agents.claude.reader import ClaudeReader
-from backends.agents.error_kinds import NETWORK
-from backends.agents.protocol import Call
-from backends.agents.transcript import reread
-from backends.process.private import private_file
+from plait.backends.agents.backend import CliBackend
+from plait.backends.agents.claude.questions import ANSWER, hook_command, write_answer
+from plait.backends.agents.claude.reader import ClaudeReader
+from plait.backends.agents.error_kinds import NETWORK
+from plait.backends.agents.protocol import Call
+from plait.backends.agents.transcript import reread
+from plait.backends.process.private import private_file
 
 _ENVIRONMENT: Mapping[str, str] = {
     "CLAUDE_CODE_MAX_RETRIES": "0",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from backends.agents.error_kinds import COMMON, Phrases, classify
-from backends.errors import ErrorKind
-from backends.json_fields import count, text
-from backends.protocol import JsonValue
+from plait.backends.agents.error_kinds import COMMON, Phrases, classify
+from plait.backends.errors import ErrorKind
+from plait.backends.json_fields import count, text
+from plait.backends.protocol import JsonValue
 
 PHRASES: Phrases = (
     ("no conversation found", ErrorKind.SESSION_LOST),

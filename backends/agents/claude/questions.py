@@ -13,10 +13,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from backends.json_fields import at, tables, text
-from backends.process.private import private_file
-from backends.protocol import JsonValue, Question
-from backends.text import shown
+from plait.backends.json_fields import at, tables, text
+from plait.backends.process.private import private_file
+from plait.backends.protocol import JsonValue, Question
+from plait.backends.text import shown
 
 _HOOK = Path(__file__).with_name("_hook.py")
 ANSWER = "answer.json"

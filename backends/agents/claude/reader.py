@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from backends.agents.claude.error_kinds import PHRASES, REFUSES_SCHEMA, kind_of_result
-from backends.agents.claude.questions import question_of
-from backends.agents.error_kinds import SchemaRefused, failure, no_outcome
-from backends.agents.limit_resets import seconds_left
-from backends.agents.protocol import Answered, Call, Ending
-from backends.errors import BackendError, ErrorKind
-from backends.json_fields import Tally, at, count, deed, number, tables, text
-from backends.protocol import NO_USAGE, JsonValue, Output, Usage
-from backends.text import shown
+from plait.backends.agents.claude.error_kinds import PHRASES, REFUSES_SCHEMA, kind_of_result
+from plait.backends.agents.claude.questions import question_of
+from plait.backends.agents.error_kinds import SchemaRefused, failure, no_outcome
+from plait.backends.agents.limit_resets import seconds_left
+from plait.backends.agents.protocol import Answered, Call, Ending
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.json_fields import Tally, at, count, deed, number, tables, text
+from plait.backends.protocol import NO_USAGE, JsonValue, Output, Usage
+from plait.backends.text import shown
 
 _FIRST_TO_ADD_UP = (2, 1, 300)
 """From about here on `total_cost_usd` counts the whole session; before, the call alone."""

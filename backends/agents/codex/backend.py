@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, cast
 
-from backends.agents.backend import CliBackend
-from backends.agents.codex.reader import CodexReader
-from backends.agents.error_kinds import NETWORK
-from backends.agents.protocol import Call
-from backends.json_fields import at
-from backends.process.private import private_file
-from backends.protocol import JsonValue
+from plait.backends.agents.backend import CliBackend
+from plait.backends.agents.codex.reader import CodexReader
+from plait.backends.agents.error_kinds import NETWORK
+from plait.backends.agents.protocol import Call
+from plait.backends.json_fields import at
+from plait.backends.process.private import private_file
+from plait.backends.protocol import JsonValue
 
 _STRICT = frozenset({"type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf",
                      "title", "description"})  # fmt: skip

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
-from backends.agents.error_kinds import COMMON, Phrases, failure, judged, no_outcome
-from backends.agents.limit_resets import seconds_left
-from backends.agents.protocol import Answered, Call, Ending
-from backends.errors import BackendError, ErrorKind
-from backends.json_fields import at, count, deed, tables, text
-from backends.protocol import NO_USAGE, JsonValue, Output, Usage
-from backends.text import shown
+from plait.backends.agents.error_kinds import COMMON, Phrases, failure, judged, no_outcome
+from plait.backends.agents.limit_resets import seconds_left
+from plait.backends.agents.protocol import Answered, Call, Ending
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.json_fields import at, count, deed, tables, text
+from plait.backends.protocol import NO_USAGE, JsonValue, Output, Usage
+from plait.backends.text import shown
 
 _PHRASES: Phrases = (
     ("no rollout found", ErrorKind.SESSION_LOST),

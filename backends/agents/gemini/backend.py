@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 from uuid import uuid4
 
-from backends.agents.backend import CliBackend
-from backends.agents.error_kinds import NETWORK
-from backends.agents.gemini.reader import GeminiReader
-from backends.agents.protocol import Call
-from backends.process.private import private_file
+from plait.backends.agents.backend import CliBackend
+from plait.backends.agents.error_kinds import NETWORK
+from plait.backends.agents.gemini.reader import GeminiReader
+from plait.backends.agents.protocol import Call
+from plait.backends.process.private import private_file
 
 _PASSES = (
     "GEMINI_API_KEY",

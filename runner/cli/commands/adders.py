@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from persistence.protocol import Store
-from persistence.records import RunRecord, TaskRecord
+from plait.persistence.protocol import Store
+from plait.persistence.records import RunRecord, TaskRecord
 
 POLICY = "the policy"
 

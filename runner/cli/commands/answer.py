@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from persistence.protocol import Store
-from persistence.records import RunRecord, TaskRecord
-from runner.cli.backends import Backing
-from runner.cli.display import report
-from runner.cli.exits import COMPLETED, say
-from runner.cli.knowing import knowing_runner
-from runner.cli.lookup import find_run, find_task, say_if_watched, store_for_going_on
-from runner.cli.options import plait
-from runner.domain.question import asking_of
-from runner.domain.status import RUN_DONE, RunStatus
+from plait.persistence.protocol import Store
+from plait.persistence.records import RunRecord, TaskRecord
+from plait.runner.cli.backends import Backing
+from plait.runner.cli.display import report
+from plait.runner.cli.exits import COMPLETED, say
+from plait.runner.cli.knowing import knowing_runner
+from plait.runner.cli.lookup import find_run, find_task, say_if_watched, store_for_going_on
+from plait.runner.cli.options import plait
+from plait.runner.domain.question import asking_of
+from plait.runner.domain.status import RUN_DONE, RunStatus
 
 How: TypeAlias = Literal["value", "done", "again", "fail"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from runner.cli.options import is_text, json_option, store_option
+from plait.runner.cli.options import is_text, json_option, store_option
 
 
 @click.command("answer", short_help="Answer a task's question, or settle one that waits.")
@@ -36,7 +36,7 @@ def answer_command(  # noqa: PLR0913, PLR0917 - click hands over each option
     """
     import anyio  # noqa: PLC0415
 
-    from runner.cli.commands.answer import How, Word, answer_task  # noqa: PLC0415
+    from plait.runner.cli.commands.answer import How, Word, answer_task  # noqa: PLC0415
 
     said: dict[How, str | None] = {"value": value, "done": done, "again": "" if again else None, "fail": fail}
     given = [Word(how, text) for how, text in said.items() if text is not None]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from persistence.records import RunRecord
-from runner.cli.backends import Backing
-from runner.cli.display import report
-from runner.cli.exits import COMPLETED, say
-from runner.cli.lookup import find_run, say_if_watched, shown_status, store_for_going_on
-from runner.cli.options import plait
-from runner.domain.status import RUN_DONE, RunStatus
-from runner.parallel import CANCEL_GRACE_SECONDS
+from plait.persistence.records import RunRecord
+from plait.runner.cli.backends import Backing
+from plait.runner.cli.display import report
+from plait.runner.cli.exits import COMPLETED, say
+from plait.runner.cli.lookup import find_run, say_if_watched, shown_status, store_for_going_on
+from plait.runner.cli.options import plait
+from plait.runner.domain.status import RUN_DONE, RunStatus
+from plait.runner.parallel import CANCEL_GRACE_SECONDS
 
 _WAIT = CANCEL_GRACE_SECONDS + 3.0
 """How many seconds are spent on waiting for the end: until its process looks, for the usual grace time, and some."""

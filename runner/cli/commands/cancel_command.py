@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from runner.cli.options import json_option, store_option
+from plait.runner.cli.options import json_option, store_option
 
 
 @click.command("cancel", short_help="Cancel a run for good.")
@@ -21,6 +21,6 @@ def cancel_command(run: str, store_path: Path, as_json: bool) -> int:
     """
     import anyio  # noqa: PLC0415
 
-    from runner.cli.commands.cancel import cancel_run  # noqa: PLC0415
+    from plait.runner.cli.commands.cancel import cancel_run  # noqa: PLC0415
 
     return anyio.run(cancel_run, run, store_path, as_json)

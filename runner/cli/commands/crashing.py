@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import click
 
-from persistence.failpoints import BOUNDARIES
-from runner.cli.display.report import tell_value
-from runner.cli.exits import COMPLETED, FAILED, STORE, Fault, say, tell
-from runner.crashtest.campaign import Campaign
-from runner.crashtest.certificate import as_lines, as_value
-from runner.crashtest.tally import Tally
-from runner.crashtest.trial import parse_trial
+from plait.persistence.failpoints import BOUNDARIES
+from plait.runner.cli.display.report import tell_value
+from plait.runner.cli.exits import COMPLETED, FAILED, STORE, Fault, say, tell
+from plait.runner.crashtest.campaign import Campaign
+from plait.runner.crashtest.certificate import as_lines, as_value
+from plait.runner.crashtest.tally import Tally
+from plait.runner.crashtest.trial import parse_trial
 
 _MOST_SHOWN = 20
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from runner.cli.options import json_option, set_option, store_option
+from plait.runner.cli.options import json_option, set_option, store_option
 
 if TYPE_CHECKING:
-    from runner.crashtest.campaign import PlanShape
+    from plait.runner.crashtest.campaign import PlanShape
 
 _PATH = click.Path(path_type=Path)
 _DEFAULT_CONCURRENCY = 8
@@ -38,9 +38,9 @@ def crash_command(  # noqa: PLR0913, PLR0917 - one for each option
 
     Exit code 0 only when every invariant held, a kill landed at every boundary, and all planted bugs were caught.
     """
-    from runner.cli.commands.crashing import certify, repeat  # noqa: PLC0415
-    from runner.cli.options import plait  # noqa: PLC0415
-    from runner.crashtest.campaign import Campaign  # noqa: PLC0415
+    from plait.runner.cli.commands.crashing import certify, repeat  # noqa: PLC0415
+    from plait.runner.cli.options import plait  # noqa: PLC0415
+    from plait.runner.crashtest.campaign import Campaign  # noqa: PLC0415
 
     if inputs and plan is None:
         raise click.UsageError("--set is for plans; random cases have no inputs")
@@ -56,8 +56,8 @@ def _folder(store_path: Path) -> Path:
 
 
 def _shape(plan: Path | None, inputs: dict[str, str]) -> PlanShape | None:
-    from runner.cli.plans import read_plan  # noqa: PLC0415
-    from runner.crashtest.campaign import PlanShape  # noqa: PLC0415
+    from plait.runner.cli.plans import read_plan  # noqa: PLC0415
+    from plait.runner.crashtest.campaign import PlanShape  # noqa: PLC0415
 
     if plan is None:
         return None

@@ -9,22 +9,22 @@ from pathlib import Path
 
 import anyio
 
-from backends.agents.discovery import look_for_agents
-from backends.process.available_memory import available_memory
-from backends.process.strays import agents_at_work, left_over_servers
-from persistence import SQLiteStore
-from persistence.errors import StoreError
-from persistence.records import Owner, RunRecord
-from persistence.sqlite import health
-from persistence.sqlite.health import Finding, Fitness
-from runner.cli.commands.doctor_agents import agents_value, of_agents, of_left_over
-from runner.cli.display.report import tell_value
-from runner.cli.display.text import columns, counted, one_line
-from runner.cli.exits import COMPLETED, STORE, tell
-from runner.cli.lookup import names_its_backends, shown_status, store_for_reading
-from runner.cli.options import DEFAULT_STORE, plait
-from runner.domain.status import RUN_DONE, RunStatus
-from runner.state.owner import Liveness, liveness
+from plait.backends.agents.discovery import look_for_agents
+from plait.backends.process.available_memory import available_memory
+from plait.backends.process.strays import agents_at_work, left_over_servers
+from plait.persistence import SQLiteStore
+from plait.persistence.errors import StoreError
+from plait.persistence.records import Owner, RunRecord
+from plait.persistence.sqlite import health
+from plait.persistence.sqlite.health import Finding, Fitness
+from plait.runner.cli.commands.doctor_agents import agents_value, of_agents, of_left_over
+from plait.runner.cli.display.report import tell_value
+from plait.runner.cli.display.text import columns, counted, one_line
+from plait.runner.cli.exits import COMPLETED, STORE, tell
+from plait.runner.cli.lookup import names_its_backends, shown_status, store_for_reading
+from plait.runner.cli.options import DEFAULT_STORE, plait
+from plait.runner.domain.status import RUN_DONE, RunStatus
+from plait.runner.state.owner import Liveness, liveness
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _MOST_RUNS = 5

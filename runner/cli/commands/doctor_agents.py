@@ -6,15 +6,15 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from backends.agents.discovery import Installed
-from backends.process.strays import AtWork
-from persistence.records import RunRecord
-from persistence.sqlite.health import Finding, Fitness
-from runner.cli.display.text import counted, one_line, size
-from runner.cli.options import plait
-from runner.domain.status import RUN_DONE, RunStatus
-from runner.state.attempt_files import run_folder
-from runner.state.owner import seems_free
+from plait.backends.agents.discovery import Installed
+from plait.backends.process.strays import AtWork
+from plait.persistence.records import RunRecord
+from plait.persistence.sqlite.health import Finding, Fitness
+from plait.runner.cli.display.text import counted, one_line, size
+from plait.runner.cli.options import plait
+from plait.runner.domain.status import RUN_DONE, RunStatus
+from plait.runner.state.attempt_files import run_folder
+from plait.runner.state.owner import seems_free
 
 _MIB = 1 << 20
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from runner.cli.options import json_option, store_option
+from plait.runner.cli.options import json_option, store_option
 
 
 @click.command("doctor", short_help="Say whether this machine, its agents and the store are fit.")
@@ -20,6 +20,6 @@ def doctor_command(store_path: Path, as_json: bool) -> int:
     process is gone and at children that were left behind. Changes nothing. Exit code 3 when something is bad;
     warnings alone leave it at 0.
     """
-    from runner.cli.commands.doctor import examine  # noqa: PLC0415
+    from plait.runner.cli.commands.doctor import examine  # noqa: PLC0415
 
     return examine(store_path, as_json)

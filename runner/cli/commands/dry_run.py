@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from runner.cli.display import report
-from runner.cli.display.text import counted, one_line
-from runner.cli.exits import COMPLETED, tell
-from runner.domain.status import RunStatus, TaskStatus
-from runner.recovery.preview import Preview
-from runner.recovery.resume_plan import Action, Verdict
+from plait.runner.cli.display import report
+from plait.runner.cli.display.text import counted, one_line
+from plait.runner.cli.exits import COMPLETED, tell
+from plait.runner.domain.status import RunStatus, TaskStatus
+from plait.runner.recovery.preview import Preview
+from plait.runner.recovery.resume_plan import Action, Verdict
 
 _WIDEST = max(len(action.value) for action in Action)
 _MOST_KEPT = 20

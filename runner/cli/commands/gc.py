@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from persistence import Batch, Conflict, Fenced, RunReleased, SQLiteStore
-from persistence.records import RunRecord
-from persistence.sqlite import Purged
-from runner.cli.display.report import tell_value
-from runner.cli.display.text import counted, one_line, size
-from runner.cli.exits import COMPLETED, say, tell
-from runner.cli.lookup import store_for_going_on, store_for_reading
-from runner.clock import iso
-from runner.domain.status import RUN_DONE, RunStatus
-from runner.operations.retention import Expiry, expired
-from runner.state.orphans import delete_files, has_sessions
-from runner.state.owner import Liveness, liveness
+from plait.persistence import Batch, Conflict, Fenced, RunReleased, SQLiteStore
+from plait.persistence.records import RunRecord
+from plait.persistence.sqlite import Purged
+from plait.runner.cli.display.report import tell_value
+from plait.runner.cli.display.text import counted, one_line, size
+from plait.runner.cli.exits import COMPLETED, say, tell
+from plait.runner.cli.lookup import store_for_going_on, store_for_reading
+from plait.runner.clock import iso
+from plait.runner.domain.status import RUN_DONE, RunStatus
+from plait.runner.operations.retention import Expiry, expired
+from plait.runner.state.orphans import delete_files, has_sessions
+from plait.runner.state.owner import Liveness, liveness
 
 _ALL = 1 << 31
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from runner.cli.options import json_option, store_option
+from plait.runner.cli.options import json_option, store_option
 
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -37,8 +37,8 @@ def gc_command(keep: int | None, older_than: float | None, dry_run: bool, store_
     """
     import anyio  # noqa: PLC0415
 
-    from runner.cli.commands.gc import delete_expired  # noqa: PLC0415
-    from runner.operations.retention import Expiry  # noqa: PLC0415
+    from plait.runner.cli.commands.gc import delete_expired  # noqa: PLC0415
+    from plait.runner.operations.retention import Expiry  # noqa: PLC0415
 
     if keep is None and older_than is None:
         raise click.UsageError("say which runs may go: --keep N, --older-than AGE, or both")

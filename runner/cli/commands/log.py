@@ -13,17 +13,17 @@ from pathlib import Path
 
 import anyio
 
-from persistence.protocol import Store
-from persistence.records import RunRecord
-from runner.cli.display.log_lines import lines_of
-from runner.cli.display.report import EXIT_CODES
-from runner.cli.display.text import one_line
-from runner.cli.exits import CANCELLED, COMPLETED, FAILED, say, tell
-from runner.cli.lookup import find_run, find_task, shown_status, store_for_reading
-from runner.cli.options import plait
-from runner.clock import iso
-from runner.domain.status import RUN_DONE, RunStatus
-from runner.operations.timeline import Chronicle, Entry
+from plait.persistence.protocol import Store
+from plait.persistence.records import RunRecord
+from plait.runner.cli.display.log_lines import lines_of
+from plait.runner.cli.display.report import EXIT_CODES
+from plait.runner.cli.display.text import one_line
+from plait.runner.cli.exits import CANCELLED, COMPLETED, FAILED, say, tell
+from plait.runner.cli.lookup import find_run, find_task, shown_status, store_for_reading
+from plait.runner.cli.options import plait
+from plait.runner.clock import iso
+from plait.runner.domain.status import RUN_DONE, RunStatus
+from plait.runner.operations.timeline import Chronicle, Entry
 
 _LOOK = 0.2  # seconds
 _LOOKS_A_RECORD = 5  # to read a run's record counts its tasks

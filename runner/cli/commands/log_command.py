@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from runner.cli.options import json_option, store_option
+from plait.runner.cli.options import json_option, store_option
 
 
 @click.command("log", short_help="Print what a run did, or does.")
@@ -24,6 +24,6 @@ def log_command(run: str, task: str | None, follow: bool, store_path: Path, as_j
     """
     import anyio  # noqa: PLC0415
 
-    from runner.cli.commands.log import tell_log  # noqa: PLC0415
+    from plait.runner.cli.commands.log import tell_log  # noqa: PLC0415
 
     return anyio.run(tell_log, (run, task), store_path, follow, as_json)

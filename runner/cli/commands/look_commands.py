@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from runner.cli.options import json_option, store_option
-from runner.domain.status import RunStatus
+from plait.runner.cli.options import json_option, store_option
+from plait.runner.domain.status import RunStatus
 
 
 @click.command("runs", short_help="List the runs.")
@@ -26,7 +26,7 @@ def runs_command(limit: int, statuses: tuple[str, ...], at_length: bool, store_p
     """List the runs in the store, newest first. A run that nobody goes on with is shown as interrupted."""
     import anyio  # noqa: PLC0415
 
-    from runner.cli.commands.runs import Wanted, list_runs  # noqa: PLC0415
+    from plait.runner.cli.commands.runs import Wanted, list_runs  # noqa: PLC0415
 
     return anyio.run(list_runs, store_path, Wanted(limit, tuple(map(RunStatus, statuses)), at_length), as_json)
 
@@ -41,7 +41,7 @@ def show_command(run: str, task: str | None, events: bool, store_path: Path, as_
     """Show RUN with its tasks, or TASK of it with its prompt, conversation, result and attempts."""
     import anyio  # noqa: PLC0415
 
-    from runner.cli.commands.show import show_events, show_run, show_task  # noqa: PLC0415
+    from plait.runner.cli.commands.show import show_events, show_run, show_task  # noqa: PLC0415
 
     if task is not None and events:
         raise click.UsageError("--events is for a whole run; leave TASK out")

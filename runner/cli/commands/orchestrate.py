@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from runner.cli.exits import prints_aside
-from runner.cli.options import (
+from plait.runner.cli.exits import prints_aside
+from plait.runner.cli.options import (
     KINDS,
     concurrency_option,
     configure_log,
@@ -54,9 +54,9 @@ def orchestrate_command(goal: str, **options: Any) -> int:
     """
     import anyio  # noqa: PLC0415
 
-    from runner.cli.backends import Wish  # noqa: PLC0415
-    from runner.cli.commands.orchestrating import Team, orchestrate  # noqa: PLC0415
-    from runner.cli.commands.run import Manner  # noqa: PLC0415
+    from plait.runner.cli.backends import Wish  # noqa: PLC0415
+    from plait.runner.cli.commands.orchestrating import Team, orchestrate  # noqa: PLC0415
+    from plait.runner.cli.commands.run import Manner  # noqa: PLC0415
 
     if not is_text(goal):
         raise click.BadParameter("the goal is not text in UTF-8")

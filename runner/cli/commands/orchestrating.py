@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from backends.spec.build import BackendSpec, LocalSpec
-from persistence import SQLiteStore
-from runner.cli.backends import Backing, Wish, asked_for
-from runner.cli.commands.run import DEFAULT_CONCURRENCY, Manner, see_through
-from runner.policies.orchestrator.policy import LoopLimits, OrchestratorPolicy
-from runner.policies.orchestrator.prompts import ANSWER_ID, EXECUTOR, PLANNER, REFLECTOR
+from plait.backends.spec.build import BackendSpec, LocalSpec
+from plait.persistence import SQLiteStore
+from plait.runner.cli.backends import Backing, Wish, asked_for
+from plait.runner.cli.commands.run import DEFAULT_CONCURRENCY, Manner, see_through
+from plait.runner.policies.orchestrator.policy import LoopLimits, OrchestratorPolicy
+from plait.runner.policies.orchestrator.prompts import ANSWER_ID, EXECUTOR, PLANNER, REFLECTOR
 
 _LOCAL_ANSWER = 512  # tokens; a small model stops late
 _CHARACTERS_A_TOKEN = 2  # at least, for what results are cut to

@@ -12,19 +12,19 @@ from typing import Any
 import anyio
 import click
 
-from persistence.records import RunRecord, TaskRecord
-from runner import DAG, Plan, PlanError, TaskStatus
-from runner.cli.commands.adders import adders
-from runner.cli.display.report import tell_value
-from runner.cli.display.text import counted, one_line, seconds, tokens, visible
-from runner.cli.exits import COMPLETED, USAGE, tell
-from runner.cli.lookup import find_run, shown_status, store_for_reading
-from runner.cli.options import PLAN_SUFFIXES
-from runner.cli.output_files import write_file
-from runner.cli.plans import read_plan
-from runner.drawing.layout import layers
-from runner.drawing.picture import Look, mermaid, page, svg
-from runner.state.codec import dag_of
+from plait.persistence.records import RunRecord, TaskRecord
+from plait.runner import DAG, Plan, PlanError, TaskStatus
+from plait.runner.cli.commands.adders import adders
+from plait.runner.cli.display.report import tell_value
+from plait.runner.cli.display.text import counted, one_line, seconds, tokens, visible
+from plait.runner.cli.exits import COMPLETED, USAGE, tell
+from plait.runner.cli.lookup import find_run, shown_status, store_for_reading
+from plait.runner.cli.options import PLAN_SUFFIXES
+from plait.runner.cli.output_files import write_file
+from plait.runner.cli.plans import read_plan
+from plait.runner.drawing.layout import layers
+from plait.runner.drawing.picture import Look, mermaid, page, svg
+from plait.runner.state.codec import dag_of
 
 _LONGEST_PATH = 12  # tasks of the critical path that are named
 

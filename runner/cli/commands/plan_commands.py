@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from runner.cli.options import json_option, set_option, store_option
+from plait.runner.cli.options import json_option, set_option, store_option
 
 _PATH = click.Path(path_type=Path)
 
@@ -17,7 +17,7 @@ _PATH = click.Path(path_type=Path)
 @json_option
 def check_command(plan: Path, inputs: dict[str, str], as_json: bool) -> int:
     """Check the plan in the file PLAN and say what it would run. Every mistake is listed with its place."""
-    from runner.cli.commands.plan import check  # noqa: PLC0415
+    from plait.runner.cli.commands.plan import check  # noqa: PLC0415
 
     return check(plan, inputs, as_json)
 
@@ -30,7 +30,7 @@ def check_command(plan: Path, inputs: dict[str, str], as_json: bool) -> int:
 @json_option
 def graph_command(what: str, output: Path | None, inputs: dict[str, str], store_path: Path, as_json: bool) -> int:
     """Print the graph of a plan file or of a run as Mermaid, or write it as a picture coloured by status."""
-    from runner.cli.commands.plan import Delivery, draw  # noqa: PLC0415
+    from plait.runner.cli.commands.plan import Delivery, draw  # noqa: PLC0415
 
     return draw(what, Delivery(output, as_json), inputs, store_path)
 
@@ -38,8 +38,8 @@ def graph_command(what: str, output: Path | None, inputs: dict[str, str], store_
 @click.command("schema", short_help="Print the JSON Schema of plan files.")
 def schema_command() -> int:
     """Print the JSON Schema of plan files, for editors that complete and check them."""
-    from runner.cli.display.report import tell_value  # noqa: PLC0415
-    from runner.plan import plan_schema  # noqa: PLC0415
+    from plait.runner.cli.display.report import tell_value  # noqa: PLC0415
+    from plait.runner.plan import plan_schema  # noqa: PLC0415
 
     tell_value(plan_schema())
     return 0
@@ -52,7 +52,7 @@ def version_command(as_json: bool) -> int:
     import json  # noqa: PLC0415
     from importlib.metadata import version  # noqa: PLC0415
 
-    from runner.cli.exits import tell  # noqa: PLC0415
+    from plait.runner.cli.exits import tell  # noqa: PLC0415
 
     tell(json.dumps({"version": version("plait")}) if as_json else f"plait {version('plait')}")
     return 0

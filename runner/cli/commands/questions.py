@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from persistence.protocol import Store
-from persistence.records import RunRecord
-from runner.cli.display.report import tell_value
-from runner.cli.display.text import one_line, visible
-from runner.cli.exits import COMPLETED, tell
-from runner.cli.knowing import knowing_runner
-from runner.cli.lookup import FAR_BACK, find_run, shown_status, store_for_reading
-from runner.cli.waiting import Waiting, waiting_in
-from runner.domain.status import RUN_DONE, RunStatus, TaskStatus
-from runner.recovery.resume_plan import Action
-from runner.state.codec import task_of
-from runner.state.owner import Liveness, liveness
+from plait.persistence.protocol import Store
+from plait.persistence.records import RunRecord
+from plait.runner.cli.display.report import tell_value
+from plait.runner.cli.display.text import one_line, visible
+from plait.runner.cli.exits import COMPLETED, tell
+from plait.runner.cli.knowing import knowing_runner
+from plait.runner.cli.lookup import FAR_BACK, find_run, shown_status, store_for_reading
+from plait.runner.cli.waiting import Waiting, waiting_in
+from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
+from plait.runner.recovery.resume_plan import Action
+from plait.runner.state.codec import task_of
+from plait.runner.state.owner import Liveness, liveness
 
 
 async def list_questions(word: str | None, path: Path, as_json: bool) -> int:

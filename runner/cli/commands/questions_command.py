@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from runner.cli.options import json_option, store_option
+from plait.runner.cli.options import json_option, store_option
 
 
 @click.command("questions", short_help="Show what waits for a person.")
@@ -19,6 +19,6 @@ def questions_command(run: str | None, store_path: Path, as_json: bool) -> int:
     """
     import anyio  # noqa: PLC0415
 
-    from runner.cli.commands.questions import list_questions  # noqa: PLC0415
+    from plait.runner.cli.commands.questions import list_questions  # noqa: PLC0415
 
     return anyio.run(list_questions, run, store_path, as_json)

@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from persistence import SQLiteStore, StoreError
-from persistence.protocol import Store
-from persistence.records import RunRecord, TaskRecord
-from runner import PlaitError, Plan
-from runner.cli.backends import Backing, names_needed
-from runner.cli.commands.dry_run import tell_preview
-from runner.cli.display import report
-from runner.cli.display.follow import Ending, follow
-from runner.cli.display.plain import Display, NoDisplay, PlainDisplay
-from runner.cli.display.progress import Progress
-from runner.cli.display.text import visible, without_controls
-from runner.cli.exits import COMPLETED, Fault, output, say, tell
-from runner.cli.knowing import knowing_runner
-from runner.cli.lookup import (
+from plait.persistence import SQLiteStore, StoreError
+from plait.persistence.protocol import Store
+from plait.persistence.records import RunRecord, TaskRecord
+from plait.runner import PlaitError, Plan
+from plait.runner.cli.backends import Backing, names_needed
+from plait.runner.cli.commands.dry_run import tell_preview
+from plait.runner.cli.display import report
+from plait.runner.cli.display.follow import Ending, follow
+from plait.runner.cli.display.plain import Display, NoDisplay, PlainDisplay
+from plait.runner.cli.display.progress import Progress
+from plait.runner.cli.display.text import visible, without_controls
+from plait.runner.cli.exits import COMPLETED, Fault, output, say, tell
+from plait.runner.cli.knowing import knowing_runner
+from plait.runner.cli.lookup import (
     find_run,
     find_task,
     newest_resumable,
@@ -33,22 +33,22 @@ from runner.cli.lookup import (
     store_for_going_on,
     store_for_reading,
 )
-from runner.cli.options import plait
-from runner.cli.plan_changes import say_if_edited
-from runner.cli.stored_backends import Files, Kept
-from runner.cli.waiting import Waiting, waiting_in
-from runner.domain.dag import DAG
-from runner.domain.result import RunResult
-from runner.domain.status import RunStatus, TaskStatus
-from runner.engine.inbox import is_to_be_cancelled
-from runner.operations.inspect import usage_value
-from runner.policies import policy_of
-from runner.policies.orchestrator.policy import OrchestratorPolicy
-from runner.policies.orchestrator.prompts import ANSWER_ID
-from runner.recovery.resume_plan import RUNS, Action, judge
-from runner.run import Run
-from runner.state.codec import dag_of
-from runner.state.stored_run import StoredPolicy, has_ended
+from plait.runner.cli.options import plait
+from plait.runner.cli.plan_changes import say_if_edited
+from plait.runner.cli.stored_backends import Files, Kept
+from plait.runner.cli.waiting import Waiting, waiting_in
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.result import RunResult
+from plait.runner.domain.status import RunStatus, TaskStatus
+from plait.runner.engine.inbox import is_to_be_cancelled
+from plait.runner.operations.inspect import usage_value
+from plait.runner.policies import policy_of
+from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
+from plait.runner.policies.orchestrator.prompts import ANSWER_ID
+from plait.runner.recovery.resume_plan import RUNS, Action, judge
+from plait.runner.run import Run
+from plait.runner.state.codec import dag_of
+from plait.runner.state.stored_run import StoredPolicy, has_ended
 
 DEFAULT_CONCURRENCY = 8
 
@@ -208,7 +208,7 @@ def _display(dag: DAG, manner: Manner, statuses: Mapping[str, TaskStatus] | None
     # Log lines and a live display would write over each other.
     if manner.logs or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         return PlainDisplay(verbose=manner.verbose)
-    from runner.cli.display.live import LiveDisplay  # noqa: PLC0415 - rich takes a while and is not needed in a pipe
+    from plait.runner.cli.display.live import LiveDisplay  # noqa: PLC0415 - rich takes a while and is not needed in a pipe
 
     return LiveDisplay(Progress(dag, time.monotonic, statuses), dag.name or "plait", verbose=manner.verbose)
 

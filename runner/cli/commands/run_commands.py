@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from runner.cli.exits import prints_aside
-from runner.cli.options import (
+from plait.runner.cli.exits import prints_aside
+from plait.runner.cli.options import (
     backend_options,
     concurrency_option,
     configure_log,
@@ -51,9 +51,9 @@ def run_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
     """
     import anyio  # noqa: PLC0415
 
-    from runner.cli.backends import Wish, backing_of_plan  # noqa: PLC0415
-    from runner.cli.commands.run import run_plan  # noqa: PLC0415
-    from runner.cli.plans import read_plan  # noqa: PLC0415
+    from plait.runner.cli.backends import Wish, backing_of_plan  # noqa: PLC0415
+    from plait.runner.cli.commands.run import run_plan  # noqa: PLC0415
+    from plait.runner.cli.plans import read_plan  # noqa: PLC0415
 
     configure_log(options["log_style"], options["log_level"])
     loaded = read_plan(plan, inputs)
@@ -82,8 +82,8 @@ def resume_command(run: str | None, retry_failed: bool, **options: Any) -> int:
     """
     import anyio  # noqa: PLC0415
 
-    from runner.cli.commands.run import Resumption, resume_run  # noqa: PLC0415
-    from runner.cli.stored_backends import Files  # noqa: PLC0415
+    from plait.runner.cli.commands.run import Resumption, resume_run  # noqa: PLC0415
+    from plait.runner.cli.stored_backends import Files  # noqa: PLC0415
 
     configure_log(options["log_style"], options["log_level"])
     wanted = Resumption(run, retry_failed, Files(options["plan"], options["backends"]), options["dry_run"])
@@ -107,8 +107,8 @@ def continue_command(run: str, task: str, message: str, **options: Any) -> int:
     """
     import anyio  # noqa: PLC0415
 
-    from runner.cli.commands.run import continue_task  # noqa: PLC0415
-    from runner.cli.stored_backends import Files  # noqa: PLC0415
+    from plait.runner.cli.commands.run import continue_task  # noqa: PLC0415
+    from plait.runner.cli.stored_backends import Files  # noqa: PLC0415
 
     if not is_text(message):
         raise click.BadParameter("the message is not text in UTF-8")
@@ -122,7 +122,7 @@ def continue_command(run: str, task: str, message: str, **options: Any) -> int:
 
 
 def _manner(options: dict[str, Any]) -> Any:
-    from runner.cli.commands.run import Manner  # noqa: PLC0415
+    from plait.runner.cli.commands.run import Manner  # noqa: PLC0415
 
     return Manner(
         store=None if options.get("no_store") else options["store_path"],

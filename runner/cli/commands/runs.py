@@ -9,16 +9,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from persistence import Store
-from persistence.records import RunRecord
-from runner.cli.display.report import tell_value
-from runner.cli.display.sections import tell_table
-from runner.cli.display.text import age, dollars, one_line, size, tokens
-from runner.cli.exits import COMPLETED, say, tell
-from runner.cli.lookup import shown_status, store_for_reading
-from runner.domain.status import RunStatus
-from runner.operations.inspect import run_info, run_value
-from runner.state.owner import Liveness, liveness
+from plait.persistence import Store
+from plait.persistence.records import RunRecord
+from plait.runner.cli.display.report import tell_value
+from plait.runner.cli.display.sections import tell_table
+from plait.runner.cli.display.text import age, dollars, one_line, size, tokens
+from plait.runner.cli.exits import COMPLETED, say, tell
+from plait.runner.cli.lookup import shown_status, store_for_reading
+from plait.runner.domain.status import RunStatus
+from plait.runner.operations.inspect import run_info, run_value
+from plait.runner.state.owner import Liveness, liveness
 
 HEAD = ("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "AGE")
 LONG_HEAD = ("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "COST", "SIZE", "AGE", "OWNER")

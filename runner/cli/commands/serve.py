@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from persistence import SQLiteStore
-from runner.cli.backends import Backing
-from runner.cli.commands.run import DEFAULT_CONCURRENCY
-from runner.cli.display.follow import stop_when_told
-from runner.cli.exits import CANCELLED, COMPLETED, Fault, say, tell
-from runner.cli.output_files import write_file
-from runner.service import RunService
+from plait.persistence import SQLiteStore
+from plait.runner.cli.backends import Backing
+from plait.runner.cli.commands.run import DEFAULT_CONCURRENCY
+from plait.runner.cli.display.follow import stop_when_told
+from plait.runner.cli.exits import CANCELLED, COMPLETED, Fault, say, tell
+from plait.runner.cli.output_files import write_file
+from plait.runner.service import RunService
 
 if TYPE_CHECKING:
-    from runner.web.app import Server
+    from plait.runner.web.app import Server
 
 _TOKEN_BYTES = 32
 
@@ -42,8 +42,8 @@ class Listening:
 async def serve(backing: Backing, where: Listening, concurrency: int | None) -> int:
     """Serve until told to stop; the exit code."""
     _require_extra()
-    from runner.web.app import Server  # noqa: PLC0415 - a server's libraries are no part of the core
-    from runner.web.routes import Served  # noqa: PLC0415
+    from plait.runner.web.app import Server  # noqa: PLC0415 - a server's libraries are no part of the core
+    from plait.runner.web.routes import Served  # noqa: PLC0415
 
     with _socket(where) as listening:
         async with backing.running(backing.specs) as made, SQLiteStore(where.store) as store:

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from runner.cli.exits import prints_aside
-from runner.cli.options import (
+from plait.runner.cli.exits import prints_aside
+from plait.runner.cli.options import (
     backend_options,
     concurrency_option,
     configure_log,
@@ -55,8 +55,8 @@ def serve_command(file: Path | None, **options: Any) -> int:
     """
     import anyio  # noqa: PLC0415
 
-    from runner.cli.backends import Wish, backing_of_file  # noqa: PLC0415
-    from runner.cli.commands.serve import Listening, serve  # noqa: PLC0415
+    from plait.runner.cli.backends import Wish, backing_of_file  # noqa: PLC0415
+    from plait.runner.cli.commands.serve import Listening, serve  # noqa: PLC0415
 
     configure_log(options["log_style"], options["log_level"])
     backing = backing_of_file(file, Wish(options["backend"], options["model"], options["base_url"]))

@@ -11,23 +11,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from persistence.protocol import Store
-from persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
-from runner.cli.commands.adders import adders
-from runner.cli.display.colour import coloured
-from runner.cli.display.report import WHY_STOPPED, stop_of, tell_value
-from runner.cli.display.sections import tell_answers, tell_question, tell_section, tell_table
-from runner.cli.display.text import counted, dollars, one_line, seconds, tokens, visible
-from runner.cli.exits import COMPLETED, tell
-from runner.cli.lookup import find_run, find_task, names_its_backends, shown_status, store_for_reading
-from runner.cli.options import plait
-from runner.cli.waiting import waiting_in
-from runner.clock import iso
-from runner.domain.status import RUN_DONE, RunStatus, TaskStatus
-from runner.engine.policy_driver import decided_of
-from runner.engine.retry import next_tries
-from runner.operations.inspect import run_info, run_value, task_info, task_value
-from runner.policies.orchestrator.policy import Stop
+from plait.persistence.protocol import Store
+from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+from plait.runner.cli.commands.adders import adders
+from plait.runner.cli.display.colour import coloured
+from plait.runner.cli.display.report import WHY_STOPPED, stop_of, tell_value
+from plait.runner.cli.display.sections import tell_answers, tell_question, tell_section, tell_table
+from plait.runner.cli.display.text import counted, dollars, one_line, seconds, tokens, visible
+from plait.runner.cli.exits import COMPLETED, tell
+from plait.runner.cli.lookup import find_run, find_task, names_its_backends, shown_status, store_for_reading
+from plait.runner.cli.options import plait
+from plait.runner.cli.waiting import waiting_in
+from plait.runner.clock import iso
+from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
+from plait.runner.engine.policy_driver import decided_of
+from plait.runner.engine.retry import next_tries
+from plait.runner.operations.inspect import run_info, run_value, task_info, task_value
+from plait.runner.policies.orchestrator.policy import Stop
 
 _LONGEST_ERROR = 120
 _EVENTS_AT_ONCE = 5000

@@ -8,7 +8,7 @@ from typing import IO
 
 import click
 
-from runner.domain.status import RunStatus, TaskStatus
+from plait.runner.domain.status import RunStatus, TaskStatus
 
 COLOURS: Mapping[str, str] = {
     TaskStatus.RUNNING: "cyan",

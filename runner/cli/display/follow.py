@@ -14,14 +14,14 @@ from types import FrameType
 import anyio
 import anyio.abc
 
-from runner.cli.display.growing import grow
-from runner.cli.display.plain import Display
-from runner.cli.exits import AT_ONCE
-from runner.domain import events
-from runner.domain.dag import DAG
-from runner.domain.result import RunResult
-from runner.domain.task import JsonValue
-from runner.run import Run
+from plait.runner.cli.display.growing import grow
+from plait.runner.cli.display.plain import Display
+from plait.runner.cli.exits import AT_ONCE
+from plait.runner.domain import events
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.result import RunResult
+from plait.runner.domain.task import JsonValue
+from plait.runner.run import Run
 
 _REFRESH = 0.2  # seconds
 _SHOW_CURSOR = b"\x1b[?25h\n"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runner.domain import events
-from runner.domain.dag import DAG
+from plait.runner.domain import events
+from plait.runner.domain.dag import DAG
 
 
 def grow(dag: DAG, event: events.TasksAdded) -> None:

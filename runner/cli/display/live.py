@@ -12,12 +12,12 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from runner.cli.display.colour import COLOURS
-from runner.cli.display.plain import line_of
-from runner.cli.display.progress import Progress, Underway
-from runner.cli.display.text import columns, dollars, last_cells, one_line, seconds, tokens
-from runner.domain import events
-from runner.domain.status import TaskStatus
+from plait.runner.cli.display.colour import COLOURS
+from plait.runner.cli.display.plain import line_of
+from plait.runner.cli.display.progress import Progress, Underway
+from plait.runner.cli.display.text import columns, dollars, last_cells, one_line, seconds, tokens
+from plait.runner.domain import events
+from plait.runner.domain.status import TaskStatus
 
 _MANY = 100  # tasks; in a larger run only trouble gets a line of its own
 _BAR = 24

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeAlias
 
-from runner.cli.display.colour import coloured
-from runner.cli.display.text import counted, dollars, one_line, seconds, tokens, visible
-from runner.domain.status import TaskStatus
-from runner.domain.task import JsonValue
-from runner.operations.timeline import Entry
+from plait.runner.cli.display.colour import coloured
+from plait.runner.cli.display.text import counted, dollars, one_line, seconds, tokens, visible
+from plait.runner.domain.status import TaskStatus
+from plait.runner.domain.task import JsonValue
+from plait.runner.operations.timeline import Entry
 
 _LONGEST = 300
 Detail: TypeAlias = "Mapping[str, JsonValue]"

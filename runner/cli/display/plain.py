@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Protocol
 
-from runner.cli.display.text import counted, one_line, seconds, tokens
-from runner.cli.exits import say
-from runner.domain import events
-from runner.domain.status import TaskStatus
+from plait.runner.cli.display.text import counted, one_line, seconds, tokens
+from plait.runner.cli.exits import say
+from plait.runner.domain import events
+from plait.runner.domain.status import TaskStatus
 
 _LONGEST_ERROR = 300
 

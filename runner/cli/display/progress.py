@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from backends.protocol import NO_USAGE, Usage
-from runner.cli.display.growing import grow
-from runner.domain import events
-from runner.domain.dag import DAG
-from runner.domain.status import TaskStatus
-from runner.domain.task import FailureMode, Mode
+from plait.backends.protocol import NO_USAGE, Usage
+from plait.runner.cli.display.growing import grow
+from plait.runner.domain import events
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.status import TaskStatus
+from plait.runner.domain.task import FailureMode, Mode
 
 _KEPT = 400  # characters of what a task does, for the display
 

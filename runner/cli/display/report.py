@@ -8,18 +8,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.cli import exits
-from runner.cli.display.colour import coloured
-from runner.cli.display.follow import Ending
-from runner.cli.display.text import counted, dollars, one_line, seconds, tokens, visible, without_controls
-from runner.cli.options import plait
-from runner.cli.waiting import Waiting
-from runner.domain.dag import DAG
-from runner.domain.result import RunResult, TaskResult
-from runner.domain.status import RunStatus, TaskStatus
-from runner.domain.task import JsonValue
-from runner.operations.inspect import usage_value
-from runner.policies.orchestrator.policy import Stop
+from plait.runner.cli import exits
+from plait.runner.cli.display.colour import coloured
+from plait.runner.cli.display.follow import Ending
+from plait.runner.cli.display.text import counted, dollars, one_line, seconds, tokens, visible, without_controls
+from plait.runner.cli.options import plait
+from plait.runner.cli.waiting import Waiting
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.result import RunResult, TaskResult
+from plait.runner.domain.status import RunStatus, TaskStatus
+from plait.runner.domain.task import JsonValue
+from plait.runner.operations.inspect import usage_value
+from plait.runner.policies.orchestrator.policy import Stop
 
 _MOST_FAILURES = 10
 WHY_STOPPED = {

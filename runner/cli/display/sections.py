@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from persistence.records import TaskRecord
-from runner.cli.display.colour import coloured
-from runner.cli.display.text import columns, visible
-from runner.cli.exits import tell
-from runner.cli.waiting import Waiting
-from runner.domain.question import answers_of
+from plait.persistence.records import TaskRecord
+from plait.runner.cli.display.colour import coloured
+from plait.runner.cli.display.text import columns, visible
+from plait.runner.cli.exits import tell
+from plait.runner.cli.waiting import Waiting
+from plait.runner.domain.question import answers_of
 
 
 def tell_section(head: str, text: str) -> None:

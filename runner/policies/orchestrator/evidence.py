@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 
-from runner.domain.policy import RunView
-from runner.domain.result import TaskResult
-from runner.domain.status import TASK_DONE, TaskStatus
-from runner.domain.task import FailureMode, Task
-from runner.policies.orchestrator.prompts import ANSWER_ID
-from runner.policies.orchestrator.replies import PREFIX, Known
-from runner.prompts.render import text_of
+from plait.runner.domain.policy import RunView
+from plait.runner.domain.result import TaskResult
+from plait.runner.domain.status import TASK_DONE, TaskStatus
+from plait.runner.domain.task import FailureMode, Task
+from plait.runner.policies.orchestrator.prompts import ANSWER_ID
+from plait.runner.policies.orchestrator.replies import PREFIX, Known
+from plait.runner.prompts.render import text_of
 
 _OWN = re.compile(r"(plan|reflect)\.[0-9]+")
 _LEAST_SHOWN = 200

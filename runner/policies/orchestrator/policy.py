@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, cast
 
-from backends.protocol import JsonInput
-from runner.domain.dag import DAG
-from runner.domain.policy import Decision, RunView
-from runner.domain.status import RunStatus, TaskStatus
-from runner.domain.task import JsonValue, Task
-from runner.policies.orchestrator.evidence import EXECUTED, Evidence, digest, is_work, said
-from runner.policies.orchestrator.prompts import (
+from plait.backends.protocol import JsonInput
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.policy import Decision, RunView
+from plait.runner.domain.status import RunStatus, TaskStatus
+from plait.runner.domain.task import JsonValue, Task
+from plait.runner.policies.orchestrator.evidence import EXECUTED, Evidence, digest, is_work, said
+from plait.runner.policies.orchestrator.prompts import (
     ANSWER_ID,
     EXECUTOR,
     PLANNER,
@@ -30,7 +30,7 @@ from runner.policies.orchestrator.prompts import (
     plan_task,
     reflect_task,
 )
-from runner.policies.orchestrator.replies import Asked, Known, Read, read_plan, read_reflection
+from plait.runner.policies.orchestrator.replies import Asked, Known, Read, read_plan, read_reflection
 
 _MOST_REASONS = 10
 _LONGEST_NAME = 40

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from runner.domain.task import JsonValue, Task
+from plait.runner.domain.task import JsonValue, Task
 
 PLANNER, EXECUTOR, REFLECTOR = "planner", "executor", "reflector"
 ANSWER_ID = "answer"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import cast
 
-from runner.domain.task import JsonValue, Task
-from runner.policies.orchestrator.prompts import work_task
+from plait.runner.domain.task import JsonValue, Task
+from plait.runner.policies.orchestrator.prompts import work_task
 
 PREFIX = "do."
 _LONGEST_SLUG = 40
