@@ -42,15 +42,15 @@ test: .venv/.dev .venv/.model
 # A command that cannot be installed is said in one line, and its tests are skipped; with none at all this fails.
 test-clis: export PLAIT_CLIS ?= $(HOME)/.cache/plait-clis
 test-clis: .venv/.dev
-	-$(BIN)/python -m tests.clis.install
-	$(BIN)/python -m tests.clis.alone $(BIN)/python -m pytest -n 2 --dist worksteal -rs tests/clis
+	-$(BIN)/python -m tests.real_agents.install
+	$(BIN)/python -m tests.real_agents.alone $(BIN)/python -m pytest -n 2 --dist worksteal -rs tests/real_agents
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/mypy
-	$(BIN)/python -m tests.support.shown_code
+	$(BIN)/python -m tests.docs.shown_code
 
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks

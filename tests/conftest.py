@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from plait.persistence import MemoryStore, SQLiteStore, Store
-from tests.support.agents import Home, make_home
-from tests.support.room import Kin, kin
+from tests.support.agents.homes import Home, make_home
+from tests.support.processes.room import Kin, kin
 
 # A developer's own keys, servers and proxies must not reach a test, nor a test them.
 PRIVATE = ("OPENAI_", "ANTHROPIC_", "PLAIT_")

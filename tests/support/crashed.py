@@ -12,7 +12,7 @@ from plait.backends.protocol import Conversation, Opening, Reply
 from plait.persistence import Store
 from plait.runner import DAG, ParallelRunner, Run
 from tests.support.fakes import QuickClock, Talker
-from tests.support.faulty_store import Fault, FaultyStore, on_write
+from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 
 Hangs = Callable[[str], bool]
 """Whether the turn with this prompt is under way when the process dies."""

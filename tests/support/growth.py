@@ -10,7 +10,7 @@ from plait.backends.protocol import JsonValue, Opening, Reply
 from plait.persistence import Batch, Store
 from plait.runner import Decision, RunView, Task
 from tests.support.fakes import Answer, Talker
-from tests.support.faulty_store import FaultyStore
+from tests.support.stores.faulty_store import FaultyStore
 
 
 def spec(task_id: str, prompt: str = "", **more: JsonValue) -> dict[str, JsonValue]:

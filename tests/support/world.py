@@ -20,8 +20,8 @@ from plait.persistence.records import TaskRecord
 from plait.runner.clock import iso
 from plait.runner.domain import events
 from plait.runner.domain.status import TASK_DONE, TaskStatus
-from tests.support.faulty_store import at_once
 from tests.support.seeded_loop import VirtualClock
+from tests.support.stores.faulty_store import at_once
 from tests.support.story import TALKERS, Story, answer
 
 RUN = "r"

@@ -1,0 +1,101 @@
+"""The layers of the packages (docs/design.md) as one ordered list, and the imports that break them.
+
+A module imports from the layers below its own, and from its own unit. Units of one layer do not import each other.
+Each import counts: at the head of a module, inside a function, and for types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+
+from tests.architecture.source import Source
+
+# From the bottom to the top; a layer is a list of units. A unit is a package with all its modules, or the modules named.
+# The longest name that fits a module decides.
+LAYERS: list[list[str]] = [
+    # The contract of a backend and its vocabulary.
+    ["backends.protocol backends.errors backends.values backends.text backends.json_fields backends.error_kinds "
+     "backends.extras"],
+    ["backends.ask backends.function backends.person backends.replay backends.structured"],
+    ["backends.process"],
+    ["backends.llm", "backends.langgraph", "backends.agents"],
+    ["backends.agents.claude", "backends.agents.codex", "backends.agents.gemini", "backends.agents.acp"],
+    ["backends.spec"],
+    ["backends"],  # the public names
+    ["backends.contract"],
+    # The contract of a store, and the rules that each store keeps.
+    ["persistence.protocol persistence.changes persistence.records persistence.errors persistence.values "
+     "persistence.rules persistence.event_log persistence.failpoints"],
+    ["persistence.memory", "persistence.sqlite"],
+    ["persistence"],  # the public names
+    ["persistence.contract"],
+    # One run of a DAG.
+    ["runner.errors", "runner.clock", "runner.log", "runner.cancellation"],
+    ["runner.prompts"],
+    ["runner.domain"],
+    ["runner.scheduling", "runner.policies", "runner.drawing", "runner.state"],
+    ["runner.plan"],
+    ["runner.engine"],
+    ["runner.recovery"],
+    ["runner.operations"],
+    ["runner.run"],
+    ["runner.parallel"],
+    ["runner.service", "runner.orchestrator"],
+    ["runner"],  # the public names
+    ["runner.web", "runner.crashtest"],
+    ["runner.cli"],
+]  # fmt: skip
+LEVEL = {name: level for level, units in enumerate(LAYERS) for unit in units for name in unit.split()}
+UNIT = {name: unit for units in LAYERS for unit in units for name in unit.split()}
+# The leaves import neither each other nor the runner, whatever the layer.
+LEAVES = ("backends", "persistence")
+PUBLIC_NAMES = ("runner", "backends", "persistence")
+
+
+def name_of(module: str) -> str:
+    """Return the name in LAYERS that decides about `module`. Raises LookupError if there is none."""
+    name = module.removeprefix("plait.")
+    while name not in LEVEL:
+        name = name.rpartition(".")[0]
+    if not name or (name in PUBLIC_NAMES and f"plait.{name}" != module):
+        raise LookupError(f"{module} has no layer: name it or its package in LAYERS")
+    return name
+
+
+def imported_modules(source: Source, known: set[str]) -> Iterator[tuple[str, int]]:
+    """Yield each module in `known` that `source` imports, with the line of the import."""
+    for found in source.imports:
+        inner = [f"{found.module}.{name}" for name in found.names]
+        targets = [module for module in inner if module in known]
+        if len(targets) < len(inner) or not inner:
+            targets.append(found.module)
+        yield from ((target, found.line) for target in targets if target in known and target != source.module)
+
+
+def breaches(sources: Iterable[Source]) -> list[str]:
+    """Return each import that breaks the layers, as `file:line: name imports module`."""
+    by_module = {source.module: source for source in sources}
+    found: list[str] = []
+    for source in by_module.values():
+        name = name_of(source.module)
+        for module, line in imported_modules(source, set(by_module)):
+            other = name_of(module)
+            home, target = name.partition(".")[0], other.partition(".")[0]
+            if (home in LEAVES and home != target) or (UNIT[name] != UNIT[other] and LEVEL[other] >= LEVEL[name]):
+                found.append(f"{source.path}:{line}: {name} imports {module}")
+    return found
+
+
+def import_circle(sources: Iterable[Source]) -> list[str]:
+    """Return modules that import each other in a circle, as `file:line imports module`; empty if there is none."""
+    by_module = {source.module: source for source in sources}
+    edges = {module: dict(imported_modules(source, set(by_module))) for module, source in by_module.items()}
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        # The sorter names each module before the one that imports it.
+        circle = error.args[1][::-1]
+        return [f"{by_module[one].path}:{edges[one][other]} imports {other}" for one, other in pairwise(circle)]
+    return []

@@ -1,0 +1,145 @@
+"""The rules of the house (docs/design.md), read from the source with `ast`. Each rule is shown to be able to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.rules import (
+    HOMES,
+    PACKAGES,
+    PURE,
+    Rule,
+    files_and_functions_stay_short,
+    heavy_libraries_load_lazily,
+    import_circle,
+    leaves_do_not_look_up,
+    libraries_have_one_home,
+    nothing_is_executed_or_unpickled,
+    only_sqlite_opens_the_database,
+    pure_rooms_stay_pure,
+    sql_is_written_out,
+    statuses_are_no_strings,
+    work_belongs_to_task_groups,
+)
+from tests.architecture.source import Source
+
+ROOT = Path(__file__).parent.parent.parent
+SOURCES = [
+    Source(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+]
+
+LONG_FUNCTION = "def f():\n" + "    pass\n" * 60
+# Every rule with files that break it, one finding each.
+RULES: dict[Rule, Sequence[tuple[str, str]]] = {
+    leaves_do_not_look_up: [
+        ("backends/x.py", "def f():\n    from plait.runner.domain.task import Task"),
+        ("persistence/x.py", "import plait.backends.protocol"),
+        ("persistence/sqlite/x.py", "from ...runner import task"),
+    ],
+    pure_rooms_stay_pure: [
+        ("runner/domain/dag.py", "import anyio.lowlevel"),
+        ("runner/prompt_x.py", "def f():\n    import time"),
+        ("runner/domain/task.py", "from plait.runner.engine.checkpointer import Checkpointer"),
+    ],
+    libraries_have_one_home: [
+        ("runner/x.py", "import aiosqlite"),
+        ("persistence/memory/store.py", "import sqlite3"),
+        ("backends/x.py", "def f():\n    from importlib import import_module\n    import_module('openai.types')"),
+    ],
+    heavy_libraries_load_lazily: [
+        ("backends/llm/openai.py", "try:\n    import openai\nexcept ImportError:\n    pass"),
+        ("backends/llm/anthropic.py", "import importlib\nsdk = importlib.import_module('anthropic')"),
+        ("runner/domain/dag.py", "import networkx as nx"),
+    ],
+    work_belongs_to_task_groups: [
+        ("runner/x.py", "loop.create_task(f())"),
+        ("backends/x.py", "from asyncio import gather"),
+        ("persistence/x.py", "asyncio.ensure_future(f())"),
+    ],
+    statuses_are_no_strings: [
+        ("runner/x.py", "done = status == 'completed'"),
+        ("runner/cli/x.py", "done = status in {'failed', TaskStatus.SKIPPED}"),
+        ("runner/x.py", "match status:\n    case 'running':\n        pass"),
+    ],
+    nothing_is_executed_or_unpickled: [
+        ("runner/x.py", "import pickle"),
+        ("backends/x.py", "subprocess.run(line, shell=True)"),
+        ("runner/x.py", "eval(text)"),
+        ("runner/plan/x.py", "yaml.load(text, Loader=SafeLoader)"),
+    ],
+    sql_is_written_out: [
+        ("persistence/sqlite/x.py", "q = f'SELECT * FROM {table}'"),
+        ("persistence/sqlite/x.py", "q = 'DELETE FROM runs WHERE run_id = %s' % run_id"),
+        ("persistence/sqlite/x.py", "q = 'PRAGMA user_version = ' + version"),
+        ("persistence/sqlite/x.py", "q = 'UPDATE {} SET a = 1'.format(table)"),
+        ("persistence/sqlite/x.py", "connection.execute(f'{statement} LIMIT 1')"),
+        ("persistence/sqlite/x.py", "connection.executescript(script)"),
+    ],
+    only_sqlite_opens_the_database: [
+        ("persistence/sqlite/x.py", "open(path)"),
+        ("persistence/sqlite/x.py", "head = path.read_bytes()"),
+        ("persistence/x.py", "os.open(path, os.O_RDWR)"),
+    ],
+    files_and_functions_stay_short: [
+        ("runner/x.py", "#\n" * 301),
+        ("backends/x.py", LONG_FUNCTION),
+        ("persistence/x.py", "async " + LONG_FUNCTION),
+    ],
+}
+
+
+def _report(rule: Rule, sources: Iterable[Source]) -> list[str]:
+    return [f"{source.path}:{line}: {what}" for source in sources for line, what in rule(source)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_rule_holds(rule: Rule) -> None:
+    found = _report(rule, SOURCES)
+    assert not found, f"{rule.__doc__}\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_rule_can_fail(rule: Rule) -> None:
+    for path, text in RULES[rule]:
+        assert len(_report(rule, [Source(path, text)])) == 1, text
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_rule_lets_the_neighbours_pass(rule: Rule) -> None:
+    innocent = [
+        Source("runner/x.py", "from plait.backends.protocol import Reply\nimport time\nkind = mode == 'skip'"),
+        Source("backends/llm/openai.py", "def f():\n    import openai"),
+        Source("runner/domain/dag.py", "if TYPE_CHECKING:\n    import networkx as nx\nimport re"),
+        Source("persistence/sqlite/x.py", "import sqlite3\nfd = os.open(p, os.O_CREAT | os.O_EXCL)\nos.close(fd)"),
+        Source("persistence/sqlite/y.py", "text = files('p').joinpath('x.sql').read_text()\ne = f'run {r} is gone'"),
+    ]
+    assert _report(rule, innocent) == []
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    assert import_circle(SOURCES) == []
+
+
+def test_a_circle_is_found() -> None:
+    ours = [
+        Source("runner/a.py", "import json\nfrom runner import b"),
+        Source("runner/b.py", "from .c import x"),
+        Source("runner/c.py", "import runner.a"),
+    ]
+    assert set(import_circle(ours)) == {
+        "runner/a.py:2 imports runner.b",
+        "runner/b.py:1 imports runner.c",
+        "runner/c.py:1 imports runner.a",
+    }
+    harmless = Source("runner/c.py", "if TYPE_CHECKING:\n    import runner.a\ndef f():\n    import runner.a")
+    assert import_circle([*ours[:2], harmless]) == []
+
+
+@pytest.mark.parametrize("pattern", [*PURE, *HOMES.values()])
+def test_the_places_that_rules_name_are_there(pattern: str) -> None:
+    assert any(source.lies_in(pattern) for source in SOURCES), f"{pattern} is gone: mend the list and docs/design.md"

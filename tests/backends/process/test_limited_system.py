@@ -1,0 +1,179 @@
+"""The process room where the machine gives less than it might, and where numbers are not what they seem."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio.to_thread import run_sync
+
+from plait.backends.process import child as child_room
+from plait.backends.process import manifest as childfile
+from plait.backends.process import proctable
+from plait.backends.process import spawn as process_room
+from plait.backends.process.child import Child
+from plait.backends.process.manifest import read_known
+from plait.backends.process.spawn import adopted, running, sweep
+from tests.support.processes.room import ROOT, Kin, nasty, nothing_left, witnesses
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(child_room, "GRACE", 0.3)
+    with nothing_left():
+        yield
+
+
+async def whole_turn(name: str, folder: Path, holds: Kin) -> Child:
+    """With a child that is at its worst when it is left."""
+    async with running(nasty(name, holds, folder), folder / "t") as child:
+        await child.follow(lambda line: line == b"ready", idle=60, until=anyio.current_time() + 60)
+    assert holds.is_gone(0)
+    return child
+
+
+def refuse(*_: Any) -> None:
+    raise PermissionError
+
+
+@pytest.mark.parametrize("missing", ["pidfd", "pidfd, by a sandbox", "limits", "environments"])
+@pytest.mark.parametrize("name", ["escapes", "cleared", "orphans", "stopped"])
+async def test_less_of_linux_is_enough(
+    missing: str, name: str, tmp_path: Path, holds: Kin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    match missing:
+        case "pidfd":
+            monkeypatch.delattr(os, "pidfd_open")
+        case "pidfd, by a sandbox":
+            monkeypatch.setattr(os, "pidfd_open", refuse)
+        case "limits":
+            monkeypatch.delattr(resource, "prlimit")
+        case _:  # as of a program that has painted over its own
+            monkeypatch.setattr(process_room, "PREFIX", "ANOTHER_")
+            name = {"escapes": "vanishes"}.get(name, name)  # which waits for the other mark: it comes after the start
+    with witnesses():
+        assert (await whole_turn(name, tmp_path, holds)).is_gone
+
+
+async def test_who_takes_its_time_to_die_is_waited_for(
+    tmp_path: Path, holds: Kin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parent is over by then, so that without a mark nothing tells any more to whom it belongs."""
+    deaths: list[threading.Timer] = []
+
+    def send_late(process: proctable.Process, number: int) -> bool:
+        if process.session == process.pid and not deaths and process.parent == os.getpid():
+            return send(process, number)  # the first one, to whom all others belong
+        deaths.append(threading.Timer(0.3, send, (process, number)))
+        deaths[-1].start()
+        return True
+
+    send = proctable.send
+    monkeypatch.delattr(resource, "prlimit")
+    monkeypatch.setattr(proctable, "send", send_late)
+    try:
+        await whole_turn("cleared", tmp_path, holds)
+        assert deaths
+    finally:
+        for death in deaths:
+            death.join()
+
+
+async def test_without_procfs_a_group_is_ended_and_its_leader_known(
+    tmp_path: Path, holds: Kin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for room in (proctable, childfile):
+        monkeypatch.setattr(room, "HAS_PROC", False)
+    with witnesses():
+        async with running(nasty("deaf", holds, tmp_path), tmp_path / "t") as child:
+            await child.follow(lambda line: line == b"ready", idle=60, until=anyio.current_time() + 60)
+            async with adopted(tmp_path / "t") as same:
+                assert same is not None and same.known == child.known and same.known.is_alive
+                assert not replace(same.known, pid=os.getpid()).is_alive
+            assert holds.is_gone(0)
+    assert child.status == -signal.SIGKILL and child.is_gone
+
+
+async def test_all_threads_at_work_keep_no_child_alive(tmp_path: Path, holds: Kin) -> None:
+    free = threading.Event()
+    async with anyio.create_task_group() as group:
+        for _ in range(int(anyio.to_thread.current_default_thread_limiter().total_tokens)):
+            group.start_soon(run_sync, free.wait)
+        try:
+            assert (await whole_turn("escapes", tmp_path, holds)).is_gone
+        finally:
+            free.set()
+
+
+async def test_a_child_that_somebody_else_has_waited_for_is_over(tmp_path: Path, holds: Kin) -> None:
+    async with running(nasty("dies", holds, tmp_path), tmp_path / "t") as child:
+        await child.follow(lambda _: False, idle=60, until=anyio.current_time() + 60)
+        os.waitpid(child.known.pid, 0)  # noqa: ASYNC222 - it is over
+    assert child.is_gone
+
+
+NO_DESCRIPTOR = """
+import resource, sys, anyio
+from pathlib import Path
+from plait.backends.process.spawn import running
+from plait.backends.process import child as child_room
+from tests.support.processes.room import *
+async def main():
+    child_room.GRACE = 0.3
+    with kin() as holds:
+        folder = Path(sys.argv[1])
+        async with running(nasty("deaf", holds, folder), folder / "t") as child:
+            await child.follow(lambda line: line == b"ready", idle=60, until=anyio.current_time() + 60)
+            holds.is_gone(0)  # our end is closed
+            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+            assert child.known.is_alive
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        print(child.status, child.is_gone, holds.is_gone(5))
+anyio.run(main)
+"""
+
+
+async def test_with_no_descriptor_left_the_child_itself_is_ended(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", NO_DESCRIPTOR, str(tmp_path)]
+    done = await anyio.run_process(words, cwd=ROOT)
+    assert done.stdout.decode().split() == ["-9", "False", "True"]
+    known = read_known(tmp_path / "t")
+    assert known is not None and (tmp_path / "t" / "child.json").exists()
+    assert await sweep(tmp_path, []) == 0
+
+
+def test_a_signal_meets_the_very_process_that_was_seen() -> None:
+    with witnesses() as seen:
+        number = seen.take_number(0)
+        (process,) = proctable.members([proctable.Turn("0" * 16, number, started(number))])
+        assert proctable.send(process._replace(started=process.started - 1), signal.SIGKILL)
+        assert seen.are_alive
+        assert proctable.members([proctable.Turn("0" * 16, number, str(process.started - 1))]) == []
+        assert seen.are_alive
+
+
+def started(number: int) -> str:
+    found = proctable.start_time(number)
+    assert found
+    return found
+
+
+def test_whoever_ends_a_turn_that_it_is_part_of_lives_on(tmp_path: Path) -> None:
+    """As when an agent runs plait itself, which finds that the agent's own turn is to be ended."""
+    text = "from plait.backends.process.proctable import *; print(end([Turn('0123456789abcdef')], 5))"
+    environment = {**os.environ, "PLAIT_TURN_0123456789abcdef": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "(0, True)\n"

@@ -1,0 +1,226 @@
+"""The process room, child by child: what is read, what is refused, and what holds when the machine gives less."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.backends.process import child as child_room
+from plait.backends.process.child import Child
+from plait.backends.process.manifest import read_known
+from plait.backends.process.spawn import Start, adopted, child_environment, running, sweep
+from tests.support.processes.room import PYTHON, ROOT, Kin, nasty, nothing_left
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(child_room, "GRACE", 0.3)
+    with nothing_left():
+        yield
+
+
+def saying(text: str, cwd: Path) -> Start:
+    return Start((*PYTHON, "-c", text), child_environment(), cwd, b"")
+
+
+async def followed(start: Start, folder: Path, **limits: float) -> tuple[list[bytes], Child]:
+    """All lines of a child, and the child when it is over."""
+    found: list[bytes] = []
+    until = anyio.current_time() + limits.get("until", 60)
+    async with running(start, folder) as child:
+        await child.follow(lambda line: bool(found.append(line)), idle=limits.get("idle", 60), until=until)
+    return found, child
+
+
+@pytest.mark.parametrize(("name", "status"), [("dies", 3), ("dies_by_signal", -signal.SIGSEGV), ("rubbish", 0)])
+async def test_how_a_child_ended_is_told(name: str, status: int, tmp_path: Path, holds: Kin) -> None:
+    _, child = await followed(nasty(name, holds, tmp_path), tmp_path / "t")
+    assert child.status == status
+
+
+async def test_lines_are_handed_on_whatever_is_in_them(tmp_path: Path, holds: Kin) -> None:
+    lines, _ = await followed(nasty("rubbish", holds, tmp_path), tmp_path / "t")
+    assert b"\n".join(lines) == bytes(range(256)) * 4 + b"\n\0\0\n\xff\xfe\nready\n\0 no end"
+
+
+async def test_a_stray_that_writes_for_ever_does_not_keep_us(tmp_path: Path, holds: Kin) -> None:
+    """However slowly we read."""
+    lines: list[bytes] = []
+
+    def on_line(line: bytes) -> bool:
+        lines.append(line)
+        time.sleep(0.003 if line == b"stray" else 0)
+        return False
+
+    async with running(nasty("goes_on_writing", holds, tmp_path), tmp_path / "t") as child:
+        await child.follow(on_line, idle=60, until=anyio.current_time() + 20)
+    assert b"ready" in lines
+
+
+async def test_what_is_said_after_somebody_emptied_the_file_is_heard(tmp_path: Path, holds: Kin) -> None:
+    lines: list[bytes] = []
+
+    def on_line(line: bytes) -> bool:
+        lines.append(line)
+        (tmp_path / "go").touch()
+        return line == b"ready"
+
+    async with running(nasty("empties", holds, tmp_path), tmp_path / "t") as child:
+        await child.follow(on_line, idle=60, until=anyio.current_time() + 60)
+    assert lines == [b"x" * 1000, b"ready"]
+
+
+async def test_a_child_that_is_stopped_is_asked_to_end_like_any_other(tmp_path: Path, holds: Kin) -> None:
+    async with running(nasty("stopped", holds, tmp_path), tmp_path / "t") as child:
+        await child.follow(lambda line: line == b"ready", idle=60, until=anyio.current_time() + 60)
+    assert child.status == -signal.SIGTERM
+
+
+async def test_a_child_gets_its_time_to_end_when_a_scope_is_cancelled(tmp_path: Path, holds: Kin) -> None:
+    with anyio.CancelScope() as scope:
+        async with running(nasty("cleans", holds, tmp_path), tmp_path / "t") as child:
+            await child.follow(lambda line: scope.cancel() or False, idle=60, until=anyio.current_time() + 60)
+    assert child.tail("stdout").split() == ["ready", "asked", "cleaned"]
+    assert child.status == 0
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+async def test_a_child_that_would_fill_the_disk_is_ended(
+    stream: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_room, "MOST_OUTPUT", 2**20)
+    text = f"import os, time\nwhile True:\n os.write({stream}, b'x' * 65536 + b'\\n')\n time.sleep(0.001)"
+    with pytest.raises(BackendError, match="it wrote more than") as caught:
+        await followed(saying(text, tmp_path), tmp_path / "t")
+    assert caught.value.kind is ErrorKind.INVALID_OUTPUT
+
+
+REFUSED: list[tuple[str, Callable[[Path], Start], type[Exception], str]] = [
+    ("no program", lambda folder: Start(["no-such"], {}, folder, b""), BackendUnavailable, "no program no-such"),
+    ("no interpreter", lambda folder: Start([_script(folder)], {}, folder, b""), BackendUnavailable, "first line"),
+    ("no folder", lambda folder: Start(["true"], {}, folder / "x", b""), BackendUnavailable, "no folder .*/x to work"),
+    ("a file", lambda folder: Start([str(ROOT / "README.md")], {}, folder, b""), BackendUnavailable, "not be executed"),
+    ("no binary", lambda folder: Start([_empty(folder)], {}, folder, b""), BackendUnavailable, "not a program"),
+    ("a NUL", lambda folder: Start(["true", "a\0b"], {}, folder, b""), BackendError, "invalid_request: .* null byte"),
+    ("surrogates", lambda folder: Start(["true", "\ud800"], {}, folder, b""), BackendError, "invalid_request: "),
+    ("too long", lambda folder: Start(["true", "a" * 2**22], {}, folder, b""), BackendError, "request: .* long"),
+]  # fmt: skip
+
+
+def _script(folder: Path) -> str:
+    program = folder / "program"
+    program.write_text("#!/no/such/node\n")
+    program.chmod(0o700)
+    return str(program)
+
+
+def _empty(folder: Path) -> str:
+    program = folder / "program"
+    program.write_bytes(b"\0\0\0\0")
+    program.chmod(0o700)
+    return str(program)
+
+
+@pytest.mark.parametrize(("what", "start", "kind", "message"), REFUSED, ids=[row[0] for row in REFUSED])
+async def test_what_cannot_be_started_is_said_in_one_line(
+    what: str, start: Callable[[Path], Start], kind: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(kind, match=message) as caught:
+        await followed(start(tmp_path), tmp_path / "t")
+    assert "\n" not in str(caught.value)
+    assert await sweep(tmp_path, []) == 0
+    known = read_known(tmp_path / "t")
+    assert known is not None and not known.is_alive
+
+
+async def test_files_that_cannot_be_written_are_the_machines_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BackendError, match="transient: cannot start true, because its files cannot be written"):
+        await followed(Start(["true"], {}, tmp_path, b""), tmp_path / "file" / "t")
+
+
+async def test_a_machine_without_room_for_a_process_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", no_room)
+    with pytest.raises(BackendError, match="transient: cannot start true: Resource temporarily"):
+        await followed(Start(["true"], {}, tmp_path, b""), tmp_path / "t")
+
+
+async def test_a_child_whose_number_cannot_be_written_down_does_not_stay(
+    tmp_path: Path, holds: Kin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    popen = subprocess.Popen
+
+    def then_full(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
+        (tmp_path / "t" / "child.json.new").mkdir()
+        return popen(*words, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", then_full)
+    with pytest.raises(BackendError, match="because its files cannot be written"):
+        await followed(nasty("deaf", holds, tmp_path), tmp_path / "t")
+    assert holds.is_gone(0)
+
+
+async def test_a_folder_has_one_child(tmp_path: Path, holds: Kin) -> None:
+    async with running(nasty("deaf", holds, tmp_path), tmp_path / "t") as child:
+        with pytest.raises(FileExistsError, match="has the files of another child"):
+            await followed(nasty("deaf", holds, tmp_path), tmp_path / "t")
+        assert read_known(tmp_path / "t") == child.known
+    with pytest.raises(FileExistsError):
+        await followed(nasty("deaf", holds, tmp_path), tmp_path / "t")
+
+
+async def test_nobody_adopts_where_there_was_no_child(tmp_path: Path) -> None:
+    async with adopted(tmp_path) as child:
+        assert child is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"marker": 7}', '{"marker": "no number", "note": {}}'])
+async def test_a_damaged_note_of_a_child_is_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / "child.json").write_text(text)
+    assert read_known(tmp_path) is None
+    assert await sweep(tmp_path, []) == 0
+
+
+async def test_a_child_gets_what_programs_need_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "MY_KEY", "LC_ALL", "PLAIT_TURN_00"):
+        monkeypatch.setenv(name, "told")
+    environment = child_environment(["MY_KEY"])
+    assert "OPENAI_API_KEY" not in environment
+    start = Start((*PYTHON, "-c", "import os; print(*os.environ, sep='\\n')"), environment, tmp_path, b"")
+    names = {line.decode() for line in (await followed(start, tmp_path / "t"))[0]}
+    assert {"PATH", "MY_KEY", "LC_ALL", "PLAIT_TURN_00"} < names
+
+
+async def test_a_fifo_is_heard_as_long_as_the_child_lives(tmp_path: Path) -> None:
+    text = "import sys\nprint('ready', flush=True)\nfor line in sys.stdin: print(line, end='', flush=True)"
+    said: list[bytes] = []
+
+    def on_line(line: bytes) -> bool:
+        said.append(line)
+        if line == b"ready":
+            (tmp_path / "t" / "stdin").write_bytes(b"one\n")
+        if line == b"one":
+            (tmp_path / "t" / "stdin").write_bytes(b"two\n")
+        return line == b"two"
+
+    start = Start((*PYTHON, "-c", text), child_environment(), tmp_path, None)
+    async with running(start, tmp_path / "t") as child:
+        await child.follow(on_line, idle=60, until=anyio.current_time() + 60)
+    assert said == [b"ready", b"one", b"two"]

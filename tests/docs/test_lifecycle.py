@@ -1,0 +1,96 @@
+"""docs/lifecycle.md shows the table of transitions and the events that the stores write."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from plait.persistence import Batch, MemoryStore, NewTask, RunCreated, RunStatusChanged, StoreError
+from plait.persistence.records import RunRecord
+from plait.runner import DAG, ParallelRunner, RunService, Task
+from plait.runner.domain.status import RUN_DONE, RUN_REOPENINGS, RUN_TRANSITIONS, RunStatus
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "lifecycle.md").read_text(encoding="utf-8")
+AT = "2026-01-01T00:00:00.000Z"
+
+
+def diagram(
+    transitions: Mapping[RunStatus, frozenset[RunStatus]], reopenings: frozenset[RunStatus], done: frozenset[RunStatus]
+) -> str:
+    """The table as a Mermaid state diagram, in the order in which the statuses are declared."""
+    lines = ["stateDiagram-v2", f"[*] --> {RunStatus.QUEUED}"]
+    for status in filter(transitions.__contains__, RunStatus):
+        lines += [f"{status} --> {after}" for after in RunStatus if after in transitions[status]]
+        if status in reopenings:
+            lines.append(f"{status} --> {RunStatus.RUNNING}: retry_failed")
+    lines += [f"{status} --> [*]" for status in RunStatus if status in done]
+    return "\n    ".join(lines) + "\n"
+
+
+def drawn() -> str:
+    return PAGE.partition("```mermaid\n")[2].partition("```")[0]
+
+
+def test_the_diagram_is_the_table() -> None:
+    assert drawn() == diagram(RUN_TRANSITIONS, RUN_REOPENINGS, RUN_DONE)
+
+
+def test_another_table_is_another_diagram() -> None:
+    fewer = {**RUN_TRANSITIONS, RunStatus.QUEUED: frozenset({RunStatus.RUNNING})}
+    assert drawn() != diagram(fewer, RUN_REOPENINGS, RUN_DONE)
+
+
+async def test_the_table_of_events_is_what_a_store_writes() -> None:
+    rows = re.findall(r"^\| `(run_\w+)` \| `(\w+)` \|", PAGE, re.MULTILINE)
+    written: set[tuple[str, str]] = set()
+    for number, path in enumerate(_paths()):
+        store, changes = MemoryStore(), [RunStatusChanged(AT, status, resumed=again) for status, again in path]
+        await store.write(Batch(f"r{number}", 0, 1, (RunCreated(AT, "", "{}", (NewTask("a", "p"),)), *changes)))
+        kinds = [event.kind for event in await store.list_events(f"r{number}")]
+        written |= set(zip(kinds, [RunStatus.QUEUED.value, *(status for status, _ in path)], strict=True))
+    assert set(rows) == written
+    assert {status for _, status in rows} == {status.value for status in RUN_TRANSITIONS}
+
+
+class Away(MemoryStore):
+    """Cannot be read once."""
+
+    looks = 0
+
+    async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
+        self.looks += 1
+        if self.looks == 1:
+            raise StoreError("it is away")
+        return await super().list_runs(limit)
+
+
+async def test_the_service_of_the_page_outlasts_a_store_that_is_away(capsys: pytest.CaptureFixture[str]) -> None:
+    code = PAGE.partition("# worker.py\n")[2].partition("asyncio.run(")[0].replace("sleep(30)", "sleep(0)")
+    page: dict[str, Any] = {}
+    exec(code, page)
+
+    async def echo(prompt: str) -> str:
+        return prompt
+
+    async with RunService(ParallelRunner(echo, store=Away()), poll=0.01) as service:
+        run_id = await service.create_run(DAG([Task("hello", prompt="Hello.")]))
+        looking = asyncio.create_task(page["look_after"](service))
+        with anyio.fail_after(10):
+            assert [event.kind async for event in service.events(run_id)][-1] == "run_completed"
+        looking.cancel()
+    assert capsys.readouterr().out == "looking again in 30 s: it is away\n"
+
+
+def _paths() -> list[list[tuple[str, bool]]]:
+    running, waiting, again = ("running", False), ("waiting_input", False), ("running", True)
+    return [
+        [running, waiting, again, ("completed", False)],
+        [running, ("failed", False), again],
+        [running, ("cancelling", False), ("cancelled", False)],
+    ]

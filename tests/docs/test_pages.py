@@ -1,0 +1,300 @@
+"""Every fenced block of README.md and docs/ does what it says.
+
+Each page has a folder with the examples and the docs in it, in which its blocks run in order, so that a later block may
+use what an earlier one left. A block whose first line is a comment with a file name (`# mine.py`) is that file. In
+commands PLAN, RUN and TASK stand for an example plan, the last run and one of its tasks. A server on 127.0.0.1 answers
+for every model, and stand-ins (tests/support/bin) for the commands of agents; what `plait serve` starts is there for
+all of its page.
+
+    python   runs as a script, or under pytest when it has a class Test...
+    sh       every line runs                        console    every line after `$ ` runs
+    yaml     is a plan (`yaml fragment`: a part)    json, toml parse, and are plans when they have tasks
+    sql      every query runs on a small store      mermaid    names a kind of diagram
+    text     anything
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import sqlite3
+import sys
+import tomllib
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import DEVNULL, STDOUT
+from typing import Any
+
+import anyio
+import pytest
+import yaml
+
+from plait.persistence import SQLiteStore
+from plait.runner.plan import parse_plan
+from tests.docs.documents import Block, Command, blocks, broken_links, commands, indented_blocks, wrongly_installed
+from tests.support.obliging import oblige
+from tests.support.processes.page_server import PageServers
+from tests.support.stores.sample_store import sample_store
+from tests.support.wire import serve
+
+ROOT = Path(__file__).parent.parent.parent
+FAKES = ROOT / "tests" / "support" / "bin"
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
+BLOCKS = [block for file, text in PAGES.items() for block in blocks(file, text)]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS = PYPROJECT["project"]["optional-dependencies"].keys()
+TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+STRICT = ["-W", "error", "-W", "ignore::DeprecationWarning:langsmith._internal._beta_decorator"]
+"""Warnings are errors, but for one that langgraph's own dependency gives from Python 3.14 on: see pyproject.toml."""
+# Lines that make a checkout or its environment, or start a server of somebody else's: looked at, and never run.
+SETUP = re.compile(r"(git clone|cd plait$|python3? -m venv|source |\. |ollama |vllm |llama-server )")
+# Needs nothing of its page and takes long: two pages that show the same line are both right when one is.
+ANYWHERE = re.compile(r"plait crashtest --kills \d+$")
+A_URL = re.compile(r"""(base_url ?[=:] ?|--base-url[ =])(["']?)https?://[^\s"']+""")
+PROVIDED = re.compile(r"^(?:export )?((?:OPENAI|ANTHROPIC)_[A-Z_]+)=\S*\s*")
+RIGHT: set[str] = set()
+"""Lines that need not run again."""
+DIAGRAMS = {"graph", "flowchart", "stateDiagram-v2", "sequenceDiagram", "erDiagram", "classDiagram"}
+
+
+@dataclass
+class Place:
+    """Where a page's blocks run."""
+
+    folder: Path
+    url: str
+    servers: PageServers = field(default_factory=PageServers)
+
+    def environment(self, text: str) -> dict[str, str]:
+        keys = dict.fromkeys(re.findall(r"\b[A-Z]+_API_KEY\b", text), "test")
+        return {
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), str(FAKES), os.environ["PATH"]]),
+            "HOME": str(self.folder),
+            "LANG": "C.UTF-8",
+            "OPENAI_BASE_URL": f"{self.url}/v1",
+            "OPENAI_API_KEY": "test",
+            "ANTHROPIC_BASE_URL": self.url,
+            **keys,
+        }
+
+    async def run(self, command: list[str], text: str, exit_code: int = 0) -> str:
+        """Run `command` and return its output, all of it."""
+        with anyio.fail_after(120):
+            done = await anyio.run_process(
+                command,
+                cwd=self.folder,
+                env=self.environment(text),
+                stdin=DEVNULL,
+                stderr=STDOUT,
+                check=False,
+            )
+        output = done.stdout.decode(errors="replace")
+        assert done.returncode == exit_code, f"{shlex.join(command)}\nexited with {done.returncode}:\n{output}"
+        return output
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made: dict[str, Path] = {}
+    for file in PAGES:
+        made[file] = folder = tmp_path_factory.mktemp(Path(file).stem)
+        for name in ("examples", "docs"):
+            shutil.copytree(ROOT / name, folder / name)
+        shutil.copy(ROOT / "README.md", folder)
+        for block in BLOCKS:
+            if block.file == file and block.name:
+                (folder / block.name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / block.name).write_text(block.text, encoding="utf-8")
+    return made
+
+
+@pytest.fixture(scope="module")
+def servers() -> Generator[PageServers]:
+    servers = PageServers()
+    with servers.leaving:
+        yield servers
+
+
+@pytest.fixture
+async def place(
+    request: pytest.FixtureRequest, folders: dict[str, Path], servers: PageServers
+) -> AsyncGenerator[Place]:
+    block: Block = request.node.callspec.params["block"]
+    async with serve(oblige) as server:
+        yield Place(folders[block.file], server.url, servers)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.id)
+async def test_the_block_works(block: Block, place: Place, tmp_path: Path) -> None:
+    await check_block(block, place, tmp_path)
+
+
+async def check_block(block: Block, place: Place, tmp_path: Path) -> None:
+    match block.info:
+        case "python":
+            await run_script(block, place)
+        case "sh" if "curl " in block.text and shutil.which("curl") is None:
+            pytest.skip("this machine has no curl")
+        case "sh" | "console":
+            await run_commands(block, place)
+        case "yaml":
+            check_plan(block.text, "yaml", place)
+        case "yaml fragment":
+            yaml.safe_load(block.text)
+        case "json" | "toml":
+            check_data(block, place)
+        case "sql":
+            await run_queries(block, tmp_path / "runs.db")
+        case "mermaid":
+            assert block.text.split()[0] in DIAGRAMS
+        case "text":
+            pass
+        case _:
+            pytest.fail(f"{block.id}: {block.info!r} is no kind of block that is checked; see {__name__}")
+
+
+async def run_script(block: Block, place: Place) -> None:
+    if "LocalBackend(" in block.text:
+        pytest.importorskip("xllamacpp", reason="the extra `local` is not installed")
+    script = place.folder / (block.name or f"block_{block.line}.py")
+    script.write_text(A_URL.sub(rf"\1\2{place.url}/v1", block.text), encoding="utf-8")
+    is_tests = re.search(r"^class Test", block.text, re.MULTILINE)
+    how = ["-m", "pytest", "-q", "-o", "asyncio_mode=auto"] if is_tests else STRICT
+    await place.run([sys.executable, *how, script.name], block.text)
+
+
+async def run_commands(block: Block, place: Place) -> None:
+    assert commands(block), "a block of commands without a command: console blocks start them with `$ `"
+    for command in commands(block):
+        words = shlex.split(command.line)
+        if words[0] == "make":
+            assert {word for word in words[1:] if "=" not in word} <= TARGETS, command.line
+        elif "pip" in words and "install" in words:
+            assert wrongly_installed(words, EXTRAS) == []
+        elif not SETUP.match(command.line) and command.line not in RIGHT:
+            await run_command(command, block, place)
+            RIGHT.update(ANYWHERE.findall(command.line))
+
+
+async def run_command(command: Command, block: Block, place: Place) -> None:
+    """Run one line, with the server in place of every model that it names."""
+    line = place.servers.addressed(command.line, place.folder, place.environment(block.text))
+    while provided := PROVIDED.match(line):
+        line = line.removeprefix(provided[0])
+    line = A_URL.sub(rf"\1\2{place.url}/v1", line).replace("--backend local", "--backend openai")
+    if "RUN" in line or "TASK" in line:
+        run_id, task_id = await last_run(place)
+        line = re.sub(r"\bTASK\b", task_id, re.sub(r"\bRUN\b", run_id, line))
+    line = re.sub(r"\bPLAN\b", "examples/hello.yaml", line)
+    if line:
+        await place.run(["sh", "-c", line], block.text, command.exit_code)
+
+
+async def last_run(place: Place) -> tuple[str, str]:
+    """The last run in the page's default store and its first task, by way of a run where there is none."""
+    path = place.folder / ".plait" / "plait.db"
+    if not path.exists():
+        await place.run(["plait", "run", "examples/hello.yaml"], "")
+    async with SQLiteStore(path) as store:
+        run = (await store.list_runs(1))[0]
+        return run.run_id, (await store.list_tasks(run.run_id))[0].task_id
+
+
+def check_data(block: Block, place: Place) -> None:
+    data: Any = json.loads(block.text) if block.info == "json" else tomllib.loads(block.text)
+    if isinstance(data, dict) and "tasks" in data:
+        check_plan(block.text, block.info, place)
+
+
+def check_plan(text: str, kind: str, place: Place) -> None:
+    load: Callable[[str], Any] = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}[kind]
+    data = load(text)
+    inputs: dict[str, Any] = data.get("inputs") or {}
+    needed = {name: "value" for name, value in inputs.items() if value == {"required": True}}
+    parse_plan(text, format=kind, folder=place.folder, overrides=needed)
+
+
+async def run_queries(block: Block, path: Path) -> None:
+    run_id = await sample_store(path)
+    shown = "\n".join(line for line in block.text.splitlines() if not line.startswith("."))
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+        for query in filter(str.strip, shown.split(";")):
+            connection.execute(query, dict.fromkeys(("run", "run_id"), run_id)).fetchall()
+
+
+@pytest.mark.parametrize("file", PAGES)
+def test_links_lead_somewhere(file: str) -> None:
+    assert broken_links(ROOT, file, PAGES[file]) == []
+
+
+@pytest.mark.parametrize("file", PAGES)
+def test_every_block_has_a_fence(file: str) -> None:
+    assert indented_blocks(file, PAGES[file]) == [], "put these between fences with an info string, so that they run"
+
+
+PAGE = """# T
+```sh
+# a comment
+make demo
+plait run x \\
+  -j 2  # exits with 1
+```
+- a list
+
+  ~~~python
+  # a.py
+  1
+  ~~~
+"""
+
+
+def test_blocks_are_found_where_they_are() -> None:
+    shell, script = blocks("a.md", PAGE)
+    assert commands(shell) == [Command("make demo", 0), Command("plait run x -j 2", 1)]
+    assert (script.id, script.info, script.name, script.text) == ("a.md:10", "python", "a.py", "# a.py\n1\n")
+    console = Block("a.md", 1, "console", "$ plait version\nplait 0.1.0\n")
+    assert commands(console) == [Command("plait version", 0)]
+    with pytest.raises(ValueError, match=r"a\.md:1: the block is not closed"):
+        blocks("a.md", "```python\n1\n")
+    assert broken_links(ROOT, "README.md", "[a](docs/nowhere.md) [b](#nothing) [c](https://example.org)") == [
+        "README.md: docs/nowhere.md",
+        "README.md: #nothing",
+    ]
+    assert indented_blocks("a.md", PAGE + "\n- b\n\n      more of b\n\nText.\n\n    code\n") == ["a.md:21"]
+
+
+WRONG = {
+    "python": "import plait\nplait.Nothing",
+    "sh": "true\nfalse",
+    "console": "plait version",
+    "yaml": "tasks: [{id: a, prompt: '{{ b }}'}]",
+    "yaml fragment": "a: [",
+    "json": '{"tasks": []}',
+    "toml": "a = ",
+    "sql": "SELECT nothing FROM runs",
+    "mermaid": "picture\n",
+    "python fragment": "1",
+    "": "1",
+}
+
+
+@pytest.mark.parametrize("block", [Block("README.md", 0, *wrong) for wrong in WRONG.items()], ids=lambda b: b.info)
+async def test_a_wrong_block_fails(block: Block, place: Place, tmp_path: Path) -> None:
+    with pytest.raises((Exception, pytest.fail.Exception)):
+        await check_block(block, place, tmp_path)
+
+
+@pytest.mark.parametrize("line", ["make dinner", "pip install 'plait[cloud]'", "pip install flask"])
+async def test_a_wrong_setup_line_fails(line: str) -> None:
+    block = Block("README.md", 0, "sh", line + "\n")
+    with pytest.raises(AssertionError):
+        await run_commands(block, Place(Path(), ""))

@@ -1,0 +1,53 @@
+"""The mistakes that crash tests have to see, whichever method plants them: (module of this folder, its name there)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.faults.campaigns.report import Report
+
+TO_BE_SEEN: Mapping[str, tuple[str, str]] = {
+    "acknowledged before the commit": ("kills", "told before the commit"),
+    "dependents woken before the commit": ("kills", "dependents woken before the commit"),
+    "start not committed before the call": ("kills", "called before its start is stored"),
+    "an attempt overwritten by the next": ("kills", "an attempt's number used twice"),
+    "a batch that is not one transaction": ("kills", "a batch committed in pieces"),
+    "tasks added apart from their planner's completion": ("kills", "added tasks stored after their planner's end"),
+    "a policy's decision apart from what it adds": ("kills", "a decision stored after what it added"),
+    "a policy asked again at resume": ("kills", "a policy asked again about all"),
+    "for_each unfolded twice": ("kills", "a list unfolded again by resume"),
+    "done tasks queued again by resume": ("kills", "completed tasks queued again"),
+    "crashes not counted": ("kills", "crashes not counted"),
+    "a commit error taken for not stored": ("kills", "a lost answer taken for no commit"),
+    "a living owner not looked at": ("kills", "claimed beside a living owner"),
+    "a missing database created by resume": ("kills", "a missing store made to resume"),
+    "checksums not looked at": ("kills", "checksums not looked at"),
+    "no epoch check": ("two", "no epoch check"),
+    "epoch check outside the transaction": ("two", "epoch checked outside the transaction"),
+    "lease on wall time": ("two", "lease by the wall clock"),
+    "synchronous = OFF": ("power", "synchronous = OFF"),
+    "synchronous = NORMAL": ("power", "synchronous = NORMAL"),
+    "shield removed": ("cancels", "the writer's shield removed"),
+    "writer inside a scope": ("schedules", "written within the caller's scope"),
+    "a transaction that a cancellation can cut": ("cancels", "a transaction in three calls"),
+    "requeue forgotten": ("schedules", "requeue forgotten after a retry's delay"),
+    "a failed sync taken for a commit": ("slow", "acknowledged although the sync failed"),
+    "continuing after SQLITE_FULL": ("slow", "going on after SQLITE_FULL"),
+    "executescript in a migration": ("upgrades", "executescript in a migration"),
+    "missing fsync before rename": ("files", "renamed before it is synced"),
+    "missing fsync of the folder": ("files", "a name that is not synced"),
+    "children that outlive a SIGKILL": ("children", "children that do not watch their parent"),
+    "children not in a session": ("children", "children not in a session"),
+    "an agent at work given up": ("adoptions", "started over what it should adopt"),
+    "what is left at work of a cut turn": ("adoptions", "leftovers not ended"),
+    "INSERT OR REPLACE for results": ("machine", "a stored result replaced"),
+}
+
+
+def unseen(reports: Mapping[str, Report]) -> list[str]:
+    """The mistakes that `reports`, by module, do not show to be seen; those of a method without cases are left out."""
+    return [
+        mistake
+        for mistake, (module, name) in TO_BE_SEEN.items()
+        if module in reports and reports[module].cases and not reports[module].planted.get(name, False)
+    ]

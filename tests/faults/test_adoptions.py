@@ -1,0 +1,37 @@
+"""Runners and agents killed at any moment (tests/faults/campaigns/adoptions.py): a few cases, and the planted bugs."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.backends.process.proctable import HAS_PROC
+from tests.faults.campaigns import adoptions
+from tests.faults.campaigns.adoption_bugs import BUGS
+from tests.faults.campaigns.adoption_plans import drawn
+
+linux = pytest.mark.skipif(not HAS_PROC, reason="looks for processes through procfs")
+
+SHOWED_A_FAULT = 5
+"""A planner whose correction a crash got in the way of was never told what was wrong, and failed."""
+
+
+@linux
+def test_whoever_dies_nothing_is_said_twice_and_nothing_left_alive() -> None:
+    assert adoptions.play([0, 1, 2, SHOWED_A_FAULT]) == []
+
+
+@linux
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    assert adoptions.is_caught(bug)
+
+
+@linux
+def test_a_violation_names_its_seed_and_how_to_repeat_it() -> None:
+    first, *_ = adoptions.play([0], "the wrong turn kept")
+    assert first.startswith("seed 0: ") and first.endswith("(python -m tests.faults.campaigns.adoptions 0)")
+
+
+def test_a_seed_is_always_the_same_case() -> None:
+    assert [drawn(seed) for seed in range(50)] == [drawn(seed) for seed in range(50)]
+    assert len({str(drawn(seed)) for seed in range(50)}) == 50

@@ -1,0 +1,106 @@
+"""The certificate of a nightly run: every figure that has to be reached is in it, and a missing one is no success."""
+
+from __future__ import annotations
+
+import importlib
+from typing import get_args
+
+from plait.persistence.failpoints import BOUNDARIES
+from plait.runner.crashtest.mutants import PLANTED
+from tests.faults.campaigns import (
+    adoption_bugs,
+    adoptions,
+    cancel_bugs,
+    files,
+    kills,
+    machine,
+    power,
+    schedule_bugs,
+    schedules,
+    slow,
+    two,
+    upgrades,
+)
+from tests.faults.campaigns.__main__ import METHODS
+from tests.faults.campaigns.bugs import TO_BE_SEEN
+from tests.faults.campaigns.goals import GOALS, reached
+from tests.faults.campaigns.report import Report
+from tests.support.plans import engine
+
+
+def reports() -> dict[str, Report]:
+    """Of a night on which all was well."""
+    figures = {
+        "kills": {
+            "boundaries": len(BOUNDARIES),
+            "acknowledged results lost": 0,
+            "completed tasks executed again": 0,
+            "extra attempts per task in flight": 1,
+        },
+        "power": {"acknowledged lost": 0},
+        "two": {"rounds of race": 50, "rounds of pause": 20, "processes that resume at once": 20},
+        "slow": {"event-loop lag p99 ms": 0.9},
+    }
+    return {
+        name: Report(method=name, unit="cases", cases=50_000, planted={"a bug": True}, figures=figures.get(name, {}))
+        for name in METHODS
+    }
+
+
+def test_a_good_night_reaches_every_goal() -> None:
+    goals = reached(reports())
+    assert len(goals) == len(GOALS) + 1
+    assert [str(goal) for goal in goals if not goal.ok] == []
+    assert str(goals[0]) == "goal: SIGKILLs that landed: 50,000 (at least 10,000): reached"
+    assert goals[-1].as_json() == {"what": "planted bugs that were missed", "value": 0, "ok": True}
+
+
+def test_too_little_or_nothing_is_not_reached() -> None:
+    night = reports()
+    night["power"] = Report(method="power", unit="cases", cases=0)
+    night["cancels"] = Report(method="cancels", unit="cases", cases=1_999, violations=("left open",))
+    night["slow"] = Report(method="slow", unit="cases", cases=1, figures={"event-loop lag p99 ms": 10.1})
+    night["two"] = Report(method="two", unit="cases", cases=1, planted={"a bug": False})
+    missed = {goal.goal.what: goal.value for goal in reached(night) if not goal.ok}
+    assert missed == {
+        "power losses": None,
+        "acknowledged results lost by power losses": None,
+        "cancellations": 1_999,
+        "transactions left open, and whatever else a cancellation left": 1,
+        "rounds of simultaneous resumes": None,
+        "processes in each of them": None,
+        "rounds of SIGSTOP past the lease": None,
+        "event-loop lag with syncs of 0.3 s, p99 in ms": 10.1,
+        "planted bugs that were missed": 1,
+    }
+
+
+def test_the_stated_numbers_are_asked_for() -> None:
+    assert kills.KILLS["nightly"] >= 10_000
+    assert power.IMAGES["nightly"] >= 50_000
+    assert schedules.CASES["nightly"] >= 10_000
+    assert two.ROUNDS["nightly"]["race"] >= 50
+    assert two.ROUNDS["nightly"]["pause"] >= 20
+    assert adoptions.CASES["nightly"] >= 300
+    assert slow.DELAY_MS == 300
+
+
+def test_every_mistake_has_a_method_that_plants_it() -> None:
+    planted = {
+        "kills": {bug.name for bug in PLANTED},
+        "power": set(get_args(power.Sabotage)),
+        "upgrades": set(get_args(upgrades.Sabotage)),
+        "files": set(get_args(files.Sabotage)),
+        "two": two.PLANTED.keys(),
+        "children": set(get_args(engine.Sabotage)),
+        "adoptions": adoption_bugs.BUGS.keys(),
+        "schedules": schedule_bugs.BUGS.keys(),
+        "cancels": cancel_bugs.BUGS.keys(),
+        "slow": slow.PLANTED.keys(),
+        "machine": machine.BUGS.keys(),
+    }
+    assert planted.keys() == set(METHODS)
+    for mistake, (module, name) in TO_BE_SEEN.items():
+        assert name in planted[module], mistake
+    for name in METHODS:
+        assert callable(importlib.import_module(f"tests.faults.campaigns.{name}").run)

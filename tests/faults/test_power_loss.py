@@ -1,0 +1,104 @@
+"""What a power loss leaves of the store, at any moment of a real run."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import stat
+from pathlib import Path
+from typing import Any, get_args
+
+import anyio
+import pytest
+
+from plait.persistence import SQLiteStore
+from plait.persistence.contract.samples import whole
+
+pytest.importorskip("apsw", reason="records the disk through apsw, of the extra `test`")
+
+from tests.faults.campaigns import power
+from tests.support.stores.power_images import Disk, Kept
+from tests.support.stores.power_vfs import Entry, Recording, Sync, SyncFolder, Truncate, Write, recorded
+
+FIXTURE = Path(__file__).with_name("fixtures") / "schema_1.db"
+
+
+def test_nothing_acknowledged_is_lost_and_nothing_is_half_there() -> None:
+    found = power.Found()
+    for seed in range(3):
+        power.check(power.record(seed), found, limit=700 * (seed + 1))
+    assert found.violations == []
+    assert found.images > 1000
+    assert found.resumed > 10
+
+
+@pytest.mark.parametrize("sabotage", get_args(power.Sabotage))
+def test_a_planted_bug_is_seen(sabotage: power.Sabotage) -> None:
+    assert power.is_caught(sabotage, seed=1)
+
+
+def test_a_power_loss_while_an_earlier_version_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / power.FILE
+    shutil.copy(FIXTURE, path)
+    recording = Recording()
+    recording.found(path)
+    before = len(recording.operations)
+    with recorded(recording, {}):
+        expected = anyio.run(everything, path)
+    assert len(expected) > 1
+    (tmp_path / "images").mkdir()
+    known: set[int] = set()
+    for moment, kept, image in power.images(recording.operations, random.Random(0)):
+        key = hash(tuple(image.items()))
+        if moment.after >= before and key not in known:
+            known.add(key)
+            assert anyio.run(everything, power.put(image, tmp_path / "images")) == expected, kept
+    assert len(known) > 20
+
+
+async def everything(path: Path) -> list[Any]:
+    async with SQLiteStore(path, mode="existing") as store:
+        return [await whole(store, run.run_id) for run in await store.list_runs()]
+
+
+def test_the_images_of_a_disk() -> None:
+    disk, rng = Disk(), random.Random(0)
+    for operation in (Entry("a", 0), Write(0, 0, b"one"), Sync(0), SyncFolder(), Write(0, 3, b"two"), Entry("b", 1)):
+        disk.do(operation)
+    assert disk.after_power_loss("none", rng) == {"a": b"one"}
+    assert disk.after_power_loss("all", rng) == {"a": b"onetwo", "b": b""}
+    disk.do(Truncate(0, 1))
+    first = {disk.after_power_loss("first", rng)["a"] for _ in range(50)}
+    assert first == {b"one", b"onetwo", b"o"}
+    assert disk.after_power_loss("none", rng) == {"a": b"one"}
+
+
+def test_a_torn_write_leaves_sectors() -> None:
+    disk, rng = Disk(), random.Random(0)
+    for operation in (Entry("a", 0), SyncFolder(), Write(0, 0, b"-" * 2048), Sync(0), Write(0, 512, b"x" * 1024)):
+        disk.do(operation)
+    kinds: tuple[Kept, ...] = ("none", "all", "torn")
+    images = {disk.after_power_loss(kept, rng)["a"] for kept in kinds for _ in range(50)}
+    assert {image[::512] for image in images} == {b"----", b"-xx-", b"-x--", b"--x-"}
+
+
+async def test_a_new_store_and_its_folders_have_names_that_outlast_a_power_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "one" / "two" / "runs.db"
+    synced: dict[Path, list[str]] = {}
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> Any:
+        fsync(descriptor)
+        found = os.fstat(descriptor)
+        for folder in (path.parent, *path.parents):
+            if stat.S_ISDIR(found.st_mode) and folder.exists() and os.path.samestat(folder.stat(), found):
+                synced[folder] = [one.name for one in folder.iterdir()]
+
+    monkeypatch.setattr(os, "fsync", noted)
+    async with SQLiteStore(path):
+        assert "runs.db" in synced[path.parent]
+        assert "two" in synced[path.parent.parent]
+        assert "one" in synced[tmp_path]

@@ -1,0 +1,147 @@
+"""The tables: what can be asked of them, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plait.persistence import (
+    Batch,
+    LeaseRenewed,
+    NewTask,
+    SessionOpened,
+    SQLiteStore,
+    Store,
+    TaskCompleted,
+    TaskStarted,
+)
+from plait.persistence.contract.samples import (
+    ANSWER,
+    ASK,
+    AT_START,
+    CLAIMED,
+    CREATED,
+    DONE_A,
+    OPENING,
+    RUN,
+    START_A,
+    Writer,
+    at,
+)
+from plait.persistence.sqlite import statements
+from plait.persistence.sqlite.connection import open_database
+from plait.persistence.sqlite.reader import get_run, list_runs
+from plait.persistence.sqlite.writer import write_batch
+from tests.support.stores.database import edit, make
+
+SESSION = SessionOpened(at(4), "a", 1, "session-b")
+ROOT = Path(__file__).parent.parent.parent.parent
+
+
+@pytest.mark.parametrize("sql", re.findall(r"```sql\n(.*?)```", (ROOT / "docs/stores.md").read_text(), re.DOTALL))
+async def test_documented_queries_find_something(path: Path, sql: str) -> None:
+    async with SQLiteStore(path) as store:
+        writer = Writer(store)
+        row = NewTask("letter.1", "p", spec='{"item":{"name":"Ada"}}')
+        tasks = (NewTask("facts", "p"), NewTask("bad", "p"), NewTask("after", "p", ("facts", "bad")), row)
+        await writer.write(replace(CREATED, tasks=tasks), CLAIMED)
+        for change in (START_A, ASK, DONE_A):
+            await writer.write(replace(change, task_id="facts"))
+        await writer.write(*(replace(change, task_id="bad") for change in AT_START["failed"]))
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute(sql).fetchall()
+
+
+async def test_guarded_updates_find_their_rows_by_key(path: Path) -> None:
+    """A scan of the tasks for each of them would make cost grow with the run."""
+    await make(path)
+    updates = [bulk for bulk in statements.IN_ORDER if bulk.statement.startswith("UPDATE")]
+    assert len(updates) == 4
+    with closing(sqlite3.connect(path)) as connection:
+        for bulk in (*updates, statements.FIND_TASKS):
+            sql = "EXPLAIN QUERY PLAN " + statements.bulk_sql(bulk, 4)
+            plan = [row[3] for row in connection.execute(sql, (None,) * (4 * bulk.width))]
+            given = re.compile("SCAN (new|4 CONSTANT ROWS|4-ROW VALUES CLAUSE)")  # as versions of SQLite call it
+            assert all(given.fullmatch(line) for line in plan if line.startswith("SCAN")), plan
+            assert any(line.startswith("SEARCH") for line in plan), plan
+
+
+def test_a_large_batch_takes_few_statements(tmp_path: Path) -> None:
+    """Each statement has to win the interpreter lock back from the event loop."""
+    ids = [f"t{number}" for number in range(300)]
+    created = replace(CREATED, tasks=tuple(NewTask(task_id, "p") for task_id in ids))
+    changes = [replace(c, task_id=task_id) for task_id in ids for c in (START_A, ASK, SESSION, ANSWER, DONE_A)]
+    with closing(open_database(tmp_path / "runs.db", "create")) as connection:
+        write_batch(connection, Batch(RUN, 0, 1, (created, CLAIMED)), {})
+        statements_seen: list[str] = []
+        connection.set_trace_callback(statements_seen.append)
+        write_batch(connection, Batch(RUN, 1, 3, tuple(changes)), {})
+    assert len(set(statements_seen)) < 16  # a statement is told again for each run of a trigger
+
+
+def test_large_inputs_of_a_run_are_not_read_or_written_with_each_batch_and_each_list(tmp_path: Path) -> None:
+    """Else a run over a file of rows costs its square: each row is a task, and each task a few writes."""
+    settings = json.dumps({"inputs": {"rows": "x" * 4_000_000}})
+    with closing(open_database(tmp_path / "runs.db", "create")) as connection:
+        write_batch(connection, Batch(RUN, 0, 1, (replace(CREATED, settings=settings), CLAIMED)), {})
+        allowed = connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100_000)  # for each row and value that is touched
+        write_batch(connection, Batch(RUN, 1, 3, (START_A, LeaseRenewed(2000.5))), {})
+        assert [(run.settings, run.lease_expires_at) for run in list_runs(connection, 1)] == [("", 2000.5)]
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, allowed)
+        run = get_run(connection, RUN)
+        assert run is not None
+        assert run.settings == settings
+
+
+async def test_a_store_is_a_store(path: Path) -> None:
+    store: Store = SQLiteStore(path)
+    assert isinstance(store, SQLiteStore)
+
+
+async def test_the_schema_refuses_statuses_that_are_none(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await Writer(store).write(*OPENING, *AT_START["retried"], TaskStarted(at(5), "a", 2, "fast"))
+    for table, column, status in [
+        ("runs", "status", "interrupted"),
+        ("given_tasks", "set_to", "done"),
+        ("ends", "status", "running"),
+    ]:
+        with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
+            edit(path, f"UPDATE {table} SET {column} = '{status}'")
+
+
+async def test_the_views_show_every_attempt_and_the_history(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await Writer(store).write(
+            *OPENING, *AT_START["retried"], replace(START_A, attempt=2), replace(DONE_A, attempt=2)
+        )
+    with closing(sqlite3.connect(path)) as connection:
+        attempts = connection.execute("SELECT attempt, status, backend FROM attempts ORDER BY started_seq").fetchall()
+        kinds = connection.execute("SELECT seq, kind, backend FROM events ORDER BY seq").fetchall()
+    assert attempts == [(1, "retried", "fast"), (2, "completed", "fast")]
+    assert kinds == [
+        (1, "run_created", None),
+        (3, "run_started", None),
+        (4, "task_started", "fast"),
+        (5, "task_retried", None),
+        (6, "task_started", "fast"),
+        (7, "task_completed", None),
+    ]
+
+
+async def test_a_large_result_list_reads_back(path: Path) -> None:
+    ids = [f"t{number}" for number in range(1000)]
+    async with SQLiteStore(path) as store:
+        writer = Writer(store)
+        tasks = tuple(NewTask(task_id, "p", tuple(ids[max(0, n - 3) : n])) for n, task_id in enumerate(ids))
+        await writer.write(replace(CREATED, tasks=tasks), CLAIMED)
+        await writer.write(*(TaskStarted(at(3), task_id, 1, "fast") for task_id in ids))
+        await writer.write(*(TaskCompleted(at(4), task_id, 1, task_id) for task_id in ids))
+        stored = await store.list_tasks(RUN)
+        assert [(task.text, task.depends_on) for task in stored] == [(t.task_id, t.depends_on) for t in tasks]

@@ -1,0 +1,149 @@
+"""Every store of ours keeps the contract; tests/docs/test_pages.py has the one of docs/stores.md keep it."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.persistence import (
+    Batch,
+    Change,
+    MemoryStore,
+    RunClaimed,
+    RunStatusChanged,
+    SessionOpened,
+    SQLiteStore,
+    StoreError,
+    TaskInterrupted,
+    TaskStarted,
+    TaskWaiting,
+    TurnAppended,
+)
+from plait.persistence.contract import StoreContract
+from plait.persistence.contract.samples import CREATED, NEXT, OPENING, RUN, at, owner, whole
+
+
+class TestMemoryStore(StoreContract):
+    def open_store(self, folder: Path) -> MemoryStore:
+        return MemoryStore()
+
+
+class TestSQLiteStore(StoreContract):
+    @pytest.fixture
+    def tmp_path(self, quick_folder: Path) -> Path:
+        return quick_folder
+
+    def open_store(self, folder: Path) -> SQLiteStore:
+        return SQLiteStore(folder / "runs.db")
+
+    reopen_store = open_store
+
+
+# A store that forgets does not pass.
+
+
+class Forgetful(StoreContract):
+    """Lives in memory, and says that it does not."""
+
+    def open_store(self, folder: Path) -> MemoryStore:
+        return MemoryStore()
+
+    reopen_store = open_store
+
+
+class Late(StoreContract):
+    """Is there for others only once it was closed."""
+
+    def __init__(self) -> None:
+        self.closed = MemoryStore()
+
+    @asynccontextmanager
+    async def open_store(self, folder: Path) -> AsyncGenerator[MemoryStore]:
+        async with MemoryStore() as store:
+            yield store
+        self.closed = store
+
+    def reopen_store(self, folder: Path) -> MemoryStore:
+        return self.closed
+
+
+@pytest.mark.parametrize(
+    "promise",
+    [
+        lambda store, folder: store.test_a_run_is_as_it_was_after_a_reopen(folder, store.reopen_store, "running"),
+        lambda store, folder: store.test_texts_are_as_they_were_after_a_reopen(folder, store.reopen_store, 1),
+        lambda store, folder: store.test_batches_go_on_after_a_reopen(folder, store.reopen_store),
+        lambda store, folder: store.test_a_former_owner_is_fenced_after_a_reopen(folder, store.reopen_store),
+        lambda store, folder: store.test_notes_are_kept_and_their_numbers_go_on_after_a_reopen(
+            folder, store.reopen_store
+        ),
+    ],
+    ids=["runs", "texts", "batches", "fences", "notes"],
+)
+async def test_a_store_that_forgets_is_found_out(promise: Callable[..., Awaitable[None]], tmp_path: Path) -> None:
+    await promise(Late(), tmp_path)
+    with pytest.raises((AssertionError, IndexError, StoreError)):
+        await promise(Forgetful(), tmp_path)
+
+
+async def test_a_store_that_keeps_what_it_has_only_when_closed_is_found_out(tmp_path: Path) -> None:
+    store = Late()
+    with pytest.raises(AssertionError):
+        await store.test_what_was_acknowledged_is_there_before_the_store_is_closed(tmp_path, store.reopen_store)
+
+
+# Two stores, one behaviour: any batches, in any state, written again or not, by whoever.
+
+CHANGES: list[Change] = [
+    *NEXT.values(),
+    *(replace(change, task_id="c") for change in NEXT.values()),  # type: ignore[call-arg]
+    TaskStarted(at(6), "a", 1, "fast", "s"),
+    TaskStarted(at(6), "a", 2, 'odd "name"\n\\ é', "s"),
+    TaskStarted(at(6), "a", 3, "fast"),
+    SessionOpened(at(6), "a", 2, "u"),
+    SessionOpened(at(6), "c", 0, "v"),
+    SessionOpened(at(6), "a", 1, "t"),
+    SessionOpened(at(6), "a", 0, "w"),
+    TurnAppended(at(6), "a", 1, "user", "hello"),
+    TaskStarted(at(6), "a", 2, "fast", "s", confirmed=True),
+    TaskWaiting(at(6), "a", 2, "Crashed?", crashed=True),
+    TaskInterrupted(at(6), "a", 1, "crash", crashed=True),
+    RunClaimed(at(6), owner("next"), 9.0),
+    RunStatusChanged(at(6), "completed"),
+    CREATED,
+]
+BATCHES = st.lists(
+    st.tuples(st.lists(st.sampled_from(CHANGES), max_size=5), st.integers(-2, 1), st.integers(-1, 1)), max_size=12
+)
+
+
+async def outcomes(store: MemoryStore | SQLiteStore, batches: list[tuple[list[Change], int, int]]) -> list[object]:
+    seen: list[object] = []
+    async with store:
+        await store.write(Batch(RUN, 0, 1, OPENING))
+        for changes, shift, other_epoch in batches:
+            run = await store.get_run(RUN)
+            assert run is not None
+            batch = Batch(RUN, run.epoch + (other_epoch if shift else 0), run.last_seq + 1 + shift, tuple(changes))
+            try:
+                await store.write(batch)
+            except StoreError as error:
+                seen.append(type(error))
+            seen.append(await whole(store))
+    return seen
+
+
+@settings(max_examples=60, deadline=None)
+@given(BATCHES)
+def test_both_stores_do_the_same(batches: list[tuple[list[Change], int, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        in_file = asyncio.run(outcomes(SQLiteStore(Path(folder) / "runs.db"), batches))
+    assert asyncio.run(outcomes(MemoryStore(), batches)) == in_file

@@ -1,0 +1,134 @@
+"""What our backends rely on about sessions that no event tells: when they are safe, and when a turn is really over."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+
+from plait.backends import BackendError, Opening, Reply
+from plait.backends.agents.backend import CliBackend
+from plait.backends.errors import ErrorKind
+from tests.real_agents.one_turn import files_of, make_backend
+from tests.real_agents.world import World, until
+
+
+@pytest.fixture(autouse=True)
+def environment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in world.environment.items():
+        monkeypatch.setenv(name, value)
+
+
+async def send(backend: CliBackend, prompt: str, **opening: object) -> Reply:
+    async with backend.open(Opening(**opening)) as conversation:  # type: ignore[arg-type]
+        return await conversation.send(prompt)
+
+
+@pytest.mark.clis("gemini-cli", "node")
+@pytest.mark.parametrize("is_ours", [True, False])
+async def test_a_session_of_geminis_outlives_the_cleaning_up(world: World, is_ours: bool):
+    """Resumed in a later minute, a session gets a second file without messages; the next process that begins removes
+    all files whose names end in the same eight letters and digits, but not where another sign is among them.
+    """
+    backend = make_backend("gemini", world.stub.url, world.folder)
+    mine = backend.new_session_id() if is_ours else str(uuid.uuid4())
+    await send(backend, "One.", session_id=mine)
+    (kept,) = (world.home / ".gemini" / "tmp").glob("*/chats/session-*.jsonl")
+    empty = kept.with_name(re.sub(r"session-\d{4}", "session-2020", kept.name))
+    empty.write_text("".join(kept.read_text().splitlines(keepends=True)[:2]))
+    await send(backend, "Another.", session_id=backend.new_session_id())
+    assert not empty.exists()
+    assert kept.exists() == is_ours
+    if is_ours:
+        await send(backend, "Two.", session_id=mine, resume=True)
+        assert world.stub.requests()[-1].prompts == ["One.", "Two."]
+
+
+@pytest.mark.clis("claude-code")
+async def test_what_claude_does_in_the_background_is_waited_for(world: World):
+    """A `result` while a command works in the background is not the last one: its end is told to the model."""
+    backend = make_backend("claude-code", world.stub.url, world.folder)
+    go, files = world.root / "go", files_of(world.folder, 1)
+    command = f"until [ -e {go} ]; do read -t 0.1 < /dev/zero; done; echo SEEN"
+    given = json.dumps({"command": command, "description": "waits", "run_in_background": True})
+    replies: list[Reply] = []
+
+    async def turn() -> None:
+        opening = {"session_id": backend.new_session_id(), "files": files}
+        replies.append(await send(backend, f"B [[tool-named Bash {given}]]", **opening))
+
+    output = files.turn / "1" / "stdout"
+    async with anyio.create_task_group() as group:
+        group.start_soon(turn)
+        has_result = partial(until, lambda: output.exists() and '"type":"result"' in output.read_text(), "a result")
+        await anyio.to_thread.run_sync(has_result)
+        go.touch()
+    requests = world.stub.requests()
+    assert len(requests) == 3
+    assert replies[0].usage.output_tokens == sum(one.usage["output"] for one in requests if one.usage)
+    assert world.children == []
+
+
+def die_after_a_tool(world: World, prompt: str, session: str, late: bool) -> None:
+    """Runner and agent are killed once the agent has told of a tool's result and its session has a file, or, late, once
+    that has the result, too.
+    """
+    output = files_of(world.folder, 1).turn / "1" / "stdout"
+    awaited = '"tool_result"' if late else ""
+    argv = [
+        sys.executable,
+        "-m",
+        "tests.real_agents.one_turn",
+        "claude-code",
+        world.stub.url,
+        str(world.folder),
+        session,
+    ]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, cwd=Path(__file__).parents[2]) as runner:
+        assert runner.stdin
+        runner.stdin.write(prompt.encode())
+        runner.stdin.close()
+        until(lambda: output.exists() and '"tool_result"' in output.read_text(), "the tool's result")
+        kept = partial((world.home / ".claude").glob, f"projects/*/{session}.jsonl")
+        until(lambda: any(awaited in file.read_text() for file in kept()), f"{awaited} in the session's file")
+        for pid in (runner.pid, *world.children):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.clis("claude-code")
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_turn_of_claudes_that_is_cut_right_after_a_tool_goes_on(world: World, late: bool):
+    """What it tells of a tool's result it writes down a moment later; whether it did or not, the session goes on."""
+    backend = make_backend("claude-code", world.stub.url, world.folder)
+    session = backend.new_session_id()
+    prompt = "W [[tool echo hi]] [[until /nowhere/to/be/seen]]"
+    assert session
+    die_after_a_tool(world, prompt, session, late)
+    until(lambda: (left := backend.left(files_of(world.folder, 1))) and left.state == "dead", "its death")
+    opening = {"session_id": session, "resume": True, "goes_on": True, "files": files_of(world.folder, 2)}
+    reply = await send(backend, "Go on.", **opening)
+    assert reply.session_id == session
+    last = world.stub.requests()[-1]
+    assert (last.prompts[0], last.prompts[-1]) == (prompt, "Go on.")
+    assert last.prompts.count(prompt) == 1
+
+
+@pytest.mark.clis("codex")
+async def test_codex_takes_what_is_no_uuid_for_a_new_session(world: World):
+    """A session id that is no UUID and that it does not know begins a new session, and is answered there."""
+    backend = make_backend("codex", world.stub.url, world.folder)
+    with pytest.raises(BackendError) as caught:
+        await send(backend, "Who am I?", session_id="no-such-thing", resume=True)
+    assert caught.value.kind is ErrorKind.SESSION_LOST
+    assert "began another one" in caught.value.message

@@ -1,0 +1,298 @@
+"""`plait doctor`: what it finds in a machine, a place, a file and the runs in it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from plait.backends.process.strays import left_over_servers
+from plait.persistence import SQLiteStore
+from plait.persistence.sqlite.health import Fitness, file_system, library, space
+from plait.runner import DAG, ParallelRunner, RunStatus, Task
+from tests.support.fakes import Talker
+from tests.support.plans.logged import make, wait_for_call
+from tests.support.processes.command import PLAIT, environment, plait, plait_here
+from tests.support.processes.warm import Warm
+from tests.support.stores.database import edit, end_of
+from tests.support.stores.database import make as make_store
+
+TASKS = '  - {id: a, prompt: one}\n  - {id: b, prompt: "two {{ a }}", depends_on: a}\n'
+STORE = Path(".plait") / "plait.db"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make(tmp_path, TASKS, hold="hold")
+    return tmp_path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    path = tmp_path / "kept" / "runs.db"
+    anyio.run(make_store, path)
+    return path
+
+
+@contextmanager
+def under_way(folder: Path) -> Generator[Warm]:
+    """A run of the plan in `folder` that holds at its last call; killed at the end."""
+    with Warm([*PLAIT, "run", "plan.yaml", "-q"], cwd=folder, env=environment()) as running:
+        try:
+            wait_for_call(folder, "wait")
+            yield running
+        finally:
+            running.kill()
+
+
+def checks(value: dict[str, Any], name: str) -> list[tuple[str, str]]:
+    return [(one["verdict"], one["found"]) for one in value["checks"] if one["check"] == name]
+
+
+def advice(value: dict[str, Any], name: str) -> list[str]:
+    return [one["advice"] for one in value["checks"] if one["check"] == name]
+
+
+def examined(store: Path, code: int) -> dict[str, Any]:
+    done = plait_here(store.parent.parent, "doctor", "--store", str(store), "--json")
+    assert (done.code, done.err) == (code, "")
+    return done.value
+
+
+def test_a_good_store_is_fit_and_stays_as_it_is(folder: Path) -> None:
+    assert plait(folder, "run", "plan.yaml", "-q").code == 0
+    before = (folder / STORE).read_bytes()
+    done = plait(folder, "doctor")
+    assert (done.code, done.err) == (0, "")
+    lines = {line.split()[1]: line for line in done.out.splitlines()}
+    assert not any(line.startswith("bad") for line in lines.values()), done.out
+    assert lines["checksums"].split(maxsplit=2) == ["ok", "checksums", "all fit (results: 2, messages: 4)"]
+    assert lines["permissions"].startswith("ok ")
+    assert lines["pages"].startswith("ok ")
+    assert lines["runs"].endswith("1 run, none under way or interrupted")
+    assert (folder / STORE).read_bytes() == before
+    assert plait_here(folder, "doctor", "--json").value["verdict"] in {"ok", "warning"}
+
+
+def test_without_a_store_only_the_machine_is_looked_at(tmp_path: Path) -> None:
+    done = plait_here(tmp_path, "doctor")
+    assert (done.code, done.err) == (0, "")
+    assert "there is none at .plait/plait.db yet; `plait run PLAN` makes one" in done.out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "does not exist"), (b"", "is empty"), (b"text" * 2000, "not a database"), ("folder", "is not a file")],
+)
+def test_what_is_no_store_is_bad_and_left_alone(tmp_path: Path, content: bytes | str | None, said: str) -> None:
+    path = tmp_path / "x.db"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content:
+        path.mkdir()
+    done = plait_here(tmp_path, "doctor", "--store", "x.db")
+    assert done.code == 3
+    assert said in done.out
+    assert sorted(one.name for one in tmp_path.iterdir()) == (["x.db"] if content is not None else [])
+    assert not isinstance(content, bytes) or path.read_bytes() == content
+
+
+@pytest.mark.parametrize("place", ["/", "", "no/such/folder/x.db"])
+def test_odd_places_are_bad_without_a_traceback(tmp_path: Path, place: str) -> None:
+    done = plait_here(tmp_path, "doctor", "--store", place)
+    assert (done.code, done.err) == (3, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_foreign_and_newer_files_are_bad(store: Path) -> None:
+    edit(store, "PRAGMA user_version = 1000")
+    assert "has version 1000" in checks(examined(store, 3), "file")[0][1]
+    edit(store, "PRAGMA application_id = 7")
+    assert "belongs to another program" in checks(examined(store, 3), "file")[0][1]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_older_file_is_looked_at_without_bringing_it_up_to_date(tmp_path: Path, version: int) -> None:
+    older = Path(__file__).parent.parent.parent.parent / "fixtures" / f"schema_{version}.db"
+    path = tmp_path / "kept" / "old.db"
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(older.read_bytes())
+    path.chmod(0o600)
+    value = examined(path, 0)
+    assert checks(value, "schema")[0][1].startswith(f"version {version}; the next run or resume brings it to ")
+    assert path.read_bytes() == older.read_bytes()
+
+
+def test_a_damaged_result_and_a_damaged_message_are_named(store: Path) -> None:
+    edit(store, end_of("a", "text = 'something else'"))
+    value = examined(store, 3)
+    assert checks(value, "pages") == [("ok", "whole")]
+    [(verdict, found)] = checks(value, "checksums")
+    assert (verdict, found) == ("bad", "damaged: run-1/a (results: 1, messages: 2)")
+    edit(store, "UPDATE other_messages SET content = CAST(x'ff' AS TEXT)")
+    assert checks(examined(store, 3), "checksums")[0][0] == "bad"
+
+
+def test_what_was_damaged_and_is_mended_is_not_told_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "kept" / "runs.db"
+
+    async def run(*, again: bool) -> None:
+        async with SQLiteStore(path) as store:
+            runner = ParallelRunner(Talker(), store=store)
+            dag = DAG([Task("a", prompt="A"), Task("b", prompt="B {{ a }}", depends_on=["a"])])
+            result = await (runner.resume("r", retry_failed=True) if again else runner.run(dag, "r"))
+            assert result.status is RunStatus.COMPLETED
+
+    anyio.run(lambda: run(again=False))
+    edit(path, end_of("a", "text = 'tampered'"))
+    assert checks(examined(path, 3), "checksums")[0][0] == "bad"
+    anyio.run(lambda: run(again=True))
+    assert checks(examined(path, 0), "checksums") == [("ok", "all fit (results: 2, messages: 5)")]
+
+
+def test_damaged_pages_are_found(store: Path) -> None:
+    edit(store, "PRAGMA wal_checkpoint(TRUNCATE)")
+    content = bytearray(store.read_bytes())
+    for start in range(4096 + 64, len(content), 4096):
+        content[start : start + 2000] = b"\xa5" * 2000
+    store.write_bytes(content)
+    value = examined(store, 3)
+    assert value["verdict"] == "bad"
+    assert [one for name in ("pages", "file") for one in checks(value, name) if one[0] == "bad"]
+
+
+def test_what_others_may_read_is_a_warning(store: Path) -> None:
+    store.chmod(0o644)
+    store.parent.chmod(0o755)
+    value = examined(store, 0)
+    assert value["verdict"] == "warning"
+    assert [verdict for verdict, _ in checks(value, "permissions")] == ["warning"] * 2
+    assert advice(value, "permissions") == [
+        f"chmod 700 {store.parent}, or keep the store in a directory of its own",
+        f"chmod 600 {store}",
+    ]
+
+
+def test_a_large_wal_and_half_made_files_are_warnings(store: Path) -> None:
+    wal = store.with_name("runs.db-wal")
+    wal.touch(0o600)
+    os.truncate(wal, 65 << 20)
+    half = store.with_name(".runs.db.0123456789abcdef.new")
+    half.touch(0o600)
+    value = examined(store, 0)
+    assert checks(value, "wal")[0] == ("warning", "68.2 MB")
+    assert half.name in checks(value, "left over")[0][1]
+
+
+def test_runs_under_way_and_interrupted_ones(folder: Path) -> None:
+    plan = folder / "plan.yaml"
+    plan.write_text(plan.read_text() + "  - {id: c, prompt: wait, backend: hold}\n")
+    with under_way(folder) as running:
+        [(verdict, found)] = checks(plait_here(folder, "doctor", "--json").value, "runs")
+        assert verdict == "ok"
+        assert f"is being run by process {running.pid} on " in found
+    done = plait_here(folder, "doctor", "--json")
+    assert done.code == 0
+    [(verdict, found)] = checks(done.value, "runs")
+    assert verdict == "warning"
+    assert f"is interrupted: process {running.pid} on " in found
+    assert found.endswith(" is gone")
+    run_id = found.split()[0]
+    assert advice(done.value, "runs") == [f"plait resume {run_id}"]
+
+
+@pytest.mark.parametrize(
+    ("version", "fitness"),
+    [
+        ((3, 36, 0), Fitness.BAD),
+        ((3, 37, 0), Fitness.WARNING),
+        ((3, 44, 5), Fitness.WARNING),
+        ((3, 44, 6), Fitness.OK),
+        ((3, 45, 0), Fitness.WARNING),
+        ((3, 50, 6), Fitness.WARNING),
+        ((3, 50, 7), Fitness.OK),
+        ((3, 51, 0), Fitness.WARNING),
+        ((3, 51, 2), Fitness.WARNING),
+        ((3, 51, 3), Fitness.OK),
+        ((3, 54, 1), Fitness.OK),
+    ],
+)
+def test_versions_of_sqlite(version: tuple[int, int, int], fitness: Fitness) -> None:
+    assert library(version).fitness is fitness
+
+
+PARENT = """
+import subprocess, sys, time
+from pathlib import Path
+from plait import backends
+child = Path(backends.__file__).parent / "llm" / "_llama_server.py"
+print(subprocess.Popen([sys.executable, "-P", str(child)]).pid, flush=True)
+time.sleep(60)
+"""
+
+MOUNTS = r"""
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+50 27 0:40 / /home/my\040files rw shared:1 - nfs4 server:/export rw,vers=4.2
+51 27 0:41 / /mnt/c rw - 9p drvfs rw
+52 27 0:42 / /tmp rw - tmpfs tmpfs rw
+53 27 0:43 / /tmp/x rw - ext4 /dev/vdb rw
+54 27 0:44 / /tmp/x rw - cifs //server/share rw
+55 27 0:45 / /f rw - fuse.sshfs host: rw
+56 27 0:46 / /g rw - fuse.something thing rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "fitness", "kind"),
+    [
+        ("/home/me/runs.db", Fitness.OK, "ext4"),
+        ("/home/my files/runs.db", Fitness.BAD, "nfs4"),
+        ("/home/my files too/runs.db", Fitness.OK, "ext4"),
+        ("/mnt/c/runs.db", Fitness.BAD, "9p"),
+        ("/tmp/runs.db", Fitness.WARNING, "tmpfs"),
+        ("/tmp/x/runs.db", Fitness.BAD, "cifs"),
+        ("/f/runs.db", Fitness.BAD, "fuse.sshfs"),
+        ("/g/runs.db", Fitness.OK, "fuse.something"),
+    ],
+)
+def test_file_systems(path: str, fitness: Fitness, kind: str) -> None:
+    found = file_system(Path(path), MOUNTS)
+    assert (found.fitness, kind in found.found) == (fitness, True)
+
+
+def test_where_nothing_tells_it_says_so(tmp_path: Path) -> None:
+    assert file_system(tmp_path, None).found == "cannot tell"
+    assert space(tmp_path / "nowhere").fitness is Fitness.WARNING
+
+
+def test_a_model_server_whose_parent_is_gone_is_found(tmp_path: Path) -> None:
+    # What a real one is left with: its parent killed, and its input held open by somebody else.
+    ours, theirs = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdin=ours, stdout=subprocess.PIPE, env=environment(), text=True
+    ) as parent:
+        os.close(ours)
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert pid not in (left_over_servers() or [])
+        parent.kill()
+        parent.wait()
+        assert pid in (left_over_servers() or [])
+        value = plait_here(tmp_path, "doctor", "--json").value
+        assert str(pid) in checks(value, "children")[0][1]
+        assert str(pid) in advice(value, "children")[0]
+        os.close(theirs)
+        assert parent.stdout.read() == ""  # until the server has ended
+    assert pid not in (left_over_servers() or [])
+
+
+def test_processes_that_cannot_be_looked_at(tmp_path: Path) -> None:
+    assert left_over_servers(tmp_path) is None

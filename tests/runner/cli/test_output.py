@@ -1,0 +1,68 @@
+"""Where output goes when nobody reads it any more, or it cannot be written."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+
+from tests.support.plans.logged import CHAIN, make
+from tests.support.processes.command import PLAIT, environment, plait
+from tests.support.processes.warm import Warm
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path, closed: str) -> None:
+    make(tmp_path, CHAIN)
+    process = Warm(
+        [*PLAIT, "run", "plan.yaml"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    gone, kept = (process.stdout, process.stderr) if closed == "stdout" else (process.stderr, process.stdout)
+    assert gone is not None
+    assert kept is not None
+    gone.close()
+    with kept:
+        said = kept.read()
+    assert process.wait(30) == 0
+    assert "Traceback" not in said
+    assert "Broken" not in said
+
+
+@pytest.mark.parametrize("more", [[], ["--log", "json", "--log-level", "debug"]])
+def test_a_run_goes_on_where_its_progress_cannot_be_written(tmp_path: Path, more: list[str]) -> None:
+    make(tmp_path, CHAIN)
+    with FULL.open("w") as full:
+        process = Warm([*PLAIT, "run", "plan.yaml", *more], cwd=tmp_path, env=environment(), stdout=PIPE, stderr=full)
+        assert process.communicate(timeout=30) == ("re: two re: one\n", None)
+        assert process.wait() == 0
+
+
+@pytest.mark.parametrize("more", [[], ["--json"], ["-q"]])
+def test_a_result_that_cannot_be_written_is_said_and_stays_stored(tmp_path: Path, more: list[str]) -> None:
+    make(tmp_path, CHAIN)
+    with FULL.open("w") as full:
+        process = Warm([*PLAIT, "run", "plan.yaml", *more], cwd=tmp_path, env=environment(), stdout=full, stderr=PIPE)
+        _, said = process.communicate(timeout=30)
+    assert process.wait() == 3
+    last = "plait: standard output cannot be written: No space left on device; send it to another place"
+    assert said.splitlines()[-1] == last
+    assert "Traceback" not in said
+    assert ("plait show" in said) is ("-q" not in more)
+    assert plait(tmp_path, "show", "last", "--json").value["status"] == "completed"
+
+
+def test_streams_that_were_closed_before_are_no_error(tmp_path: Path) -> None:
+    make(tmp_path, CHAIN)
+    words = " ".join([*PLAIT, "run", "plan.yaml", "--json"])
+    done = subprocess.run(
+        ["sh", "-c", f"{words} >&- 2>&-"], cwd=tmp_path, env=environment(), capture_output=True, check=False, timeout=30
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -1,0 +1,63 @@
+"""What a resume says of a plan file that was edited since its run was stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.plans.logged import make
+from tests.support.processes.command import plait_here
+
+EDITED = """
+name: trial
+inputs: {names: [x, y]}
+backends:
+  say: {kind: function, call: "functions.py:say"}
+  far: {kind: openai, model: m, base_url: "http://127.0.0.1:9/v1"}
+defaults: {backend: say}
+tasks:
+  - {id: a, prompt: one}
+  - {id: b, prompt: knock, backend: far, depends_on: a, retry: {attempts: 1}}
+  - {id: c, prompt: "{{ item }}", for_each: names}
+"""
+EDITS = {
+    "nothing that counts": (
+        {'call: "functions.py:say': 'call: "functions.py:hold', "name: trial": "name: other"},
+        None,
+    ),
+    "a backend": ({"127.0.0.1:9": "127.0.0.1:8", "model: m": "model: n"}, "backends.far.model, backends.far.base_url"),
+    "tasks": (
+        {"prompt: one": "prompt: two", "depends_on: a, ": "timeout: 5, ", "id: c": "id: d"},
+        "tasks.a.prompt, tasks.b.depends_on, tasks.b.timeout, tasks.d.1, tasks.d.2, 2 more",
+    ),
+    "the default": ({"defaults: {backend: say}": "defaults: {backend: far}"}, "defaults.backend"),
+    "follow-ups": ({"tasks:": "workflows: [{after: coder}]\ntasks:"}, "workflows"),
+    "a mistake": ({"tasks:": "tsks:"}, "the plan file has mistakes by now (`plait check` says which); a resume runs"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_resume_says_what_of_an_edited_plan_goes_unheeded(tmp_path: Path, edit: str) -> None:
+    edits, said = EDITS[edit]
+    plan = make(tmp_path, "")
+    plan.write_text(EDITED)
+    assert plait_here(tmp_path, "run", "plan.yaml", "--set", "names=[p, q]", OPENAI_API_KEY="k").code == 1
+    for words in (["--dry-run"], ["-q"]):
+        plan.write_text(EDITED)
+        before = plait_here(tmp_path, "resume", "last", "--retry-failed", *words)
+        text = EDITED
+        for old, new in edits.items():
+            assert old in text
+            text = text.replace(old, new)
+        plan.write_text(text)
+        after = plait_here(tmp_path, "resume", "last", "--retry-failed", *words)
+        assert (before.code, "the plan file" in before.err) == (after.code, False)
+        lines = [line for line in after.err.splitlines() if "the plan file" in line]
+        if edit == "a mistake":
+            assert (len(lines), said is not None and said in lines[0]) == (1, True)
+        else:
+            whole = f"the plan file has changed since this run was stored ({said}); a resume runs what is stored"
+            if edit == "a backend":
+                whole += "; --backends FILE takes backends from a file"
+            assert lines == ([] if said is None else [whole])

@@ -1,0 +1,198 @@
+"""`plait crashtest`: real kills at every boundary, and a command that can say no."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plait.persistence.failpoints import BOUNDARIES
+from plait.runner.crashtest.certificate import as_lines, as_value
+from plait.runner.crashtest.fork_server import get_ready
+from plait.runner.crashtest.mutants import PLANTED
+from plait.runner.crashtest.tally import Tally
+from tests.support.processes import warm
+from tests.support.processes.command import PLAIT, Done, environment, plait
+from tests.support.processes.warm import Warm
+
+PLAN = """
+name: yours
+concurrency: 3
+inputs: {topic: tea, chapters: [leaf, cup]}
+tasks:
+  - {id: list, prompt: "Names of {{ topic }}"}
+  - {id: one, prompt: "About {{ list }}", depends_on: [list], failure_mode: soft}
+  - {id: two, prompt: "More about {{ list }}", depends_on: [list], retry: {attempts: 2, base_delay: 30}}
+  - {id: each-part, prompt: "{{ item }} of {{ list }}", for_each: chapters, depends_on: [list]}
+  - id: book
+    prompt: "{{ inputs.topic }} {{ two }} {{ results['each-part'] | tojson }}"
+    depends_on: [one, two, each-part]
+    at_most_once: true
+  - {id: end, prompt: "Shorter.", continues: book}
+"""
+
+
+def crashtest(folder: Path, *words: str) -> Done:
+    """The command in a process of its own, given more time than others."""
+    done = warm.run([*PLAIT, "crashtest", *words], cwd=folder, env=environment(), timeout=120)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def test_three_hundred_kills_at_every_boundary_lose_nothing(tmp_path: Path) -> None:
+    done = crashtest(tmp_path, "--kills", "300", "--json")
+    assert done.code == 0, done.out + done.err
+    value = done.value
+    assert value["ok"] is True
+    assert 300 <= value["kills_landed"] <= value["kills_scheduled"]
+    assert value["kills_landed"] == sum(value["boundaries"].values())
+    assert set(value["boundaries"]) == set(BOUNDARIES)
+    assert all(value["boundaries"].values())
+    assert value["never_hit"] == value["violations"] == []
+    assert value["results_acknowledged"] > 300
+    assert value["acknowledged_results_lost"] == value["completed_tasks_executed_again"] == 0
+    assert value["extra_attempts_per_task_in_flight"] == 1
+    assert value["failure_rate_below"] == pytest.approx(3 / value["kills_landed"])
+    assert value["planted_bugs"] == {bug.name: True for bug in PLANTED}
+    assert list(tmp_path.iterdir()) == [], "the folder is left as it was"
+
+
+def test_a_few_kills_at_every_boundary_certify_a_plan_without_its_backends_and_its_store(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    done = crashtest(tmp_path, "plan.yaml", "--kills", "5", "--set", "topic=rice")
+    assert done.code == 0, done.out + done.err
+    lines = done.out.splitlines()
+    assert lines[0].startswith("passed in ")
+    assert f"boundaries            {len(BOUNDARIES)} of {len(BOUNDARIES)} covered" in done.out
+    assert f"planted bugs          {len(PLANTED)} of {len(PLANTED)} caught" in done.out
+    assert re.search(r"all held; failure rate below [5-9]\.", done.out), "so few kills show little, and it says so"
+    assert ", of which 0 lost" in done.out
+    assert "0 executed again" in done.out
+    assert done.err == f"plait: landing 5 kills at {len(BOUNDARIES)} boundaries, in {tmp_path}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_who_is_told_to_leave_leaves_nothing_behind(tmp_path: Path, signum: signal.Signals) -> None:
+    with Warm([*PLAIT, "crashtest", "--kills", "100000"], cwd=tmp_path, env=environment()) as running:
+        while len(list(tmp_path.glob(".plait-crashtest-*/worker-*"))) < (os.cpu_count() or 1):
+            assert running.poll() is None
+            time.sleep(0.01)
+        running.send_signal(signum)
+        assert running.wait(timeout=20) == 6
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_left_out_is_no_success() -> None:
+    tally = Tally(landed=Counter(dict.fromkeys(BOUNDARIES, 1)), planted={"a bug": True})
+    assert tally.ok
+    assert tally.bound == pytest.approx(3 / len(BOUNDARIES))
+    for failed in (
+        replace(tally, landed=tally.landed - Counter(["told"])),
+        replace(tally, planted={"a bug": False}),
+        replace(tally, violations=["I1: lost"]),
+    ):
+        assert not failed.ok
+        assert as_value(failed)["ok"] is False
+    lines = as_lines(replace(tally, landed=tally.landed - Counter(["told"]), planted={"a bug": False}))
+    assert any(line.endswith("14 of 15 covered; never hit: told") for line in lines)
+    assert any(line.endswith("0 of 1 caught; missed: a bug") for line in lines)
+
+
+BROKEN = """
+import sys
+from plait.runner.cli import main
+from plait.runner.crashtest.certificate import as_lines, as_value
+from plait.runner.crashtest.mutants import PLANTED
+next(bug for bug in PLANTED if bug.name == "completed tasks queued again").plant()
+main()
+"""
+
+
+def broken(folder: Path, *words: str) -> Done:
+    """The command of a plait that executes completed tasks again."""
+    command = [sys.executable, "-c", BROKEN, "crashtest", *words]
+    done = warm.run(command, cwd=folder, env=environment(), timeout=60)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def test_a_violation_comes_with_the_command_that_shows_it_again(tmp_path: Path) -> None:
+    found = broken(tmp_path, "--kills", "30")
+    assert found.code == 1
+    violations = [line for line in found.err.splitlines() if line.startswith("I2: ")]
+    # Which moment a kill meets depends on timing, so that a command may need more tries than it makes.
+    for violation in violations[:10]:
+        what, _, command = violation.partition("; again: ")
+        assert "was executed again after it had ended" in what
+        again = command.split("crashtest ")[1].split()
+        assert again[0] == "--case"
+        repeated = broken(tmp_path, *again)
+        if repeated.code == 1:
+            break
+    assert repeated.code == 1
+    assert repeated.out.endswith(" kills landed\n")
+    assert "FAILED" in repeated.out
+    assert "I2: " in repeated.err
+    as_json = broken(tmp_path, *again, "--json")
+    assert as_json.value["ok"] is False
+    assert as_json.value["violations"]
+    fine = crashtest(tmp_path, *again)
+    assert (fine.code, fine.err) == (0, "")
+    assert "all invariants held" in fine.out
+
+
+NO_CASES = """
+from plait.runner.cli import main
+from plait.runner.crash import case
+case.use_of = lambda task_id, part: "{{ " + task_id + " }}"
+main()
+"""
+
+
+def test_a_case_that_cannot_be_made_is_no_broken_invariant(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    for words in ([], ["--case", "kills-0"]):
+        command = [sys.executable, "-c", NO_CASES, "crashtest", "plan.yaml", *words]
+        done = warm.run(command, cwd=tmp_path, env=environment(), timeout=60)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "task 'book': {{ each-part }} means" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["nowhere.yaml"], 2, "nowhere.yaml: cannot read the plan: No such file or directory; check the path"),
+        (["--case", "kills-1-lunch:3"], 2, "'lunch:3' is no place to stop at: a boundary and a number, as in"),
+        (["--case", "kisses-1"], 2, "'kisses-1' names no case: it starts with kills, crasher, unsure, rival, rot"),
+        (["--set", "a=b"], 2, "--set is for plans; random cases have no inputs"),
+        (["--kills", "0"], 2, "'--kills'"),
+        (["--store", "/proc/none/x.db"], 3, "No such file or directory; name another place with --store"),
+    ],
+)
+def test_bad_input_is_one_clear_line(tmp_path: Path, words: list[str], code: int, message: str) -> None:
+    done = plait(tmp_path, "crashtest", *words)
+    assert done.code == code
+    assert message in done.err
+    assert done.out == ""
+
+
+def test_a_process_with_threads_is_not_forked() -> None:
+    from threading import Event, Thread
+
+    over = Event()
+    thread = Thread(target=over.wait)
+    thread.start()
+    try:
+        with pytest.raises(RuntimeError, match="has threads already; run them in a process of their own"):
+            get_ready()
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,90 @@
+"""Tasks that are added to go on with a conversation which nobody knew would be continued when it ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plait.persistence import MemoryStore, Store
+from plait.persistence.records import MessageRecord
+from plait.runner import DAG, Decision, FailureMode, ParallelRunner, RunStatus, Task
+from tests.support.fakes import QuickClock
+from tests.support.growth import Scripted, by_end, talker
+from tests.support.stores.faulty_store import Fault, FaultyStore
+
+MORE = Decision(add=(Task("more", "more", continues="a"),))
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_one_that_the_store_was_too_far_away_to_take_is_kept(reads: bool) -> None:
+    """The completion of `a` is the first thing that cannot be written down."""
+
+    def faults(method: str, _number: int) -> Fault | None:
+        away = "a" in backend.prompts
+        return Fault.BEFORE if away and (method == "write" or not reads) else None
+
+    backend = talker()
+    runner = ParallelRunner(backend, store=FaultyStore(MemoryStore(), faults), clock=QuickClock())
+    dag = DAG([Task("a", "a"), Task("b", "b", ["a"])])
+    result = await runner.run(dag, policy=Scripted(by_end({"b": MORE})))
+    assert (result.status, backend.prompts) == (RunStatus.COMPLETED, ["a", "b", "more"])
+    assert [message.content for message in backend.openings[-1].history] == ["a", "<a>"]
+    assert backend.openings[-1].session_id == "session-1"
+    assert result.degraded[0].lost
+
+
+CHAIN = DAG([Task("a", "a"), Task("b", "b", ["a"], continues="a"), Task("c", "c", ["b"])])
+AFTER_C: dict[str | None, Decision] = {"c": Decision(add=(Task("more", "more", continues="b"),))}
+
+
+async def test_only_what_is_not_in_memory_is_read_back_and_nothing_else() -> None:
+    read: list[str] = []
+
+    def faults(method: str, _number: int) -> None:
+        read.append(method)
+
+    backend = talker()
+    store = FaultyStore(MemoryStore(), faults)
+    await ParallelRunner(backend, store=store, clock=QuickClock()).run(CHAIN, policy=Scripted(by_end(AFTER_C)))
+    assert [message.content for message in backend.openings[-1].history] == ["a", "<a>", "b", "<b>"]
+    assert [method for method in read if method != "write"] == ["list_messages"]
+
+
+async def test_a_store_that_is_behind_is_asked_again() -> None:
+    class Behind(FaultyStore):
+        asked = 0
+
+        async def list_messages(self, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
+            self.asked += 1
+            return () if self.asked == 1 else await super().list_messages(run_id, task_id)
+
+    backend = talker()
+    runner = ParallelRunner(backend, store=Behind(MemoryStore()), clock=QuickClock())
+    result = await runner.run(CHAIN, policy=Scripted(by_end(AFTER_C)))
+    assert (result.status, result["more"].attempts) == (RunStatus.COMPLETED, 2)
+    assert [message.content for message in backend.openings[-1].history] == ["a", "<a>", "b", "<b>"]
+
+
+@pytest.mark.parametrize(
+    ("fails", "ran", "history"),
+    [
+        (["b"], ["b", "c", "more"], ["a", "<a>", "b", "<b>"]),
+        (["a", "c"], ["a", "c", "more"], ["b", "<b>"]),  # b began a conversation of its own, before a had one
+        (["c"], ["c", "more"], ["a", "<a>", "b", "<b>"]),
+    ],
+)
+async def test_after_a_resume_it_is_the_conversation_that_there_really_was(
+    store: Store, fails: list[str], ran: list[str], history: list[str]
+) -> None:
+    dag = DAG([replace(task, failure_mode=FailureMode.SOFT if task.id == "a" else task.failure_mode) for task in CHAIN])
+    first = await ParallelRunner(talker(dict.fromkeys(fails, ValueError("no"))), store=store).run(
+        dag, policy=Scripted()
+    )
+    backend = talker()
+    result = await ParallelRunner(backend, store=store).resume(
+        first.run_id, retry_failed=True, policy=Scripted(by_end(AFTER_C))
+    )
+    assert (result.status, sorted(backend.prompts)) == (RunStatus.COMPLETED, sorted(ran))
+    by_task = {opening.idempotency_key.partition(":")[2]: opening for opening in backend.openings}
+    assert [message.content for message in by_task["more"].history] == history

@@ -1,0 +1,160 @@
+"""Questions while the run lives: other branches, callbacks, deadlines, and what is left in the store meanwhile."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from plait.persistence import MemoryStore, Note, Store
+from plait.persistence.records import TaskRecord
+from plait.runner import DAG, FailureMode, ParallelRunner, RunStatus, Task, TaskStatus
+from plait.runner.domain import events as happened
+from plait.runner.engine.inbox import LOOK_EVERY_S
+from tests.support.fakes import QuickClock
+from tests.support.late import HOLDING, LATE, Held, asking
+from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
+
+
+class Counting(MemoryStore):
+    """Counts how often the tasks of a run are read."""
+
+    reads = 0
+
+    async def list_tasks(self, run_id: str) -> tuple[TaskRecord, ...]:
+        self.reads += 1
+        return await super().list_tasks(run_id)
+
+
+async def test_who_waits_for_an_answer_to_be_taken_does_not_read_the_run_again_and_again() -> None:
+    work, store = Held(), Counting()
+    runner = ParallelRunner(work, store=store)
+    async with runner.start(HOLDING) as run:
+        async for event in run.events():
+            if isinstance(event, happened.TaskWaiting):
+                assert await runner.answer_question(run.run_id, "a", "yes")  # after about LOOK_EVERY_S
+                assert store.reads == 2
+                work.release()
+        assert (await run.result()).text["a"] == "yes"
+
+
+async def test_others_go_on_while_one_waits(store: Store) -> None:
+    work = Held()
+    runner = ParallelRunner(work, store=store)
+    async with runner.start(HOLDING) as run:
+        seen: list[str] = []
+        async for event in run.events():
+            if isinstance(event, happened.TaskWaiting):
+                assert [one.text for one in await runner.questions(run.run_id)] == ["Go?"]
+                work.release()
+            if isinstance(event, happened.TaskCompleted):
+                seen.append(event.task_id)
+        result = await run.result()
+    assert (sorted(seen), result.status, result["a"].question) == (["c", "hold"], RunStatus.WAITING_INPUT, "Go?")
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "b"),
+    [("hard", "failed", None), ("soft", "failed", "so "), ("skip", "completed", "so ")],
+)
+async def test_nobody_answers_by_the_deadline(store: Store, mode: str, status: str, b: str | None) -> None:
+    """Other work goes on meanwhile, so the deadline passes while the run lives."""
+    work = Held(deadline=60)
+    dag = DAG(
+        [
+            Task("a", "late", failure_mode=FailureMode(mode)),
+            Task("b", "so {{ a }}", depends_on=["a"]),
+            Task("h", "hold"),
+        ]
+    )
+    async with ParallelRunner(work, store=store, clock=QuickClock()).start(dag) as run:
+        async for event in run.events():
+            if isinstance(event, happened.TaskFailed):
+                work.release()
+        result = await run.result()
+    assert (result.status.value, result.text.get("b")) == (status, b)
+    assert (result["a"].error_kind, result["a"].error) == ("timeout", "nobody answered by the deadline: Go?")
+    assert (await store.list_tasks(result.run_id))[0].question is None
+
+
+@pytest.mark.parametrize("deadline", [0, 60])
+async def test_the_default_is_taken_at_the_deadline(store: Store, deadline: float) -> None:
+    work = Held(default="later", deadline=deadline)
+    async with ParallelRunner(work, store=store, clock=QuickClock()).start(HOLDING) as run:
+        async for event in run.events():
+            if isinstance(event, happened.TaskAnswered):
+                work.release()
+        result = await run.result()
+    assert (result.status, result.text["a"]) == (RunStatus.COMPLETED, "later")
+
+
+async def test_a_deadline_is_no_reason_to_stay(store: Store) -> None:
+    """Neither when the question is asked, nor when a run is resumed that has nothing else to do."""
+    runner = ParallelRunner(asking(default="later", deadline=3600), store=store)
+    with anyio.fail_after(10):
+        result = await runner.run(LATE)
+        assert (await runner.resume(result.run_id)).status is RunStatus.WAITING_INPUT
+    assert (await runner.questions(result.run_id))[0].default == "later"
+
+
+@pytest.mark.parametrize(
+    "body",
+    ['{"attempt":1,"value":"yes","nonce":"1"}', "{}", "[", '{"attempt":1e999,"value":1,"nonce":""}', "[" * 100_000],
+)
+@pytest.mark.parametrize("task_id", ["a", "nobody", None])
+async def test_a_note_that_answers_nothing_harms_no_run(task_id: str | None, body: str) -> None:
+    """Whoever may write to the store may send any note, and may send it too late."""
+    store, clock = MemoryStore(), _LooksAtOnce()
+    work = Held(deadline=0)  # it has failed before the note comes
+    async with ParallelRunner(work, store=store, clock=clock).start(HOLDING) as run:
+        async for event in run.events():
+            if isinstance(event, happened.TaskFailed):
+                await store.send(run.run_id, Note("answer", "2026-01-01T00:00:00.000Z", task_id, body))
+                with anyio.fail_after(10):
+                    await clock.two_looks()
+                work.release()
+        result = await run.result()
+    assert (result.status, result["a"].status, result.degraded) == (RunStatus.FAILED, TaskStatus.FAILED, ())
+
+
+class _LooksAtOnce(QuickClock):
+    """Looks into the inbox all the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._look = anyio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds != LOOK_EVERY_S:
+            return await super().sleep(seconds)
+        self._look.set()
+        self._look = anyio.Event()
+        return await anyio.sleep(0.001)
+
+    async def two_looks(self) -> None:
+        """Until a look has begun and ended from now on."""
+        for _ in range(2):
+            await self._look.wait()
+
+
+async def test_a_question_asked_while_the_store_is_away_is_caught_up() -> None:
+    away = True
+    inner = MemoryStore()
+    store = FaultyStore(inner, on_write(lambda number: Fault.BEFORE if away and number > 1 else None))
+    work = Held()
+    async with ParallelRunner(work, store=store, clock=QuickClock()).start(HOLDING) as run:
+        async for event in run.events():
+            if isinstance(event, happened.StoreDegraded):
+                away = False
+                work.release()
+        result = await run.result()
+    assert (result.status, result.degraded[0].lost) == (
+        RunStatus.WAITING_INPUT,
+        0,
+    )
+    again = await ParallelRunner(work, store=inner).resume(run.run_id, answers={"a": "yes"})
+    assert (again.status, again.text["a"]) == (RunStatus.COMPLETED, "yes")
+
+
+async def test_a_run_without_a_store_waits_and_says_what_for() -> None:
+    result = await ParallelRunner(asking()).run(LATE)
+    assert (result.status, result["a"].question, result.text["c"]) == (RunStatus.WAITING_INPUT, "Go?", "beside")

@@ -1,0 +1,94 @@
+"""An answer that was sent by the deadline counts, also where its owner had not yet seen it when the deadline passed."""
+
+from __future__ import annotations
+
+import json
+
+import anyio
+import pytest
+
+from plait.backends import ask
+from plait.backends.protocol import JsonValue
+from plait.persistence import MemoryStore, Note, Store
+from plait.runner import DAG, ParallelRunner, RunStatus, Task
+from plait.runner.clock import iso
+from plait.runner.domain import events as happened
+from tests.support.fakes import QuickClock
+from tests.support.stores.faulty_store import Fault, FaultyStore
+
+DEADLINE_S = 60.0
+WIDE = DAG([Task("a", "late"), Task("hold", "hold")])
+
+
+class AtTheDeadline(QuickClock):
+    """No look into the inbox ever comes; the deadline passes when `passes` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = anyio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds == DEADLINE_S:
+            await self.passes.wait()
+        await super().sleep(seconds)
+
+
+class Scene:
+    """Runs WIDE in `store`, where `a` asks with a default and `hold` waits until it goes on."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.clock = AtTheDeadline()
+        self.runner = ParallelRunner(self._work, store=store, clock=self.clock)
+        self._gate = anyio.Event()
+
+    async def _work(self, prompt: str) -> str:
+        if prompt == "hold":
+            await self._gate.wait()
+            return "held"
+        return str(await ask("Go?", default="later", deadline=DEADLINE_S))
+
+    async def answered_with(self, *notes: Note) -> tuple[str, str]:
+        """What the question came to, and by whom, where these were sent before its deadline passed."""
+        answers: list[tuple[str, str]] = []
+        with anyio.fail_after(10):
+            async with self.runner.start(WIDE) as run:
+                async for event in run.events():
+                    if isinstance(event, happened.TaskWaiting):
+                        for note in notes:
+                            await self.store.send(run.run_id, note)
+                        self.clock.passes.set()
+                    if isinstance(event, happened.TaskAnswered):
+                        answers += [(str(one.value), one.by) for one in event.answers or ()]
+                        self._gate.set()
+                result = await run.result()
+        (answer,) = answers
+        assert (result.status, result.text["a"]) == (RunStatus.COMPLETED, answer[0])
+        return answer
+
+
+def note(value: JsonValue, late_s: float = -0.5, attempt: int = 1) -> Note:
+    """An answer, sent so many seconds after the deadline by the clock of its sender."""
+    at = iso(QuickClock().wall() + DEADLINE_S + late_s)
+    return Note("answer", at, "a", json.dumps({"attempt": attempt, "value": value, "nonce": "1"}))
+
+
+@pytest.mark.parametrize(
+    ("notes", "answer"),
+    [
+        ([note("yes")], ("yes", "person")),
+        ([note("yes", late_s=0)], ("yes", "person")),
+        ([note(1), note("first"), note("second")], ("first", "person")),
+        ([note("too late", late_s=0.5)], ("later", "default")),
+        ([note("another question", attempt=2)], ("later", "default")),
+    ],
+)
+async def test_what_was_sent_in_time_comes_before_the_default(
+    store: Store, notes: list[Note], answer: tuple[str, str]
+) -> None:
+    assert await Scene(store).answered_with(*notes) == answer
+
+
+async def test_an_inbox_that_cannot_be_read_keeps_nobody_waiting() -> None:
+    store = FaultyStore(MemoryStore(), lambda method, _: Fault.BEFORE if method == "list_notes" else None)
+    assert await Scene(store).answered_with(note("yes")) == ("later", "default")

@@ -1,0 +1,162 @@
+"""Runs that are stored and not begun: `create_run`, its keys, and who may begin them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import anyio
+import pytest
+
+from plait.persistence import MemoryStore, SQLiteStore, Store, StoreError
+from plait.runner import (
+    DAG,
+    BackendMissing,
+    FollowUp,
+    FollowUps,
+    KeyConflict,
+    ParallelRunner,
+    RunExists,
+    RunStatus,
+    StoreRequired,
+    Task,
+    load_plan,
+)
+from plait.runner.cli.backends import Wish, backing_of_plan
+from tests.support.fakes import Talker
+from tests.support.processes.command import plait
+from tests.support.stores.faulty_store import Fault, FaultyStore, by_number
+
+
+def dag(prompt: str = "Hello, {{ who }}", **changes: object) -> DAG:
+    tasks = [Task("a", prompt=prompt, metadata={"x": 1, "y": 2}), Task("b", prompt="b", depends_on=["a"])]
+    return DAG(tasks, name="pair", inputs={"who": "Ada", **changes})
+
+
+async def test_a_queued_run_is_begun_by_resume(store: Store) -> None:
+    run_id = await ParallelRunner(Talker(), store=store).create_run(dag(), "mine")
+    record = await store.get_run("mine")
+    assert record is not None
+    assert (run_id, record.status, record.owner, record.epoch) == ("mine", "queued", None, 0)
+    async with ParallelRunner(Talker(), store=store).start_resume("mine") as run:
+        told = [event.kind async for event in run.events()]
+    assert (await run.result()).status is RunStatus.COMPLETED
+    assert (told[0], "run_resumed" in told) == ("run_started", False)
+    stored = [event.kind for event in await store.list_events("mine")]
+    assert stored[1] == "run_started"
+    assert "run_resumed" not in stored
+
+
+async def test_the_same_key_is_the_same_run(store: Store) -> None:
+    first = await ParallelRunner(Talker(), store=store).create_run(dag(), key="k", settings={"a": 1, "b": 2})
+    other = ParallelRunner(Talker(), store=store, concurrency=3)  # after a restart with another option
+    assert await other.create_run(dag(), key="k", settings={"b": 2, "a": 1}) == first
+    assert (await other.resume(first)).status is RunStatus.COMPLETED
+    assert await other.create_run(dag(), key="k", settings={"b": 2, "a": 1}) == first
+    assert await other.create_run(dag(), key="another", settings={"b": 2, "a": 1}) != first
+    assert len(await store.list_runs()) == 2
+
+
+@pytest.mark.parametrize(
+    ("wanted", "settings"),
+    [(dag("Bye, {{ who }}"), None), (dag(who="Bob"), None), (DAG([Task("a", prompt="a")]), None), (dag(), {"a": 2})],
+)
+async def test_a_key_is_not_used_for_something_else(store: Store, wanted: DAG, settings: dict | None) -> None:
+    runner = ParallelRunner(Talker(), store=store)
+    run_id = await runner.create_run(dag(), key="k")
+    with pytest.raises(KeyConflict, match=f"key 'k' was used at .* for run {run_id}, with another DAG"):
+        await runner.create_run(wanted, key="k", settings=settings)
+
+
+SAME = "its tasks are the same"
+FIRST = Task("a", "a")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "difference"),
+    [
+        ([FIRST, Task("b", "B", ["a"])], "task 'b' has another prompt"),
+        ([FIRST, Task("b", "b")], "task 'b' depends on other tasks"),
+        ([FIRST, Task("b", "b", ["a"], timeout=5)], "task 'b' has other fields"),
+        ([FIRST, Task("b", "b", ["a"]), Task("c", "c")], "it has no task 'c'"),
+        ([FIRST], SAME),
+    ],
+)
+async def test_what_differs_is_said(store: Store, wanted: list[Task], difference: str) -> None:
+    runner = ParallelRunner(Talker(), store=store)
+    await runner.create_run(DAG([FIRST, Task("b", "b", ["a"])]), key="k")
+    with pytest.raises(KeyConflict, match=re.escape(f"({difference}")):
+        await runner.create_run(DAG(wanted), key="k")
+
+
+async def test_a_queued_run_keeps_its_policy(store: Store) -> None:
+    coded = DAG([Task("parser", prompt="code", metadata={"role": "coder"})])
+    led = FollowUps({"coder": [FollowUp("reviewer", "review {{ work }}")]})
+    runner = ParallelRunner(Talker(), store=store)
+    run_id = await runner.create_run(coded, key="k", policy=led)
+    assert await runner.create_run(coded, key="k", policy=led) == run_id
+    with pytest.raises(KeyConflict):
+        await runner.create_run(coded, key="k")
+    away = FollowUps({"coder": [FollowUp("reviewer", "review", backend="elsewhere")]})
+    with pytest.raises(BackendMissing):
+        await runner.create_run(coded, policy=away)
+    done = await ParallelRunner(Talker(), store=store).resume(run_id)
+    assert dict(done.text) == {"parser": "re: code", "parser.reviewer": "re: review re: code"}
+
+
+async def test_callers_who_race_get_one_run(path: Path) -> None:
+    ids: list[str] = []
+
+    async def create() -> None:
+        async with SQLiteStore(path) as store:  # each with a connection of its own, as in a process of its own
+            ids.append(await ParallelRunner(Talker(), store=store).create_run(dag(), key="k"))
+
+    async with SQLiteStore(path) as store:
+        async with anyio.create_task_group() as group:
+            for _ in range(8):
+                group.start_soon(create)
+        assert [run.run_id for run in await store.list_runs()] == list(set(ids))
+    assert len(ids) == 8
+
+
+@pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER])
+async def test_after_an_error_the_key_is_tried_again(fault: Fault) -> None:
+    store = FaultyStore(MemoryStore(), by_number({1: fault}))
+    runner = ParallelRunner(Talker(), store=store)
+    with pytest.raises(StoreError):
+        await runner.create_run(dag(), key="k")
+    run_id = await runner.create_run(dag(), key="k")
+    assert [run.run_id for run in await store.list_runs()] == [run_id]
+
+
+async def test_what_is_refused(store: Store) -> None:
+    runner = ParallelRunner(Talker(), store=store)
+    await runner.create_run(dag(), "taken")
+    with pytest.raises(RunExists, match="already has a run 'taken'"):
+        await runner.create_run(dag(), "taken")
+    for key in ("", "k" * 201, "\ud800"):
+        with pytest.raises(ValueError, match="a key is text of 1 to 200 characters"):
+            await runner.create_run(dag(), key=key)
+    with pytest.raises(ValueError, match="not both"):
+        await runner.create_run(dag(), "mine", key="k")
+    with pytest.raises(ValueError, match="run id 'last'"):
+        await runner.create_run(dag(), "last")
+    with pytest.raises(StoreRequired):
+        await ParallelRunner(Talker()).create_run(dag())
+
+
+async def test_the_command_begins_a_queued_run(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(
+        'backends: {w: {kind: function, call: "work.py:work"}}\ntasks: [{id: a, prompt: hello}]\n'
+    )
+    (tmp_path / "work.py").write_text("async def work(prompt):\n    return prompt.upper()\n")
+    plan = load_plan(tmp_path / "plan.yaml")
+    backing = backing_of_plan(plan, Wish())
+    async with SQLiteStore(tmp_path / "runs.db") as store, backing.running(["w"]) as made:
+        run_id = await backing.runner(made, store=store).create_run(plan.dag, settings=backing.settings())
+    shown = plait(tmp_path, "runs", "--json", "--store", "runs.db").value
+    assert [run["status"] for run in shown] == ["queued"]
+    resumed = plait(tmp_path, "resume", "--store", "runs.db")
+    assert (resumed.code, resumed.out) == (0, "HELLO\n"), resumed.err
+    history = plait(tmp_path, "show", run_id, "--events", "--json", "--store", "runs.db").value
+    assert [event["kind"] for event in history][:2] == ["run_created", "run_started"]

@@ -1,0 +1,268 @@
+"""Turns that outlive their runner: followed, collected, gone on with or ended by the next one, and never said twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from plait.backends import Usage
+from plait.runner import Action, Clock, ParallelRunner, Run, RunStatus, TaskStatus
+from plait.runner.domain import events
+from plait.runner.domain.result import Receipt
+from plait.runner.engine.attempt import INTERRUPTED
+from tests.support.agents.adopting import allow_once_adopted, foretold, history, is_adopted, resumed, said_in
+from tests.support.agents.outliving import RUN, World
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_turn_that_outlived_its_runner_is_not_said_again(world: World, ended: bool) -> None:
+    world.plan({"id": "a", "prompt": "work [[until go]]"}, {"id": "b", "prompt": "use {{ a }}", "depends_on": ["a"]})
+    await world.killed(1)
+    (pid,) = world.alive()
+    if ended:
+        world.allow("go")
+        await world.until(lambda: not world.alive())
+    (a, b) = (await foretold(world)).tasks.values()
+    finished = "its agent has finished meanwhile; its answer is waiting"
+    reason = f"{finished if ended else 'its agent is still at work'} (outliver, pid {pid})"
+    assert (a.action, a.reason, a.repeats) == (Action.ADOPT, reason, False)
+    assert b.action is Action.START
+    result, told = await resumed(world, allow_once_adopted(world, "go"))
+    assert result.text == {"a": "re: work", "b": "re: use re: work"}
+    assert result.receipt == Receipt(reused=0, ran=1, repeated=0, adopted=1)
+    assert world.said == ["work [[until go]]", "use re: work"]
+    assert [opening.adopts for opening in world.backend.openings] == [True, False]
+    first = world.backend.openings[0]
+    assert (first.session_id, first.resume, first.goes_on) == (world.turns[0]["session"], False, False)
+    assert is_adopted(told[1])
+    assert (told[1].task_id, told[1].attempt) == ("a", 1)
+    kinds = await history(world)
+    assert [kinds.count(f"task_{what}") for what in ("started", "adopted", "interrupted")] == [2, 1, 0]
+    assert await said_in(world, "a") == [(1, "user", "work [[until go]]"), (1, "assistant", "re: work")]
+    async with world.store() as store:
+        task = (await store.list_tasks(RUN))[0]
+        run = await store.get_run(RUN)
+    assert (task.attempt, task.crashes, task.input_tokens, task.output_tokens) == (1, 0, 10, 7)
+    assert run is not None and (run.status, run.cost_usd) == ("completed", 1.0)
+    assert world.alive() == []
+
+
+@pytest.mark.parametrize("known", ["stored", "only in its files", "nowhere"])
+async def test_a_turn_that_was_cut_goes_on_if_its_session_is_known_anywhere(world: World, known: str) -> None:
+    words = {
+        "stored": "[[until x]]",
+        "only in its files": "[[hush tell]] [[until x]]",
+        "nowhere": "[[silent]] [[until x]]",
+    }
+    world.plan({"id": "a", "prompt": f"work {words[known]}"})
+    await world.killed(1, heard=known == "stored")
+    if known == "only in its files":
+        world.allow("tell")
+        await world.until(lambda: (world.folder / "runs.db.files/r/a/1/stdout").stat().st_size)
+    world.kill_turn(0)
+    session = world.turns[0]["session"]
+    verdict = (await foretold(world)).tasks["a"]
+    goes_on = known != "nowhere"
+    assert verdict.action is (Action.CONTINUE if goes_on else Action.START_OVER)
+    assert verdict.repeats
+    world.allow("x")
+    result, told = await resumed(world)
+    assert result.status is RunStatus.COMPLETED
+    assert world.said[1:] == ([INTERRUPTED] if goes_on else world.said[:1])
+    assert (world.turns[1]["session"] == session) == goes_on
+    assert [event.confirmed for event in told if isinstance(event, events.TaskStarted)] == [goes_on]
+    kinds = await history(world)
+    assert kinds.index("task_interrupted") > max(n for n, kind in enumerate(kinds) if kind == "run_resumed")
+    # What only the files knew is stored with the take-over, so that another crash right behind it loses nothing.
+    learned = kinds[kinds.index("run_resumed") : kinds.index("task_interrupted")]
+    assert ("session_opened" in learned) == (known == "only in its files")
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_at_most_once_is_adopted_and_only_asked_about_once_it_is_dead(world: World, cut: bool) -> None:
+    world.plan({"id": "pay", "prompt": "pay [[until go]]", "at_most_once": True})
+    await world.killed(1)
+    if cut:
+        world.kill_turn(0)
+    assert (await foretold(world)).tasks["pay"].action is (Action.ASK if cut else Action.ADOPT)
+    result, _ = await resumed(world, allow_once_adopted(world, "go"))
+    assert result["pay"].status is (TaskStatus.WAITING_INPUT if cut else TaskStatus.COMPLETED)
+    assert len(world.turns) == 1
+
+
+async def test_no_crash_is_held_against_a_turn_that_outlives_it(world: World) -> None:
+    world.plan({"id": "a", "prompt": "work [[until go]]", "retry_max_crashes": 1})
+    for _ in range(3):
+        await world.killed(1)
+    result, _ = await resumed(world, allow_once_adopted(world, "go"))
+    assert (result.text["a"], result["a"].attempts, len(world.turns)) == ("re: work", 1, 1)
+
+
+async def test_nothing_starts_before_fewer_are_at_work_than_may_be(world: World) -> None:
+    names = [f"t{number}" for number in range(7)]
+    world.plan(*({"id": name, "prompt": f"{name} [[until {name}]]"} for name in names), concurrency=5)
+    await world.killed(5)
+    at_work = {turn["prompt"].split()[0] for turn in world.turns}
+    assert len(at_work) == 5
+    alive_at_start: list[int] = []
+
+    def on_event(event: events.Event, _run: Run) -> None:
+        if is_adopted(event) and event.task_id == max(at_work):
+            world.allow(min(at_work))
+        if isinstance(event, events.TaskCompleted):
+            done.add(event.task_id)
+            for name in sorted(at_work - done)[:1] or names:
+                world.allow(name)
+        if isinstance(event, events.TaskStarted) and not event.adopted:
+            alive_at_start.append(len(at_work - done))
+
+    done: set[str] = set()
+    result, told = await resumed(world, on_event, concurrency=2)
+    assert result.status is RunStatus.COMPLETED
+    assert (result.receipt.adopted, result.receipt.ran, len(world.turns)) == (5, 2, 7)
+    assert [event.adopted for event in told if isinstance(event, events.TaskStarted)] == [True] * 5 + [False] * 2
+    assert max(alive_at_start) <= 1
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+async def test_an_adopted_turn_is_cut_like_any_other(world: World, how: str) -> None:
+    world.plan({"id": "a", "prompt": "work [[until never]] [[stray]]"})
+    await world.killed(1)
+
+    def on_event(event: events.Event, run: Run) -> None:
+        if is_adopted(event):
+            getattr(run, how)()
+
+    result, _ = await resumed(world, on_event)
+    assert world.alive() == []
+    if how == "cancel":
+        assert result["a"].status is TaskStatus.CANCELLED
+        return
+    assert result.status is RunStatus.INTERRUPTED
+    world.allow("never")
+    assert (await foretold(world)).tasks["a"].action is Action.CONTINUE
+    again, _ = await resumed(world)
+    assert (again.status, world.said[1:]) == (RunStatus.COMPLETED, [INTERRUPTED])
+
+
+async def test_a_run_that_is_stopped_before_it_takes_hold_leaves_nothing(world: World) -> None:
+    world.plan({"id": "a", "prompt": "work [[until never]]"}, {"id": "b", "prompt": "more [[until never]]"})
+    await world.killed(2)
+    async with world.store() as store:
+        run = ParallelRunner(world.backend, store=store).start_resume(RUN)
+        run.stop()
+        async with run:
+            pass
+        assert (await run.result()).status is RunStatus.INTERRUPTED
+        assert [task.status for task in await store.list_tasks(RUN)] == ["pending", "pending"]
+    assert world.backend.openings == []
+    assert world.alive() == []
+
+
+async def test_a_turn_that_itself_took_up_another_is_known_as_such(world: World) -> None:
+    world.plan({"id": "a", "prompt": "work [[until never]] [[later go]]"})
+    await world.killed(1)
+    world.kill_turn(0)
+    await world.killed(2)
+    assert [turn["goes_on"] for turn in world.turns] == [False, True]
+    result, _ = await resumed(world, allow_once_adopted(world, "go"))
+    assert (result.text["a"], result["a"].attempts) == ("went on with work", 2)
+    (opening,) = world.backend.openings
+    assert (opening.adopts, opening.resume, opening.goes_on) == (True, True, True)
+    assert await said_in(world, "a") == [
+        (2, "user", "work [[until never]] [[later go]]"),
+        (2, "user", INTERRUPTED),
+        (2, "assistant", "went on with work"),
+    ]
+
+
+async def test_a_turn_that_said_an_answer_is_known_as_such(world: World) -> None:
+    world.plan({"id": "a", "prompt": "work [[ask Where?]]"})
+    async with world.opened_store() as store:
+        waiting = await ParallelRunner(world.backend, store=store).run(world.dag(), RUN)
+        assert waiting.status is RunStatus.WAITING_INPUT
+        await ParallelRunner(store=store).answer_question(RUN, "a", "Rome [[until go]]")
+    await world.killed(2)
+    world.backend.openings.clear()
+    result, _ = await resumed(world, allow_once_adopted(world, "go"))
+    assert result.text["a"] == "re: Rome"
+    (opening,) = world.backend.openings
+    assert (opening.adopts, opening.resume, opening.answer is not None) == (True, True, True)
+    assert [content for _, _, content in await said_in(world, "a")] == [
+        "work [[ask Where?]]",
+        "Where?",
+        "Rome [[until go]]",
+        "re: Rome",
+    ]
+
+
+async def test_a_turn_that_corrects_is_known_as_such(world: World) -> None:
+    world.plan({"id": "a", "prompt": "plan", "adds_tasks": True})
+    await world.killed(2)
+    assert world.turns[0]["session"] == world.turns[1]["session"]
+    result, _ = await resumed(world, allow_once_adopted(world, "mend"))
+    assert (result.status, result["a"].attempts) == (RunStatus.COMPLETED, 2)
+    said = [(role, content) for attempt, role, content in await said_in(world, "a") if attempt == 2]
+    assert said == [("user", "plan"), ("assistant", "re: plan"), ("user", world.said[1]), ("assistant", "[]")]
+
+
+async def test_an_adopted_turn_that_fails_is_settled_like_any_other(world: World) -> None:
+    world.plan(
+        {"id": "a", "prompt": "work [[until go]] [[error transient]]", "retry_attempts": 2},
+        {"id": "b", "prompt": "more [[until go]] [[kept overloaded]]", "retry_attempts": 2},
+        {"id": "c", "prompt": "rest [[until never]]"},
+    )
+    await world.killed(3)
+    third = next(number for number, turn in enumerate(world.turns) if turn["prompt"].startswith("rest"))
+
+    def on_event(event: events.Event, _run: Run) -> None:
+        if is_adopted(event) and event.task_id == "c":
+            world.allow("go")
+            world.kill_turn(third)
+
+    result, told = await resumed(world, on_event)
+    assert (result["a"].error_kind, result["a"].attempts) == ("transient", 2)
+    assert (result.text["b"], result["b"].attempts) == ("went on with more", 2)
+    assert (result.text["c"], result["c"].attempts) == ("went on with rest", 2)
+    retried = {
+        event.task_id: (event.error_kind, event.goes_on) for event in told if isinstance(event, events.TaskRetrying)
+    }
+    assert retried == {"a": ("transient", False), "b": ("overloaded", True), "c": ("crashed", True)}
+
+
+class Later(Clock):
+    """The real clock, a hundred seconds on."""
+
+    def wall(self) -> float:
+        return super().wall() + 100
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_the_time_of_a_turn_counts_from_its_start(world: World, ended: bool) -> None:
+    world.plan({"id": "a", "prompt": "work [[until go]]", "timeout": 60, "retry_attempts": 1})
+    await world.killed(1)
+    if ended:
+        world.allow("go")
+        await world.until(lambda: not world.alive())
+    with anyio.fail_after(20):
+        result, _ = await resumed(world, clock=Later())
+    assert world.alive() == []
+    if ended:
+        assert (result.text["a"], result["a"].duration_s < 50) == ("re: work", True)
+    else:
+        assert (result["a"].error_kind, result["a"].duration_s > 100) == ("timeout", True)
+
+
+async def test_usage_is_counted_once(world: World) -> None:
+    world.plan({"id": "a", "prompt": "work [[until go]]"})
+    for _ in range(2):
+        await world.killed(1)
+    result, _ = await resumed(world, allow_once_adopted(world, "go"))
+    assert result.usage == Usage(10, 7, 0.5)

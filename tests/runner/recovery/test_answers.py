@@ -1,0 +1,291 @@
+"""Answers to questions of stored runs: who may give them, who comes first, and what a resume makes of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from plait.backends import ask
+from plait.backends.protocol import Question, Reply
+from plait.persistence import MemoryStore, Note, SQLiteStore, Store
+from plait.runner import (
+    DAG,
+    Action,
+    AnswerConflict,
+    FailureMode,
+    ParallelRunner,
+    PlaitError,
+    RunNotResumable,
+    RunResult,
+    RunStatus,
+    Task,
+    TaskStatus,
+)
+from tests.support.fakes import QuickClock, Talker
+from tests.support.processes.command import environment
+from tests.support.processes.warm import Warm
+
+LATE = DAG([Task("a", "late"), Task("b", "so {{ a }}", depends_on=["a"])])
+
+
+class Still(QuickClock):
+    """A clock on which time passes only when the test says so."""
+
+    async def sleep(self, _seconds: float) -> None:
+        await anyio.sleep_forever()
+
+
+def asks(**how: Any) -> Any:
+    async def work(prompt: str) -> Any:
+        return await ask("Go?", **how) if prompt == "late" else prompt
+
+    return work
+
+
+async def waiting(store: Store, dag: DAG = LATE, clock: Still | None = None, **how: Any) -> RunResult:
+    result = await ParallelRunner(asks(**how), store=store, clock=clock).run(dag)
+    assert result.status is RunStatus.WAITING_INPUT
+    return result
+
+
+async def test_an_answer_left_behind_is_taken_by_the_next_resume(store: Store) -> None:
+    run_id = (await waiting(store)).run_id
+    other = ParallelRunner(store=store)  # which has no backend, and needs none
+    assert await other.answer_question(run_id, "a", "yes") is True
+    assert await other.questions(run_id) == []
+    with pytest.raises(AnswerConflict, match="its last question was answered by person"):
+        await other.answer_question(run_id, "a", "no")
+    preview = await other.preview_resume(run_id)
+    assert (preview.tasks["a"].action, preview.repeats) == (Action.START_OVER, ())
+    assert preview.tasks["a"].reason == "its question is answered, and its code runs again from its start"
+    result = await ParallelRunner(asks(), store=store).resume(run_id)
+    assert (result.text["b"], result.receipt and result.receipt.repeated) == ("so yes", 0)
+
+
+@pytest.mark.parametrize("default", ["later", None])
+async def test_a_deadline_passes_while_no_process_is_alive(store: Store, default: str | None) -> None:
+    clock = Still()
+    run_id = (await waiting(store, clock=clock, default=default, deadline=60)).run_id
+    runner = ParallelRunner(asks(), store=store, clock=clock)
+    before = await runner.preview_resume(run_id)
+    clock.now += 61
+    after = await runner.preview_resume(run_id)
+    said = "so its default is taken, and its code runs again from its start" if default else "nobody answered by its"
+    assert said in after.tasks["a"].reason
+    for call in (runner.answer_question(run_id, "a", "yes"), runner.resume(run_id, answers={"a": "yes"})):
+        with pytest.raises(AnswerConflict, match=r"had to be answered by 2027-.*Z; it"):
+            await call
+    for how in ("done", "fail"):
+        with pytest.raises(AnswerConflict, match="had to be answered by"):
+            await runner.answer(run_id, "a", how, "x")
+    result = await runner.resume(run_id)
+    wanted = Action.FAIL if default is None else Action.START_OVER
+    assert (before.tasks["a"].action, after.tasks["a"].action) == (Action.ASK, wanted)
+    if default is None:
+        assert (result.status, result["a"].error_kind) == (RunStatus.FAILED, "timeout")
+        assert result["a"].error == "nobody answered by its deadline: Go?"
+    else:
+        assert (result.status, result.text["b"]) == (RunStatus.COMPLETED, "so later")
+        assert '"by":"default"' in ((await store.list_tasks(run_id))[0].answers or "")
+
+
+@pytest.mark.parametrize(("mode", "status"), [("soft", "failed"), ("skip", "completed")])
+async def test_an_unanswered_task_fails_as_its_failure_mode_says(store: Store, mode: str, status: str) -> None:
+    clock = Still()
+    dag = DAG([Task("a", "late", failure_mode=FailureMode(mode)), Task("b", "so {{ a }}", depends_on=["a"])])
+    run_id = (await waiting(store, dag, clock, deadline=60)).run_id
+    clock.now += 61
+    result = await ParallelRunner(asks(), store=store, clock=clock).resume(run_id)
+    assert (result.status.value, result.text["b"]) == (status, "so ")
+
+
+async def test_a_task_that_failed_unanswered_asks_again_when_retried(store: Store) -> None:
+    clock = Still()
+    run_id = (await waiting(store, clock=clock, deadline=60)).run_id
+    clock.now += 61
+    runner = ParallelRunner(asks(deadline=60), store=store, clock=clock)
+    assert (await runner.resume(run_id)).status is RunStatus.FAILED
+    assert (await runner.resume(run_id, retry_failed=True)).status is RunStatus.WAITING_INPUT
+    assert (await runner.resume(run_id, answers={"a": "yes"})).text["b"] == "so yes"
+
+
+async def test_answered_in_time_is_in_time_however_late_the_run_goes_on(store: Store) -> None:
+    clock = Still()
+    run_id = (await waiting(store, clock=clock, default="later", deadline=60)).run_id
+    clock.now += 59
+    await ParallelRunner(store=store, clock=clock).answer_question(run_id, "a", "yes")
+    clock.now += 1000
+    assert (await ParallelRunner(asks(), store=store, clock=clock).resume(run_id)).text["b"] == "so yes"
+
+
+def note(value: Any, at: str = "2026-01-01T00:00:00.000Z", attempt: int = 1) -> Note:
+    """As another process leaves it for an owner that may be about to die."""
+    return Note("answer", at, "a", json.dumps({"attempt": attempt, "value": value, "nonce": str(value)}))
+
+
+async def test_the_first_note_that_fits_counts(store: Store) -> None:
+    run_id = (await waiting(store, schema={"type": "integer"})).run_id
+    for value in ("three", 4, 5):
+        await store.send(run_id, note(value))
+    runner = ParallelRunner(asks(schema={"type": "integer"}), store=store)
+    assert await runner.questions(run_id) == []
+    for call in (runner.answer_question(run_id, "a", 6), runner.resume(run_id, answers={"a": 6})):
+        with pytest.raises(AnswerConflict, match="answered just before; the first answer counts"):
+            await call
+    with pytest.raises(AnswerConflict, match="answered just before"):
+        await runner.answer(run_id, "a", "done", "6")
+    assert (await runner.preview_resume(run_id)).tasks["a"].action is Action.START_OVER
+    assert (await runner.resume(run_id)).text["b"] == "so 4"
+
+
+async def test_a_note_that_came_too_late_or_for_another_question_does_not_count(store: Store) -> None:
+    clock = Still()
+    run_id = (await waiting(store, clock=clock, default="later", deadline=60)).run_id
+    await store.send(run_id, note("late", "2099-01-01T00:00:00.000Z"))
+    await store.send(run_id, note("other", attempt=2))
+    clock.now += 61
+    assert (await ParallelRunner(asks(), store=store, clock=clock).resume(run_id)).text["b"] == "so later"
+
+
+async def test_two_answer_at_once_and_one_of_them_is_first(store: Store) -> None:
+    run_id = (await waiting(store)).run_id
+    outcomes: dict[str, bool | AnswerConflict] = {}
+
+    async def answer(value: str) -> None:
+        try:
+            outcomes[value] = await ParallelRunner(store=store).answer_question(run_id, "a", value)
+        except AnswerConflict as error:
+            outcomes[value] = error
+
+    async with anyio.create_task_group() as both:
+        both.start_soon(answer, "red")
+        both.start_soon(answer, "blue")
+    (winner,) = [value for value, outcome in outcomes.items() if outcome is True]
+    assert isinstance(outcomes[{"red": "blue", "blue": "red"}[winner]], AnswerConflict)
+    assert (await ParallelRunner(asks(), store=store).resume(run_id)).text["b"] == f"so {winner}"
+
+
+ANSWER = """
+import sys, anyio
+from plait.persistence import SQLiteStore
+from plait.runner import AnswerConflict, ParallelRunner
+
+async def main(path, value):
+    async with SQLiteStore(path, mode="existing") as store:
+        run_id = (await store.list_runs(1))[0].run_id
+        print("ready", flush=True)
+        sys.stdin.readline()
+        try:
+            print(await ParallelRunner(store=store).answer_question(run_id, "a", value))
+        except AnswerConflict:
+            print("conflict")
+
+anyio.run(main, *sys.argv[1:])
+"""
+
+
+async def test_two_processes_answer_at_once_and_one_of_them_is_first(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    async with SQLiteStore(path) as store:
+        run_id = (await waiting(store)).run_id
+        racers = [
+            Warm(
+                [sys.executable, "-c", ANSWER, str(path), value],
+                env=environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            for value in ("red", "blue")
+        ]
+        for racer in racers:
+            assert racer.stdout is not None
+            assert racer.stdout.readline() == "ready\n"
+        said = dict(
+            zip(("red", "blue"), [racer.communicate("go\n", timeout=30)[0].strip() for racer in racers], strict=True)
+        )
+        assert sorted(said.values()) == ["True", "conflict"]
+        (winner,) = [value for value, word in said.items() if word == "True"]
+        assert (await ParallelRunner(asks(), store=store).resume(run_id)).text["b"] == f"so {winner}"
+
+
+async def test_a_run_is_cancelled_while_it_waits(store: Store) -> None:
+    run_id = (await waiting(store)).run_id
+    runner = ParallelRunner(asks(), store=store)
+    assert await runner.cancel_run(run_id) is RunStatus.CANCELLED
+    assert await runner.questions(run_id) == []
+    with pytest.raises(AnswerConflict, match="is cancelled and asks nothing now"):
+        await runner.answer_question(run_id, "a", "yes")
+    with pytest.raises(AnswerConflict, match="is cancelled and asks nothing now"):
+        await runner.resume(run_id, answers={"a": "yes"})
+    with pytest.raises(RunNotResumable):
+        await runner.resume(run_id)
+    assert (await store.list_tasks(run_id))[0].status == TaskStatus.CANCELLED
+
+
+async def test_many_questions_are_answered_in_any_order(store: Store) -> None:
+    dag = DAG([Task(f"t{n}", "late") for n in range(5)])
+    run_id = (await waiting(store, dag)).run_id
+    runner = ParallelRunner(asks(), store=store)
+    assert [one.task_id for one in await runner.questions(run_id)] == ["t0", "t1", "t2", "t3", "t4"]
+    await runner.answer_question(run_id, "t3", "three")
+    result = await runner.resume(run_id, answers={"t1": "one", "t4": "four"})
+    assert (result.status, result.waiting, dict(result.text)) == (
+        RunStatus.WAITING_INPUT,
+        ("t0", "t2"),
+        {"t1": "one", "t3": "three", "t4": "four"},
+    )
+
+
+async def test_one_wrong_answer_among_several_changes_nothing(store: Store) -> None:
+    run_id = (await waiting(store, DAG([Task("a", "late"), Task("b", "late")]))).run_id
+    before = await store.get_run(run_id)
+    with pytest.raises(PlaitError, match="wants a text, not 3"):
+        await ParallelRunner(asks(), store=store).resume(run_id, answers={"a": "yes", "b": 3})
+    assert await store.get_run(run_id) == before
+
+
+async def test_a_person_is_told_how_to_settle_a_task_that_asked_nothing() -> None:
+    """One marked at_most_once whose process ended waits for a person, but not for an answer."""
+    store = MemoryStore()
+    called = anyio.Event()
+
+    async def pay(_prompt: str) -> str:
+        called.set()
+        await anyio.sleep_forever()
+        return "paid"
+
+    runner = ParallelRunner(pay, store=store)
+    async with runner.start(DAG([Task("pay", "x", at_most_once=True)])) as run:
+        await called.wait()
+        run.stop()
+    assert await runner.questions(run.run_id) == []
+    with pytest.raises(
+        PlaitError, match="asks nothing itself: say what became of it with --done TEXT, --again or --fail"
+    ):
+        await runner.answer_question(run.run_id, "pay", "yes")
+
+
+async def test_the_same_holds_for_a_conversation(store: Store) -> None:
+    """Default and late answers of replies that ask, told by the preview and acted on."""
+    clock = Still()
+
+    def answer(prompt: str, opening: Any) -> str | Reply:
+        if prompt != "late":
+            return f"re: {prompt}"
+        return Reply("Go?", session_id=opening.session_id, question=Question("Go?", default="later", deadline=60))
+
+    talker = Talker(answer)
+    runner = ParallelRunner(talker, store=store, clock=clock)
+    run_id = (await runner.run(LATE)).run_id
+    clock.now += 61
+    verdict = (await runner.preview_resume(run_id)).tasks["a"]
+    reason = "nobody has answered its question by the deadline, so its default is taken"
+    assert (verdict.action, verdict.repeats, verdict.reason) == (Action.CONTINUE, False, reason)
+    result = await runner.resume(run_id)
+    assert (result.text["a"], talker.prompts) == ("re: later", ["late", "later", "so re: later"])

@@ -1,0 +1,271 @@
+"""Tasks that were under way when their process died: continued, started over, asked about, or failed as crashers."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from plait.backends import BackendError, ErrorKind, Reply
+from plait.backends.protocol import Opening
+from plait.persistence import Batch, MemoryStore, SQLiteStore, Store
+from plait.runner import DAG, Action, FailureMode, ParallelRunner, PlaitError, Retry, RunStatus, Task, TaskStatus
+from plait.runner.engine.attempt import INTERRUPTED
+from tests.support.crashed import Dying, die
+from tests.support.fakes import QuickClock, Talker
+from tests.support.stores.database import end_of
+from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
+
+WORK = DAG([Task("a", prompt="first"), Task("b", prompt="then {{ a }}", depends_on=["a"])])
+
+
+def hangs_on(*words: str):
+    return lambda prompt: prompt.startswith(words)
+
+
+async def test_a_confirmed_conversation_goes_on(store: Store) -> None:
+    await die(store, Dying(hangs_on("then"), hangs_on("then")), WORK)
+    session_id = (await store.list_tasks("r"))[1].session_id
+    backend = Talker()
+    result = await ParallelRunner(backend, store=store).resume("r")
+    assert backend.prompts == [INTERRUPTED]
+    assert [(o.session_id, o.resume, o.idempotency_key) for o in backend.openings] == [(session_id, True, "r:b")]
+    assert result.receipt is not None
+    assert (result.receipt.reused, result.receipt.ran, result.receipt.repeated) == (1, 1, 1)
+    said = [(m.role, m.content) for m in await store.list_messages("r", "b")]
+    assert said == [("user", "then re: first"), ("user", INTERRUPTED), ("assistant", f"re: {INTERRUPTED}")]
+
+
+async def test_a_session_that_was_only_chosen_is_not_gone_on_with(store: Store) -> None:
+    await die(store, Dying(hangs_on("then")), WORK)
+    backend = Talker()
+    result = await ParallelRunner(backend, store=store).resume("r")
+    assert (backend.prompts, [o.resume for o in backend.openings]) == (["then re: first"], [False])
+    assert result["b"].attempts == 2
+
+
+async def test_a_conversation_cut_twice_is_still_the_same_one(store: Store) -> None:
+    await die(store, Dying(hangs_on("then"), hangs_on("then")), WORK)
+    await die(store, Dying(lambda _: True))
+    backend = Talker()
+    await ParallelRunner(backend, store=store).resume("r")
+    assert backend.prompts == [INTERRUPTED]
+    assert len({attempt.session_id for attempt in await store.list_attempts("r", "b")}) == 1
+
+
+async def test_a_stop_is_no_crash_and_the_conversation_still_goes_on(store: Store) -> None:
+    backend = Dying(hangs_on("then"), hangs_on("then"))
+    async with ParallelRunner(backend, store=store).start(WORK, "r") as run:
+        async for event in run.events():
+            if event.kind == "session_opened":
+                run.stop()
+    record = (await store.list_tasks("r"))[1]
+    assert (record.status, record.crashes, record.session_confirmed) == ("pending", 0, True)
+    again = Talker()
+    await ParallelRunner(again, store=store).resume("r")
+    assert again.prompts == [INTERRUPTED]
+
+
+async def test_a_session_that_is_gone_starts_over(store: Store) -> None:
+    await die(store, Dying(hangs_on("then"), hangs_on("then")), WORK)
+    lost = BackendError(ErrorKind.SESSION_LOST, "no such session")
+    backend = Talker(lambda prompt, opening: lost if opening.resume else f"re: {prompt}")
+    result = await ParallelRunner(backend, store=store).resume("r")
+    assert result.status is RunStatus.COMPLETED
+    assert backend.prompts == [INTERRUPTED, "then re: first"]
+
+
+ONCE = DAG(
+    [
+        Task("pay", prompt="pay", at_most_once=True),
+        Task("tell", prompt="paid: {{ pay }}", depends_on=["pay"]),
+        Task("other", prompt="other"),
+    ]
+)
+
+
+async def test_at_most_once_waits_for_a_person_and_the_rest_goes_on(store: Store) -> None:
+    await die(store, Dying(hangs_on("pay", "other")), ONCE)
+    backend = Talker()
+    runner = ParallelRunner(backend, store=store)
+    preview = await runner.preview_resume("r")
+    assert {k: v.action for k, v in preview.tasks.items()} == {
+        "pay": Action.ASK,
+        "tell": Action.BLOCKED,
+        "other": Action.START_OVER,
+    }
+    result = await runner.resume("r")
+    assert (result.status, result.waiting, backend.prompts) == (RunStatus.WAITING_INPUT, ("pay",), ["other"])
+    assert "at_most_once" in (result["pay"].question or "")
+    record = await store.get_run("r")
+    assert record is not None
+    assert (record.status, record.owner) == ("waiting_input", None)
+
+
+@pytest.mark.parametrize(
+    ("how", "text", "prompts", "status"),
+    [
+        ("done", "receipt 7", ["paid: receipt 7"], RunStatus.COMPLETED),
+        ("again", "", ["pay", "paid: re: pay"], RunStatus.COMPLETED),
+        ("fail", "the bank was closed", [], RunStatus.FAILED),
+    ],
+)
+@pytest.mark.parametrize("resumed", [False, True])
+async def test_answers(store: Store, how, text, prompts, status, resumed: bool) -> None:
+    await die(store, Dying(hangs_on("pay")), ONCE)
+    backend = Talker()
+    runner = ParallelRunner(backend, store=store)
+    if resumed:
+        await runner.resume("r")
+    await runner.answer("r", "pay", how, text)
+    with pytest.raises(PlaitError, match="waits for nobody's answer"):
+        await runner.answer("r", "pay", how, text)
+    result = await runner.resume("r")
+    assert (result.status, backend.prompts) == (status, prompts)
+    if how == "fail":
+        assert (result["pay"].error_kind, result["pay"].error) == ("given_up", text)
+    if how == "done":
+        said = [(m.role, m.content) for m in await store.list_messages("r", "pay")]
+        assert said == [("user", "pay"), ("assistant", text)]
+
+
+async def test_an_answer_has_to_fit_the_schema(store: Store) -> None:
+    schema = {"type": "object", "required": ["id"]}
+    dag = DAG([Task("pay", prompt="pay", at_most_once=True, output_schema=schema)])
+    await die(store, Dying(hangs_on("pay")), dag)
+    runner = ParallelRunner(Talker(), store=store)
+    for text in ("nothing", "{}"):
+        with pytest.raises(PlaitError, match="does not fit the output_schema of task 'pay'"):
+            await runner.answer("r", "pay", "done", text)
+    await runner.answer("r", "pay", "done", '{"id": 7}')
+    assert (await runner.resume("r"))["pay"].data == {"id": 7}
+
+
+async def test_a_task_is_settled_in_one_of_three_ways_and_no_other() -> None:
+    with pytest.raises(ValueError, match="'done', 'again' or 'fail', not 'failed'"):
+        await ParallelRunner(Talker(), store=MemoryStore()).answer("r", "pay", "failed", "declined")  # type: ignore[arg-type]
+
+
+async def test_at_most_once_is_neither_retried_nor_forgotten_at_a_stop(store: Store) -> None:
+    reset = BackendError(ErrorKind.TRANSIENT, "reset")
+    failed = await ParallelRunner(Talker(lambda *_: reset), store=store).run(ONCE, "f")
+    assert failed["pay"].attempts == 1
+    backend = Dying(hangs_on("pay"))
+    async with ParallelRunner(backend, store=store).start(ONCE, "r") as run:
+        async for event in run.events():
+            if event.kind == "task_completed":
+                run.stop()
+    assert (await store.list_tasks("r"))[0].status == "waiting_input"
+    assert (await store.list_tasks("r"))[0].crashes == 0
+
+
+async def test_at_most_once_is_not_begun_while_its_start_cannot_be_written_down() -> None:
+    backend = Talker()
+    store = FaultyStore(MemoryStore(), on_write(lambda n: Fault.BEFORE if n > 1 else None))
+    result = await ParallelRunner(backend, store=store, clock=QuickClock()).run(ONCE)
+    assert (result["pay"].status, backend.prompts) == (TaskStatus.FAILED, ["other"])
+    assert "the store is away" in (result["pay"].error or "")
+    assert (await ParallelRunner(backend).run(ONCE)).status is RunStatus.COMPLETED  # nothing to resume, nothing to ask
+
+
+CRASHER = DAG(
+    [
+        Task("bad", prompt="bad"),
+        Task("long", prompt="long"),
+        Task("after", prompt="after {{ bad }}", depends_on=["bad"]),
+        Task("good", prompt="good {{ long }}", depends_on=["long"]),
+    ]
+)
+
+
+async def test_a_crasher_fails_and_those_beside_it_do_not(store: Store) -> None:
+    # The first two times, `long` is under way beside it; the third time each runs alone, and only one of them dies.
+    await die(store, Dying(hangs_on("bad", "long")), CRASHER)
+    await die(store, Dying(hangs_on("bad", "long")))
+    assert [task.crashes for task in await store.list_tasks("r")][:2] == [1, 1]  # the second death is not settled yet
+    last = Dying(hangs_on("bad"))
+    await die(store, last)
+    assert last.hanging == ["bad"]
+    backend = Talker()
+    result = await ParallelRunner(backend, store=store).resume("r")
+    assert (result["bad"].status, result["bad"].error_kind) == (TaskStatus.FAILED, "crashed")
+    assert "died 3 times while it ran" in (result["bad"].error or "")
+    assert (result["good"].status, result.blocked) == (TaskStatus.COMPLETED, ("after",))
+
+
+async def test_on_its_last_chance_a_task_runs_with_nothing_beside_it(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    tasks = [Task(name, prompt=name, retry=Retry(max_crashes=2)) for name in "abc"]
+    dag = DAG([*tasks, Task("d", prompt="d", depends_on=["a"], retry=Retry(max_crashes=2))])
+    await die(store, Dying(hangs_on("a", "b")), dag)
+    running: list[str] = []
+    together: list[tuple[str, ...]] = []
+
+    class Watching(Talker):
+        def open(self, opening: Opening):
+            running.append(opening.idempotency_key[-1])
+            together.append(tuple(running))
+            return super().open(opening)
+
+    def answer(prompt: str, opening: Opening) -> Reply:
+        running.remove(opening.idempotency_key[-1])
+        return Reply(prompt)
+
+    runner = ParallelRunner(Watching(answer), store=store)
+    foretold = {name: verdict.reason for name, verdict in (await runner.preview_resume("r")).tasks.items()}
+    assert [name for name, reason in foretold.items() if reason.endswith("; alone, on its last chance")] == ["a", "b"]
+    with caplog.at_level(logging.WARNING):
+        result = await runner.resume("r")
+    assert "tasks_run_alone" in caplog.text
+    assert result.status is RunStatus.COMPLETED
+    assert all(len(these) == 1 for these in together if set(these) & {"a", "b"})
+
+
+async def test_a_crasher_that_is_to_be_skipped_is_skipped(store: Store) -> None:
+    dag = DAG(
+        [
+            Task("bad", prompt="bad", retry=Retry(max_crashes=1), failure_mode=FailureMode.SKIP),
+            Task("after", prompt="after[{{ bad }}]", depends_on=["bad"]),
+        ]
+    )
+    await die(store, Dying(hangs_on("bad")), dag)
+    result = await ParallelRunner(Talker(), store=store).resume("r")
+    assert (result["bad"].status, result["after"].text) == (TaskStatus.SKIPPED, "re: after[]")
+
+
+async def test_a_passing_failure_of_the_store_only_delays_at_most_once() -> None:
+    store = FaultyStore(MemoryStore(), on_write(lambda n: Fault.BEFORE if n == 2 else None))
+    dag = DAG([Task("a", prompt="one"), Task("pay", prompt="pay", depends_on=["a"], at_most_once=True)])
+    backend = Talker()
+    result = await ParallelRunner(backend, store=store).run(dag, "r")
+    assert (result.status, backend.prompts) == (RunStatus.COMPLETED, ["one", "pay"])
+
+
+async def test_a_task_that_was_never_called_is_not_asked_about() -> None:
+    inner, backend = MemoryStore(), Talker()
+
+    class Stopping(FaultyStore):
+        async def write(self, batch: Batch) -> None:
+            await super().write(batch)
+            if self.writes == 2:
+                run.stop()  # its start is stored, and it is not called yet
+
+    runner = ParallelRunner(backend, store=Stopping(inner))
+    async with runner.start(DAG([Task("pay", prompt="pay", at_most_once=True)]), "r") as run:
+        pass
+    assert (backend.prompts, (await inner.list_tasks("r"))[0].status) == ([], "pending")
+
+
+async def test_what_nobody_can_know_any_more_is_not_stored_as_asked(tmp_path) -> None:
+    path = tmp_path / "p.db"
+    dag = DAG([Task("a", prompt="one"), Task("pay", prompt="pay {{ a }}", depends_on=["a"], at_most_once=True)])
+    async with SQLiteStore(path) as store:
+        await die(store, Dying(hangs_on("pay")), dag)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(end_of("a", "text = 'tampered'"))
+    async with SQLiteStore(path, mode="existing") as store:
+        await ParallelRunner(Talker(), store=store).answer("r", "pay", "done", "ok")
+        assert [m.content for m in await store.list_messages("r", "pay")] == ["ok"]

@@ -1,0 +1,143 @@
+"""A run that grows, ended at every moment and resumed: nothing is added twice, no planner is asked again."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from plait.backends.protocol import Opening, Reply
+from plait.persistence import Conflict, MemoryStore, Store, TasksAdded
+from plait.runner import DAG, Decision, ParallelRunner, RunStatus, RunView, Task
+from plait.runner.engine.checkpointer import BATCH_LIMIT
+from tests.support.fakes import QuickClock, Talker
+from tests.support.growth import Recording, Scripted, listed, plan, spec, talker
+from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
+
+ANSWERS = {
+    "plan": plan(
+        spec("sub", output="tasks", depends_on=["plan"]), spec("list"), spec("each", "e{{ item }}", for_each="list")
+    ),
+    "sub": Reply("said", tasks=(spec("late", "late {{ each }}", depends_on=["each"]),), data=[]),
+    "list": listed([1, 2]),
+}
+WHOLE = DAG([Task("plan", prompt="plan", adds_tasks=True), Task("end", "end {{ plan }}", ["plan"])])
+ALL = {"plan", "end", "sub", "list", "each", "late", "each.1", "each.2", "reviewed"}
+
+
+def reviews() -> Scripted:
+    """A policy that adds one task when `late` has ended, and counts what it was asked about in its state."""
+
+    def rule(run: RunView) -> Decision:
+        seen = [*(run.state or []), run.ended]  # type: ignore[misc]
+        return Decision(add=(Task("reviewed", "reviewed"),) if run.ended == "late" else (), state=seen)
+
+    return Scripted(rule)
+
+
+async def _until_dead(store: Store, writes: int, backend: Talker) -> str | None:
+    """Run until the store has taken so many writes, as if the process died then. None when it took no more."""
+    dying = FaultyStore(store, on_write(lambda number: Fault.BEFORE if number > writes else None))
+    runner = ParallelRunner(backend, store=dying, clock=QuickClock(), strict=True)
+    try:
+        async with runner.start(WHOLE, "r", policy=reviews()) as run:
+            await run.result()
+    except Exception:
+        return "r"
+    return None
+
+
+@pytest.mark.parametrize("writes", range(1, 12))
+async def test_a_death_after_any_write(writes: int) -> None:
+    store = MemoryStore()
+    backend = talker(ANSWERS)
+    await _until_dead(store, writes, backend)
+    done = {task.task_id for task in await store.list_tasks("r") if task.status == "completed"}
+    again, policy = talker(ANSWERS), reviews()
+    result = await ParallelRunner(again, store=store, clock=QuickClock()).resume("r", policy=policy)
+    assert result.status is RunStatus.COMPLETED
+    assert set(result.tasks) == ALL
+    assert not done & {opening.idempotency_key.partition(":")[2] for opening in again.openings}
+    events = await store.list_events("r")
+    added = Counter(event.task_id for event in events if event.kind == "tasks_added")
+    assert added == {"plan": 1, "sub": 1, "each": 1, None: 1}
+    record = await store.get_run("r")
+    assert record is not None
+    ended = [e.task_id for e in events if e.kind == "task_completed"]
+    decided = [e for e in events if e.kind == "policy_decided"]
+    assert len(decided) == len(ended) + 1
+    assert record.policy_seq == decided[-1].seq
+    assert record.policy_state == _state([*ended, None])
+
+
+def _state(seen: list[str | None]) -> str:
+    from plait.runner.state.codec import to_json
+
+    return to_json({"state": seen, "rests": True})
+
+
+async def test_an_empty_list_is_unfolded_again_and_once(store: Store) -> None:
+    """Nothing tells that it was unfolded but the list itself."""
+    dag = DAG([Task("list", "list"), Task("m", "m", for_each="list"), Task("end", "end {{ m }}", ["m"])])
+    backend = talker({"list": listed([]), "end": ValueError("no")})
+    first = await ParallelRunner(backend, store=store).run(dag)
+    result = await ParallelRunner(talker(), store=store).resume(first.run_id, retry_failed=True)
+    assert (result.status, result["m"].data, result["m"].reused) == (RunStatus.COMPLETED, [], True)
+
+
+async def test_what_belongs_together_is_written_together_after_a_long_outage() -> None:
+    """Catching up goes in steps of so many changes, and none of them ends between a completion and what it brought."""
+    width = 4_900
+    store = Recording(MemoryStore())
+    away = True
+    failing = FaultyStore(store, on_write(lambda number: Fault.BEFORE if away and number > 1 else None))
+
+    async def work(prompt: str) -> object:
+        nonlocal away
+        if prompt.startswith("p"):
+            return [spec(f"a{prompt[1:]}")]
+        if prompt == "last":
+            away = False
+        return "x"
+
+    # A planner makes five changes, any other task four: so a step ends right behind a planner's completion.
+    first = [Task(f"t{n}", f"t{n}") for n in range(4)]
+    tasks = [*first, *(Task(f"p{n}", f"p{n}", adds_tasks=True) for n in range(width))]
+    dag = DAG([*tasks, Task("last", "last", [task.id for task in tasks])])
+    result = await ParallelRunner(work, store=failing, concurrency=1).run(dag, "r")
+    assert (result.status, len(result.tasks)) == (RunStatus.COMPLETED, 2 * width + 5)
+    assert max(len(kinds) for kinds in store.kinds()) >= BATCH_LIMIT
+    for batch in store.batches:
+        assert not isinstance(batch.changes[0], TasksAdded)
+    assert not result.degraded[0].lost
+
+
+async def test_tasks_that_the_store_refuses_take_their_completion_with_them() -> None:
+    """Else the planner would count as done, and what it planned would be gone."""
+
+    class Refusing(Recording):
+        async def write(self, batch) -> None:  # type: ignore[no-untyped-def]
+            if any(isinstance(change, TasksAdded) for change in batch.changes):
+                raise Conflict("no")
+            await super().write(batch)
+
+    inner = MemoryStore()
+    backend = talker({"plan": plan(spec("a"))})
+    result = await ParallelRunner(backend, store=Refusing(inner)).run(DAG([Task("plan", "plan", adds_tasks=True)]), "r")
+    assert result.status is RunStatus.COMPLETED
+    assert result.degraded
+    assert [(task.task_id, task.status) for task in await inner.list_tasks("r")] == [("plan", "running")]
+
+
+async def test_a_planner_that_asks_a_person_first(store: Store) -> None:
+    from plait.backends.protocol import Question
+
+    def answer(prompt: str, opening: Opening) -> str | Reply:
+        if prompt != "plan":
+            return plan(spec("a")) if opening.answer is not None else f"<{prompt}>"
+        return Reply("?", question=Question("how many?"))
+
+    first = await ParallelRunner(Talker(answer), store=store).run(DAG([Task("plan", "plan", adds_tasks=True)]))
+    assert (first.status, list(first.tasks)) == (RunStatus.WAITING_INPUT, ["plan"])
+    result = await ParallelRunner(Talker(answer), store=store).resume(first.run_id, answers={"plan": "one"})
+    assert (result.status, list(result.tasks)) == (RunStatus.COMPLETED, ["plan", "a"])

@@ -1,0 +1,109 @@
+"""Turns that outlived their process, and when they are not taken over after all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from plait.backends.protocol import Files, LeftTurn
+from plait.persistence import Batch, MemoryStore, PolicyDecided
+from plait.persistence.records import TaskRecord
+from plait.runner import DAG, Action, Decision, ParallelRunner, Retry, RunStatus, Task
+from plait.runner.recovery.resume_plan import Heard, judge, judge_decided
+from tests.support.fakes import QuickClock, Talker
+from tests.support.growth import Scripted, by_end
+from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
+
+DAG_OF_TWO = DAG([Task("a", "a"), Task("b", "b", ["a"], retry=Retry(max_crashes=1), at_most_once=True)])
+ALIVE = LeftTurn("alive", "s", about="agent, pid 7")
+
+
+def records(*statuses: str) -> list[TaskRecord]:
+    return [
+        TaskRecord(task.id, position, task.prompt, task.upstream, None, "{}", status, int(status != "pending"))
+        for position, (task, status) in enumerate(zip(DAG_OF_TWO, statuses, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("left", "action", "reason"),
+    [
+        (ALIVE, Action.ADOPT, "its agent is still at work (agent, pid 7)"),
+        (LeftTurn("ended"), Action.ADOPT, "its agent has finished meanwhile; its answer is waiting"),
+        (LeftTurn("dead", "s"), Action.ASK, "attempt 1 was under way when its process ended"),
+        (None, Action.ASK, "attempt 1 was under way when its process ended"),
+    ],
+)
+def test_what_lives_is_neither_asked_about_nor_convicted(left: LeftTurn | None, action: Action, reason: str) -> None:
+    heard = Heard(left={} if left is None else {"b": left})
+    verdict = judge(DAG_OF_TWO, records("completed", "running"), heard=heard)[1]
+    assert (verdict.action, verdict.repeats) == (action, False)
+    assert verdict.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("retry_failed", "action", "reason"),
+    [(True, Action.START_OVER, "what it depends on is run again"), (False, Action.BLOCKED, "it waits for a")],
+)
+def test_what_lives_by_a_result_that_is_damaged_is_not_taken_over(
+    retry_failed: bool, action: Action, reason: str
+) -> None:
+    a, b = records("completed", "running")
+    dag = DAG([Task("a", "a"), Task("b", "b", ["a"])])
+    heard = Heard(left={"b": ALIVE})
+    verdicts = judge(dag, [replace(a, damaged=True), b], retry_failed=retry_failed, heard=heard)
+    assert (verdicts[1].action, verdicts[1].reason) == (action, reason)
+    # What must not happen twice is not ended, which would only have it happen again.
+    verdicts = judge(DAG_OF_TWO, [replace(a, damaged=True), b], retry_failed=retry_failed, heard=heard)
+    assert verdicts[1].action is Action.ADOPT
+
+
+def test_what_waits_for_it_is_foretold_to_start() -> None:
+    verdicts = judge(DAG_OF_TWO, records("running", "pending"), heard=Heard(left={"a": ALIVE}))
+    assert [verdict.action for verdict in verdicts] == [Action.ADOPT, Action.START]
+
+
+@pytest.mark.parametrize(("fails", "action"), [(True, Action.BLOCKED), (False, Action.CANCEL)])
+def test_where_the_policy_has_ended_the_run_nothing_is_taken_over(fails: bool, action: Action) -> None:
+    verdicts = judge(DAG_OF_TWO, records("running", "pending"), heard=Heard(left={"a": ALIVE}))
+    assert [verdict.action for verdict in judge_decided(verdicts, fails=fails)] == [action] * 2
+
+
+class Filed(MemoryStore):
+    files_root = Path("/nowhere/files")
+
+
+class Cut(FaultyStore):
+    """Nothing is stored any more once the policy has ended the run: its process died then."""
+
+    async def write(self, batch: Batch) -> None:
+        await super().write(batch)
+        if any(isinstance(one, PolicyDecided) and '"end"' in one.state for one in batch.changes):
+            self.faults = on_write(lambda _: Fault.BEFORE)
+
+
+@pytest.mark.parametrize("end", [RunStatus.COMPLETED, RunStatus.FAILED])
+async def test_a_resume_after_such_an_end_asks_nobody(end: Any) -> None:
+    class Alive(Talker):
+        def left(self, files: Files) -> LeftTurn | None:
+            return ALIVE
+
+    async def work(prompt: str) -> str:
+        if prompt == "slow":
+            await anyio.sleep_forever()
+        return prompt
+
+    store, backend = Filed(), Alive()
+    dag = DAG([Task("a", "a", weight=0.5), Task("slow", "slow")])
+    policy = Scripted(by_end({"a": Decision(end=end)}))
+    await ParallelRunner(work, store=Cut(store), clock=QuickClock()).run(dag, "r", policy=policy)
+    assert [task.status for task in await store.list_tasks("r")] == ["completed", "running"]
+    runner = ParallelRunner(backend, store=store, clock=QuickClock())
+    preview = await runner.preview_resume("r")
+    result = await runner.resume("r", policy=Scripted())
+    assert preview.tasks["slow"].action is (Action.CANCEL if end is RunStatus.COMPLETED else Action.BLOCKED)
+    assert (result.status, backend.openings) == (end, [])

@@ -1,0 +1,299 @@
+"""`RunService`: runs begun, watched, stopped and cancelled by a process that serves many of them."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from plait.persistence import MemoryStore, Store
+from plait.runner import (
+    DAG,
+    BackendMissing,
+    ParallelRunner,
+    PlaitError,
+    RunNotFound,
+    RunNotResumable,
+    RunOwned,
+    RunService,
+    RunStatus,
+    StoreRequired,
+    Task,
+    TaskStatus,
+)
+from tests.runner.recovery.test_lease import claimed_by
+from tests.support.crashed import Dying, die
+from tests.support.fakes import Talker
+from tests.support.stopped import DIAMOND, stopped_after
+from tests.support.stores.faulty_store import Fault, FaultyStore, none, on_write
+
+PAIR = DAG([Task("a", prompt="a"), Task("b", prompt="b {{ a }}", depends_on=["a"])], name="pair")
+ENDED = "run_completed"
+
+
+class Held:
+    """A backend whose calls wait until they are let go; `called` is set by the first one."""
+
+    def __init__(self) -> None:
+        self.called, self.go = anyio.Event(), anyio.Event()
+        self.prompts: list[str] = []
+
+    async def __call__(self, prompt: str) -> str:
+        self.prompts.append(prompt)
+        self.called.set()
+        await self.go.wait()
+        return f"<{prompt}>"
+
+
+def service(store: Store, backend: object = None) -> RunService:
+    return RunService(ParallelRunner(backend or Talker(), store=store), poll=0.01)  # type: ignore[arg-type]
+
+
+async def kinds(runs: RunService, run_id: str, after: int = 0) -> list[str]:
+    with anyio.fail_after(10):
+        return [event.kind async for event in runs.events(run_id, after)]
+
+
+async def test_a_run_from_queued_to_its_end(store: Store) -> None:
+    async with service(store) as runs:
+        run_id = await runs.create_run(PAIR, settings={"for": "Ada"})
+        queued = await runs.get_run(run_id)
+        assert (queued.status, queued.started_at, queued.counts) == (RunStatus.QUEUED, None, {"pending": 2})
+        await runs.start_run(run_id)
+        seen = await kinds(runs, run_id)
+        assert seen == [
+            *("run_created", "run_started", "task_started", "task_completed", "task_started", "task_completed"),
+            "run_completed",
+        ]
+        done = await runs.get_run(run_id)
+    assert (done.status, done.name, done.counts) == (RunStatus.COMPLETED, "pair", {"completed": 2})
+    assert (done.tasks["b"].text, done.tasks["b"].attempts) == ("re: b re: a", 1)
+    assert (done.tasks["b"].depends_on, done.tasks["b"].session_id) == (("a",), "session-2")
+    assert done.usage.output_tokens == sum(task.usage.output_tokens for task in done.tasks.values()) > 0
+
+
+async def test_starting_twice_runs_once(store: Store) -> None:
+    backend = Held()
+    async with service(store, backend) as runs:
+        run_id = await runs.create_run(PAIR)
+        async with anyio.create_task_group() as group:
+            for _ in range(5):
+                group.start_soon(runs.start_run, run_id)
+        await runs.resume_run(run_id)
+        await backend.called.wait()
+        backend.go.set()
+        assert (await kinds(runs, run_id))[-1] == ENDED
+        before = await store.get_run(run_id)
+        await runs.start_run(run_id)  # it has ended: nothing to do
+        assert await store.get_run(run_id) == before
+    assert backend.prompts == ["a", "b <a>"]
+
+
+async def test_a_start_that_nobody_waits_for_any_more_goes_on(store: Store) -> None:
+    backend = Held()
+    async with service(store, backend) as runs:
+        run_id = await runs.create_run(PAIR)
+        async with anyio.create_task_group() as group:
+            group.start_soon(runs.start_run, run_id)
+            await anyio.lowlevel.checkpoint()
+            group.cancel_scope.cancel()
+        backend.go.set()
+        assert (await kinds(runs, run_id))[-1] == ENDED
+
+
+async def test_what_cannot_be_started(store: Store) -> None:
+    async with service(store) as runs:
+        with pytest.raises(RunNotFound):
+            await runs.start_run("nothing")
+        with pytest.raises(RunNotFound):
+            await runs.get_run("nothing")
+        with pytest.raises(RunNotFound):
+            await kinds(runs, "nothing")
+        with pytest.raises(BackendMissing):
+            await runs.create_run(DAG([Task("a", prompt="a", backend="other")]))
+        gone = await runs.create_run(PAIR)
+        assert await runs.cancel_run(gone) is RunStatus.CANCELLED
+        with pytest.raises(RunNotResumable):
+            await runs.start_run(gone)
+        run_id = await runs.create_run(PAIR)
+    with pytest.raises(PlaitError, match="inside its `async with`"):
+        await runs.start_run(run_id)
+    with pytest.raises(StoreRequired):
+        RunService(ParallelRunner(Talker()))
+
+
+async def test_a_run_of_another_live_process_is_refused_and_yet_seen() -> None:
+    store = MemoryStore()
+    await claimed_by(store, pid=1, process_started="")
+    async with service(store) as runs:
+        assert (await runs.get_run("r")).status is RunStatus.RUNNING
+        with pytest.raises(RunOwned, match="is being run by process 1 "):
+            await runs.start_run("r")
+        assert [run.run_id for run in await runs.list_runs()] == ["r"]
+
+
+async def test_a_dead_owner_is_shown_and_succeeded() -> None:
+    store = MemoryStore()
+    await claimed_by(store, pid=4_190_000)
+    async with service(store) as runs:
+        assert [run.status for run in await runs.list_runs()] == [RunStatus.INTERRUPTED]
+        await runs.resume_run("r")
+        assert (await kinds(runs, "r"))[-1] == ENDED
+
+
+async def test_leaving_stops_the_runs_so_that_they_can_be_resumed(store: Store) -> None:
+    backend = Held()
+    async with service(store, backend) as runs:
+        run_id = await runs.create_run(PAIR)
+        waiting = await runs.create_run(PAIR)
+        await runs.start_run(run_id)
+        await backend.called.wait()
+    record = await store.get_run(run_id)
+    assert record is not None
+    assert (record.status, record.owner) == ("running", None)
+    async with service(store) as runs:
+        assert {run.run_id: run.status for run in await runs.list_runs()} == {
+            run_id: RunStatus.INTERRUPTED,
+            waiting: RunStatus.QUEUED,
+        }
+        await runs.resume_run(run_id)
+        assert (await kinds(runs, run_id))[-1] == ENDED
+
+
+async def test_an_error_in_the_block_comes_out_as_it_is_and_stops_the_runs(store: Store) -> None:
+    backend = Held()
+
+    async def serve() -> None:
+        async with service(store, backend) as runs:
+            await runs.start_run(await runs.create_run(PAIR))
+            await backend.called.wait()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await serve()
+    (record,) = await store.list_runs()
+    assert record.owner is None
+
+
+async def test_cancelling(store: Store) -> None:
+    backend = Held()
+    runner = ParallelRunner(backend, store=store, cancel_grace=0.0)
+    async with RunService(runner, poll=0.01) as runs:
+        run_id = await runs.create_run(PAIR)
+        await runs.start_run(run_id)
+        await backend.called.wait()
+        assert await runs.cancel_run(run_id, wait=10) is RunStatus.CANCELLED
+        seen = await kinds(runs, run_id)
+        assert seen[-4:] == ["run_cancelling", "task_cancelled", "task_cancelled", "run_cancelled"]
+        before = await store.get_run(run_id)
+        assert await runs.cancel_run(run_id) is RunStatus.CANCELLED
+        assert await store.get_run(run_id) == before
+        assert (await runs.get_run(run_id)).tasks["b"].status is TaskStatus.CANCELLED
+
+
+async def test_a_run_that_waits_for_a_person(store: Store) -> None:
+    once = DAG([Task("pay", prompt="pay", at_most_once=True), Task("tell", prompt="tell", depends_on=["pay"])])
+    await die(store, Dying(lambda prompt: prompt == "pay"), once)
+    runner = ParallelRunner(Talker(), store=store)
+    async with RunService(runner, poll=0.01) as runs:
+        await runs.resume_run("r")
+        async for event in runs.events("r"):  # which goes on after this one
+            if event.kind == "run_waiting_input":
+                break
+        asked = (await runs.get_run("r")).tasks["pay"]
+        assert (asked.status, asked.question is not None) == (TaskStatus.WAITING_INPUT, True)
+        await runner.answer("r", "pay", "done", "paid")
+        await runs.resume_run("r")
+        assert (await kinds(runs, "r", event.seq))[-1] == ENDED
+        assert (await runs.get_run("r")).tasks["pay"].text == "paid"
+
+
+async def test_the_history_is_followed_from_any_number_on(store: Store) -> None:
+    await stopped_after(store, DIAMOND, 1)
+    async with service(store) as runs, anyio.create_task_group() as group:
+        whole: list[int] = []
+        parts: list[int] = []
+
+        async def read_whole() -> None:
+            whole.extend([event.seq async for event in runs.events("r")])
+
+        async def read_in_parts() -> None:
+            reading = True
+            while reading:  # a reader that leaves after each event and comes back
+                reading = False
+                async for event in runs.events("r", parts[-1] if parts else 0):
+                    parts.append(event.seq)
+                    reading = True
+                    break
+
+        group.start_soon(read_whole)
+        group.start_soon(read_in_parts)
+        with anyio.move_on_after(0.05):
+            await kinds(runs, "r")  # cancelled while it waits for more
+        await runs.resume_run("r")
+        assert (await kinds(runs, "r"))[-1] == ENDED
+    stored = [event.seq for event in await store.list_events("r")]
+    assert whole == parts == stored
+    assert await kinds(service(store), "r", stored[-1]) == []
+
+
+async def test_a_history_that_is_read_from_too_far_on_ends_with_its_run(store: Store) -> None:
+    async with service(store) as runs, anyio.create_task_group() as group:
+        run_id = await runs.create_run(PAIR)
+        seen: list[list[str]] = []
+
+        async def read() -> None:
+            seen.append(await kinds(runs, run_id, 10_000))
+
+        group.start_soon(read)
+        await anyio.lowlevel.checkpoint()
+        await runs.start_run(run_id)
+    assert seen == [[]]
+
+
+async def test_a_history_goes_on_after_the_end_of_a_run_that_was_reopened(store: Store) -> None:
+    broken = True
+
+    async def body(prompt: str) -> str:
+        if broken:
+            raise RuntimeError("not today")
+        return prompt
+
+    async with service(store, body) as runs:
+        run_id = await runs.create_run(DAG([Task("a", prompt="a")]))
+        await runs.start_run(run_id)
+        assert (await kinds(runs, run_id))[-1] == "run_failed"
+        broken = False
+        await runs.resume_run(run_id)
+        assert (await runs.get_run(run_id)).status is RunStatus.FAILED
+        await runs.resume_run(run_id, retry_failed=True)
+        seen = await kinds(runs, run_id)
+    assert ("run_failed" in seen, seen[-1]) == (True, ENDED)
+
+
+async def test_one_run_that_ends_badly_leaves_the_others_alone() -> None:
+    store = FaultyStore(MemoryStore())
+    backend = Held()
+    async with RunService(ParallelRunner(backend, store=store, strict=True), poll=0.01) as runs:
+        first, second = [await runs.create_run(PAIR) for _ in range(2)]
+        await runs.start_run(first)
+        await backend.called.wait()
+        store.faults = on_write(lambda _: Fault.BEFORE)
+        backend.go.set()
+        with anyio.fail_after(10):
+            while await is_driven(store, first):
+                await anyio.lowlevel.checkpoint()
+        store.faults = none
+        await runs.start_run(second)
+        assert (await kinds(runs, second))[-1] == ENDED
+        await runs.resume_run(first)
+        assert (await kinds(runs, first))[-1] == ENDED
+
+
+async def is_driven(store: Store, run_id: str) -> bool:
+    """Whether a living process would be in the way of one more."""
+    try:
+        await ParallelRunner(Talker(), store=store).preview_resume(run_id)
+    except RunOwned:
+        return True
+    return False

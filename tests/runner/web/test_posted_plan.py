@@ -1,0 +1,220 @@
+"""Plans that come over HTTP name nothing that runs, reads or sends; and what the application makes of odd requests."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from plait.persistence import MemoryStore, Store
+from plait.runner import DAG, ParallelRunner, PlanError, RunService, Task
+from plait.runner.web import sse as stream
+from plait.runner.web.app import make_app
+from plait.runner.web.posted_plan import posted_plan
+from plait.runner.web.routes import Served
+from plait.runner.web.sse import EventStream
+from tests.support.fakes import Talker
+from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
+
+JSON = {"content-type": "application/json"}
+TASKS = [{"id": "a", "prompt": "hello {{ who }}"}]
+
+
+def test_a_posted_plan_is_a_plan() -> None:
+    plan = {"name": "n", "inputs": {"who": "Ada"}, "tasks": [*TASKS, {"id": "b", "prompt": "b", "backend": "w"}]}
+    dag = posted_plan(plan, {}, ["w", "x"]).dag
+    assert (dag.name, dag.inputs, [dag.backend_of(task) for task in dag]) == ("n", {"who": "Ada"}, [None, "w"])
+    assert posted_plan(plan, {"who": ["Bob", 1]}, ["w"]).dag.inputs == {"who": ["Bob", 1]}
+    required = {"inputs": {"who": {"required": True}}, "tasks": TASKS}
+    assert posted_plan(required, {"who": "Ada"}, ["w"]).dag.inputs == {"who": "Ada"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "inputs", "said"),
+    [
+        ({"backends": {"w": {"kind": "function", "call": "os:system"}}}, {}, "backends: the server has its backends"),
+        ({"backends": {}}, {}, "backends: the server has its backends"),
+        ({"concurrency": 100}, {}, "concurrency: how many tasks run at once is the server's"),
+        ({"inputs": {"who": {"files": "/etc/passwd"}}}, {}, "inputs.who: a posted plan reads no files"),
+        ({}, {"who": {"files": "/etc/passwd", "more": 1}}, "inputs.who: a posted plan reads no files"),
+        ({"inputs": {"who": {"rows": "/etc/rows.csv"}}}, {}, "inputs.who: a posted plan reads no files; give the rows"),
+        ({}, {"who": {"rows": "people.csv", "columns": []}}, "inputs.who: a posted plan reads no files; give the rows"),
+        ({}, {"who": {"rows": "/etc/rows.csv"}}, "inputs.who: a posted plan reads no files; give the rows"),
+        ({"inputs": {"who": {"required": True}}}, {}, "inputs.who: this input has no default"),
+        ({}, {"whom": "Bob"}, "inputs.whom: there is no input 'whom'; did you mean 'who'?"),
+        ({}, {"city": "Oslo"}, "inputs.city: there is no input 'city'; the plan has 'who'"),
+        ({"tasks": [{"id": "a", "prompt": "a", "backend": "v"}]}, {}, "unknown backend 'v'; the server has 'w', or"),
+        ({"defaults": {"backend": "v"}}, {}, "defaults.backend: unknown backend 'v'; the server has 'w', or leave"),
+        ({"tasks": [{"id": "a", "prompt": "a", "backend": "ww"}]}, {}, "unknown backend 'ww'; did you mean 'w'?"),
+        ({"tasks": [{"id": "a", "prompt": "{% include '/etc/passwd' %}"}]}, {}, "tasks[0].prompt"),
+        ({"tasks": []}, {}, "task"),
+        ({"inputs": [1]}, {}, "inputs"),
+        ({"name": "\ud800"}, {}, "U+D800"),
+        ({}, {"who": float("nan")}, "the plan holds what JSON does not have"),
+        ({"name": "x" * 2**20}, {}, "a plan may have 1 MiB, this one has 1,048,"),
+    ],
+)
+def test_what_a_posted_plan_may_not_say(changes: dict[str, Any], inputs: dict[str, Any], said: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        posted_plan({"inputs": {"who": "Ada"}, "tasks": TASKS, **changes}, inputs, ["w"])
+    assert said in str(refused.value)
+    assert not str(refused.value).startswith("plan")  # there is no file, and no line in it
+
+
+async def test_large_inputs_are_no_large_plan() -> None:
+    value = "é" * 2**20
+    new = {"plan": {"inputs": {"who": "Ada"}, "tasks": [{"id": "a", "prompt": "{{ who }}"}]}, "inputs": {"who": value}}
+    async with application(MemoryStore()) as client:
+        answer = await client.post("/api/runs", content=json.dumps(new, ensure_ascii=False), headers=JSON)
+        assert answer.status_code == 201, answer.text[:300]
+
+
+def test_no_file_is_opened_for_a_posted_plan(tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("secret")
+    (tmp_path / "secret.csv").write_text("secret")
+    rows = {"rows": f"{tmp_path}/secret.csv"}
+    for value in ({"files": str(tmp_path)}, {"files": f"{tmp_path}/*.txt", "max_files": 1}, rows):
+        with pytest.raises(PlanError, match="reads no files") as refused:
+            posted_plan({"inputs": {"who": value}, "tasks": TASKS}, {}, ["w"])
+        assert "secret" not in str(refused.value)
+
+
+@asynccontextmanager
+async def application(store: Store) -> AsyncGenerator[httpx.AsyncClient]:
+    async with RunService(ParallelRunner(Talker(), store=store), poll=0.01) as service:
+        app = make_app(Served(service, ["default"], {}))
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            yield client
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[]",
+        b'{"plan": 1}',
+        b'{"plan": {}, "plam": {}}',
+        b'{"plan": {}, "key": ""}',
+        b'{"plan": {"tasks": []}, "key": "\\ud800"}',
+        b'{"plan": {"tasks": [{"id": "a", "prompt": "a"}], "\\ud800": 1}}',
+        b'{"plan": {"tasks": []}, "inputs": {"\\ud800": 1}}',
+        b'{"plan": {"tasks": NaN}}',
+        b'{"plan": {"tasks": [{"id": "a", "prompt": "a", "prompt": "b"}]}}',
+        b'{"plan": {"tasks": [{"id": "a", "prompt": "a"}]}, "key": "k", "key": "k"}',
+        b'{"plan": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}",
+        b'{"plan": {"x": ' + b"9" * 5000 + b"}}",
+    ],
+    ids=lambda body: body[:40],
+)
+async def test_a_request_that_makes_no_sense(body: bytes) -> None:
+    async with application(MemoryStore()) as client:
+        answer = await client.post("/api/runs", content=body, headers=JSON)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["error"]["kind"] in {"invalid_request", "plan_invalid"}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"plan" {}}', "the body is not JSON: Expecting ':' delimiter in line 1, column 9"),
+        (b'{"plan": "\xff"}', "the body is not UTF-8: invalid start byte at byte 11"),
+        (b"[" * 100_000, "the body is nested too deeply to be read"),
+        (b'{"plan": ' + b"9" * 5000 + b"}", "the body holds a number of too many digits; send it as text"),
+    ],
+    ids=["colon", "latin", "deep", "digits"],
+)
+async def test_a_body_that_cannot_be_read_is_told_why(body: bytes, said: str) -> None:
+    async with application(MemoryStore()) as client:
+        answer = await client.post("/api/runs", content=body, headers=JSON)
+    assert said in answer.json()["error"]["message"]
+
+
+async def test_a_key_given_twice_among_many_is_found_at_once() -> None:
+    keys = ", ".join(f'"{number}": 1' for number in [*range(30_000), 29_999])
+    body = f'{{"plan": {{}}, "inputs": {{{keys}}}}}'
+    async with application(MemoryStore()) as client:
+        began = time.process_time()
+        answer = await client.post("/api/runs", content=body, headers=JSON)
+        assert time.process_time() - began < 3  # for as long as that lasts, every run of the server stands still
+    assert "'29999' is given twice" in answer.json()["error"]["message"]
+
+
+async def test_a_store_that_fails_is_said() -> None:
+    async with application(FaultyStore(MemoryStore(), on_write(lambda _: Fault.BEFORE))) as client:
+        answer = await client.post("/api/runs", json={"plan": {"tasks": [{"id": "a", "prompt": "a"}]}})
+        assert (answer.status_code, answer.json()["error"]["kind"]) == (503, "store_failed")
+        assert (await client.get("/api/runs")).json() == {"runs": []}
+
+
+async def test_a_bug_tells_nothing_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object) -> None:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(RunService, "list_runs", broken)
+    async with application(MemoryStore()) as client:
+        answer = await client.get("/api/runs")
+    assert (answer.status_code, answer.json()["error"]["kind"], "secret" in answer.text) == (500, "internal", False)
+
+
+async def test_a_stream_beats_while_nothing_happens_and_ends_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "HEARTBEAT_SECONDS", 0.01)
+    leaving, sent = anyio.Event(), list[bytes]()
+
+    async def receive() -> dict[str, Any]:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+        if sent.count(b":\n\n") == 3:
+            leaving.set()
+
+    async with RunService(ParallelRunner(Talker(), store=MemoryStore())) as service:
+        run_id = await service.create_run(DAG([Task("a", prompt="a")]))
+        with anyio.fail_after(10):
+            await EventStream(service.events(run_id), leaving)({"type": "http"}, receive, send)
+    assert sent[1] == b"retry: 1000\n\n"
+    told = sent[2].decode().splitlines()
+    assert (told[:2], json.loads(told[2].removeprefix("data: "))["seq"]) == (["id: 1", "event: run_created"], 1)
+    assert sent[-1] == b""
+
+
+async def test_a_stream_ends_with_its_client() -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(_message: Any) -> None:
+        pass
+
+    async with RunService(ParallelRunner(Talker(), store=MemoryStore())) as service:
+        run_id = await service.create_run(DAG([Task("a", prompt="a")]))
+        with anyio.fail_after(10):
+            await EventStream(service.events(run_id), anyio.Event())({"type": "http"}, receive, send)
+
+
+async def test_a_long_history_is_told_to_nobody_who_has_left() -> None:
+    began, sent = anyio.Event(), list[object]()
+
+    async def receive() -> dict[str, Any]:
+        await began.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:  # as that of a server with room in its buffer: it does not pause
+        sent.append(message)
+        began.set()
+
+    runner = ParallelRunner(Talker(), store=MemoryStore())
+    async with RunService(runner) as service:
+        run = await runner.run(DAG([Task(f"t{number}", prompt="a") for number in range(200)]))
+        await EventStream(service.events(run.run_id), anyio.Event())({"type": "http"}, receive, send)
+    assert len(sent) < 20

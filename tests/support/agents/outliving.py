@@ -1,0 +1,228 @@
+"""A backend whose turns outlive their runner, on real processes, and a runner in a process of its own to be killed.
+
+`python -m tests.support.agents.outliving FOLDER` runs the tasks of `plan.json` there, or resumes the run where it is
+stored; with TASK and MESSAGE behind it, a person goes on with that task's conversation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.process.manifest import read_known
+from plait.backends.process.proctable import start_time
+from plait.backends.process.spawn import Start, adopted, child_environment, running
+from plait.backends.protocol import Conversation, Files, LeftTurn, Opening, Question, Reply, Usage
+from plait.persistence import SQLiteStore
+from plait.runner import DAG, FailureMode, ParallelRunner, Retry, Task
+
+RUN = "r"
+AGENT = Path(__file__).with_name("outliving_child.py")
+_SECONDS = 30.0
+
+
+class Outliver:
+    """Runs `outliving_child.py` for each turn, in the world of `folder`. Every opening is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.openings: list[Opening] = []
+
+    def new_session_id(self) -> str | None:
+        return secrets.token_hex(4)
+
+    @asynccontextmanager
+    async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
+        self.openings.append(opening)
+        yield _Talk(self, opening)
+
+    def left(self, files: Files) -> LeftTurn | None:
+        known = read_known(files.turn)
+        if known is None:
+            return None
+        told = _told(files.turn)
+        state = "ended" if _is_over(told) else "alive" if known.is_alive else "dead"
+        goes_on = known.note.get("goes_on") == "yes"
+        return LeftTurn(state, told.get("session"), goes_on, f"outliver, pid {known.pid}")
+
+
+class _Talk:
+    def __init__(self, backend: Outliver, opening: Opening) -> None:
+        self._backend = backend
+        self._opening = opening
+        self.session_id = opening.session_id
+
+    async def send(self, prompt: str) -> Reply:
+        opening, folder = self._opening, self._backend.folder
+        assert opening.files is not None
+        turn, told = opening.files.turn, dict[str, str]()
+
+        def on_line(line: bytes) -> bool:
+            told.update(json.loads(line))
+            if opening.session_id is not None and "session" in told:
+                opening.on_session(told["session"])
+            return _is_over(told)
+
+        async with AsyncExitStack() as held:
+            child = await held.enter_async_context(adopted(turn)) if opening.adopts else None
+            if child is None:
+                goes_on = "yes" if opening.goes_on else "no"
+                argv = (sys.executable, "-S", str(AGENT), str(folder), str(opening.session_id), goes_on)
+                start = Start(argv, child_environment(), folder, prompt.encode(), note={"goes_on": goes_on})
+                child = await held.enter_async_context(running(start, turn))
+            await child.follow(on_line, idle=_SECONDS, until=anyio.current_time() + _SECONDS)
+        return self._reply(told)
+
+    def _reply(self, told: Mapping[str, str]) -> Reply:
+        if "error" in told:
+            kind = ErrorKind(told["error"])
+            raise BackendError(kind, "as it was told to", usage=Usage(1, 0), goes_on="goes_on" in told)
+        if "question" in told:
+            return Reply(told["question"], session_id=self.session_id, question=Question(told["question"]))
+        if "answer" not in told:
+            raise BackendError(ErrorKind.CRASHED, "it ended without an answer", goes_on=True)
+        return Reply(told["answer"], session_id=self.session_id, usage=Usage(10, 7, 0.5))
+
+
+def _told(turn: Path) -> dict[str, str]:
+    """What a turn's output says so far."""
+    told: dict[str, str] = {}
+    path = turn / "stdout"
+    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+        if line.endswith("\n"):
+            told.update(json.loads(line))
+    return told
+
+
+def _is_over(told: Mapping[str, str]) -> bool:
+    return not told.keys().isdisjoint({"answer", "error", "question"})
+
+
+class World:
+    """A folder in which runs are begun, killed and resumed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.backend = Outliver(folder)
+
+    def plan(self, *tasks: Mapping[str, Any], concurrency: int = 8) -> None:
+        """What `killed` runs; a task is the fields of `Task`, those of its retry policy with `retry_` before them."""
+        (self.folder / "plan.json").write_text(json.dumps({"concurrency": concurrency, "tasks": tasks}))
+
+    def dag(self) -> DAG:
+        """The plan's tasks."""
+        return dag_of(self.folder)
+
+    def allow(self, name: str) -> None:
+        """Let the turns go on that wait for this."""
+        (self.folder / name).touch()
+
+    @property
+    def turns(self) -> list[dict[str, Any]]:
+        """What was said, to whom, and by which process it was heard."""
+        log = self.folder / "turns"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    @property
+    def told(self) -> set[int]:
+        """The processes that have said which session they have."""
+        log = self.folder / "told"
+        return {int(line) for line in log.read_text().splitlines()} if log.exists() else set()
+
+    @property
+    def said(self) -> list[str]:
+        return [turn["prompt"] for turn in self.turns]
+
+    @property
+    def strays(self) -> list[int]:
+        log = self.folder / "strays"
+        return [int(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def alive(self) -> list[int]:
+        """The processes of all turns so far that live."""
+        return [pid for pid in [*(turn["pid"] for turn in self.turns), *self.strays] if start_time(pid) is not None]
+
+    async def until(self, what: Any) -> None:
+        """Until other processes have made it true."""
+        with anyio.fail_after(_SECONDS):
+            while not what():  # noqa: ASYNC110 - it is another process's doing
+                await anyio.sleep(0.005)
+
+    def opened_store(self) -> SQLiteStore:
+        """The store, made if it is not there."""
+        return SQLiteStore(self.folder / "runs.db")
+
+    def store(self) -> SQLiteStore:
+        """The store, once a run was begun."""
+        return SQLiteStore(self.folder / "runs.db", mode="existing")
+
+    async def killed(self, turns: int, *person: str, heard: bool = True, asked: str | None = None) -> None:
+        """Run the plan in a process of its own, or resume it, or say what a `person` says (task, message), and SIGKILL
+        it once so many turns have begun in all, and, if they were to be `heard`, every session is stored as confirmed,
+        and the task that `asked` waits.
+        """
+        command = [sys.executable, "-m", "tests.support.agents.outliving", str(self.folder), *person]
+        with (self.folder / "stderr").open("ab") as stderr:
+            process = await anyio.open_process(command, stdout=stderr, stderr=stderr)
+        async with process:
+            try:
+                await self.until(lambda: len(self.turns) >= turns or process.returncode is not None)
+                while heard and not await self._all_heard(asked):  # noqa: ASYNC110 - it is another process's doing
+                    await anyio.sleep(0.005)
+                assert process.returncode is None, (self.folder / "stderr").read_text()
+            finally:
+                process.kill()
+        assert process.returncode == -signal.SIGKILL
+
+    async def _all_heard(self, asked: str | None) -> bool:
+        async with SQLiteStore(self.folder / "runs.db", mode="read") as store:
+            tasks = await store.list_tasks(RUN)
+        waiting = {task.task_id for task in tasks if task.question is not None}
+        heard = all(task.session_confirmed or task.status != "running" for task in tasks)
+        return heard and (asked is None or asked in waiting)
+
+    def kill_turn(self, number: int) -> None:
+        """SIGKILL of the agent of that turn, and of it alone; returns once it is gone."""
+        pid = self.turns[number]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        while start_time(pid) is not None:
+            pass
+
+
+def dag_of(folder: Path) -> DAG:
+    return DAG(task_of(fields) for fields in json.loads((folder / "plan.json").read_text())["tasks"])
+
+
+def task_of(fields: Mapping[str, Any]) -> Task:
+    retry = {name.removeprefix("retry_"): value for name, value in fields.items() if name.startswith("retry_")}
+    rest = {name: value for name, value in fields.items() if not name.startswith("retry_")}
+    if "failure_mode" in rest:
+        rest["failure_mode"] = FailureMode(rest["failure_mode"])
+    return Task(**rest, retry=Retry(**{"base_delay": 0.0, **retry}))
+
+
+async def run(folder: Path, *person: str) -> None:
+    """Run or resume the plan, or say in a task's conversation what a person says."""
+    plan = json.loads((folder / "plan.json").read_text())
+    async with SQLiteStore(folder / "runs.db") as store:
+        runner = ParallelRunner(Outliver(folder), store=store, concurrency=plan["concurrency"])
+        if person:
+            await runner.continue_task(RUN, *person)
+        elif await store.get_run(RUN) is None:
+            await runner.run(dag_of(folder), RUN)
+        else:
+            await runner.resume(RUN)
+
+
+if __name__ == "__main__":
+    anyio.run(run, Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,61 @@
+"""Database files as the tests of the SQLite store need them: filled, tampered with, used by another process."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from plait.persistence import SQLiteStore
+from plait.persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
+from tests.support.processes.warm import Warm
+
+ROOT = Path(__file__).parents[3]
+
+
+async def make(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await Writer(store).write(*OPENING, START_A, ASK, ANSWER, DONE_A)
+
+
+def end_of(task_id: str, change: str) -> str:
+    """The statement that changes what is stored of the ends of a task's attempts, its result among it."""
+    ids = f"SELECT s.id FROM starts AS s JOIN given_tasks AS t ON t.id = s.task WHERE t.task_id = '{task_id}'"
+    return f"UPDATE ends SET {change} WHERE id IN ({ids})"
+
+
+def edit(path: Path, *sql: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in sql:
+            connection.execute(statement).fetchall()
+
+
+def in_child(code: str, *arguments: str) -> Warm:
+    command = [sys.executable, "-c", code, *arguments]
+    pipe = subprocess.PIPE
+    return Warm(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+def steps(connection: sqlite3.Connection, call: Callable[[], object]) -> int:
+    """About how many steps of SQLite's machine `call` takes."""
+    taken = 0
+
+    def count() -> int:
+        nonlocal taken
+        taken += 1
+        return 0
+
+    connection.set_progress_handler(count, 10)
+    call()
+    connection.set_progress_handler(None, 0)
+    return taken * 10
+
+
+def version(path: Path) -> int:
+    """The file's schema version."""
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+        number: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return number
