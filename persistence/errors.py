@@ -22,7 +22,7 @@ class StoreBusy(StoreError):  # noqa: N818 - reads as what it is
 
 
 class StoreUnusable(StoreError):  # noqa: N818 - reads as what it is
-    """The store cannot be opened: missing, empty, foreign, damaged, newer than this version, or not permitted.
+    """The store cannot be opened: missing, empty, foreign, damaged, in another format, or not permitted.
     The message names the path, the reason, and what to do. Nothing was changed.
     """
 

@@ -15,16 +15,13 @@ import stat
 import time
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from plait.persistence.errors import StoreUnusable
 from plait.persistence.failpoints import reached
-from plait.persistence.sqlite.schema import SCHEMA_VERSION, migrate, statements_of
+from plait.persistence.sqlite.schema import DATABASE_FORMAT, create_tables
 from plait.persistence.sqlite.transaction import forgiving
 from plait.persistence.sqlite.wal import is_at_rest, mending
-
-if TYPE_CHECKING:
-    pass
 
 Mode = Literal["create", "existing", "read"]
 
@@ -35,12 +32,10 @@ OLDEST_SQLITE: Final = (3, 37, 0)  # STRICT tables
 _ABANDONED_S: Final = 3600.0
 """How old a half-made file is when nobody makes it any more: making one takes milliseconds."""
 
-_ROOM: Final = "check the disk; bringing an older file up to date takes about four times its size of free space"
 _HINTS: Final = {
-    sqlite3.SQLITE_BUSY: "another process writes to it, or brings it up to date; try again",
-    sqlite3.SQLITE_FULL: _ROOM,
-    sqlite3.SQLITE_IOERR: _ROOM,
-    sqlite3.SQLITE_CONSTRAINT: "what it holds contradicts itself, so it cannot be brought up to date; restore a copy",
+    sqlite3.SQLITE_BUSY: "another process has locked it; try again",
+    sqlite3.SQLITE_FULL: "check the disk",
+    sqlite3.SQLITE_IOERR: "check the disk",
 }
 
 _PAGE_SIZE: Final = "PRAGMA page_size = 8192"
@@ -76,9 +71,11 @@ def open_database(path: Path, mode: Mode, *, look_for_damage: bool = True) -> sq
         if mode != "read":
             _remove_abandoned(path)
         if mode != "read":
-            return _open_for_writing(path, _inspect(path, "ro", thoroughly=look_for_damage))
+            _inspect(path, "ro", thoroughly=look_for_damage)
+            return _open_for_writing(path)
         access = _access_for_reading(path)
-        return _open_for_reading(path, access, _inspect(path, access, thoroughly=False))
+        _inspect(path, access, thoroughly=False)
+        return _connect(path, access)
     except sqlite3.Error as error:
         hint = _HINTS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "check its permissions and its file system")
         raise StoreUnusable(f"{path} cannot be opened: {error}; {hint}") from error
@@ -133,8 +130,10 @@ def _connect(path: Path, access: _Access) -> sqlite3.Connection:
     )
 
 
-def _inspect(path: Path, access: _Access, *, thoroughly: bool) -> int:
-    """The file's schema version. Reads through a read-only connection, which never checkpoints a stranger's WAL."""
+def _inspect(path: Path, access: _Access, *, thoroughly: bool) -> None:
+    """Raise StoreUnusable if the file is not one of this plait's format, or is damaged. Reads through a read-only
+    connection, which never checkpoints a stranger's WAL.
+    """
     try:
         with closing(_connect(path, access)) as connection:
             connection.text_factory = forgiving  # what a check says of a damaged page may hold bytes of it
@@ -142,10 +141,8 @@ def _inspect(path: Path, access: _Access, *, thoroughly: bool) -> int:
             version: int = connection.execute("PRAGMA user_version").fetchone()[0]
             if application_id != APPLICATION_ID or version < 1:
                 raise StoreUnusable(f"{path} belongs to another program; choose another path")
-            if version > SCHEMA_VERSION:
-                raise StoreUnusable(
-                    f"{path} has version {version}, this plait knows up to {SCHEMA_VERSION}; upgrade plait to use it"
-                )
+            if version != DATABASE_FORMAT:
+                raise _of_another_format(path, version)
             if thoroughly:
                 _check_pages(path, connection)
     except UnicodeDecodeError as error:  # in a message of SQLite's that quotes the damaged page
@@ -154,7 +151,16 @@ def _inspect(path: Path, access: _Access, *, thoroughly: bool) -> int:
         if error.sqlite_errorcode & 0xFF in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
             raise _damaged(path, str(error)) from error
         raise
-    return version
+
+
+def _of_another_format(path: Path, version: int) -> StoreUnusable:
+    reads = f"this plait reads format {DATABASE_FORMAT} only"
+    if version > DATABASE_FORMAT:
+        return StoreUnusable(f"{path} was made by a newer plait (database format {version}); {reads}. Upgrade plait")
+    return StoreUnusable(
+        f"{path} was made by a development version of plait (database format {version}); {reads}. "
+        f"Start a new file, e.g. --store NEW.db"
+    )
 
 
 def _check_pages(path: Path, connection: sqlite3.Connection) -> None:
@@ -168,27 +174,11 @@ def _damaged(path: Path, reason: str) -> StoreUnusable:
     return StoreUnusable(f"{path} is not a database or is damaged ({reason}); {mending(path)}, or choose another path")
 
 
-def _open_for_reading(path: Path, access: _Access, version: int) -> sqlite3.Connection:
-    connection = _connect(path, access)
-    try:
-        if version < SCHEMA_VERSION:
-            connection.execute("PRAGMA temp_store = MEMORY")
-            for step in range(version, SCHEMA_VERSION):
-                for statement in statements_of(f"reading_{step}.sql"):
-                    connection.execute(statement)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _open_for_writing(path: Path, version: int) -> sqlite3.Connection:
+def _open_for_writing(path: Path) -> sqlite3.Connection:
     connection = _connect(path, "rw")
     try:
         _use_wal(path, connection)
         connection.execute(_DURABLE)
-        if version < SCHEMA_VERSION:
-            migrate(path, connection)
         for setting in _SETTINGS:
             connection.execute(setting).fetchall()
     except BaseException:
@@ -232,7 +222,7 @@ def _create(path: Path) -> None:
         with closing(_connect(fresh, "rw")) as connection:
             connection.execute(_PAGE_SIZE)
             connection.execute(_DURABLE)
-            migrate(path, connection)
+            create_tables(connection)
             _use_wal(fresh, connection)
         reached("file.before_link")
         with suppress(FileExistsError):  # another process was faster: its file is as good

@@ -1,6 +1,6 @@
 """Whether this SQLite, a place and a file are fit for a store.
 
-It only looks: nothing is made, mended or migrated, and the file is opened by SQLite alone, for reading. (SQLite leaves
+It only looks: nothing is made or mended, and the file is opened by SQLite alone, for reading. (SQLite leaves
 an empty WAL and its index beside a file that was read, as after every read.)
 """
 
@@ -21,7 +21,7 @@ from plait.persistence.errors import StoreUnusable
 from plait.persistence.sqlite import reader as reading
 from plait.persistence.sqlite.connection import OLDEST_SQLITE, half_made, open_database
 from plait.persistence.sqlite.file_system import Place, file_system_of, place_of
-from plait.persistence.sqlite.schema import SCHEMA_VERSION
+from plait.persistence.sqlite.schema import DATABASE_FORMAT
 from plait.persistence.sqlite.transaction import forgiving
 from plait.persistence.sqlite.wal import mending
 
@@ -152,9 +152,8 @@ def file(path: Path) -> Iterator[Finding]:
         return
     with closing(connection):
         connection.text_factory = forgiving  # what is no text fits no checksum, and is named by it
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        yield Finding("schema", Fitness.OK, f"format {DATABASE_FORMAT}")  # no other one can be opened
         try:
-            yield _schema(version)
             yield _pages(path, connection)
             yield _rows(connection)
         except (sqlite3.Error, UnicodeDecodeError) as error:  # a message of SQLite's may quote a damaged page
@@ -176,11 +175,6 @@ def leftovers(path: Path) -> Iterator[Finding]:
 
 def _beside(path: Path, end: str) -> Path:
     return Path(f"{path.resolve()}{end}")
-
-
-def _schema(version: int) -> Finding:
-    older = f"version {version}; the next run or resume brings it to {SCHEMA_VERSION}"
-    return Finding("schema", Fitness.OK, older if version < SCHEMA_VERSION else f"version {version}")
 
 
 def _pages(path: Path, connection: sqlite3.Connection) -> Finding:

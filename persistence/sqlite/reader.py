@@ -232,8 +232,7 @@ def list_events(connection: sqlite3.Connection, run_id: str, after: int, limit: 
         ids = ids_of(found[0])
         ids["first"] += max(0, after) + 1
         page = {"run_id": run_id, "after": after, "limit": max(0, limit), **ids}
-        is_older = connection.execute(sql.IS_OLDER).fetchone() is not None
-        rows: list[Row] = connection.execute(sql.LIST_OLDER_EVENTS if is_older else sql.LIST_EVENTS, page).fetchall()
+        rows: list[Row] = connection.execute(sql.LIST_EVENTS, page).fetchall()
         return tuple(_event(row) for row in rows)
 
 

@@ -216,13 +216,6 @@ SELECT * FROM (SELECT e.end_id & 4294967295, e.ended_at, 'task_completed', t.tas
 ORDER BY 1 LIMIT :limit
 """
 """What the view `events` shows, but each part ends at the limit by itself: a page costs what is on it."""
-LIST_OLDER_EVENTS = """
-SELECT seq, at, kind, task_id, attempt, detail, backend FROM events
-WHERE run_id = :run_id AND seq > :after ORDER BY seq LIMIT :limit
-"""
-"""The same of a file of an earlier version, which has no such ids: a page costs what the run has."""
-IS_OLDER = "SELECT 1 FROM sqlite_temp_schema WHERE name = 'events'"
-"""Whether a file is read through `reading_*.sql`."""
 
 ADD_NOTE = """
 INSERT INTO notes (run_id, number, kind, at, task_id, body)
@@ -234,10 +227,6 @@ LIST_NOTES = "SELECT number, kind, at, task_id, body FROM notes WHERE run_id = ?
 GET_OWNERSHIP = """
 SELECT status = 'completed' OR status = 'failed' OR status = 'cancelled', status, owner_pid, owner_host
 FROM runs WHERE run_id = ?
-"""
-LIVE_OWNERS = """
-SELECT run_id, owner_pid, owner_host, lease_expires_at FROM runs
-WHERE owner_id IS NOT NULL AND lease_expires_at BETWEEN ? AND ?
 """
 DELETE_RUN = (
     "DELETE FROM notes WHERE run_id = :run_id",

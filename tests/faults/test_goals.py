@@ -19,7 +19,6 @@ from tests.faults.campaigns import (
     schedules,
     slow,
     two,
-    upgrades,
 )
 from tests.faults.campaigns.__main__ import METHODS
 from tests.faults.campaigns.bugs import TO_BE_SEEN
@@ -89,7 +88,6 @@ def test_every_mistake_has_a_method_that_plants_it() -> None:
     planted = {
         "kills": {bug.name for bug in PLANTED},
         "power": set(get_args(power.Sabotage)),
-        "upgrades": set(get_args(upgrades.Sabotage)),
         "files": set(get_args(files.Sabotage)),
         "two": two.PLANTED.keys(),
         "children": set(get_args(engine.Sabotage)),

@@ -1,4 +1,4 @@
-"""Files and upgrades that are cut off, and disks without space; see tests/faults/campaigns/{files,upgrades,slow}.py."""
+"""Files that are cut off, and disks without space; see tests/faults/campaigns/{files,slow}.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("apsw", reason="records the disk through apsw, of the extra `test`")
 
-from tests.faults.campaigns import files, machine, slow, upgrades
+from tests.faults.campaigns import files, machine, slow
 from tests.support.stores import slow_disk, system_calls
 
 watched = pytest.mark.skipif(system_calls.missing() is not None, reason=str(system_calls.missing()))
@@ -22,14 +22,6 @@ def test_a_file_is_the_old_one_or_the_new_one_whole() -> None:
     assert report.violations == ()
     assert report.cases > 1_000
     assert report.planted == dict.fromkeys(get_args(files.Sabotage), True)
-
-
-def test_an_upgrade_that_is_cut_off_leaves_all_that_was_there() -> None:
-    report = upgrades.run(scale="quick")
-    assert report.violations == ()
-    assert report.figures["SIGKILLs"] >= 5
-    assert report.figures["power losses"] > 50
-    assert report.planted == {"executescript in a migration": True}
 
 
 @preloaded

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import stat
 from pathlib import Path
 from typing import Any, get_args
 
-import anyio
 import pytest
 
 from plait.persistence import SQLiteStore
-from plait.persistence.contract.samples import whole
 
 pytest.importorskip("apsw", reason="records the disk through apsw, of the extra `test`")
 
 from tests.faults.campaigns import power
 from tests.support.stores.power_images import Disk, Kept
-from tests.support.stores.power_vfs import Entry, Recording, Sync, SyncFolder, Truncate, Write, recorded
-
-FIXTURE = Path(__file__).with_name("fixtures") / "schema_1.db"
+from tests.support.stores.power_vfs import Entry, Sync, SyncFolder, Truncate, Write
 
 
 def test_nothing_acknowledged_is_lost_and_nothing_is_half_there() -> None:
@@ -36,30 +31,6 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_half_there() -> None:
 @pytest.mark.parametrize("sabotage", get_args(power.Sabotage))
 def test_a_planted_bug_is_seen(sabotage: power.Sabotage) -> None:
     assert power.is_caught(sabotage, seed=1)
-
-
-def test_a_power_loss_while_an_earlier_version_is_brought_up_to_date(tmp_path: Path) -> None:
-    path = tmp_path / power.FILE
-    shutil.copy(FIXTURE, path)
-    recording = Recording()
-    recording.found(path)
-    before = len(recording.operations)
-    with recorded(recording, {}):
-        expected = anyio.run(everything, path)
-    assert len(expected) > 1
-    (tmp_path / "images").mkdir()
-    known: set[int] = set()
-    for moment, kept, image in power.images(recording.operations, random.Random(0)):
-        key = hash(tuple(image.items()))
-        if moment.after >= before and key not in known:
-            known.add(key)
-            assert anyio.run(everything, power.put(image, tmp_path / "images")) == expected, kept
-    assert len(known) > 20
-
-
-async def everything(path: Path) -> list[Any]:
-    async with SQLiteStore(path, mode="existing") as store:
-        return [await whole(store, run.run_id) for run in await store.list_runs()]
 
 
 def test_the_images_of_a_disk() -> None:

@@ -17,7 +17,6 @@ from tests.faults.campaigns.report import Report, Scale
 METHODS = (
     "kills",
     "power",
-    "upgrades",
     "files",
     "two",
     "children",

@@ -33,7 +33,6 @@ TO_BE_SEEN: Mapping[str, tuple[str, str]] = {
     "requeue forgotten": ("schedules", "requeue forgotten after a retry's delay"),
     "a failed sync taken for a commit": ("slow", "acknowledged although the sync failed"),
     "continuing after SQLITE_FULL": ("slow", "going on after SQLITE_FULL"),
-    "executescript in a migration": ("upgrades", "executescript in a migration"),
     "missing fsync before rename": ("files", "renamed before it is synced"),
     "missing fsync of the folder": ("files", "a name that is not synced"),
     "children that outlive a SIGKILL": ("children", "children that do not watch their parent"),

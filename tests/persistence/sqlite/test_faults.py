@@ -22,6 +22,7 @@ from plait.persistence import (
     TurnAppended,
 )
 from plait.persistence.contract.samples import CLAIMED, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, whole
+from plait.persistence.sqlite import connection as opening
 from tests.support.stores.database import edit, end_of, in_child, make
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -66,6 +67,22 @@ async def test_a_locked_database_is_an_error_that_goes_away(path: Path) -> None:
                 await writer.write(START_A)
             other.execute("ROLLBACK")
         await writer.write(START_A)
+
+
+async def test_a_database_that_another_process_has_locked_cannot_be_opened(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await make(path)
+    monkeypatch.setattr(opening, "BUSY_TIMEOUT_S", 0.01)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode = EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreUnusable, match=r"cannot be opened: .*another process has locked it; try again"):
+            async with SQLiteStore(path):
+                pass
+        other.execute("ROLLBACK")
+    async with SQLiteStore(path, mode="existing") as store:
+        assert len(await store.list_runs()) == 1
 
 
 DAMAGE = {

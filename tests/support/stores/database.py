@@ -52,10 +52,3 @@ def steps(connection: sqlite3.Connection, call: Callable[[], object]) -> int:
     call()
     connection.set_progress_handler(None, 0)
     return taken * 10
-
-
-def version(path: Path) -> int:
-    """The file's schema version."""
-    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
-        number: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    return number

@@ -1,19 +1,21 @@
--- Version 5. What happens is added at the end of narrow tables, with integers for keys, and hardly a row is changed:
--- a start is a row of `starts`, an end one of `ends`. The tables of earlier versions, by which a person asks, are views
--- now. Before, each start and each end changed the row of its task, wide as that is, and each message found its place
--- by three keys of text: two thirds of what a task cost.
+-- The tables of plait's database. Times are UTC, ISO 8601 with milliseconds. JSON is text.
+-- Statuses are checked with OR: an IN list becomes a table of its own, built and searched for every statement.
+--
+-- Every event is added at the end of narrow tables, with integers for keys, and hardly a row is changed: a start is a
+-- row of `starts`, an end a row of `ends`. A person asks by the views.
 --
 -- Ids: a run has a number. A task's id is that number * 2^32 + its position in the run, which counts from 0. A start's
 -- id, and a message's, is that number * 2^32 + the number of the change that it came with. So the rows of a run lie
--- together, in the order in which they came. A number is never given twice. Foreign keys are off while this runs, and
--- checked at its end.
+-- together, in the order in which they came. A number is never given twice.
 
-DROP VIEW events;
-DROP VIEW attempts;
-DROP VIEW dependencies;
-DROP TRIGGER keep_earlier_attempt;
+-- Every text of more than 64 KiB, once, however many results and messages say it.
+CREATE TABLE blobs (
+    sha256 BLOB NOT NULL PRIMARY KEY,    -- of the text in UTF-8
+    size INTEGER NOT NULL,               -- bytes in UTF-8
+    content TEXT NOT NULL
+) STRICT;
 
-CREATE TABLE new_runs (
+CREATE TABLE runs (
     number INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
     run_id TEXT NOT NULL UNIQUE,
     name TEXT NOT NULL,
@@ -40,17 +42,6 @@ CREATE TABLE new_runs (
     settings TEXT NOT NULL               -- '' when they are in blobs
 ) STRICT;
 
-INSERT INTO new_runs (
-    number, run_id, name, status, created_at, started_at, ended_at, error, last_seq, epoch, owner_id, owner_host,
-    owner_boot_id, owner_pid, owner_process_started, owner_claimed_at, lease_expires_at, claims, policy_state,
-    policy_seq, settings_sha256, settings)
-SELECT rowid, run_id, name, status, created_at, started_at, ended_at, error, last_seq, epoch, owner_id, owner_host,
-    owner_boot_id, owner_pid, owner_process_started, owner_claimed_at, lease_expires_at, claims, policy_state,
-    policy_seq, settings_sha256, settings
-FROM runs ORDER BY rowid;
-
-DROP TABLE runs;
-ALTER TABLE new_runs RENAME TO runs;
 CREATE INDEX runs_settings_sha256 ON runs (settings_sha256) WHERE settings_sha256 IS NOT NULL;
 
 -- One row for each task, as it was given.
@@ -69,14 +60,6 @@ CREATE TABLE given_tasks (
     prompt TEXT NOT NULL,
     UNIQUE (run, task_id)
 ) STRICT;
-
-INSERT INTO given_tasks (id, run, task_id, set_to, crashes, answers, backend, added_by, depends_on, spec, prompt)
-SELECT r.number << 32 | t.position, r.number, t.task_id,
-    iif(t.status IS NOT CASE
-        WHEN t.attempt = 0 OR t.attempt_status IN ('retried', 'interrupted') THEN 'pending'
-        WHEN t.attempt_status = 'asked' THEN 'waiting_input' ELSE t.attempt_status END, t.status, NULL),
-    t.crashes, t.answers, t.backend, t.added_by, t.depends_on, t.spec, t.prompt
-FROM tasks AS t JOIN runs AS r USING (run_id) ORDER BY 1;
 
 -- One row for each attempt, from its start on.
 CREATE TABLE starts (
@@ -118,29 +101,6 @@ CREATE TABLE ends (
     prompt TEXT                          -- what was asked, where that and text are all that was said
 ) STRICT;
 
-INSERT INTO starts (id, task, attempt, backend, session_id, session_confirmed, started_at)
-SELECT r.number << 32 | a.started_seq, r.number << 32 | t.position, a.attempt, a.backend, a.session_id, 0, a.started_at
-FROM earlier_attempts AS a JOIN tasks AS t USING (run_id, task_id) JOIN runs AS r USING (run_id)
-UNION ALL
-SELECT r.number << 32 | t.started_seq, r.number << 32 | t.position, t.attempt, t.attempt_backend, t.session_id,
-    t.session_confirmed, t.started_at
-FROM tasks AS t JOIN runs AS r USING (run_id) WHERE t.attempt > 0
-ORDER BY 1;
-
-INSERT INTO ends (
-    id, end_id, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model, error_kind, error)
-SELECT r.number << 32 | a.started_seq, r.number << 32 | coalesce(a.ended_seq, a.started_seq), a.status, a.ended_at,
-    a.input_tokens, a.output_tokens, a.cost_usd, a.duration_s, a.model, a.error_kind, a.error
-FROM earlier_attempts AS a JOIN runs AS r USING (run_id) ORDER BY 1;
-
-INSERT INTO ends (
-    id, end_id, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model, error_kind, error, question,
-    asked, checksum, text_sha256, data_sha256, text, data)
-SELECT r.number << 32 | t.started_seq, r.number << 32 | coalesce(t.ended_seq, t.started_seq), t.attempt_status,
-    t.ended_at, t.input_tokens, t.output_tokens, t.cost_usd, t.duration_s, t.model, t.error_kind, t.error, t.question,
-    t.asked, t.checksum, t.text_sha256, t.data_sha256, t.text, t.data
-FROM tasks AS t JOIN runs AS r USING (run_id) WHERE t.attempt > 0 AND t.attempt_status <> 'running' ORDER BY 1;
-
 CREATE INDEX completions ON ends (end_id) WHERE status = 'completed';
 CREATE INDEX ends_text_sha256 ON ends (text_sha256) WHERE text_sha256 IS NOT NULL;
 CREATE INDEX ends_data_sha256 ON ends (data_sha256) WHERE data_sha256 IS NOT NULL;
@@ -160,15 +120,10 @@ CREATE TABLE other_messages (
     content TEXT                         -- NULL when it is in blobs
 ) STRICT;
 
-INSERT INTO other_messages (id, task, attempt, role, at, input_tokens, output_tokens, checksum, content_sha256, content)
-SELECT r.number << 32 | m.seq, r.number << 32 | t.position, m.attempt, m.role, m.at, m.input_tokens, m.output_tokens,
-    m.checksum, m.content_sha256, m.content
-FROM messages AS m JOIN tasks AS t USING (run_id, task_id) JOIN runs AS r USING (run_id) ORDER BY 1;
-
 CREATE INDEX other_messages_task ON other_messages (task);
 CREATE INDEX other_messages_content_sha256 ON other_messages (content_sha256) WHERE content_sha256 IS NOT NULL;
 
-CREATE TABLE new_sessions (
+CREATE TABLE sessions (
     run_id TEXT NOT NULL REFERENCES runs (run_id),
     task_id TEXT NOT NULL,
     session_id TEXT NOT NULL,
@@ -177,14 +132,28 @@ CREATE TABLE new_sessions (
     PRIMARY KEY (run_id, task_id, session_id)
 ) STRICT, WITHOUT ROWID;
 
-INSERT INTO new_sessions (run_id, task_id, session_id, attempt, opened_at)
-SELECT run_id, task_id, session_id, attempt, opened_at FROM sessions ORDER BY run_id, task_id, session_id;
+-- Events beside starts and completions, which are in `starts` and `ends` already.
+CREATE TABLE other_events (
+    run_id TEXT NOT NULL REFERENCES runs (run_id),
+    seq INTEGER NOT NULL,
+    at TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    task_id TEXT,
+    attempt INTEGER,
+    detail TEXT NOT NULL,
+    PRIMARY KEY (run_id, seq)
+) STRICT, WITHOUT ROWID;
 
-DROP TABLE sessions;
-DROP TABLE messages;
-DROP TABLE earlier_attempts;
-DROP TABLE tasks;
-ALTER TABLE new_sessions RENAME TO sessions;
+-- Requests of others to the owner of a run. No part of the run's changes: anybody may add a note.
+CREATE TABLE notes (
+    run_id TEXT NOT NULL REFERENCES runs (run_id),
+    number INTEGER NOT NULL,             -- counts the run's notes from 1, in the order of their arrival
+    at TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    task_id TEXT,                        -- of which task, if of one
+    body TEXT NOT NULL,                  -- JSON
+    PRIMARY KEY (run_id, number)
+) STRICT, WITHOUT ROWID;
 
 -- Every task with its last attempt and its result, for reading.
 CREATE VIEW tasks AS
@@ -248,4 +217,5 @@ SELECT run_id, ended_seq, ended_at, 'task_completed', task_id, attempt, NULL,
     '{"input_tokens":' || input_tokens || ',"output_tokens":' || output_tokens || '}'
 FROM attempts WHERE status = 'completed';
 
-PRAGMA user_version = 5;
+PRAGMA application_id = 1886151028;  -- "plat"
+PRAGMA user_version = 100;           -- the format; 1 to 5 were used in development
