@@ -29,8 +29,7 @@ class DAG:
 
     `inputs` are values that every prompt may use by name. `name` is shown, nothing more. `growth` is how far a run of
     it may grow, if less than its runner allows. Graphs that are read back have `gathered`, the ids of its parts for
-    each task with `for_each` that was unfolded, and `pairing`: whether tasks with the same `for_each` pair up, which
-    those of older runs do not. Raises DAGError listing every mistake.
+    each task with `for_each` that was unfolded. Raises DAGError listing every mistake.
     """
 
     def __init__(
@@ -41,10 +40,8 @@ class DAG:
         inputs: Mapping[str, JsonInput] | None = None,
         growth: Limits | None = None,
         gathered: Mapping[str, Sequence[str]] | None = None,
-        pairing: bool = True,
     ) -> None:
         self.name = name
-        self.pairing = pairing
         self.growth = growth
         self.inputs: Mapping[str, JsonInput] = dict(inputs or {})
         self.tasks: list[Task] = []
@@ -78,7 +75,7 @@ class DAG:
     def copy(self) -> DAG:
         """The same graph, to be extended."""
         same = DAG.__new__(DAG)
-        same.name, same.inputs, same.growth, same.pairing = self.name, self.inputs, self.growth, self.pairing
+        same.name, same.inputs, same.growth = self.name, self.inputs, self.growth
         same.tasks, same.dependencies = self.tasks.copy(), self.dependencies.copy()
         same.dependents, same._shared = self.dependents.copy(), set(range(len(self.tasks)))
         same._position, same._order, same._inherited = self._position.copy(), self._order, {}
@@ -130,7 +127,7 @@ class DAG:
         same, and `position` therefore not for `other`. Only once `other` is unfolded: then its parts can be named.
         """
         over = self.tasks[position].for_each
-        return self.pairing and other in self._unfolded and over is not None and over == self.tasks[other].for_each
+        return other in self._unfolded and over is not None and over == self.tasks[other].for_each
 
     def _own_dependents(self, position: int) -> list[int]:
         if position in self._shared:

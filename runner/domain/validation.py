@@ -51,18 +51,18 @@ def taken_from_parts(tasks: Iterable[Task], lists: Collection[str]) -> Iterator[
             yield Problem(message, task.id, "id", None, place)
 
 
-def go_on_with_many(tasks: Iterable[Task], lists: Mapping[str, str], *, pairing: bool = True) -> Iterator[Problem]:
+def go_on_with_many(tasks: Iterable[Task], lists: Mapping[str, str]) -> Iterator[Problem]:
     """Those of `tasks` that continue a task with `for_each`, which is in `lists`, without pairing up with it: it has
     no conversation.
     """
     for place, task in enumerate(tasks):
         before = task.continues
-        if before is None or before not in lists or (pairing and lists[before] == task.for_each):
+        if before is None or before not in lists or lists[before] == task.for_each:
             continue
-        pair = "give this one the same for_each, so that its parts go on with one each, or " if pairing else ""
         message = (
             f"continues {before!r}, which has for_each: each of its parts has a conversation of its own; "
-            f"{pair}depend on it instead ({{{{ {before} }}}} is the list of results)"
+            f"give this one the same for_each, so that its parts go on with one each, or depend on it instead "
+            f"({{{{ {before} }}}} is the list of results)"
         )
         yield Problem(message, task.id, "continues", None, place)
 

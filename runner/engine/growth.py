@@ -139,7 +139,7 @@ class Growth:
         dag = self._state.dag
         names = sorted(named(task).union(task.upstream))
         mine = [name for name in names if name in dag and dag[name].for_each == task.for_each]
-        return {name: self._has_parts_for(name, task, elements) for name in mine if dag.pairing}
+        return {name: self._has_parts_for(name, task, elements) for name in mine}
 
     def _has_parts_for(self, name: str, task: Task, elements: Sequence[JsonValue]) -> bool:
         position = self._state.dag.position(name)
@@ -188,7 +188,7 @@ class Growth:
         yield from taken_from_parts(tasks, new | lists_gone_over(dag[name] for name in there if name in dag))
         before = {task.continues for task in tasks if task.continues is not None and task.continues in dag}
         lists = new | lists_gone_over(dag[name] for name in before)
-        yield from go_on_with_many(tasks, lists, pairing=dag.pairing)
+        yield from go_on_with_many(tasks, lists)
         for taken in taken_from_parts(dag.tasks, new):
             name = str(taken.task_id).rpartition(".")[0]
             yield Problem(

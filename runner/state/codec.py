@@ -19,8 +19,8 @@ from plait.runner.domain.question import encode_answers
 from plait.runner.domain.status import RunStatus
 from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, Retry, Task
 
-SETTINGS_FORMAT = 2
-"""Version of the JSON in a run's settings and in a task's spec. In 1 tasks with the same `for_each` did not pair up."""
+SETTINGS_FORMAT = 100
+"""The one format of the JSON in a run's settings and in a task's spec. 1 and 2 were used in development."""
 
 
 def to_json(value: Any) -> str:
@@ -275,15 +275,25 @@ def _parts(mine: Sequence[Task], tasks: Sequence[TaskRecord]) -> dict[str, list[
 
 
 def dag_of(run: RunRecord, tasks: tuple[TaskRecord, ...]) -> DAG:
-    """The DAG as it was given when the run was created. Raises StoreError where that cannot be read any more."""
+    """Return the DAG of a stored run. Raises StoreError if the run is damaged, or is stored in another format."""
     try:
         settings = cast("Mapping[str, Any]", json.loads(run.settings))
+        if (found := settings.get("format")) != SETTINGS_FORMAT:
+            raise _of_another_format(run, found)
         growth = Limits(**settings["growth"]) if "growth" in settings else None
         mine = [task_of(record) for record in tasks]
         inputs = settings.get("inputs", {})
-        pairing, parts = settings.get("format", 1) >= 2, _parts(mine, tasks)
-        return DAG(mine, name=run.name, inputs=inputs, growth=growth, gathered=parts, pairing=pairing)
+        return DAG(mine, name=run.name, inputs=inputs, growth=growth, gathered=_parts(mine, tasks))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
             f"what is stored of run {run.run_id!r} is damaged ({error}); restore a copy of the store"
         ) from error
+
+
+def _of_another_format(run: RunRecord, found: object) -> StoreError:
+    maker, advice = "a development version of plait", "Start a new run"
+    if isinstance(found, int) and found > SETTINGS_FORMAT:
+        maker, advice = "a newer plait", "Upgrade plait"
+    made = f"{maker} ({'no format' if found is None else f'format {found!r}'})"
+    reads = f"this plait reads format {SETTINGS_FORMAT} only"
+    return StoreError(f"run {run.run_id!r} was stored by {made}; {reads}. {advice}")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 
-from plait.persistence import MemoryStore, SQLiteStore, Store
+from plait.persistence import MemoryStore, Store
 from plait.runner import DAG, DAGError, Limits, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.runner.plan import load_plan
 from tests.support.growth import listed, plan, spec, talker
@@ -126,25 +124,6 @@ async def test_it_is_resumed_as_it_was_begun(store: Store, stop_at: str) -> None
     assert result["review"].data == [f"<judge <write {one}> of {one}>" for one in "abc"]
     assert result["late"].data == [f"<<write {one}> <other>>" for one in "abc"]
     assert sorted(prompts) == sorted([*set(prompts), stop_at])  # nothing twice but the one that was under way
-
-
-async def test_a_run_of_a_time_before_they_paired_up_goes_on_as_it_began(tmp_path: Path) -> None:
-    path = tmp_path / "p.db"
-
-    async def answer(prompt: str) -> object:
-        if prompt == "source" and runs:
-            runs.pop().stop()
-            await anyio.sleep_forever()
-        return ["a", "b"] if prompt == "source" else f"<{prompt}>"
-
-    dag = DAG([SOURCE, DRAFT, REVIEW])
-    async with SQLiteStore(path) as store, ParallelRunner(answer, store=store).start(dag, "r") as run:
-        runs = [run]
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE runs SET settings = json_set(settings, '$.format', 1)")
-    async with SQLiteStore(path, mode="existing") as store:
-        result = await ParallelRunner(answer, store=store).resume("r")
-    assert result.text["review.1"] == '<judge ["<write a>", "<write b>"] of a>'
 
 
 def test_only_the_same_for_each_goes_on_with_its_parts() -> None:

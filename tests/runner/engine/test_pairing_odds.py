@@ -104,26 +104,6 @@ async def test_a_planner_may_name_what_lies_behind_a_pair(kept: Store | None) ->
     assert result.text["more"].startswith(f"<{DRAFTS} ")
 
 
-async def test_a_planner_is_told_where_a_run_is_too_old_to_pair_up(tmp_path: Path) -> None:
-    path = tmp_path / "p.db"
-
-    async def answer(prompt: str) -> object:
-        if prompt == "source" and runs:
-            runs.pop().stop()
-            await anyio.sleep_forever()
-        if prompt == "plan":
-            return [{"id": "polish", "prompt": "better", "continues": "draft", "for_each": "source"}]
-        return [] if "continues 'draft', which has for_each" in prompt else ["a"] if prompt == "source" else prompt
-
-    dag = DAG([SOURCE, DRAFT, Task("plan", prompt="plan", depends_on=["draft"], adds_tasks=True)])
-    async with SQLiteStore(path) as store, ParallelRunner(answer, store=store).start(dag, "r") as run:
-        runs = [run]
-    tamper(path, "UPDATE runs SET settings = json_set(settings, '$.format', 1)")
-    async with SQLiteStore(path, mode="existing") as store:
-        result = await ParallelRunner(answer, store=store).resume("r")
-    assert (result.status, "polish" in result.tasks) == (RunStatus.COMPLETED, False)
-
-
 def test_what_comes_before_a_pair_is_no_result_of_the_run(tmp_path: Path) -> None:
     (tmp_path / "work.py").write_text(
         "def work(prompt: str) -> object:\n    return ['a', 'b'] if prompt == 'source' else prompt.upper()\n"

@@ -31,7 +31,7 @@ ONCE = DAG([Task("pay", prompt="pay", at_most_once=True), Task("tell", prompt="t
 
 
 async def queued(store: Store) -> None:
-    await store.write(Batch("r", 0, 1, (RunCreated(AT, "", "{}", (NewTask("a", "p"),)),)))
+    await store.write(Batch("r", 0, 1, (RunCreated(AT, "", '{"format":100}', (NewTask("a", "p"),)),)))
 
 
 async def interrupted(store: Store) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
 
 from plait.backends import BackendError, ErrorKind, Reply, Usage
-from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store
-from plait.runner import (
+from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store, StoreError
+from plait.persistence.contract.samples import whole
+
     DAG,
     BackendMissing,
     FailureMode,
@@ -25,7 +28,10 @@ from plait.runner import (
     StoreRequired,
     Task,
     TaskStatus,
+    translate,
 )
+from plait.runner.operations.workflow_session import load_session
+from tests.support.stores.database import end_of
 from tests.support.fakes import Talker
 from tests.support.stopped import DIAMOND, stopped_after
 from tests.support.stores.database import end_of
@@ -90,14 +96,38 @@ async def test_everything_of_a_task_survives(store: Store) -> None:
     run_id = (await runner.run(dag)).run_id
     record = await store.get_run(run_id)
     assert record is not None
-    from plait.runner.state.codec import dag_of
-
-    stored = dag_of(record, await store.list_tasks(run_id))
+    stored = translate.dag_of(record, await store.list_tasks(run_id))
     assert (stored.name, stored.inputs) == ("ö", {"i": {"j": 1}})
     assert [replace(t, depends_on=list(t.depends_on)) for t in stored] == [
         replace(t, depends_on=list(t.depends_on)) for t in dag
     ]
     assert both["deep"].prompts[0].startswith('[1, "ü"] ["re: ", "re: "] re: ')
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (1, "a development version of plait (format 1); this plait reads format 100 only. Start a new run"),
+        (2, "a development version of plait (format 2); this plait reads format 100 only. Start a new run"),
+        (None, "a development version of plait (no format); this plait reads format 100 only. Start a new run"),
+        (101, "a newer plait (format 101); this plait reads format 100 only. Upgrade plait"),
+    ],
+)
+async def test_a_run_that_is_stored_in_another_format_is_refused(
+    store: Store, monkeypatch: pytest.MonkeyPatch, found: int | None, said: str
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(translate, "SETTINGS_FORMAT", found)
+        await stopped_after(store, DIAMOND, 1)
+    before, backend = await whole(store, "r"), Talker()
+    runner = ParallelRunner(backend, store=store)
+    refused = re.escape(f"run 'r' was stored by {said}") + "$"
+    for call in (runner.resume, runner.preview_resume, partial(runner.continue_task, task_id="a", message="more")):
+        with pytest.raises(StoreError, match=refused):
+            await call("r")
+    with pytest.raises(StoreError, match=refused):
+        await load_session(store, "r")
+    assert (await whole(store, "r"), backend.prompts) == (before, [])
 
 
 async def test_failed_tasks_are_kept_unless_asked_for(store: Store) -> None:

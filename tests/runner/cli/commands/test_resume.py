@@ -16,6 +16,7 @@ from tests.support.plans.logged import calls, make, wait_for_call
 from tests.support.processes import warm
 from tests.support.processes.command import PLAIT, Terminal, environment, plait, plait_here
 from tests.support.processes.warm import Warm
+from tests.support.stores.database import edit
 
 HELD = """
   - {id: a, prompt: one}
@@ -272,3 +273,20 @@ def test_a_key_is_not_sent_to_a_server_that_only_the_store_names(tmp_path: Path)
     assert plait(tmp_path, "run", "plan.yaml", **usual).code == 1
     plan.unlink()
     assert plait(tmp_path, *again, **usual).code == 1, "it goes there by itself"
+
+
+def test_a_run_that_is_stored_in_another_format_is_refused_in_one_line(tmp_path: Path) -> None:
+    make(tmp_path, HELD, hold="hold")
+    (tmp_path / "go").touch()
+    assert plait_here(tmp_path, "run", "plan.yaml", "-q", "--store", "runs.db").code == 0
+    edit(tmp_path / "runs.db", "UPDATE runs SET settings = json_set(settings, '$.format', 2)")
+    [run] = plait_here(tmp_path, "runs", "--json", "--store", "runs.db").value
+    (tmp_path / "log").unlink()
+    for words in (("resume",), ("resume", "--dry-run"), ("continue", "a", "more")):
+        done = plait_here(tmp_path, words[0], run["run_id"], *words[1:], "--store", "runs.db")
+        assert (done.code, done.out) == (3, ""), done.err
+        assert done.err == (
+            f"plait: run {run['run_id']!r} was stored by a development version of plait (format 2); this plait reads "
+            "format 100 only. Start a new run\n"
+        )
+    assert not (tmp_path / "log").exists(), "a task was run"
