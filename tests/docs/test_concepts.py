@@ -66,9 +66,3 @@ def test_the_exit_codes_are_those_of_the_code() -> None:
 def test_the_files_that_the_design_names_are_there() -> None:
     named = re.findall(r"`((?:runner|backends|persistence|tests|\.ci)/[\w./]*)`", DESIGN)
     assert [path for path in named if not (ROOT / path).exists()] == []
-
-
-def test_the_design_names_every_room() -> None:
-    paths = [path for package in ("runner", "backends", "persistence") for path in (ROOT / package).glob("*.py")]
-    rooms = [path.relative_to(ROOT).as_posix() for path in paths if not path.name.startswith("_")]
-    assert [room for room in rooms if f"`{room}`" not in DESIGN] == []

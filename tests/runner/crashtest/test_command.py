@@ -149,7 +149,7 @@ def test_a_violation_comes_with_the_command_that_shows_it_again(tmp_path: Path) 
 
 NO_CASES = """
 from plait.runner.cli import main
-from plait.runner.crash import case
+from plait.runner.crashtest import cases as case
 case.use_of = lambda task_id, part: "{{ " + task_id + " }}"
 main()
 """

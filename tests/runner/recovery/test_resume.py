@@ -16,7 +16,7 @@ import pytest
 from plait.backends import BackendError, ErrorKind, Reply, Usage
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store, StoreError
 from plait.persistence.contract.samples import whole
-
+from plait.runner import (
     DAG,
     BackendMissing,
     FailureMode,
@@ -28,10 +28,9 @@ from plait.persistence.contract.samples import whole
     StoreRequired,
     Task,
     TaskStatus,
-    translate,
 )
 from plait.runner.operations.workflow_session import load_session
-from tests.support.stores.database import end_of
+from plait.runner.state import codec as translate
 from tests.support.fakes import Talker
 from tests.support.stopped import DIAMOND, stopped_after
 from tests.support.stores.database import end_of
