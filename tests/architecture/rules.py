@@ -1,47 +1,35 @@
-"""The rules of the house (docs/design.md) as functions from a file to what breaks them there."""
+"""The rules of docs/design.md as functions from a file to the lines that break them."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator
-from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
+from collections.abc import Callable, Iterator
 
-from tests.architecture.source import Source
+from tests.architecture.source import Import, Source
 
 PACKAGES = ("runner", "backends", "persistence")
 PURE = (
-    "runner/domain/task.py",
-    "runner/domain/status.py",
-    "runner/domain/prompt_values.py",
-    "runner/domain/dag.py",
-    "runner/domain/validation.py",
-    "runner/domain/reachability.py",
-    "runner/domain/policy.py",
-    "runner/policies/**/*.py",
-    "runner/policies/*.py",
-    "runner/domain/result.py",
-    "runner/domain/limits.py",
-    "runner/scheduling/slots.py",
-    "runner/scheduling/scheduler.py",
-    "runner/scheduling/outset.py",
-    "runner/scheduling/for_each.py",
-    "runner/state/attempt_files.py",
     "runner/prompts/*.py",
+    "runner/domain/*.py",
+    "runner/scheduling/*.py",
+    "runner/policies/*.py",
+    "runner/policies/orchestrator/*.py",
+    "runner/drawing/*.py",
     "runner/errors.py",
-    "runner/drawing/picture.py",
-    "runner/drawing/layout.py",
+    "runner/state/attempt_files.py",
     "runner/cli/display/text.py",
-    "persistence/event_log.py",
-    "persistence/rules.py",
     "backends/errors.py",
     "backends/protocol.py",
+    "backends/structured.py",
+    "backends/text.py",
     "backends/values.py",
     "persistence/changes.py",
-    "persistence/values.py",
-    "persistence/records.py",
     "persistence/errors.py",
+    "persistence/event_log.py",
+    "persistence/records.py",
+    "persistence/rules.py",
+    "persistence/values.py",
 )
 IMPURE = {"asyncio", "anyio", "time", "random", "os", "structlog"}
 HOMES = {
@@ -66,33 +54,28 @@ SQL = re.compile(
 )
 OWN_FILES = ("files(", "importlib.resources.files(", "Path(__file__)")
 READERS = {"open", "fdopen", "read_text", "read_bytes", "write_text", "write_bytes"}
-MOST_LINES, MOST_FUNCTION_LINES = 300, 60
+MOST_LINES, MOST_FUNCTION_LINES = 500, 60
 
 
 Findings = Iterator[tuple[int, str]]
 Rule = Callable[[Source], Findings]
 
 
-def leaves_do_not_look_up(source: Source) -> Findings:
-    """backends and persistence import neither runner nor one another, not even for types."""
-    home = source.module.partition(".")[0]
-    forbidden = [package for package in PACKAGES if home not in {"runner", package}]
-    for found in source.imports:
-        if found.root in forbidden:
-            yield found.line, f"{home} imports {found.module}"
-
-
-def pure_rooms_stay_pure(source: Source) -> Findings:
-    """Pure rooms know no clock, no chance, no I/O, and of ours only pure rooms."""
+def pure_packages_stay_pure(source: Source) -> Findings:
+    """A pure module imports no clock, no randomness and no I/O, and of ours only pure modules."""
     if not source.lies_in(*PURE):
         return
     for found in source.imports:
         if found.root in IMPURE:
-            yield found.line, f"a pure room imports {found.module}"
-        elif found.root in PACKAGES and not found.typing_only:
-            path = found.module.replace(".", "/") + ".py"
-            if not Source(path, "").lies_in(*PURE):
-                yield found.line, f"a pure room imports {found.module}, which is not one"
+            yield found.line, f"a pure module imports {found.module}"
+        elif found.root in PACKAGES and not found.typing_only and not _is_pure(found):
+            yield found.line, f"a pure module imports {found.module}, which is not pure"
+
+
+def _is_pure(found: Import) -> bool:
+    """Return whether the module is pure, or the modules that the import takes from a package are."""
+    path = found.module.removeprefix("plait.").replace(".", "/")
+    return any(Source(one, "").lies_in(*PURE) for one in [f"{path}.py", *(f"{path}/{name}.py" for name in found.names)])
 
 
 def libraries_have_one_home(source: Source) -> Findings:
@@ -215,7 +198,7 @@ def only_sqlite_opens_the_database(source: Source) -> Findings:
 
 
 def files_and_functions_stay_short(source: Source) -> Findings:
-    """At most 300 lines a file and 60 a function, everything counted."""
+    """At most 500 lines a file and 60 a function, comments and blank lines included."""
     lines = len(source.text.splitlines())
     if lines > MOST_LINES:
         yield lines, f"{lines} lines; {MOST_LINES} are allowed"
@@ -232,27 +215,3 @@ def _calls(source: Source) -> Iterator[ast.Call]:
 
 def _name(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-
-
-def import_circle(sources: Iterable[Source]) -> list[str]:
-    """A circle of modules that import each other when they are loaded, as `file:line imports module`; else empty."""
-    by_module = {source.module: source for source in sources}
-    edges = {source.module: dict(_edges(source, by_module)) for source in by_module.values()}
-    try:
-        TopologicalSorter(edges).prepare()
-    except CycleError as error:
-        # The sorter names each module before the one that imports it.
-        circle = error.args[1][::-1]
-        return [f"{by_module[one].path}:{edges[one][other]} imports {other}" for one, other in pairwise(circle)]
-    return []
-
-
-def _edges(source: Source, known: dict[str, Source]) -> Iterator[tuple[str, int]]:
-    for found in source.imports:
-        if found.lazy or found.typing_only:
-            continue
-        inner = [f"{found.module}.{name}" for name in found.names]
-        targets = [module for module in inner if module in known]
-        if len(targets) < len(inner) or not inner:
-            targets.append(found.module)
-        yield from ((target, found.line) for target in targets if target in known and target != source.module)

@@ -1,4 +1,4 @@
-"""The rules of the house (docs/design.md), read from the source with `ast`. Each rule is shown to be able to fail."""
+"""The rules of docs/design.md, read from the source with `ast`. Each rule is shown to be able to fail."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from tests.architecture.rules import (
     Rule,
     files_and_functions_stay_short,
     heavy_libraries_load_lazily,
-    import_circle,
-    leaves_do_not_look_up,
     libraries_have_one_home,
     nothing_is_executed_or_unpickled,
     only_sqlite_opens_the_database,
-    pure_rooms_stay_pure,
+    pure_packages_stay_pure,
     sql_is_written_out,
     statuses_are_no_strings,
     work_belongs_to_task_groups,
@@ -36,14 +34,9 @@ SOURCES = [
 LONG_FUNCTION = "def f():\n" + "    pass\n" * 60
 # Every rule with files that break it, one finding each.
 RULES: dict[Rule, Sequence[tuple[str, str]]] = {
-    leaves_do_not_look_up: [
-        ("backends/x.py", "def f():\n    from plait.runner.domain.task import Task"),
-        ("persistence/x.py", "import plait.backends.protocol"),
-        ("persistence/sqlite/x.py", "from ...runner import task"),
-    ],
-    pure_rooms_stay_pure: [
+    pure_packages_stay_pure: [
         ("runner/domain/dag.py", "import anyio.lowlevel"),
-        ("runner/prompt_x.py", "def f():\n    import time"),
+        ("runner/prompts/x.py", "def f():\n    import time"),
         ("runner/domain/task.py", "from plait.runner.engine.checkpointer import Checkpointer"),
     ],
     libraries_have_one_home: [
@@ -86,7 +79,7 @@ RULES: dict[Rule, Sequence[tuple[str, str]]] = {
         ("persistence/x.py", "os.open(path, os.O_RDWR)"),
     ],
     files_and_functions_stay_short: [
-        ("runner/x.py", "#\n" * 301),
+        ("runner/x.py", "#\n" * 501),
         ("backends/x.py", LONG_FUNCTION),
         ("persistence/x.py", "async " + LONG_FUNCTION),
     ],
@@ -119,25 +112,6 @@ def test_the_rule_lets_the_neighbours_pass(rule: Rule) -> None:
         Source("persistence/sqlite/y.py", "text = files('p').joinpath('x.sql').read_text()\ne = f'run {r} is gone'"),
     ]
     assert _report(rule, innocent) == []
-
-
-def test_no_module_imports_itself_in_a_circle() -> None:
-    assert import_circle(SOURCES) == []
-
-
-def test_a_circle_is_found() -> None:
-    ours = [
-        Source("runner/a.py", "import json\nfrom runner import b"),
-        Source("runner/b.py", "from .c import x"),
-        Source("runner/c.py", "import runner.a"),
-    ]
-    assert set(import_circle(ours)) == {
-        "runner/a.py:2 imports runner.b",
-        "runner/b.py:1 imports runner.c",
-        "runner/c.py:1 imports runner.a",
-    }
-    harmless = Source("runner/c.py", "if TYPE_CHECKING:\n    import runner.a\ndef f():\n    import runner.a")
-    assert import_circle([*ours[:2], harmless]) == []
 
 
 @pytest.mark.parametrize("pattern", [*PURE, *HOMES.values()])

@@ -1,0 +1,78 @@
+"""The layers of docs/design.md hold: no import from above or beside, no circle. Both checks are shown to fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.layers import LAYERS, breaches, import_circle, name_of
+from tests.architecture.source import Source
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [
+    Source(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
+    for package in ("plait", "runner", "backends", "persistence")
+    for path in sorted((ROOT / package).rglob("*.py"))
+    if package != "plait" or path.parent == ROOT / "plait"
+]
+
+
+def test_each_module_imports_from_lower_layers_only() -> None:
+    assert breaches(SOURCES) == []
+
+
+def test_no_modules_import_each_other() -> None:
+    assert import_circle(SOURCES) == []
+
+
+def test_each_name_of_the_layers_is_there() -> None:
+    for name in [name for units in LAYERS for unit in units for name in unit.split()]:
+        path = ROOT / name.replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").is_file(), f"{name} is gone: mend LAYERS and docs/design.md"
+
+
+def test_few_files_lie_flat_in_the_runner() -> None:
+    assert len(list((ROOT / "runner").glob("*.py"))) <= 10
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from plait.runner.engine import executor",
+        "def f():\n    from plait.runner.engine.executor import x",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import plait.runner.engine.executor",
+        "from ..engine import executor",
+        "from plait.runner.policies import x",
+    ],
+    ids=["above", "lazy", "for types", "relative", "beside"],
+)
+def test_a_breach_is_found(text: str) -> None:
+    others = [Source("runner/engine/executor.py", ""), Source("runner/policies/x.py", "")]
+    assert len(breaches([Source("runner/state/x.py", text), *others])) == 1
+
+
+def test_a_leaf_imports_neither_the_other_leaf_nor_the_runner() -> None:
+    below = [Source("runner/errors.py", ""), Source("backends/errors.py", "")]
+    found = breaches([Source("persistence/contract/x.py", "import plait.backends.errors"), *below])
+    found += breaches([Source("backends/contract.py", "from plait.runner import errors"), *below])
+    assert len(found) == 2
+
+
+def test_a_module_without_a_layer_is_found() -> None:
+    with pytest.raises(LookupError, match=r"plait\.runner\.helpers has no layer"):
+        name_of("plait.runner.helpers")
+
+
+def test_a_circle_is_found_through_lazy_imports_and_imports_for_types() -> None:
+    circle = [
+        Source("runner/a.py", "import json\nfrom plait.runner import b"),
+        Source("runner/b.py", "def f():\n    from .c import x"),
+        Source("runner/c.py", "if TYPE_CHECKING:\n    import plait.runner.a"),
+    ]
+    assert set(import_circle(circle)) == {
+        "runner/a.py:2 imports plait.runner.b",
+        "runner/b.py:2 imports plait.runner.c",
+        "runner/c.py:2 imports plait.runner.a",
+    }
+    assert import_circle(circle[:2]) == []
