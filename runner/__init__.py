@@ -12,12 +12,11 @@ if TYPE_CHECKING:
     from plait.runner.clock import Clock
     from plait.runner.domain import events
     from plait.runner.domain.dag import DAG
-    from plait.runner.domain.limits import Limits
     from plait.runner.domain.policy import Decision, Policy, RunView
     from plait.runner.domain.question import OpenQuestion
     from plait.runner.domain.result import Degradation, Receipt, RunResult, TaskResult
     from plait.runner.domain.status import RunStatus, TaskStatus
-    from plait.runner.domain.task import FailureMode, Retry, Task
+    from plait.runner.domain.task import FailureMode, Limits, Retry, Task
     from plait.runner.errors import (
         AnswerConflict,
         BackendMissing,
@@ -122,12 +121,11 @@ __all__ = [
 _HOMES = {
     "clock": "Clock",
     "domain.dag": "DAG",
-    "domain.limits": "Limits",
     "domain.policy": "Decision Policy RunView",
     "domain.question": "OpenQuestion",
     "domain.result": "Degradation Receipt RunResult TaskResult",
     "domain.status": "RunStatus TaskStatus",
-    "domain.task": "FailureMode Retry Task",
+    "domain.task": "FailureMode Limits Retry Task",
     "errors": "AnswerConflict BackendMissing DAGError KeyConflict OwnershipLost PlaitError PolicyMissing Problem "
     "PromptError RunExists RunNotFound RunNotResumable RunOwned StoreRequired TaskNotFound TurnNotStored",
     "operations.inspect": "RunInfo StoredEvent TaskInfo",

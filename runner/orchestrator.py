@@ -10,15 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias, cast
 
-from plait.backends.protocol import Backend, JsonInput, Usage
+from plait.backends.protocol import Backend, JsonInput, JsonValue, Usage
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.domain import events
 from plait.runner.domain.dag import nearest
+from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RunStatus, TaskStatus
-from plait.runner.domain.task import JsonValue
-from plait.runner.engine.attempt import OnQuestion
 from plait.runner.engine.policy_driver import decided_of
 from plait.runner.errors import RunNotFound
 from plait.runner.parallel import ParallelRunner

@@ -13,16 +13,16 @@ from plait.persistence.protocol import Store
 from plait.runner.clock import Clock, iso, new_run_id
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.limits import Limits
 from plait.runner.domain.policy import Policy
-from plait.runner.domain.question import OpenQuestion
+from plait.runner.domain.question import OnQuestion, OpenQuestion
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RunStatus
-from plait.runner.engine.attempt import OnQuestion
+from plait.runner.domain.task import Limits
 from plait.runner.engine.config import DEFAULT_BACKEND, Config, backend_names, default_backend
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.engine.lifecycle import Prepared, drive
+from plait.runner.engine.run_control import Control
 from plait.runner.operations.answer_task import How, Settlement, answer_question, settle, unanswered_questions
 from plait.runner.operations.cancel_run import cancel, finish_cancelling
 from plait.runner.operations.continue_task import say
@@ -31,7 +31,7 @@ from plait.runner.recovery.answers import question_of
 from plait.runner.recovery.lease import wait_until_free
 from plait.runner.recovery.preview import Preview, preview
 from plait.runner.recovery.resume import Resumption, take_over
-from plait.runner.run import Control, Run
+from plait.runner.run import Run
 from plait.runner.state.owner import LEASE_SECONDS, claim_for_this_process
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import ended_result, needs_no_work, require_unfailed, stored_run
@@ -200,7 +200,7 @@ class ParallelRunner:
         Raises StoreRequired, RunNotFound, RunOwned while another live process runs it, RunNotResumable for a cancelled
         run, StoreError.
         """
-        return await preview(self._config, await stored_run(self._config, run_id), retry_failed)
+        return await preview(self._config, await stored_run(self._config.store, run_id), retry_failed)
 
     async def answer(self, run_id: str, task_id: str, how: How, text: str = "") -> None:
         """Settle a task that waits for a person; `resume` then goes on with the run.
@@ -211,7 +211,7 @@ class ParallelRunner:
         fit, StoreError.
         """
         settlement = Settlement(how, text)
-        await settle(self._config, await stored_run(self._config, run_id), task_id, settlement)
+        await settle(self._config, await stored_run(self._config.store, run_id), task_id, settlement)
 
     async def cancel_run(self, run_id: str, *, wait: float = 0.0) -> RunStatus:
         """Cancel a stored run for good, wherever it runs; the status that it then has.
@@ -236,7 +236,7 @@ class ParallelRunner:
         conversation, BackendError when the backend fails, and TurnNotStored (with the reply) when the answer came but
         could not be stored. What the turn cost is told by the reply; the run's usage stays what its attempts used.
         """
-        run = await stored_run(self._config, run_id)
+        run = await stored_run(self._config.store, run_id)
         return await say(self._config, run, task_id, message)
 
     async def questions(self, run_id: str) -> list[OpenQuestion]:
@@ -283,7 +283,7 @@ class ParallelRunner:
         config = self._config
 
         async def drive_stored(feed: Feed, control: Control) -> RunResult:
-            run = await stored_run(config, run_id)
+            run = await stored_run(config.store, run_id)
             feed.status = run.status
             for task_id in how.answers or ():
                 question_of(run, task_id)

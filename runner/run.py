@@ -4,55 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Literal, Self, TypeAlias
+from typing import Self
 
 import anyio
 import anyio.abc
 
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RunStatus
-from plait.runner.domain.task import JsonValue
 from plait.runner.engine.feed import EventReader, Feed
+from plait.runner.engine.run_control import Control
 from plait.runner.errors import PlaitError
-
-Answer: TypeAlias = "Callable[[str, int, JsonValue, str], bool]"
-
-
-class Control:
-    """How a handle reaches its execution, from before there is one until after it ended."""
-
-    def __init__(self) -> None:
-        self.ended_by: Literal["stop", "cancel"] | None = None
-        self._end: Callable[[Literal["stop", "cancel"]], None] | None = None
-        self._wind_down: Callable[[], None] | None = None
-        self._answer: Answer | None = None
-
-    def attach(
-        self,
-        end: Callable[[Literal["stop", "cancel"]], None],
-        wind_down: Callable[[], None] | None = None,
-        answer: Answer | None = None,
-    ) -> None:
-        """What can be ended begins; pass on what was asked for before."""
-        self._end, self._wind_down, self._answer = end, wind_down, answer
-        if self.ended_by is not None:
-            end(self.ended_by)
-
-    def end(self, how: Literal["stop", "cancel"]) -> None:
-        """End the run before its time. The first word stands."""
-        if self.ended_by is None:
-            self.ended_by = how
-            if self._end is not None:
-                self._end(how)
-
-    def wind_down(self) -> None:
-        """Cancel the run, whose execution has begun, and let what is under way come to its end, until `end`."""
-        if self._wind_down is not None:
-            self._wind_down()
-
-    def answer(self, task_id: str, attempt: int, value: JsonValue, by: str) -> bool:
-        """See `Execution.answer`; False where nothing is under way."""
-        return self._answer is not None and self._answer(task_id, attempt, value, by)
 
 
 class Run:

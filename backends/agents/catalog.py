@@ -10,6 +10,8 @@ from plait.backends.values import value
 
 ACP = "acp"
 """The kind of the backend for all agents that have none of their own."""
+ACP_READER = "acp.transcript:Overheard"
+"""The class that reads their output from the files of a call, as "module:Class" in this package."""
 
 
 @value

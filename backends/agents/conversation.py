@@ -12,13 +12,11 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 
 from plait.backends.agents.error_kinds import SchemaRefused, hide
-from plait.backends.agents.protocol import Answered, Call, Ending, Reader
-from plait.backends.agents.replaying import replayed
+from plait.backends.agents.protocol import Answered, Call, Ending, Program, Reader
 from plait.backends.agents.session_files import digest
 from plait.backends.agents.session_locks import SessionInUse, Sessions, first_before, since
 from plait.backends.agents.transcript import Unheard, cut_before, feed, mark_told, parsed
@@ -31,9 +29,6 @@ from plait.backends.protocol import NO_USAGE, Files, JsonValue, Message, Opening
 from plait.backends.structured import Mismatch, Schema, invalid_output, repair_prompt
 from plait.backends.text import clean_text, one_line
 
-if TYPE_CHECKING:
-    from plait.backends.agents.backend import CliBackend
-
 _PATIENCE = 30.0
 """Seconds to wait for another process to be done with a session."""
 _EARLY = 0.5
@@ -45,11 +40,11 @@ LAST_WORD = 5.0
 class CliConversation:
     """A conversation with an agent, each turn a process. See `CliBackend`."""
 
-    def __init__(self, backend: CliBackend, opening: Opening, files: Files) -> None:
-        self._backend = backend
+    def __init__(self, program: Program, opening: Opening, files: Files) -> None:
+        self._program = program
         self._opening = opening
         self._files = files
-        self._sessions = Sessions(files.sessions, backend.kind)
+        self._sessions = Sessions(files.sessions, program.kind)
         self._session_id = opening.session_id
         self._exists = opening.resume
         self._seen: str | None = None
@@ -60,7 +55,7 @@ class CliConversation:
         self._ends = None if limit is None else anyio.current_time() + limit - min(_EARLY, limit / 10)
         schema = opening.output_schema
         self._schema = None if schema is None else Schema(schema)
-        self._asked = schema if schema is not None and backend.takes_schema(schema) else None
+        self._asked = schema if schema is not None and program.takes_schema(schema) else None
         """The schema, where the program itself is asked to heed it."""
 
     @property
@@ -73,7 +68,7 @@ class CliConversation:
         turn: list[Message] = []
         if not prompt.strip():  # which agents take for a crash, or ask a model with nothing
             raise BackendError(
-                ErrorKind.INVALID_REQUEST, f"the prompt is empty: say what {self._backend.kind} is to do"
+                ErrorKind.INVALID_REQUEST, f"the prompt is empty: say what {self._program.kind} is to do"
             )
         try:
             answered = await self._first(turn, clean_text(prompt))
@@ -94,8 +89,8 @@ class CliConversation:
         if self._schema is not None and self._asked is None:
             sent += f"\n\nAnswer with nothing but JSON that fits this JSON Schema: {self._schema.text}"
         try:
-            if self._opening.forks and not self._exists and not self._backend.can_fork:
-                raise BackendError(ErrorKind.SESSION_LOST, f"{self._backend.kind} cannot branch one off")
+            if self._opening.forks and not self._exists and not self._program.can_fork:
+                raise BackendError(ErrorKind.SESSION_LOST, f"{self._program.kind} cannot branch one off")
             return await self._exchange(turn, prompt, sent)
         except SchemaRefused as refused:
             self._opening.on_output(Output("notice", f"asked in words for what fits the schema: {refused.message}"))
@@ -110,13 +105,13 @@ class CliConversation:
                 return await self._first(turn, prompt)
             lost = error.kind is ErrorKind.SESSION_LOST or isinstance(error, SessionInUse)
             begun = self._opening.goes_on or self._said
-            if not lost or begun or not self._opening.history or self._backend.on_lost_session == "fail":
+            if not lost or begun or not self._opening.history or self._program.on_lost_session == "fail":
                 raise
             what = error.holder if isinstance(error, SessionInUse) else error.message
         old = self._session_id if self._exists else self._opening.forks
         turn.clear()
         if self._exists:
-            self._session_id = self._backend.new_session_id()
+            self._session_id = self._program.new_session_id()
         self._exists = False
         self._opening = replace(self._opening, forks=None, resume=False)
         note = f"session {old} could not be gone on with ({what}): a fresh one was told, as text, what had been said"
@@ -143,7 +138,7 @@ class CliConversation:
             turn.append(Message("system", note))
         self._calls += 1
         call = self._call(self._files.turn / str(self._calls))
-        reader = self._backend.reader(call)
+        reader = self._program.reader(call)
         cut = self._cut_before(call) if not self._said else []
         try:
             try:
@@ -178,7 +173,7 @@ class CliConversation:
         return Call(folder, self._session_id, resume=self._exists, forks=forks, output_schema=asked, answer=answer)
 
     def _cut_before(self, call: Call) -> list[Unheard]:
-        return cut_before(self._files.turn, lambda folder: self._backend.reader(replace(call, folder=folder)))
+        return cut_before(self._files.turn, lambda folder: self._program.reader(replace(call, folder=folder)))
 
     async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[Unheard]) -> Child:
         """The child of this call, when it has ended and `reader` has read it all."""
@@ -186,13 +181,13 @@ class CliConversation:
         until = self._until()
         async with AsyncExitStack() as held:
             child = await self._found(held, call) or await self._start(held, call, sent, cut)
-            await child.follow(on_line, idle=self._backend.idle_timeout, until=until)
+            await child.follow(on_line, idle=self._program.idle_timeout, until=until)
             await child.wait(LAST_WORD)
         self._note_skipped(child)
         return child
 
     def _until(self) -> float:
-        until = anyio.current_time() + self._backend.turn_timeout
+        until = anyio.current_time() + self._program.turn_timeout
         return until if self._ends is None else min(until, self._ends)
 
     async def _found(self, held: AsyncExitStack, call: Call) -> Child | None:
@@ -216,17 +211,17 @@ class CliConversation:
             self._rewinds = bool(whole)
             call = replace(call, rewind_to=whole[0] if whole else None)
         private_folder(call.folder)
-        backend = self._backend
-        said = backend.says(call, sent)
-        guarded = self._opening.files is None or backend.on_runner_death == "kill"
+        program = self._program
+        said = program.says(call, sent)
+        guarded = self._opening.files is None or program.on_runner_death == "kill"
         start = Start(
             self._words(call),
-            {**self._given(), **backend.environment(call)},
-            backend.folder,
+            {**self._given(), **program.environment(call)},
+            program.folder,
             said.encode(),
             keeps,
             {
-                "kind": backend.kind,
+                "kind": program.kind,
                 "goes_on": "yes" if self._opening.goes_on else "no",
                 "said": digest(said),
                 "dies": "yes" if guarded else "no",
@@ -237,10 +232,10 @@ class CliConversation:
         return await held.enter_async_context(running(start, call.folder))
 
     def _given(self) -> dict[str, str]:
-        return child_environment((*self._backend.passes, *self._backend.pass_env))
+        return child_environment((*self._program.passes, *self._program.pass_env))
 
     def _words(self, call: Call) -> Sequence[str]:
-        return (self._backend.executable(), *self._backend.arguments(call))
+        return (self._program.executable(), *self._program.arguments(call))
 
     def _notes(self) -> Mapping[str, str]:
         """What whoever takes the turn over has to know."""
@@ -260,7 +255,7 @@ class CliConversation:
 
     def _look_once_more(self, call: Call) -> None:
         """The agent was ended: what it wrote since our last look may show that there is a session to go on with."""
-        self._know(self._backend.session_of(call.folder))
+        self._know(self._program.session_of(call.folder))
 
     def _show(self, kind: str, text: str) -> None:
         self._opening.on_output(Output("waiting" if kind == "waiting" else "notice", one_line(text)))
@@ -294,3 +289,15 @@ def _read(answered: Answered, schema: Schema) -> JsonValue:
 
 def _cost(messages: list[Message] | tuple[Message, ...]) -> Usage:
     return sum((message.usage for message in messages), NO_USAGE)
+
+
+def replayed(history: Sequence[Message], prompt: str) -> str:
+    """`prompt`, with what was said before in front of it."""
+    said = "\n\n".join(
+        f"<{message.role}>\n{message.content}\n</{message.role}>" for message in history if message.role != "system"
+    )
+    return (
+        "You are going on with a conversation from another session. This is what was said in it, oldest first:\n\n"
+        f"{said}\n\nWhat you did in it is done; look at the files if you need to know more. The next message is:\n\n"
+        f"{prompt}"
+    )

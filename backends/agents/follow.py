@@ -12,10 +12,9 @@ from contextlib import suppress
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from plait.backends.agents.acp.transcript import Overheard
-from plait.backends.agents.catalog import ACP, agent
+from plait.backends.agents.catalog import ACP, ACP_READER, agent
 from plait.backends.agents.protocol import Call, Reader
 from plait.backends.agents.transcript import exchanges, feed, parsed
 from plait.backends.process.lines import Lines
@@ -159,10 +158,15 @@ def _reader_for(folder: Path) -> Reader | None:
     known = read_known(folder)
     kind = "" if known is None else known.note.get("kind", "")
     if kind == ACP:
-        return Overheard(folder)
+        reader: Reader = _class(ACP_READER)(folder)
+        return reader
     found = agent(kind)
     if found is None or not found.backend:
         return None
-    module, _, name = found.backend.partition(":")
-    backend: type[CliBackend] = getattr(import_module(f"{__package__}.{module}"), name)
+    backend: type[CliBackend] = _class(found.backend)
     return backend().reader(Call(folder))
+
+
+def _class(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(f"{__package__}.{module}"), attribute)

@@ -1,14 +1,14 @@
 """What differs between coding agents that are run as a command: plain values, and two protocols without any I/O.
 
 A `Program` says how a turn is called, a `Reader` what its output means. Everything else, from the child's start to its
-end, is the same for all of them: `backends/agents/cli.py` on top of `backends/process.py`.
+end, is the same for all of them: `conversation.py` on top of `backends/process/`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from plait.backends.protocol import NO_USAGE, Answer, JsonValue, Output, Question, Usage
 from plait.backends.values import value
@@ -100,7 +100,7 @@ class Reader(Protocol):
 
 
 class Program(Protocol):
-    """How one agent's command is called. One object serves all turns of a backend."""
+    """One agent's command: how it is called, and what its backend was told to do with its turns. See `CliBackend`."""
 
     @property
     def kind(self) -> str:
@@ -108,30 +108,33 @@ class Program(Protocol):
         ...
 
     @property
-    def command(self) -> str:
-        """The executable: a name to be found on PATH, or a path."""
-        ...
-
-    @property
-    def chooses_session(self) -> bool:
-        """Whether a new session's id is chosen by us."""
-        ...
-
-    @property
     def can_fork(self) -> bool:
         """Whether a session can be branched off from another one."""
         ...
 
-    def arguments(self, call: Call) -> Sequence[str]:
-        """The command's arguments for a turn. May write files into `call.folder`, such as a schema."""
+    @property
+    def folder(self) -> Path:
+        """The folder that the agent works in."""
         ...
 
-    def says(self, call: Call, prompt: str) -> str:
-        """What is said on standard input: the prompt, unless an answer is given in another way."""
+    @property
+    def turn_timeout(self) -> float:
+        """Seconds that a turn may take."""
         ...
 
-    def environment(self, call: Call) -> Mapping[str, str]:
-        """Variables to set for the child, beside those that every child gets."""
+    @property
+    def idle_timeout(self) -> float:
+        """Seconds that the agent may print nothing."""
+        ...
+
+    @property
+    def on_runner_death(self) -> Literal["adopt", "kill"]:
+        """Whether a turn goes on when this process is killed."""
+        ...
+
+    @property
+    def on_lost_session(self) -> Literal["replay", "fail"]:
+        """Whether a conversation is replayed in a new session when the agent has lost its own."""
         ...
 
     @property
@@ -139,6 +142,39 @@ class Program(Protocol):
         """Names of variables that the child may take from our environment, such as the one that holds its key."""
         ...
 
+    @property
+    def pass_env(self) -> Sequence[str]:
+        """More such names, given by the user."""
+        ...
+
+    def executable(self) -> str:
+        """Return the path of the command. Raises BackendUnavailable when there is none."""
+        ...
+
+    def arguments(self, call: Call) -> Sequence[str]:
+        """Return the command's arguments for a turn. May write files into `call.folder`, such as a schema."""
+        ...
+
+    def environment(self, call: Call) -> Mapping[str, str]:
+        """Return variables to set for the child, beside those that each child gets."""
+        ...
+
+    def says(self, call: Call, prompt: str) -> str:
+        """Return the text for standard input: the prompt, unless an answer is given in another way."""
+        ...
+
+    def takes_schema(self, schema: Mapping[str, object]) -> bool:
+        """Return whether the program itself can be asked for an answer that fits `schema`; else the prompt says it."""
+        ...
+
     def reader(self, call: Call) -> Reader:
-        """A reader for that turn's output."""
+        """Return a reader for that turn's output."""
+        ...
+
+    def new_session_id(self) -> str | None:
+        """Return an id for a new session; None where the program makes its own."""
+        ...
+
+    def session_of(self, folder: Path) -> str | None:
+        """Return the session that holds the prompt of the call with its files in `folder`; None if there is none."""
         ...

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from plait.backends.extras import require
 from plait.backends.langgraph.thread import Graph, Thread, Unkept
-from plait.backends.llm.sdk import require
 from plait.backends.protocol import Conversation, Opening
 from plait.backends.text import clean_text
 

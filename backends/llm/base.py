@@ -20,8 +20,9 @@ import anyio
 from anyio.to_thread import run_sync
 
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.backends.extras import require
 from plait.backends.json_fields import count, number
-from plait.backends.llm.sdk import NO_KEY, Server, find_server, forget_environment, is_environments, require, translate
+from plait.backends.llm.sdk import NO_KEY, Server, find_server, forget_environment, is_environments, translate
 from plait.backends.protocol import NO_USAGE, Conversation, JsonValue, Message, Opening, Output, Usage
 from plait.backends.replay import ReplayConversation
 from plait.backends.text import one_line, shown

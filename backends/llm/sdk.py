@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from importlib.util import find_spec
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -50,12 +49,6 @@ class Server:
             return f"{host}:{parts.port}" if parts.port else host
         except ValueError:
             return host
-
-
-def require(module: str, extra: str) -> None:
-    """BackendUnavailable, naming the extra, when `module` is not installed. Nothing is imported."""
-    if find_spec(module) is None:
-        raise BackendUnavailable(f"the {module} package is not installed; run: pip install 'plait[{extra}]'")
 
 
 def read_key(variable: str, *, needed: bool) -> str:

@@ -14,14 +14,13 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from plait.backends.protocol import Backend
+from plait.backends.protocol import Backend, JsonValue
 from plait.backends.spec.build import KINDS, BackendSpec, build, default_spec
 from plait.runner import DAG, ParallelRunner, Plan
 from plait.runner.cli.exits import Fault
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.status import TASK_DONE, TaskStatus
-from plait.runner.domain.task import JsonValue
 from plait.runner.engine.config import DEFAULT_BACKEND, needed_backends, policy_backends, task_backends
 from plait.runner.plan.source import MAX_BYTES, read_source
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from plait.backends.protocol import JsonValue
 from plait.persistence.protocol import Store
 from plait.runner.cli.backends import Backing
 from plait.runner.cli.display.text import age, one_line
 from plait.runner.cli.options import plait
 from plait.runner.domain.question import OpenQuestion, unix
 from plait.runner.domain.status import TaskStatus
-from plait.runner.domain.task import JsonValue
 
 _LONGEST_VALUE = 120
 

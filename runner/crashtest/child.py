@@ -20,9 +20,8 @@ from plait.persistence import SQLiteStore, StoreError
 from plait.persistence import failpoints as boundaries
 from plait.runner.clock import Clock
 from plait.runner.crashtest import ledger as words
-from plait.runner.crashtest.cases import Case, digest
+from plait.runner.crashtest.cases import Case, CasePolicy, digest
 from plait.runner.crashtest.fake_backend import KEEPS, StandIn
-from plait.runner.crashtest.growing import CasePolicy
 from plait.runner.crashtest.ledger import Ledger
 from plait.runner.crashtest.snapshot import snapshot
 from plait.runner.crashtest.trial import Point

@@ -21,9 +21,8 @@ from plait.runner.crashtest.cases import Case
 from plait.runner.crashtest.trial import Kind
 from plait.runner.domain import events
 from plait.runner.domain.status import TASK_DONE, TaskStatus
-from plait.runner.engine.checkpointer import Checkpointer
+from plait.runner.engine.checkpointer import Checkpointer, Position
 from plait.runner.engine.commit import SET
-from plait.runner.engine.sink import Position
 from plait.runner.recovery import resume as takeover
 from plait.runner.recovery import resume_plan as verdict
 from plait.runner.state.run_state import RunState

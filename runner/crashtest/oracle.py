@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plait.backends.errors import ErrorKind
-from plait.runner.crashtest.cases import Case, answer, digest, tries
-from plait.runner.crashtest.growing import LAST, follows, last_task
+from plait.backends.protocol import JsonValue
+from plait.runner.crashtest.cases import LAST, Case, answer, digest, follows, last_task, tries
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
-from plait.runner.domain.task import FailureMode, JsonValue, Task
+from plait.runner.domain.task import FailureMode, Task
 from plait.runner.plan.added_tasks import tasks_of
 
 _USE = re.compile(r'\{\{ (?:results\["([^"]+)"\](?:\.mark)?|item) \}\}')

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from itertools import chain
 
 from plait.backends.protocol import Message
+from plait.backends.text import clean_text
 from plait.backends.values import value
 from plait.runner.domain.question import Answered
+from plait.runner.errors import DAGError
 
 NOT_ADDED = "the tasks of its answer cannot be added"
 """How the error begins of an attempt whose reply brought tasks that are wrong."""
@@ -55,3 +57,15 @@ class GoingOn:
     def says(self) -> bool:
         """Whether the next attempt has something else to say than the task's prompt, until that is taken."""
         return self.answer is not None or self.wrong is not None
+
+
+def not_added(error: DAGError) -> str:
+    """The error of an attempt whose reply brought tasks that are wrong."""
+    listed = "".join(f"\n- {problem}" for problem in error.problems[:20])
+    return clean_text(f"{NOT_ADDED}:{listed}")[:2000]
+
+
+def mistakes_prompt(failure: str) -> str:
+    """What a planner is told whose attempt failed so: made from the error alone, which is stored, and so made again."""
+    listed = failure.removeprefix(f"{NOT_ADDED}:")
+    return f"These tasks cannot be added:{listed}\nAnswer again with all of the tasks, corrected."

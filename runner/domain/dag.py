@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from plait.backends.protocol import JsonInput
-from plait.runner.domain.limits import MAX_TASKS, Limits
-from plait.runner.domain.task import Task
-from plait.runner.domain.validation import Checks, go_on_with_many, lists_gone_over, taken_from_parts
+from plait.runner.domain.task import MAX_TASKS, Limits, Task
+from plait.runner.domain.validation import Checks, Graph, go_on_with_many, lists_gone_over, taken_from_parts
 from plait.runner.errors import DAGError, Problem, nearest
 
 if TYPE_CHECKING:
@@ -139,7 +138,8 @@ class DAG:
         start = len(self.tasks)
         self.tasks += tasks
         self._order = []
-        checks = Checks(self, start, self._position)
+        graph = Graph(self.tasks, self.inputs, self._position, self.dependencies, self.dependents)
+        checks = Checks(graph, start)
         problems = checks.ids() + checks.link()
         self.dependents += [[] for _ in tasks]
         for position in range(start, len(self.tasks)):
@@ -152,6 +152,8 @@ class DAG:
         if has_cycles:
             problems += self._cycle_problems(start, order)
         problems += checks.prompts(has_cycles)
+        for earlier, position in checks.named:
+            self.note_named(earlier, position)
         if not start:
             self._order = order
             problems += checks.inputs()

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from plait.backends.protocol import NO_USAGE, JsonInput, Message, Reply, Usage
+from plait.backends.protocol import NO_USAGE, JsonInput, JsonValue, Message, Reply, Usage
 from plait.backends.values import value
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import Answered, Asking
 from plait.runner.domain.status import RunStatus, TaskStatus
-from plait.runner.domain.task import JsonValue, Task
+from plait.runner.domain.task import Task
 
 
 @value

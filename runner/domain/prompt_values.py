@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import chain
 
-from plait.backends.protocol import JsonInput
+from plait.backends.protocol import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import TaskResult
 from plait.runner.domain.status import TaskStatus
-from plait.runner.domain.task import JsonValue, Task
+from plait.runner.domain.task import Task
 from plait.runner.prompts.render import names_used, render
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 from plait.backends.errors import BackendError
 from plait.backends.protocol import JsonInput, JsonValue, Question
@@ -160,14 +160,18 @@ def answers_of(encoded: str | None) -> tuple[Answered, ...]:
     return tuple(replace(Answered(**one), way=Way(one["way"])) for one in json.loads(encoded))
 
 
-def unix(at: str) -> float:
-    """The Unix time of a stored one."""
-    return datetime.strptime(at, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC).timestamp()
-
-
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+OnQuestion: TypeAlias = Callable[[OpenQuestion], Awaitable[JsonInput]]
+"""Answers a question in the process that runs the run; None leaves it to others."""
+
+
+def unix(at: str) -> float:
+    """The Unix time of a stored one."""
+    return datetime.strptime(at, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC).timestamp()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from plait.backends.protocol import NO_USAGE, Usage
+from plait.backends.protocol import NO_USAGE, JsonValue, Usage
 from plait.backends.values import value
 from plait.runner.domain.status import RunStatus, TaskStatus
-from plait.runner.domain.task import JsonValue
 
 
 @value

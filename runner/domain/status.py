@@ -94,3 +94,7 @@ Status = TypeVar("Status", TaskStatus, RunStatus)
 def may_follow(table: Mapping[Status, frozenset[Status]], old: Status, new: Status) -> bool:
     """Whether `table` lets `new` follow `old`."""
     return new in table.get(old, frozenset())
+
+
+UNDER_WAY = frozenset({RunStatus.RUNNING, RunStatus.CANCELLING})
+"""Statuses of a run that somebody runs; where nobody does, it is interrupted."""

@@ -8,10 +8,9 @@ from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from plait.backends.errors import ErrorKind
-from plait.backends.protocol import JsonInput
+from plait.backends.protocol import JsonInput, JsonValue
+from plait.runner.domain.status import TaskStatus
 from plait.runner.errors import nearest
-
-JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | int | float | bool | None"
 
 
 class FailureMode(StrEnum):
@@ -137,3 +136,70 @@ class Task:
             return tuple(self.depends_on)
         further = dict.fromkeys((self.continues, self.for_each))
         return (*self.depends_on, *(name for name in further if name is not None and name not in self.depends_on))
+
+
+TASKS_SCHEMA: Mapping[str, JsonValue] = {
+    "type": "object",
+    "properties": {
+        "tasks": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "id": {"type": "string", "pattern": "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"},
+                    "prompt": {"type": "string"},
+                    "depends_on": {"type": "array", "items": {"type": "string"}},
+                },
+                "required": ["id", "prompt"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["tasks"],
+    "additionalProperties": False,
+}
+"""An `output_schema` for a planner: a mapping whose `tasks` have an id, a prompt, and what they depend on. There is no
+`backend` in it, so they run on the default one; give the planner a schema of its own to let it choose.
+"""
+
+
+def last_chance(task: Task, crashes: int) -> bool:
+    """Whether the next death of its process would convict the task: then it runs alone, so that no other's is held
+    against it.
+    """
+    return 0 < crashes == task.retry.max_crashes - 1
+
+
+def at_most_once_question(attempt: int) -> str:
+    """What a person is asked about a task that must not run twice."""
+    return (
+        f"attempt {attempt} was under way when its process ended, and the task is marked at_most_once: "
+        f"did it take effect? Answer --done TEXT, --again or --fail"
+    )
+
+
+def failed_status(mode: Mode) -> TaskStatus:
+    """What a failed task becomes."""
+    return TaskStatus.SKIPPED if mode is FailureMode.SKIP else TaskStatus.FAILED
+
+
+MAX_TASKS = 10_000
+
+
+MAX_DEPTH = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far a run may grow: to `max_tasks` tasks in all, and to tasks added by tasks that were added themselves, at
+    most `max_depth` levels deep.
+    """
+
+    max_tasks: int = MAX_TASKS
+    max_depth: int = MAX_DEPTH
+
+    def within(self, others: Limits | None) -> Limits:
+        """The narrower of both."""
+        if others is None:
+            return self
+        return Limits(min(self.max_tasks, others.max_tasks), min(self.max_depth, others.max_depth))

@@ -6,15 +6,13 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from plait.backends.protocol import JsonInput
 from plait.runner.domain.reachability import not_upstream
 from plait.runner.domain.task import Retry, Task
 from plait.runner.errors import Problem, nearest
 from plait.runner.prompts.render import RESERVED_NAMES, PromptNames, look_into
-
-if TYPE_CHECKING:
-    from plait.runner.domain.dag import DAG
 
 MOST_HINTS = 20
 """Unknown names of one graph for which the nearest right one is looked for."""
@@ -67,17 +65,33 @@ def go_on_with_many(tasks: Iterable[Task], lists: Mapping[str, str]) -> Iterator
         yield Problem(message, task.id, "continues", None, place)
 
 
-class Checks:
-    """Checks the tasks of `dag` from position `start` on; `place` in what it finds counts from there. `positions` are
-    those of the tasks by id, and get the new ones from `ids`; the new tasks' `dependencies` come from `link`.
-    """
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The parts of a DAG that its checks read, and fill for new tasks."""
 
-    def __init__(self, dag: DAG, start: int, positions: dict[str, int]) -> None:
-        self._dag = dag
-        self._tasks = dag.tasks[start:] if start else dag.tasks
+    tasks: Sequence[Task]
+    inputs: Mapping[str, JsonInput]
+    positions: dict[str, int]
+    """The position of each task by id. `Checks.ids` adds the new tasks."""
+    dependencies: list[tuple[int, ...]]
+    """For each task, the positions of the tasks that it waits for. `Checks.link` appends those of the new tasks."""
+    dependents: Sequence[Sequence[int]]
+    """For each task, the positions of the tasks that wait for it."""
+
+
+class Checks:
+    """Checks the tasks of `graph` from position `start` on. `place` in a problem counts from there."""
+
+    def __init__(self, graph: Graph, start: int) -> None:
+        self._graph = graph
+        self._tasks = graph.tasks[start:] if start else graph.tasks
         self._start = start
-        self._positions = positions
+        self._positions = graph.positions
         self._hints = MOST_HINTS
+        self.named: list[tuple[int, int]] = []
+        """Pairs of positions: the prompt of the second task names the first one, which lies further up than the tasks
+        that it depends on. `prompts` fills it.
+        """
 
     def ids(self) -> list[Problem]:
         """Give every new task its position; what is wrong with their ids."""
@@ -103,7 +117,7 @@ class Checks:
             return f"id {task_id!r} has {len(task_id)} characters; that of a task with for_each may have {room}"
         if task_id in RESERVED_NAMES:
             return f"id {task_id!r} is reserved for templates"
-        if self._start and task_id in self._dag.inputs:
+        if self._start and task_id in self._graph.inputs:
             return f"id {task_id!r} is the name of an input; call the task something else"
         return None
 
@@ -122,7 +136,7 @@ class Checks:
                 else:
                     found[position] = None
             problems += self._field_problems(task, place)
-            self._dag.dependencies.append(tuple(found))
+            self._graph.dependencies.append(tuple(found))
         return problems
 
     def _hint(self, name: str, known: Iterable[str]) -> str:
@@ -154,7 +168,7 @@ class Checks:
         before = self._positions.get(task.continues) if task.continues is not None else None
         if before is None or task.backend is None:
             return
-        theirs = self._dag.tasks[before].backend
+        theirs = self._graph.tasks[before].backend
         # Where the earlier one names none, only the runner knows: see `backend_names`.
         if theirs is not None and theirs != task.backend:
             yield Problem(
@@ -168,7 +182,7 @@ class Checks:
 
     def inputs(self) -> Iterator[Problem]:
         """What is wrong with the graph's inputs."""
-        inputs = self._dag.inputs
+        inputs = self._graph.inputs
         if why := why_no_json(dict(inputs)):
             yield Problem(f"inputs have to be JSON, to be stored with the run: {why}", None, "inputs")
         for name in inputs:
@@ -183,8 +197,9 @@ class Checks:
         found = [*self._in_aliases(), *self._in_prompts()]
         if has_cycles:
             return [one for one in found if isinstance(one, Problem)]
-        apart = not_upstream(self._dag, (one.pair for one in found if isinstance(one, _Unless)))
-        aside = not_upstream(self._dag, ((second, first) for first, second in apart))
+        waits, waiting = self._graph.dependencies, self._graph.dependents
+        apart = not_upstream(waits, waiting, (one.pair for one in found if isinstance(one, _Unless)))
+        aside = not_upstream(waits, waiting, ((second, first) for first, second in apart))
         problems: list[Problem] = []
         for one in found:
             if isinstance(one, Problem):
@@ -192,7 +207,7 @@ class Checks:
             elif one.pair in apart:
                 problems.append(one.problem if one.pair[::-1] in aside else one.behind)
             elif one.used:
-                self._dag.note_named(*one.pair)
+                self.named.append(one.pair)
         return problems
 
     def _in_prompts(self) -> Iterator[Problem | _Unless]:
@@ -207,14 +222,14 @@ class Checks:
             for name in sorted(used.results):
                 if name not in task.aliases:
                     yield from self._task_name_problem(task, place, name)
-            for name in sorted(used.inputs - self._dag.inputs.keys()):
-                message = f"unknown input {name!r}{self._hint(name, self._dag.inputs)}"
+            for name in sorted(used.inputs - self._graph.inputs.keys()):
+                message = f"unknown input {name!r}{self._hint(name, self._graph.inputs)}"
                 yield Problem(message, task.id, "prompt", None, place)
 
     def _in_aliases(self) -> Iterator[Problem | _Unless]:
         for place, task in enumerate(self._tasks):
             if task.aliases:
-                direct = frozenset(self._dag.dependencies[self._start + place])
+                direct = frozenset(self._graph.dependencies[self._start + place])
                 used = look_into(task.prompt)[0] if _is_text(task.prompt) else PromptNames()
                 whole = "results" in used.names and not used.results  # all of them, as in a loop
                 for alias, names in task.aliases.items():
@@ -240,7 +255,7 @@ class Checks:
                 yield _Unless((target, self._start + place), apart, behind, used)
 
     def _name_problem(self, task: Task, place: int, name: str) -> Iterator[Problem | _Unless]:
-        if name in task.aliases or name in self._dag.inputs or name in {"inputs", "results"}:
+        if name in task.aliases or name in self._graph.inputs or name in {"inputs", "results"}:
             return
         if name == "item":
             if task.item is None and task.for_each is None:
@@ -250,12 +265,12 @@ class Checks:
 
     def _task_name_problem(self, task: Task, place: int, name: str) -> Iterator[Problem | _Unless]:
         if name not in self._positions:
-            known = [*task.upstream, *task.aliases, *self._dag.inputs]
+            known = [*task.upstream, *task.aliases, *self._graph.inputs]
             message = f"the prompt uses {{{{ {name} }}}}, which is neither a task nor an input{self._hint(name, known)}"
             yield Problem(message, task.id, "prompt", None, place)
         elif name == task.id:
             yield Problem(uses_itself(name), task.id, "prompt", None, place)
-        elif (target := self._positions[name]) not in self._dag.dependencies[self._start + place]:
+        elif (target := self._positions[name]) not in self._graph.dependencies[self._start + place]:
             what = f"the prompt uses {{{{ {name} }}}}, but {name!r}"
             apart = Problem(f"{what} is not upstream; add it to depends_on", task.id, "prompt", None, place)
             behind = f"{what} waits for this very task; turn one of the two round"

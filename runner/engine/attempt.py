@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import (
@@ -15,7 +14,6 @@ from plait.backends.protocol import (
     Backend,
     Files,
     ForkingBackend,
-    JsonInput,
     Message,
     Opening,
     OutlivingBackend,
@@ -26,12 +24,12 @@ from plait.backends.text import clean_text
 from plait.runner.clock import Clock
 from plait.runner.domain import events
 from plait.runner.domain.conversation import NO_PAST, GoingOn, Past
-from plait.runner.domain.question import OpenQuestion
+from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.task import Task
 from plait.runner.engine.backend_call import Outcome, attempt, classified, kept_usage
+from plait.runner.engine.checkpointer import Sink
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.handover import NOTHING, Adopted, Inherited
-from plait.runner.engine.sink import Sink
 from plait.runner.log import logger
 from plait.runner.state.attempt_files import turn_files
 from plait.runner.state.orphans import end_turn, make_room
@@ -41,9 +39,6 @@ _NOT_WRITTEN_DOWN = (
     "the store is away, so this at_most_once task is not begun: after a crash nobody could tell that it had been; "
     "resume with --retry-failed when the store answers"
 )
-
-OnQuestion: TypeAlias = Callable[[OpenQuestion], Awaitable[JsonInput]]
-"""Answers a question in the process that runs the run; None leaves it to others."""
 
 
 async def _nothing_to_recall(_task_id: str) -> Past:

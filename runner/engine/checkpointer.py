@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
+from typing import Protocol
 
 import anyio
 import anyio.lowlevel
@@ -31,9 +32,8 @@ from plait.runner.cancellation import outlasting_cancellation
 from plait.runner.clock import Clock, iso
 from plait.runner.domain import events
 from plait.runner.domain.result import Degradation
-from plait.runner.engine.commit import Latch
+from plait.runner.engine.commit import SET, Latch
 from plait.runner.engine.feed import Feed
-from plait.runner.engine.sink import Position
 from plait.runner.log import logger
 from plait.runner.state.codec import changes
 
@@ -293,3 +293,41 @@ class Checkpointer:
         self._retry_s = FIRST_RETRY_S
         self._log.warning("store_recovered", changes=count)
         self._feed.publish(events.StoreRecovered(at, count))
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a run's next change goes: its epoch, to which each stored RunClaimed adds one, and its sequence number."""
+
+    epoch: int = 0
+    next_seq: int = 1
+
+
+class Sink(Protocol):
+    """Where an execution hands on what happened."""
+
+    @property
+    def away(self) -> bool:
+        """Whether what is handed on does not get written down right now, though it should."""
+        ...
+
+    def submit(self, happened: Sequence[events.Event]) -> Latch:
+        """Have `happened` stored in one transaction, then told. Never waits. What it gives is set when all that is
+        durable, or the store is known to be away.
+        """
+        ...
+
+
+class NoStore:
+    """The sink of a run that is not written down."""
+
+    away = False
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    def submit(self, happened: Sequence[events.Event]) -> Latch:
+        """Tell it at once."""
+        for event in happened:
+            self._feed.publish(event)
+        return SET

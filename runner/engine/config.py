@@ -12,10 +12,10 @@ from plait.backends.protocol import Backend
 from plait.persistence.protocol import Store
 from plait.runner.clock import Clock
 from plait.runner.domain.dag import DAG, nearest
-from plait.runner.domain.limits import Limits
 from plait.runner.domain.policy import Policy
+from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.status import TASK_DONE, TaskStatus
-from plait.runner.engine.attempt import OnQuestion
+from plait.runner.domain.task import Limits
 from plait.runner.errors import BackendMissing
 from plait.runner.scheduling.slots import Places
 

@@ -24,8 +24,7 @@ from plait.runner.engine.backend_call import Outcome
 from plait.runner.engine.commit import Latch
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.interrupts import Awaiting
-from plait.runner.engine.leaving import Ending, leave
-from plait.runner.engine.outcome import Settling
+from plait.runner.engine.outcome import Ending, Settling, leave
 from plait.runner.engine.policy_driver import Deciding
 from plait.runner.engine.retry import Delays
 from plait.runner.engine.workers import Idle

@@ -7,15 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from plait.backends.protocol import JsonValue, Reply
-from plait.backends.text import clean_text, parse_json
+from plait.backends.text import parse_json
 from plait.runner.domain import events
-from plait.runner.domain.conversation import NOT_ADDED
 from plait.runner.domain.dag import nearest
-from plait.runner.domain.limits import Limits
 from plait.runner.domain.prompt_values import named
 from plait.runner.domain.result import TaskResult
 from plait.runner.domain.status import TaskStatus
-from plait.runner.domain.task import Task
+from plait.runner.domain.task import Limits, Task
 from plait.runner.domain.validation import go_on_with_many, lists_gone_over, taken_from_parts
 from plait.runner.errors import DAGError, Problem
 from plait.runner.scheduling.scheduler import Schedule
@@ -23,30 +21,6 @@ from plait.runner.state.run_state import RunState
 
 if TYPE_CHECKING:
     from plait.runner.plan.added_tasks import Added
-
-TASKS_SCHEMA: Mapping[str, JsonValue] = {
-    "type": "object",
-    "properties": {
-        "tasks": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "id": {"type": "string", "pattern": "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"},
-                    "prompt": {"type": "string"},
-                    "depends_on": {"type": "array", "items": {"type": "string"}},
-                },
-                "required": ["id", "prompt"],
-                "additionalProperties": False,
-            },
-        }
-    },
-    "required": ["tasks"],
-    "additionalProperties": False,
-}
-"""An `output_schema` for a planner: a mapping whose `tasks` have an id, a prompt, and what they depend on. There is no
-`backend` in it, so they run on the default one; give the planner a schema of its own to let it choose.
-"""
 
 
 class Growth:
@@ -224,18 +198,6 @@ class Growth:
         if problems:
             raise DAGError(problems)
         return names
-
-
-def not_added(error: DAGError) -> str:
-    """The error of an attempt whose reply brought tasks that are wrong."""
-    listed = "".join(f"\n- {problem}" for problem in error.problems[:20])
-    return clean_text(f"{NOT_ADDED}:{listed}")[:2000]
-
-
-def mistakes_prompt(failure: str) -> str:
-    """What a planner is told whose attempt failed so: made from the error alone, which is stored, and so made again."""
-    listed = failure.removeprefix(f"{NOT_ADDED}:")
-    return f"These tasks cannot be added:{listed}\nAnswer again with all of the tasks, corrected."
 
 
 def _specs(reply: Reply) -> Sequence[object]:

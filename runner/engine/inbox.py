@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from plait.backends.protocol import JsonValue
 from plait.persistence.errors import StoreError
 from plait.persistence.notes import Note, NoteRecord
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord
 from plait.runner.clock import Clock
 from plait.runner.domain.status import LAST_EVENTS, RUN_DONE, RunStatus
-from plait.runner.domain.task import JsonValue
 from plait.runner.errors import PlaitError
 from plait.runner.log import logger
 from plait.runner.state.codec import to_json

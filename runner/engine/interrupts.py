@@ -11,8 +11,8 @@ import anyio.abc
 from plait.backends.ask import as_here
 from plait.backends.protocol import JsonInput
 from plait.runner.cancellation import Cancels
-from plait.runner.domain.question import Asking, OpenQuestion, unix
-from plait.runner.engine.attempt import OnQuestion, Surroundings
+from plait.runner.domain.question import Asking, OnQuestion, OpenQuestion, unix
+from plait.runner.engine.attempt import Surroundings
 from plait.runner.errors import PlaitError
 from plait.runner.log import logger
 from plait.runner.scheduling.scheduler import Schedule

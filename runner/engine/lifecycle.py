@@ -28,7 +28,7 @@ from plait.runner.domain.policy import Policy
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import TaskStatus
 from plait.runner.engine.attempt import Surroundings
-from plait.runner.engine.checkpointer import Checkpointer
+from plait.runner.engine.checkpointer import Checkpointer, NoStore, Position, Sink
 from plait.runner.engine.config import Config
 from plait.runner.engine.executor import Execution
 from plait.runner.engine.feed import Feed
@@ -36,14 +36,12 @@ from plait.runner.engine.growth import Growth
 from plait.runner.engine.handover import NOTHING, Inherited
 from plait.runner.engine.inbox import Inbox
 from plait.runner.engine.policy_driver import Decided, Deciding
-from plait.runner.engine.retry import THROTTLING
-from plait.runner.engine.sink import NoStore, Position, Sink
+from plait.runner.engine.run_control import Control
 from plait.runner.errors import OwnershipLost, RunExists
 from plait.runner.log import logger
-from plait.runner.run import Control
-from plait.runner.scheduling.outset import Outset
-from plait.runner.scheduling.scheduler import Schedule
+from plait.runner.scheduling.scheduler import Outset, Schedule
 from plait.runner.state.conversations import load_past
+from plait.runner.state.failures import THROTTLING
 from plait.runner.state.orphans import end_leftovers
 from plait.runner.state.owner import forget
 from plait.runner.state.run_state import RunState

@@ -5,21 +5,23 @@ Plain calls without an await: whoever is cancelled finds state, schedule and sub
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import NO_USAGE, Message, Question, Reply
+from plait.backends.protocol import NO_USAGE, JsonValue, Message, Question, Reply
 from plait.runner.clock import iso
 from plait.runner.domain import events
-from plait.runner.domain.conversation import GoingOn, Past
+from plait.runner.domain.conversation import GoingOn, Past, mistakes_prompt, not_added
 from plait.runner.domain.question import Asking, Way
 from plait.runner.domain.result import TaskResult
-from plait.runner.domain.status import TaskStatus
-from plait.runner.domain.task import FailureMode, JsonValue, Mode
+from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
+from plait.runner.domain.task import FailureMode, at_most_once_question, failed_status
 from plait.runner.engine.attempt import Surroundings, Turn
 from plait.runner.engine.backend_call import Outcome
-from plait.runner.engine.growth import Growth, mistakes_prompt, not_added
+from plait.runner.engine.growth import Growth
+from plait.runner.engine.policy_driver import Decided
 from plait.runner.engine.retry import deserves_retry, retry_delay
 from plait.runner.errors import DAGError
 from plait.runner.log import logger
@@ -286,6 +288,63 @@ def _said_before(turn: Turn) -> tuple[Message, ...]:
     return () if turn.going_on is None else turn.going_on.said
 
 
-def failed_status(mode: Mode) -> TaskStatus:
-    """What a failed task becomes."""
-    return TaskStatus.SKIPPED if mode is FailureMode.SKIP else TaskStatus.FAILED
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Who ended the run before its time, if anybody did, and how it stands: whether the schedule is `exhausted`, which
+    tasks marked at_most_once have been `called`, and what the run's policy has `decided`, if it has one.
+    """
+
+    by: Literal["stop", "cancel", "policy"] | None
+    exhausted: bool
+    called: Collection[int]
+    decided: Decided | None
+
+
+def leave(run_id: str, state: RunState, ending: Ending, at: str) -> list[events.Event]:
+    """Settle what is not done, and say how the run ended."""
+    happened: list[events.Event] = []
+    for_good = ending.by == "cancel" or (ending.by == "policy" and not _fails(ending))
+    for position, status in enumerate(state.statuses):
+        task_id, number = state.dag.tasks[position].id, state.attempts[position]
+        if for_good and status not in TASK_DONE:
+            happened.append(state.cancel(position, at))
+        elif status is TaskStatus.RUNNING and position in ending.called:
+            question = at_most_once_question(number)
+            state.ask(position, question)
+            happened.append(events.TaskWaiting(at, task_id, number, question))
+        elif status is TaskStatus.RUNNING:
+            state.statuses[position] = TaskStatus.PENDING
+            happened.append(events.TaskInterrupted(at, task_id, number, "the run was stopped"))
+    happened.append(_last_event(run_id, state, ending, at))
+    return happened
+
+
+def _fails(ending: Ending) -> bool:
+    """Whether the run's policy has it fail: then what is not done is left, for a resume that retries what failed."""
+    return ending.decided is not None and ending.decided.end is RunStatus.FAILED
+
+
+def _last_event(run_id: str, state: RunState, ending: Ending, at: str) -> events.RunEnded:
+    if ending.by == "cancel":
+        return events.RunCancelled(at, run_id, RunStatus.CANCELLED)
+    if ending.by == "policy" and ending.decided is not None:
+        if _fails(ending):
+            return events.RunFailed(at, run_id, RunStatus.FAILED, ending.decided.error)
+        return events.RunCompleted(at, run_id, RunStatus.COMPLETED)
+    if not ending.exhausted:
+        return events.RunInterrupted(at, run_id, RunStatus.INTERRUPTED)
+    if TaskStatus.WAITING_INPUT in state.statuses:
+        return events.RunWaitingInput(at, run_id, RunStatus.WAITING_INPUT)
+    return _by_itself(run_id, state, at)
+
+
+def _by_itself(run_id: str, state: RunState, at: str) -> events.RunEnded:
+    """The end of a run that nobody ended: there was nothing left that could run."""
+    failed = [result for result in state.results.values() if result.status is TaskStatus.FAILED]
+    if not failed:
+        return events.RunCompleted(at, run_id, RunStatus.COMPLETED)
+    blocked = sum(status not in TASK_DONE for status in state.statuses)
+    names = ", ".join(result.id for result in failed[:5])
+    error = f"{len(failed)} failed ({names}{', ...' if len(failed) > 5 else ''})"
+    error += f", {blocked} blocked" if blocked else ""
+    return events.RunFailed(at, run_id, RunStatus.FAILED, f"{error}; {failed[0].id}: {failed[0].error}")

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast
 
+from plait.backends.protocol import JsonValue
 from plait.backends.text import clean_text
 from plait.runner.domain import events
 from plait.runner.domain.policy import Decision, Policy, RunView
 from plait.runner.domain.result import TaskResult
 from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
-from plait.runner.domain.task import JsonValue, Task
+from plait.runner.domain.task import Task
 from plait.runner.engine.growth import Growth
 from plait.runner.errors import DAGError, PlaitError
 from plait.runner.log import logger

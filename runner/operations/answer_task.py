@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from plait.backends.errors import BackendError
-from plait.backends.protocol import JsonInput, Message
+from plait.backends.protocol import JsonInput, JsonValue, Message
 from plait.backends.structured import Mismatch, Schema
 from plait.backends.text import clean_text
 from plait.persistence.changes import Change, TaskAnswered, TaskCompleted, TaskFailed, TaskWaiting
@@ -16,11 +16,10 @@ from plait.persistence.records import TaskRecord
 from plait.runner.clock import iso
 from plait.runner.domain.question import Asking, OpenQuestion, Way, encode_answers
 from plait.runner.domain.status import TaskStatus
-from plait.runner.domain.task import JsonValue, Task
+from plait.runner.domain.task import Task, failed_status
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import AnswerNote, answer_note
-from plait.runner.engine.outcome import failed_status
 from plait.runner.errors import AnswerConflict, PlaitError, RunOwned
 from plait.runner.recovery.adoption import with_left
 from plait.runner.recovery.answers import first_notes, given_answers, open_questions, question_of, too_late
@@ -88,7 +87,7 @@ async def _refuse_settling(config: Config, run: StoredRun, task_id: str, settlem
 
 async def unanswered_questions(config: Config, run_id: str) -> list[OpenQuestion]:
     """See `ParallelRunner.questions`."""
-    run = await stored_run(config, run_id)
+    run = await stored_run(config.store, run_id)
     noted = await first_notes(run)
     return [question for question in open_questions(run) if question.task_id not in noted]
 
@@ -100,7 +99,7 @@ async def answer_question(
     ends = config.clock.monotonic() + wait
     mine: AnswerNote | None = None
     while True:
-        run = await stored_run(config, run_id)
+        run = await stored_run(config.store, run_id)
         if mine is not None and _taken(run, mine):
             return True
         asking, record = question_of(run, task_id)

@@ -24,7 +24,7 @@ async def cancel(config: Config, run_id: str, wait: float) -> RunStatus:
     ends = config.clock.monotonic() + wait
     told = False
     while True:
-        store, record = await stored_record(config, run_id)
+        store, record = await stored_record(config.store, run_id)
         if RunStatus(record.status) in RUN_DONE:
             if record.owner is None and RunStatus(record.status) is RunStatus.CANCELLED:
                 await end_leftovers(store, run_id)  # whoever cancelled it may have died before
@@ -45,7 +45,7 @@ async def cancel(config: Config, run_id: str, wait: float) -> RunStatus:
 
 
 async def _cancel_from_here(config: Config, run_id: str) -> RunStatus:
-    run = await stored_run(config, run_id)
+    run = await stored_run(config.store, run_id)
     if run.status in RUN_DONE:
         return run.status
     await wait_until_free(config, run, Feed())

@@ -9,18 +9,15 @@ from typing import Any
 
 import anyio.to_thread
 
-from plait.backends.protocol import Usage
+from plait.backends.protocol import JsonValue, Usage
 from plait.persistence.protocol import Store
 from plait.persistence.records import EventRecord, RunRecord, TaskRecord
 from plait.runner.clock import Clock
 from plait.runner.domain.question import OpenQuestion, asking_of
-from plait.runner.domain.status import LAST_EVENTS, RUN_DONE, TASK_DONE, RunStatus, TaskStatus
-from plait.runner.domain.task import JsonValue
+from plait.runner.domain.status import LAST_EVENTS, RUN_DONE, TASK_DONE, UNDER_WAY, RunStatus, TaskStatus
 from plait.runner.errors import RunNotFound
 from plait.runner.state.owner import seems_free
 
-UNDER_WAY = frozenset({RunStatus.RUNNING, RunStatus.CANCELLING})
-"""Statuses of a run that somebody runs; where nobody does, it is interrupted."""
 _LOOKS_A_RECORD = 25
 
 

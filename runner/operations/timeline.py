@@ -16,11 +16,11 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from plait.backends.agents.follow import TurnWatch
+from plait.backends.protocol import JsonValue
 from plait.persistence.files import files_root
 from plait.persistence.protocol import Store
 from plait.persistence.records import EventRecord, MessageRecord, TaskRecord
 from plait.runner.domain.question import answers_of
-from plait.runner.domain.task import JsonValue
 from plait.runner.state.attempt_files import run_folder, turn_files
 
 if TYPE_CHECKING:

@@ -8,11 +8,12 @@ from typing import cast
 
 from pydantic import ValidationError
 
-from plait.runner.domain.task import JsonValue, Task
+from plait.backends.protocol import JsonValue
+from plait.runner.domain.task import Task
 from plait.runner.errors import DAGError, Problem
 from plait.runner.plan.for_each import Member
+from plait.runner.plan.loader import salvage
 from plait.runner.plan.messages import findings
-from plait.runner.plan.salvage import salvage
 from plait.runner.plan.schema import DefaultsPart, PlanPart, TaskPart
 from plait.runner.plan.tasks import make_task
 

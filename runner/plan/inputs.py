@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from plait.backends.protocol import JsonValue
 from plait.runner.domain.dag import nearest
-from plait.runner.domain.task import JsonValue
 from plait.runner.plan.errors import PlanError, PlanProblem, spell
 from plait.runner.plan.messages import describe, in_folder
 from plait.runner.plan.rows import RowsError, read_rows

@@ -10,8 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from plait.backends.errors import ErrorKind
 from plait.backends.spec.build import BackendSpec
 from plait.runner.domain.dag import nearest
-from plait.runner.domain.limits import MAX_DEPTH, MAX_TASKS
-from plait.runner.domain.task import DEFAULT_RETRY, DEFAULT_RETRY_ON, NEVER_RETRIED
+from plait.runner.domain.task import DEFAULT_RETRY, DEFAULT_RETRY_ON, MAX_DEPTH, MAX_TASKS, NEVER_RETRIED
 from plait.runner.policies.follow_ups import DEFAULT_CHAINS
 from plait.runner.prompts.render import RESERVED_NAMES
 

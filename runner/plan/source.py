@@ -18,7 +18,7 @@ from typing import Any, NoReturn, cast
 
 import yaml
 
-from plait.runner.domain.task import JsonValue
+from plait.backends.protocol import JsonValue
 from plait.runner.plan.errors import Path, PlanError, PlanProblem, spell
 from plait.runner.plan.values import MAX_DEPTH, not_json, too_many_digits, unstorable
 

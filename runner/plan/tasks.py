@@ -10,11 +10,11 @@ from typing import Any, cast
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
+from plait.backends.protocol import JsonValue
 from plait.backends.spec.build import FunctionSpec
 from plait.runner.domain.dag import nearest
-from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, JsonValue, Retry, Task
+from plait.runner.domain.task import DEFAULT_RETRY, TASKS_SCHEMA, FailureMode, Retry, Task
 from plait.runner.domain.validation import MOST_HINTS, uses_itself
-from plait.runner.engine.growth import TASKS_SCHEMA
 from plait.runner.errors import Problem
 from plait.runner.plan.errors import Path
 from plait.runner.plan.for_each import MAX_EDGES, Families, Member

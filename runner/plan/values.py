@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 
-from plait.runner.domain.task import JsonValue
+from plait.backends.protocol import JsonValue
 from plait.runner.plan.errors import Path
 
 MAX_DEPTH = 50

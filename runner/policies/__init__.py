@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Mapping
 from typing import cast
 
+from plait.backends.protocol import JsonValue
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.policy import Policy
-from plait.runner.domain.task import JsonValue
 from plait.runner.errors import PlaitError, PolicyMissing
 
 _HOMES = {

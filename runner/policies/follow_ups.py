@@ -16,11 +16,11 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import count
 from typing import cast
 
-from plait.backends.protocol import JsonInput
+from plait.backends.protocol import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Decision, RunView
 from plait.runner.domain.status import TaskStatus
-from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, JsonValue, Mode, Retry, Task
+from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, Mode, Retry, Task
 from plait.runner.errors import DAGError, Problem
 from plait.runner.policies.settings import made_of, settings_of
 from plait.runner.prompts.render import RESERVED_NAMES, names_used

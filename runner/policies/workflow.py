@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast, get_args
 
-from plait.backends.protocol import JsonInput
+from plait.backends.protocol import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG, nearest
 from plait.runner.domain.policy import Decision, RunView
 from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
-from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, JsonValue, Retry, Task
+from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, Retry, Task
 from plait.runner.policies.settings import made_of, settings_of
 from plait.runner.policies.workflow_session import (
     ImpossibleState,

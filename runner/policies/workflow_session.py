@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from plait.backends.protocol import JsonValue
 from plait.runner.domain.policy import RunView
 from plait.runner.domain.result import TaskResult
 from plait.runner.domain.status import RunStatus, TaskStatus
-from plait.runner.domain.task import NEVER_RETRIED, JsonValue, Task
+from plait.runner.domain.task import NEVER_RETRIED, Task
 from plait.runner.errors import PlaitError
 
 

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from plait.backends.protocol import JsonInput
-from plait.runner.domain.task import JsonValue
+from plait.backends.protocol import JsonInput, JsonValue
 from plait.runner.errors import PromptError
 
 if TYPE_CHECKING:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from plait.backends.protocol import JsonInput
+from plait.backends.protocol import JsonInput, JsonValue
 from plait.persistence.records import TaskRecord
 from plait.runner.domain.question import Asking, OpenQuestion
 from plait.runner.domain.status import TaskStatus
-from plait.runner.domain.task import JsonValue
 from plait.runner.engine.inbox import AnswerNote, answer_in
 from plait.runner.errors import AnswerConflict, PlaitError
 from plait.runner.log import logger

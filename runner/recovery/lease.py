@@ -18,11 +18,11 @@ from plait.persistence.protocol import Store
 from plait.persistence.records import Owner, RunRecord
 from plait.runner.clock import iso
 from plait.runner.domain import events
+from plait.runner.engine.checkpointer import Position
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
-from plait.runner.engine.sink import Position
+from plait.runner.engine.run_control import Control
 from plait.runner.errors import RunOwned
-from plait.runner.run import Control
 from plait.runner.state.orphans import end_leftovers, has_files
 from plait.runner.state.owner import Liveness, claim_for_this_process, forget, liveness
 from plait.runner.state.stored_run import StoredRun

@@ -6,26 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plait.runner.clock import iso
-from plait.runner.domain.status import RunStatus, TaskStatus
+from plait.runner.domain.status import UNDER_WAY, RunStatus, TaskStatus
+from plait.runner.domain.task import last_chance
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.errors import PlaitError
-from plait.runner.operations.inspect import UNDER_WAY
 from plait.runner.recovery.adoption import with_left
 from plait.runner.recovery.answers import GivenAnswers, given_answers
 from plait.runner.recovery.lease import wait_until_free
 from plait.runner.recovery.resume import decided_so_far, heard, later_tries
-from plait.runner.recovery.resume_plan import (
-    ANSWERED,
-    RUNS,
-    Action,
-    Verdict,
-    judge,
-    judge_cancelled,
-    judge_decided,
-    last_chance,
-)
+from plait.runner.recovery.resume_plan import ANSWERED, RUNS, Action, Verdict, judge, judge_cancelled, judge_decided
 from plait.runner.state.conversations import load_past
 from plait.runner.state.stored_run import StoredRun, needs_no_work
 

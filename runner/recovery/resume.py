@@ -15,11 +15,10 @@ from plait.runner.domain.policy import Policy
 from plait.runner.domain.question import Way, unix
 from plait.runner.domain.result import TaskResult
 from plait.runner.domain.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
-from plait.runner.domain.task import Task
+from plait.runner.domain.task import Task, failed_status
 from plait.runner.engine.config import Config, backend_names, require_policy_backends
 from plait.runner.engine.handover import Adopted, Inherited
 from plait.runner.engine.lifecycle import Prepared
-from plait.runner.engine.outcome import failed_status
 from plait.runner.engine.policy_driver import Decided, decided_of
 from plait.runner.engine.retry import next_tries
 from plait.runner.errors import PlaitError, PolicyMissing

@@ -15,7 +15,7 @@ from plait.runner.domain.conversation import NOT_ADDED
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import Way, answers_of
 from plait.runner.domain.status import TASK_DONE, TASK_STATUSES, TaskStatus
-from plait.runner.domain.task import FailureMode, Task
+from plait.runner.domain.task import FailureMode, Task, at_most_once_question
 
 
 class Action(StrEnum):
@@ -132,24 +132,9 @@ def judge_decided(verdicts: Sequence[Verdict], *, fails: bool) -> list[Verdict]:
     return [Verdict(verdict.task_id, action, ended) if verdict.action in stopped else verdict for verdict in verdicts]
 
 
-def last_chance(task: Task, crashes: int) -> bool:
-    """Whether the next death of its process would convict the task: then it runs alone, so that no other's is held
-    against it.
-    """
-    return 0 < crashes == task.retry.max_crashes - 1
-
-
 def is_to_be_corrected(record: TaskRecord) -> bool:
     """Whether the task's last attempt brought tasks that were wrong, and it is still to be told so."""
     return TASK_STATUSES[record.status] is TaskStatus.PENDING and (record.error or "").startswith(NOT_ADDED)
-
-
-def at_most_once_question(attempt: int) -> str:
-    """What a person is asked about a task that must not run twice."""
-    return (
-        f"attempt {attempt} was under way when its process ended, and the task is marked at_most_once: "
-        f"did it take effect? Answer --done TEXT, --again or --fail"
-    )
 
 
 def _alone(task: Task, record: TaskRecord, heard: Heard, *, retry_failed: bool) -> Verdict:

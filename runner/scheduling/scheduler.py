@@ -13,15 +13,35 @@ to be unfolded into its parts, and then, when they are done, to gather their res
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.domain.task import FailureMode
 from plait.runner.scheduling.for_each import Gathering
-from plait.runner.scheduling.outset import AFRESH, Outset
 from plait.runner.scheduling.slots import Lane, Places
+
+
+@dataclass(frozen=True, slots=True)
+class Outset:
+    """How the tasks of a run stand at the start: their `statuses` (all pending if there are none); the positions of
+    those that run with nothing beside them, and after everything else that can run (`alone`); of those that are set
+    aside though they could start (`later`), and of those among them whose backend asked for it (`throttled`); and of
+    those that hold a place already (`held`), which may be more than there are: then nothing starts before enough of
+    them have ended.
+    """
+
+    statuses: Sequence[TaskStatus] = ()
+    alone: Collection[int] = ()
+    later: Collection[int] = ()
+    throttled: Collection[int] = ()
+    held: Collection[int] = ()
+
+
+AFRESH = Outset()
+"""No task has been started yet."""
 
 
 class Schedule:

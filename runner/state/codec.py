@@ -14,10 +14,9 @@ from plait.persistence.errors import StoreError
 from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.limits import Limits
 from plait.runner.domain.question import encode_answers
 from plait.runner.domain.status import RunStatus
-from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, Retry, Task
+from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, Limits, Retry, Task
 
 SETTINGS_FORMAT = 100
 """The one format of the JSON in a run's settings and in a task's spec. 1 and 2 were used in development."""

@@ -9,9 +9,8 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Message, Role, Usage
 from plait.persistence.protocol import Store
 from plait.persistence.records import MessageRecord, TaskRecord
-from plait.runner.domain.conversation import NOT_ADDED, GoingOn, Past
+from plait.runner.domain.conversation import NOT_ADDED, GoingOn, Past, mistakes_prompt
 from plait.runner.domain.status import TaskStatus
-from plait.runner.engine.growth import mistakes_prompt
 from plait.runner.errors import PlaitError
 from plait.runner.state.run_state import RunState
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from plait.backends.protocol import NO_USAGE, Reply, Usage
+from plait.backends.protocol import NO_USAGE, JsonValue, Reply, Usage
 from plait.persistence.records import TaskRecord
 from plait.runner.domain import events
 from plait.runner.domain.conversation import GoingOn, Past
@@ -19,9 +19,8 @@ from plait.runner.domain.prompt_values import rendered
 from plait.runner.domain.question import Answered, Asking, Way, answers_of, asking_of
 from plait.runner.domain.result import Receipt, RunResult, TaskResult
 from plait.runner.domain.status import TASK_DONE, TASK_STATUSES, TASK_TRANSITIONS, RunStatus, TaskStatus, may_follow
-from plait.runner.domain.task import JsonValue, Task
-from plait.runner.engine.retry import Failures
-from plait.runner.recovery.resume_plan import last_chance
+from plait.runner.domain.task import Task, last_chance
+from plait.runner.state.failures import Failures
 
 
 class RunState:

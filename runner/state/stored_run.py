@@ -6,14 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from plait.backends.protocol import LeftTurn, Usage
+from plait.backends.protocol import JsonValue, LeftTurn, Usage
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store
 from plait.persistence.records import MessageRecord, RunRecord, TaskRecord
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RUN_DONE, RUN_REOPENINGS, RunStatus, TaskStatus
-from plait.runner.domain.task import JsonValue
-from plait.runner.engine.config import Config
 from plait.runner.errors import RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
 from plait.runner.state.codec import dag_of
 from plait.runner.state.run_state import RunState
@@ -55,9 +53,8 @@ class StoredPolicy:
         return None if stored is None else cls(stored["kind"], stored["settings"])
 
 
-async def stored_record(config: Config, run_id: str) -> tuple[Store, RunRecord]:
+async def stored_record(store: Store | None, run_id: str) -> tuple[Store, RunRecord]:
     """Read a run's record alone. Raises StoreRequired, RunNotFound, StoreError."""
-    store = config.store
     if store is None:
         raise StoreRequired("this runner has no store, so there is nothing to read; give it one with store=...")
     record = await store.get_run(run_id)
@@ -66,9 +63,9 @@ async def stored_record(config: Config, run_id: str) -> tuple[Store, RunRecord]:
     return store, record
 
 
-async def stored_run(config: Config, run_id: str) -> StoredRun:
+async def stored_run(store: Store | None, run_id: str) -> StoredRun:
     """Read a run. Raises StoreRequired, RunNotFound, StoreError."""
-    store, record = await stored_record(config, run_id)
+    store, record = await stored_record(store, run_id)
     tasks = await store.list_tasks(run_id)
     if not tasks:
         raise RunNotFound(f"run {run_id!r} was deleted from the store just now")

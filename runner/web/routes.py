@@ -11,8 +11,8 @@ import anyio
 import anyio.to_thread
 from fastapi import APIRouter, Header, Query, Response
 
+from plait.backends.protocol import JsonValue
 from plait.runner.domain.status import RUN_DONE, RunStatus
-from plait.runner.domain.task import JsonValue
 from plait.runner.errors import RunNotFound, RunNotResumable, RunOwned
 from plait.runner.operations.create_run import run_id_of
 from plait.runner.operations.inspect import RunInfo

@@ -102,7 +102,7 @@ class AcpBackend(CliBackend):
 
     def conversation(self, opening: Opening, files: Files) -> AcpConversation:
         """A conversation with its files there."""
-        return AcpConversation(self, opening, files)
+        return AcpConversation(self, self.name, opening, files)
 
     @property
     def _agent(self) -> Agent:

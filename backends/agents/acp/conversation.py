@@ -1,4 +1,4 @@
-"""Turns with an agent that speaks the Agent Client Protocol: `acp_talk.py` with an agent at its other end."""
+"""Turns with an agent that speaks the Agent Client Protocol: `machine.py` with an agent at its other end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 
@@ -16,7 +15,7 @@ from plait.backends.agents.acp.outbox import Speech, said_in, spoken_command
 from plait.backends.agents.acp.permissions import Grant, marked, unmarked
 from plait.backends.agents.acp.wire import Step, decoded, prompt_of
 from plait.backends.agents.conversation import LAST_WORD, CliConversation
-from plait.backends.agents.protocol import Call, Reader
+from plait.backends.agents.protocol import Call, Program, Reader
 from plait.backends.agents.session_locks import Sessions, first_before, since
 from plait.backends.agents.transcript import Unheard, earlier, exchanges, feed, parsed
 from plait.backends.errors import BackendError
@@ -24,9 +23,6 @@ from plait.backends.json_fields import at
 from plait.backends.process.child import Child
 from plait.backends.process.manifest import read_known
 from plait.backends.protocol import NO_USAGE, Files, Opening, Reply, Usage
-
-if TYPE_CHECKING:
-    from plait.backends.agents.acp.backend import AcpBackend
 
 _CANCEL = 1.0
 """Seconds that an agent gets to end its turn when it is told to; then the agent itself is ended."""
@@ -40,12 +36,12 @@ _GRANTED = "granted"
 
 
 class AcpConversation(CliConversation):
-    """A conversation with an agent, each turn a process. See `AcpBackend`."""
+    """A conversation with the agent called `name`, each turn a process. See `AcpBackend`."""
 
-    def __init__(self, backend: AcpBackend, opening: Opening, files: Files) -> None:
+    def __init__(self, program: Program, name: str, opening: Opening, files: Files) -> None:
         session_id, deed = unmarked(opening.session_id)
-        super().__init__(backend, replace(opening, session_id=session_id), files)
-        self._sessions = Sessions(files.sessions, f"acp-{backend.name}")
+        super().__init__(program, replace(opening, session_id=session_id), files)
+        self._sessions = Sessions(files.sessions, f"acp-{name}")
         self._grant = self._granted(deed)
         self._talk: Talk | None = None
 
@@ -63,7 +59,7 @@ class AcpConversation(CliConversation):
         until = self._until()
         talk.aims = replace(
             talk.aims,
-            prompt=self._backend.says(call, sent),
+            prompt=self._program.says(call, sent),
             grant=self._grant,
             holds=list(self._asked_before()) if self._opening.goes_on and not self._said else (),
             told=self._told_before() if call.resume and not self._said else (),
@@ -96,7 +92,7 @@ class AcpConversation(CliConversation):
         failure: BackendError | None = None
         try:
             with patience:
-                await child.follow(on_line, idle=self._backend.idle_timeout, until=until)
+                await child.follow(on_line, idle=self._program.idle_timeout, until=until)
         except BackendError as error:
             failure = error
         finally:
@@ -108,7 +104,7 @@ class AcpConversation(CliConversation):
 
     def _words(self, call: Call) -> Sequence[str]:
         Speech(call.folder)
-        return spoken_command(call.folder, self._backend.turn_timeout + _SLACK, super()._words(call))
+        return spoken_command(call.folder, self._program.turn_timeout + _SLACK, super()._words(call))
 
     def _notes(self) -> Mapping[str, str]:
         return {} if self._grant is None else {_GRANTED: json.dumps([self._grant.deed, self._grant.choice])}

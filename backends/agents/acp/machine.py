@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from plait.backends.agents.acp.acp_said import Said
 from plait.backends.agents.acp.error_kinds import PHRASES, fault, offered, stopped, told_as_text
+from plait.backends.agents.acp.outbox import Said
 from plait.backends.agents.acp.permissions import Grant, Policy, Wish, choose, has_to_be_asked, wish_of
 from plait.backends.agents.acp.session import Able, able, choices, current, opening, settings
 from plait.backends.agents.acp.updates import Updates, answering

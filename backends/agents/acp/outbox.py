@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from plait.backends.agents.acp._relay import END
-from plait.backends.agents.acp.wire import Message, decoded, encoded
+from plait.backends.agents.acp.wire import Message, Step, decoded, encoded, name_of
 
 _PROGRAM = Path(__file__).with_name("_relay.py")
 _SAID, _BELL = "said", "bell"
@@ -87,3 +87,45 @@ class Speech:
                 words = words[os.write(descriptor, words) :]
         finally:
             os.close(descriptor)
+
+
+class Said:
+    """What has been said, and what is to be."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+        self._next: dict[str, Message] = {}
+
+    def before(self, messages: Iterable[Message]) -> None:
+        """These have been said already."""
+        self._said.update(map(name_of, messages))
+        self._next = {name: message for name, message in self._next.items() if name not in self._said}
+
+    def say(self, message: Message) -> None:
+        """To be said, unless it has been."""
+        name = name_of(message)
+        if name not in self._said:
+            self._next.setdefault(name, message)
+
+    def take(self) -> list[Message]:
+        """What is to be said now; from here on it has been."""
+        messages = list(self._next.values())
+        self._said.update(self._next)
+        self._next = {}
+        return messages
+
+    def has(self, message: Message) -> bool:
+        """Whether it has been said."""
+        return name_of(message) in self._said
+
+    def asked(self, step: Step) -> bool:
+        """Whether that request has been made."""
+        return _name(step) in self._said
+
+    def asks(self, step: Step) -> bool:
+        """Whether it has been made, or is to be."""
+        return self.asked(step) or _name(step) in self._next
+
+
+def _name(step: Step) -> str:
+    return name_of({"method": "", "id": step.value})

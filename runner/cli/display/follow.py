@@ -14,13 +14,13 @@ from types import FrameType
 import anyio
 import anyio.abc
 
+from plait.backends.protocol import JsonValue
 from plait.runner.cli.display.growing import grow
 from plait.runner.cli.display.plain import Display
 from plait.runner.cli.exits import AT_ONCE
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult
-from plait.runner.domain.task import JsonValue
 from plait.runner.run import Run
 
 _REFRESH = 0.2  # seconds

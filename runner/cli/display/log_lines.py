@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeAlias
 
+from plait.backends.protocol import JsonValue
 from plait.runner.cli.display.colour import coloured
 from plait.runner.cli.display.text import counted, dollars, one_line, seconds, tokens, visible
 from plait.runner.domain.status import TaskStatus
-from plait.runner.domain.task import JsonValue
 from plait.runner.operations.timeline import Entry
 
 _LONGEST = 300

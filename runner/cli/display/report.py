@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from plait.backends.protocol import JsonValue
 from plait.runner.cli import exits
 from plait.runner.cli.display.colour import coloured
 from plait.runner.cli.display.follow import Ending
@@ -17,7 +18,6 @@ from plait.runner.cli.waiting import Waiting
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult, TaskResult
 from plait.runner.domain.status import RunStatus, TaskStatus
-from plait.runner.domain.task import JsonValue
 from plait.runner.operations.inspect import usage_value
 from plait.runner.policies.orchestrator.policy import Stop
 

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, cast
 
-from plait.backends.protocol import JsonInput
+from plait.backends.protocol import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Decision, RunView
 from plait.runner.domain.status import RunStatus, TaskStatus
-from plait.runner.domain.task import JsonValue, Task
+from plait.runner.domain.task import Task
 from plait.runner.policies.orchestrator.evidence import EXECUTED, Evidence, digest, is_work, said
 from plait.runner.policies.orchestrator.prompts import (
     ANSWER_ID,

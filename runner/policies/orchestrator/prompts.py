@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from plait.runner.domain.task import JsonValue, Task
+from plait.backends.protocol import JsonValue
+from plait.runner.domain.task import Task
 
 PLANNER, EXECUTOR, REFLECTOR = "planner", "executor", "reflector"
 ANSWER_ID = "answer"

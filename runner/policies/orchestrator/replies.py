@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import cast
 
-from plait.runner.domain.task import JsonValue, Task
+from plait.backends.protocol import JsonValue
+from plait.runner.domain.task import Task
 from plait.runner.policies.orchestrator.prompts import work_task
 
 PREFIX = "do."

@@ -214,7 +214,7 @@ async def test_anthropic_itself_insists_on_a_key(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_missing_sdk_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plait.backends.llm.sdk.find_spec", lambda name: None)
+    monkeypatch.setattr("plait.backends.extras.find_spec", lambda name: None)
     with pytest.raises(BackendUnavailable, match=r"pip install 'plait\[anthropic\]'"):
         AnthropicBackend().check()
 

@@ -158,7 +158,7 @@ def test_the_sdk_knows_the_default_model() -> None:
 
 
 async def test_missing_sdk_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plait.backends.llm.sdk.find_spec", lambda name: None)
+    monkeypatch.setattr("plait.backends.extras.find_spec", lambda name: None)
     with pytest.raises(BackendUnavailable, match=r"pip install 'plait\[openai\]'"):
         await say(OpenAIBackend("m", base_url="http://127.0.0.1:9"))
 

@@ -22,12 +22,12 @@ from plait.runner.domain import events
 from plait.runner.domain.status import TaskStatus
 from plait.runner.engine import checkpointer as checkpoint
 from plait.runner.engine import executor as execution
+from plait.runner.engine.checkpointer import Position
 from plait.runner.engine.commit import SET, Latch
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
-from plait.runner.engine.sink import Position
+from plait.runner.engine.run_control import Control
 from plait.runner.recovery import lease as ownership
-from plait.runner.run import Control
 from plait.runner.scheduling import scheduler as schedule
 from plait.runner.scheduling import slots as places
 from plait.runner.state import run_state as state

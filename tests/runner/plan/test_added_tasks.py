@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plait.runner.engine.growth import TASKS_SCHEMA
+from plait.runner.domain.task import TASKS_SCHEMA
 from plait.runner.plan import parse_plan
 
 

@@ -101,7 +101,7 @@ async def test_a_failed_session_can_have_another_try(store: Store) -> None:
 
 
 def without_its_extra(monkeypatch: pytest.MonkeyPatch) -> OpenAIBackend:
-    monkeypatch.setattr("plait.backends.llm.sdk.find_spec", lambda name: None)
+    monkeypatch.setattr("plait.backends.extras.find_spec", lambda name: None)
     return OpenAIBackend("m", base_url="http://127.0.0.1:9")
 
 

@@ -8,8 +8,7 @@ import time
 import pytest
 
 from plait.runner import DAG, FailureMode, Task, TaskStatus
-from plait.runner.scheduling.outset import Outset
-from plait.runner.scheduling.scheduler import Schedule
+from plait.runner.scheduling.scheduler import Outset, Schedule
 from plait.runner.scheduling.slots import Places
 
 DONE, FAILED = TaskStatus.COMPLETED, TaskStatus.FAILED

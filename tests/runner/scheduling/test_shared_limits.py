@@ -15,7 +15,7 @@ from plait.backends import BackendError, ErrorKind
 from plait.persistence import MemoryStore, SQLiteStore
 from plait.runner import DAG, ParallelRunner, Retry, RunService, RunStatus, Task
 from plait.runner.domain import events
-from plait.runner.engine.retry import PATIENCE
+from plait.runner.state.failures import PATIENCE
 from tests.support.fakes import QuickClock
 from tests.support.sharing import COMPLETED, Meter, chain, run_all, wide
 

@@ -8,8 +8,7 @@ import anyio.lowlevel
 import pytest
 
 from plait.runner import DAG, ParallelRunner, Task, TaskStatus
-from plait.runner.scheduling.outset import Outset
-from plait.runner.scheduling.scheduler import Schedule
+from plait.runner.scheduling.scheduler import Outset, Schedule
 from plait.runner.scheduling.slots import Places
 from tests.support.sharing import COMPLETED, run_all, wide
 

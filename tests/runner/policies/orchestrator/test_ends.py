@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from plait.backends.protocol import JsonValue
 from plait.runner.domain.status import RunStatus, TaskStatus
-from plait.runner.domain.task import JsonValue, Task
+from plait.runner.domain.task import Task
 from plait.runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy, Phase
 from tests.support.simulated import Simulation
 
