@@ -1,0 +1,89 @@
+"""plait has one import name: a user's own `runner`, `backends` and `persistence` are the user's."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import plait
+
+ROOT = Path(__file__).parent.parent
+PROGRAM = """
+import anyio
+import backends.mine, persistence, runner
+from plait import DAG, ParallelRunner, SQLiteStore, Task
+
+async def main():
+    async with SQLiteStore("runs.db") as store:
+        mine = ParallelRunner(runner.shout, store=store)
+        print((await mine.run(DAG([Task("a", prompt="hello")])))["a"].text, persistence.NAME, backends.mine.NAME)
+
+anyio.run(main)
+"""
+TOOLS = """
+import backends.mine, persistence, runner
+
+def shout(prompt):
+    return " ".join([runner.shout(prompt), persistence.NAME, backends.mine.NAME])
+"""
+PLAN = """
+backends: {shout: {kind: function, call: "tools.py:shout"}}
+tasks: [{id: a, prompt: hello}]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of a user with modules that have the names of our packages."""
+    (tmp_path / "runner.py").write_text("def shout(prompt):\n    return prompt.upper() + '!'\n")
+    (tmp_path / "persistence.py").write_text("NAME = 'my persistence'\n")
+    (tmp_path / "backends").mkdir()
+    (tmp_path / "backends" / "__init__.py").write_text("")
+    (tmp_path / "backends" / "mine.py").write_text("NAME = 'my backends'\n")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "tools.py").write_text(TOOLS)
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", [["program.py"], ["-m", "plait", "run", "plan.yaml", "-q"]], ids=["program", "plan"])
+def test_a_users_modules_of_the_same_names_are_the_users(folder: Path, words: list[str]) -> None:
+    # As installed: the checkout is not on the path.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, *words]
+    done = subprocess.run(command, check=False, cwd=folder, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("HELLO! my persistence my backends\n", 0), done.stderr
+
+
+def test_only_plait_is_installed() -> None:
+    """`make release-check` looks into the wheel itself."""
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    assert setuptools["packages"] == {"find": {"include": ["plait*"]}}
+    for package in ("runner", "backends", "persistence"):
+        assert (ROOT / "plait" / package).readlink() == Path("..", package)
+        folders = {path.parent for path in (ROOT / package).rglob("*.py")}
+        assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+@pytest.mark.parametrize("package", ["runner", "backends", "persistence"])
+def test_in_a_checkout_the_folders_give_the_same_objects(package: str) -> None:
+    """`from runner import ParallelRunner`."""
+    folder, installed = importlib.import_module(package), importlib.import_module(f"plait.{package}")
+    assert folder.__all__ == installed.__all__
+    for name in folder.__all__:
+        assert getattr(folder, name) is getattr(installed, name)
+
+
+def test_each_public_name_is_there() -> None:
+    assert len(set(plait.__all__)) == len(plait.__all__)
+    for name in plait.__all__:
+        assert getattr(plait, name) is not None
+    assert set(plait.runner.__all__) <= set(plait.__all__)
+    with pytest.raises(AttributeError, match="module 'plait' has no attribute 'Nothing'"):
+        plait.Nothing  # noqa: B018
