@@ -1,9 +1,15 @@
 """Plans with mistakes: each is reported with its place and what to do, and all of them at once."""
 
+import json
+from pathlib import Path
+
 import pytest
 
-from plait.runner.plan import PlanError, load_plan
+from plait.runner.errors import PromptError
+from plait.runner.plan import PlanError, PlanProblem, load_plan, parse_plan
+from plait.runner.prompts.render import render
 from tests.support.plans.plan_mistakes import mistakes, tasks
+from tests.support.processes.command import plait
 
 CASES = {
     "unknown key": (tasks('{id: a, prompt: "", wieght: 2}'), 2, "tasks[0].wieght", "did you mean 'weight'?"),
@@ -233,3 +239,197 @@ def test_a_problem_names_the_file(tmp_path):
     with pytest.raises(PlanError) as caught:
         load_plan(path)
     assert str(caught.value).startswith(f"{path}:2:1: the file is not UTF-8")
+
+
+def test_everything_at_once():
+    text = """\
+nmae: x
+inputs: {dcos: {files: 3}}
+defaults: {failure_mode: hrad}
+tasks:
+  - id: facts
+    prompt: "{{ tpoic }}"
+    retry: {attempts: 0}
+  - id: facts
+    prompt: *x
+    depend_on: fatcs
+  - id: poem
+    prompt: "{{ facts }}"
+    depends_on: [fatcs, 3]
+  - id: end
+    backend: deep
+    prompt: "{{ poem"
+"""
+    assert [(problem.line, problem.where) for problem in mistakes(text)] == [
+        (1, "nmae"),
+        (2, "inputs.dcos.files"),
+        (3, "defaults.failure_mode"),
+        (6, "tasks[0].prompt"),
+        (7, "tasks[0].retry.attempts"),
+        (8, "tasks[1].depends_on"),
+        (8, "tasks[1].id"),
+        (9, "tasks[1].prompt"),
+        (10, "tasks[1].depend_on"),
+        (13, "tasks[2].depends_on[1]"),
+        (15, "tasks[3].backend"),
+        (16, "tasks[3].prompt"),
+    ]
+
+
+def test_every_mistake_of_one_prompt():
+    text = tasks(
+        '{id: a, prompt: "x"}',
+        """{id: b, depends_on: a, prompt: '{{ a.b() }} {{ nobody }} {{ a | shout }} {{ a + 1 }} {{ a is odd(2) }}'}""",
+        "{id: c, depends_on: a, prompt: '{% for k, v in a %}{{ k }}{{ v }}{{ w }}{{ k + 1 }}{% endfor %}'}",
+        "{id: d, depends_on: a, prompt: '{% set x = 1 %}{{ x }}{{ x + 1 }}'}",
+    )
+    said = [(problem.where, problem.message.partition(";")[0]) for problem in mistakes(text)]
+    assert said == [
+        ("tasks[1].prompt", "calls are not allowed in a prompt"),
+        ("tasks[1].prompt", "the filter 'shout' is not available in prompts"),
+        ("tasks[1].prompt", "arithmetic is not allowed in a prompt"),
+        ("tasks[1].prompt", "the test 'is odd' is not available in prompts"),
+        ("tasks[1].prompt", "the prompt uses {{ nobody }}, which is neither a task nor an input"),
+        ("tasks[2].prompt", "a loop has one name: write {% for part in parts %}"),
+        ("tasks[2].prompt", "arithmetic is not allowed in a prompt"),
+        ("tasks[2].prompt", "the prompt uses {{ w }}, which is neither a task nor an input"),
+        ("tasks[3].prompt", "assign is not allowed in a prompt"),
+        ("tasks[3].prompt", "arithmetic is not allowed in a prompt"),
+    ]
+
+
+def test_a_prompt_full_of_mistakes_tells_twenty_of_them():
+    calls = " ".join(f"{{{{ a | f{number} }}}}" for number in range(1000))
+    assert len(mistakes(tasks('{id: a, prompt: "x"}', f"{{id: b, depends_on: a, prompt: '{calls}'}}"))) == 20
+
+
+def test_a_follow_ups_prompt_tells_every_mistake():
+    follow = "workflows: [{after: coder, steps: [{role: tester, prompt: '{{ a + 1 }} {{ b() }}'}]}]\n"
+    found = mistakes(follow + tasks("{id: a, role: coder, prompt: x}"))
+    assert [problem.where for problem in found] == ["workflows[0].steps[0].prompt"] * 2
+
+
+def test_cycles_hide_neither_each_other_nor_other_mistakes():
+    waiting = {"a": "b", "b": "a", "c": "d", "d": "e", "e": "c", "behind": "a"}
+    lines = [f'{{id: {one}, prompt: "{{{{ {two} }}}}", depends_on: {two}}}' for one, two in waiting.items()]
+    text = tasks(*lines, '{id: z, prompt: "{{ nobody }}"}')
+    assert [(problem.where, problem.message.partition(";")[0]) for problem in mistakes(text)] == [
+        ("tasks[0].depends_on", "these tasks wait for each other: a -> b -> a"),
+        ("tasks[2].depends_on", "these tasks wait for each other: c -> e -> d -> c"),
+        ("tasks[6].prompt", "the prompt uses {{ nobody }}, which is neither a task nor an input"),
+    ]
+
+
+def test_the_nearest_name_is_looked_for_a_few_times_only():
+    listed = [f'{{id: task-{number}, prompt: "", depends_on: fatcs}}' for number in range(1500)]
+    found = mistakes(tasks('{id: facts, prompt: ""}', *listed))
+    assert found[0].message == "unknown task 'fatcs'; did you mean 'facts'?"
+    assert sum("did you mean" in problem.message for problem in found) == 20  # to look for it takes long
+    assert (len(found), found[-1].message) == (1500, "unknown task 'fatcs'")
+
+
+def test_the_message_has_two_thousand_of_them_and_says_how_many_more_there_are():
+    with pytest.raises(PlanError) as caught:
+        parse_plan(tasks(*(f'{{id: task-{number}, prompt: "", depends_on: nobody}}' for number in range(3001))))
+    lines = str(caught.value).splitlines()
+    assert (len(caught.value.problems), len(lines), lines[-1]) == (3001, 2001, "and 1,001 more")
+
+
+TASK = "tasks:\n  - id: t\n    for_each: people\n    prompt: |\n"
+
+
+LETTER = TASK + '      To {{ item["name"] }}\n      on {{ item.topic }}\n'
+
+
+NAMES = [{"name": "Ada", "age": 3}, {"name": "Bo"}]
+
+
+def of_prompt(prompt: str, people: object) -> list[PlanProblem]:
+    plan = {"inputs": {"people": people}, "tasks": [{"id": "t", "for_each": "people", "prompt": prompt}]}
+    try:
+        parse_plan(json.dumps(plan), format="json")
+    except PlanError as error:
+        return list(error.problems)
+    return []
+
+
+@pytest.mark.parametrize(
+    ("header", "have"),
+    [
+        ("name, topic", "they have 'name', ' topic'; did you mean ' topic'?"),
+        ("name,Topic", "they have 'name', 'Topic'; did you mean 'Topic'?"),
+        ("name,place", "they have 'name', 'place'"),
+    ],
+)
+def test_a_column_that_is_not_there_is_a_mistake_of_the_plan(tmp_path: Path, header: str, have: str) -> None:
+    (tmp_path / "p.csv").write_text(f"{header}\nAda,x\nBo,y\n")
+    (tmp_path / "plan.yaml").write_text(f"inputs: {{people: {{rows: p.csv}}}}\n{LETTER}")
+    done = plait(tmp_path, "check", "plan.yaml")
+    said = "the prompt uses {{ item.topic }}, but no element of input 'people' has that field; "
+    assert (done.code, done.err.rstrip("\n").removeprefix("error: ")) == (
+        2,
+        f"plan.yaml:7:1: tasks[0].prompt: {said}{have}",
+    )
+
+
+def test_it_is_the_same_for_files_and_for_a_list_in_the_plan(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("x")
+    (problem,) = of_prompt("{{ item.nam }}", NAMES)
+    assert problem.message.endswith("; they have 'name', 'age'; did you mean 'name'?")
+    with pytest.raises(PlanError, match=r"they have 'name', 'path', 'text'; did you mean 'text'"):
+        parse_plan(f"inputs: {{people: {{files: '*.md'}}}}\n{LETTER.replace('topic', 'texts')}", folder=tmp_path)
+    (problem,) = of_prompt("{{ item['first name'] }}", ["Ada", 1])
+    assert problem.message == (
+        "the prompt uses {{ item['first name'] }}, but no element of input 'people' has that field; they have no fields"
+    )
+    (problem,) = of_prompt("{{ item.x }}", [{f"column {number}": 1 for number in range(30)}])
+    assert problem.message.endswith("'column 18', 'column 19', ...")
+
+
+def test_fields_that_one_element_has_or_that_nobody_knows_are_left_to_the_run() -> None:
+    assert not of_prompt("{{ item.age }}", NAMES)
+    tasks = [{"id": "p", "prompt": ""}, {"id": "t", "for_each": "p", "prompt": "{{ item.x }}"}]
+    parse_plan(json.dumps({"tasks": tasks}), format="json")
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "{{ item.q | default('x') | upper }}{{ item.q.r | default(item.q) | default('x') }}",
+        "{% if item.q is defined %}{{ item.q }}{% endif %}",
+        "{% if item.q is undefined or item.q == 'x' %}{% endif %}",
+        "{% if item.name == 'Eve' %}{{ item.q }}{% elif item.name == 'Fay' %}{{ item.q }}{% endif %}",
+        "{{ item.q if item.name == 'Eve' else item.name }}",
+        "{% if item.name == 'Eve' and item.q %}{% endif %}{% if item.name or item.q %}{% endif %}",
+        "{% for part in none_here %}{{ item.q }}{% endfor %}",
+        "{% for item in others %}{{ item.q }}{% endfor %}",
+        "{% if item.q in none_here %}{% endif %}",
+        "{{ others[0].q }}",
+    ],
+)
+def test_a_prompt_that_does_without_the_field_is_right(prompt: str) -> None:
+    inputs = {"people": NAMES, "none_here": [], "others": [{"q": 1}]}
+    plan = {"inputs": inputs, "tasks": [{"id": "t", "for_each": "people", "prompt": prompt}]}
+    dag = parse_plan(json.dumps(plan), format="json").dag
+    assert all(render(task.prompt, {**inputs, "item": task.item}) is not None for task in dag.tasks)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "{{ item.q.r | upper | truncate(3) }}",
+        "{{ item['q'][0] }}",
+        "{% if item.q %}x{% endif %}",
+        "{% if not item.q %}x{% else %}y{% endif %}",
+        "{% if item.q or true %}x{% endif %}",
+        "{% if 1 == item.q %}x{% endif %}",
+        "{% if 'a' in item.q %}x{% endif %}",
+        "{{ 1 if item.q == 2 else 3 }}",
+        "{% for part in item.q | sort %}x{% endfor %}",
+    ],
+)
+def test_what_is_a_mistake_could_not_be_rendered(prompt: str) -> None:
+    (problem,) = of_prompt(prompt, NAMES)
+    assert "the prompt uses {{ item.q }}, but" in problem.message
+    with pytest.raises(PromptError, match="has no field 'q'"):
+        render(prompt, {"item": NAMES[0]})

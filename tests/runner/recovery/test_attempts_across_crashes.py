@@ -1,4 +1,4 @@
-"""What the kills found, each as the shortest story that shows it."""
+"""Attempts before a crash count after it: each limit of a task holds over all of its processes."""
 
 from __future__ import annotations
 
