@@ -1,5 +1,6 @@
-"""The guard's program; see guard.py. It is run by its path, in a bare interpreter, with the number and the start time
-of the process that it serves.
+"""The program of the watchdog; see watchdog.py. A bare interpreter runs the file by its path.
+
+`_watchdog.py PID STARTED LIBRARY`: the number and the start time of the watched process, and `proctable.library()`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-_LIMIT = 10.0  # seconds; what cannot be killed by then hangs in the kernel
-_PAUSE = 0.3  # seconds, in which a child that was just being started gets its mark
+_LIMIT = 10.0  # seconds; after this time the kernel holds the processes that are left
+_PAUSE = 0.3  # seconds; a child that was being started receives its mark meanwhile
 
 
 def main() -> None:
-    sys.path.insert(0, str(Path(__file__).parent))
-    from proctable import Turn, end, start_time  # type: ignore[import-not-found]  # noqa: PLC0415
+    _, pid, started, library = sys.argv
+    sys.path += [str(Path(__file__).parent), *filter(None, [library])]
+    from proctable import ProcessTag, kill_tree, start_time  # type: ignore[import-not-found]  # noqa: PLC0415
 
     watched: dict[str, list[Any]] = {}
     for line in sys.stdin:
@@ -25,11 +27,11 @@ def main() -> None:
         watched[marker] = more
         if not more:
             del watched[marker]
-    while start_time(int(sys.argv[1])) == sys.argv[2]:  # the end of the socket alone says little
+    while start_time(int(pid)) == started:  # the socket may end while the process lives
         time.sleep(0.02)
-    turns = [Turn(marker, *known) for marker, (*known, _) in watched.items()]
+    tags = [ProcessTag(marker, *known) for marker, (*known, _) in watched.items()]
     for _ in range(2):
-        end(turns, _LIMIT)
+        kill_tree(tags, _LIMIT)
         time.sleep(_PAUSE)
     for *_, folder in watched.values():
         if folder:

@@ -1,4 +1,7 @@
-"""How much memory is free on this machine, or in the part of it that we may use."""
+"""Measure the free memory of this machine, or of the control groups around this process.
+
+psutil reports the machine alone, so the limits of control groups are read here.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,27 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 
 def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that programs started now can have without others being pushed out: what the kernel thinks, or what the
-    control groups leave that this process is in, if that is less. None where nobody tells (they are Linux's).
+    """Return the bytes that new programs can use without pushing other programs out of memory.
+
+    The result is the kernel's estimate, or the rest in the control groups of this process if the rest is less. Return
+    None if the system reports neither.
     """
-    found = [*_of_machine(proc / "meminfo"), *_of_groups(proc / "self" / "cgroup", cgroups)]
+    found = [*_of_machine(), *_of_groups(proc / "self" / "cgroup", cgroups)]
     return max(min(found), 0) if found else None
 
 
-def _of_machine(meminfo: Path) -> Iterator[int]:
-    with suppress(OSError, ValueError, IndexError):
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                yield int(line.split()[1]) * 1024
+def _of_machine() -> Iterator[int]:
+    with suppress(OSError, ValueError, KeyError, psutil.Error):
+        yield psutil.virtual_memory().available
 
 
-def _of_groups(told: Path, cgroups: Path) -> Iterator[int]:
+def _of_groups(listed: Path, cgroups: Path) -> Iterator[int]:
     try:
-        lines = told.read_text().splitlines()
+        lines = listed.read_text().splitlines()
     except OSError:
         return
     for line in lines:
@@ -37,13 +42,13 @@ def _of_groups(told: Path, cgroups: Path) -> Iterator[int]:
 
 
 def _up_from(top: Path, path: str, names: tuple[str, str, str]) -> Iterator[int]:
-    """What the group and each one around it leaves; a container sees its own group as the top."""
+    """Yield the rest in the group and in each group around it; a container sees its own group as the top."""
     limit, used, reclaimable = names
     group = top / path.strip("/")
     for one in (group, *group.parents):
         if one.is_relative_to(top):
             with suppress(OSError, ValueError):
-                # What files keep in memory and nobody uses is given away first. "max" is no number: no limit.
+                # The kernel reclaims unused pages of files first. "max" is not a number: no limit.
                 yield int((one / limit).read_text()) - int((one / used).read_text()) + _stat(one, reclaimable)
 
 

@@ -1,16 +1,16 @@
-"""Lines out of a file that grows, in bounded memory."""
+"""Split a growing file into lines, in bounded memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 LONGEST_LINE = 8 * 2**20
-"""Bytes; what is longer than that is left out."""
-_PIECE = 2**16  # bytes; what is handed on without a pause
+"""Bytes; longer lines are left out."""
+_PIECE = 2**16  # bytes handed on without a pause
 
 
 class Lines:
-    """Hands on each line that `read` brings, without its end, until `on_line` says True: enough."""
+    """Hand each line from `read` on to `on_line`, without its end, until `on_line` returns True: enough."""
 
     def __init__(self, read: Callable[[int], bytes], on_line: Callable[[bytes], bool]) -> None:
         self._read = read
@@ -18,13 +18,13 @@ class Lines:
         self._rest = bytearray()
         self._skipping = False
         self.skipped = 0
-        """Lines that were left out."""
+        """The number of lines left out."""
         self.total = 0
         """Bytes read so far."""
         self.enough = False
 
     def pump(self) -> int:
-        """Read one piece and hand its lines on; how many bytes it had."""
+        """Read one piece and hand its lines on. Return the bytes of the piece."""
         piece = self._read(_PIECE)
         self.total += len(piece)
         start = 0
@@ -36,12 +36,12 @@ class Lines:
         return len(piece)
 
     def flush(self) -> None:
-        """What stands behind the last line's end is a line, too."""
+        """Hand on the rest behind the last line end as a line."""
         if self._rest or self._skipping:
             self._line(b"")
 
     def restart(self) -> None:
-        """The file begins anew."""
+        """Begin at the start of the file again."""
         self._rest.clear()
         self._skipping = False
         self.total = 0

@@ -1,9 +1,9 @@
-"""`child.json`: who the child is that has its files in a folder, for processes that did not start it.
+"""Read and write `child.json`: the identity of the child with its files in a folder, for later processes.
 
-    child.json (marker) -> started -> child.json (marker, number, start time) -> over.json (nothing of it is left)
+    child.json (marker) -> started -> child.json (marker, number, start time) -> over.json (no process is left)
 
-Whoever starts a child may be killed at any moment between. So it holds a lock on the child's `stdout` before it starts
-it: the child has the lock with the descriptor from its first breath, before it is the program that carries the mark.
+The starting process may be killed between any two of these steps. It therefore locks the child's `stdout` before the
+start: the child inherits the lock with the descriptor at once, before the child becomes the program with the marker.
 """
 
 from __future__ import annotations
@@ -19,51 +19,55 @@ from hashlib import sha256
 from pathlib import Path
 
 from plait.backends.process.private import private_file
-from plait.backends.process.proctable import HAS_PROC, Process, Turn, boot_id, members, start_time
+from plait.backends.process.proctable import Process, ProcessTag, boot_id, members, start_time
 from plait.backends.values import value
 
 _NAME, _OVER = "child.json", "over.json"
-_START_LIMIT = 5.0  # seconds; a start takes milliseconds, and on a machine that has far too much to do, some hundred
+_START_LIMIT = 5.0  # seconds; a start takes milliseconds, and some hundred on an overloaded machine
 
 
 @value
-class Known:
-    """Who a child is. `pid` is 0 while it is being started; `note` is what its starter wanted to know later; `words` is
-    about its arguments, as `words_of` says.
-    """
+class ChildManifest:
+    """The identity of a child."""
 
     marker: str
+    """Hexadecimal, 16 digits; in the environment of every process of the child."""
     boot: str
+    """The boot of the machine, from `boot_id`."""
     pid: int
+    """0 while the child is being started."""
     started: str
+    """The start time, from `start_time`."""
     note: Mapping[str, str]
+    """Small facts kept by the starting process for later."""
     words: str = ""
+    """The digest of the arguments, from `words_of`."""
 
     @property
     def is_of_this_boot(self) -> bool:
-        """Whether its numbers mean anything on this machine, since it was started."""
+        """Whether this machine has not been started again since, so that the process number still has a meaning."""
         return self.boot == boot_id()
 
     @property
-    def turn(self) -> Turn:
-        """What its processes are known by."""
-        return Turn(self.marker, self.pid, self.started)
+    def tag(self) -> ProcessTag:
+        """The identity of the child's process tree."""
+        return ProcessTag(self.marker, self.pid, self.started)
 
     @property
     def is_alive(self) -> bool:
-        """Whether the child lives. No other process is taken for it."""
-        # "": nobody can tell just now, which is no reason to give it up.
+        """Whether the child lives; never true because of another process with its number."""
+        # "": the system does not answer at the moment; a child is not given up for a missing answer.
         return bool(self.pid) and self.is_of_this_boot and start_time(self.pid) in {self.started, ""}
 
 
 def lock_start(stdout: int) -> None:
-    """Say, by its output's descriptor, that a child is being started; over when nobody has that one any more."""
+    """Lock a child's output while the child is being started. The lock ends with the last copy of the descriptor."""
     with suppress(OSError):  # a file system without locks
         fcntl.flock(stdout, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def tell(folder: Path, known: Known) -> None:
-    """Write `child.json`, all of it or none. Raises OSError."""
+def write_manifest(folder: Path, known: ChildManifest) -> None:
+    """Write `child.json`, whole or not at all. Raise OSError if the file cannot be written."""
     text = json.dumps(
         {
             "version": 1,
@@ -81,18 +85,19 @@ def tell(folder: Path, known: Known) -> None:
 
 
 def mark_over(folder: Path) -> None:
-    """Nobody has to look for the child again."""
+    """Rename `child.json`, so that no later process looks for the child."""
     with suppress(OSError):
         (folder / _NAME).replace(folder / _OVER)
 
 
-def read_known(folder: Path) -> Known | None:
-    """Who the child is, or was, that has its files in `folder`; None when there is none. One whose start is under way
-    is waited for, in this thread: until then nobody can see whether it will live. Never raises.
+def read_known(folder: Path) -> ChildManifest | None:
+    """Return the manifest of the child with its files in `folder`, living or over; None without a child.
+
+    Wait, in this thread, for a start under way: before its end, nothing shows whether the child will live. Never raise.
     """
     known, until = _read(folder), time.monotonic() + _START_LIMIT
-    while known is not None and not known.pid and HAS_PROC and known.is_of_this_boot:
-        is_starting = _is_locked(folder / "stdout")  # before the look: then it has been started, or has ended
+    while known is not None and not known.pid and known.is_of_this_boot:
+        is_starting = _is_locked(folder / "stdout")  # asked before the table: an unlocked child has started or ended
         found = _members(known)
         if found or not is_starting or time.monotonic() > until:
             return _with_number(known, found)
@@ -101,11 +106,12 @@ def read_known(folder: Path) -> Known | None:
     return known
 
 
-def left_below(folder: Path) -> Iterator[tuple[Path, Known]]:
-    """The children with their files somewhere below `folder` of which nobody knows yet that nothing is left, each with
-    the folder of its files. Those of another boot do not count.
+def left_below(folder: Path) -> Iterator[tuple[Path, ChildManifest]]:
+    """Yield the folder and the manifest of each child below `folder` that may have living processes.
+
+    Children of another boot do not count.
     """
-    # Never into a child's own folder: what its tools leave there comes and goes, and is nobody's word on who is whose.
+    # Never enter a child's own folder: its tools make and remove files there, and could leave a `child.json`.
     for path, below, names in os.walk(folder.resolve()):
         if _NAME in names or _OVER in names:
             below.clear()
@@ -114,18 +120,18 @@ def left_below(folder: Path) -> Iterator[tuple[Path, Known]]:
             yield Path(path), known
 
 
-def _read(folder: Path) -> Known | None:
+def _read(folder: Path) -> ChildManifest | None:
     for name in (_NAME, _OVER):
         try:
-            told = json.loads((folder / name).read_bytes())
-            int(told["marker"], 16)
-            return Known(
-                told["marker"],
-                str(told["boot"]),
-                int(told["pid"]),
-                str(told["started"]),
-                {str(key): str(text) for key, text in told["note"].items()},
-                str(told.get("words", "")),
+            fields = json.loads((folder / name).read_bytes())
+            int(fields["marker"], 16)
+            return ChildManifest(
+                fields["marker"],
+                str(fields["boot"]),
+                int(fields["pid"]),
+                str(fields["started"]),
+                {str(key): str(text) for key, text in fields["note"].items()},
+                str(fields.get("words", "")),
             )
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             continue
@@ -149,35 +155,39 @@ def _is_locked(path: Path) -> bool:
 
 
 def words_of(arguments: Sequence[str | bytes]) -> str:
-    """The number of a program's arguments, its own name left out, and a digest of them."""
+    """Return the number and the digest of a program's arguments; the name of the program is not an argument."""
     try:
-        told = b"\0".join(map(os.fsencode, arguments))
-    except UnicodeEncodeError:  # nothing can be started with such ones
+        joined = b"\0".join(map(os.fsencode, arguments))
+    except UnicodeEncodeError:  # no program can be started with these arguments
         return ""
-    return f"{len(arguments)}:{sha256(told).hexdigest()}"
+    return f"{len(arguments)}:{sha256(joined).hexdigest()}"
 
 
-def _members(known: Known) -> Sequence[Process]:
+def _members(known: ChildManifest) -> Sequence[Process]:
     try:
-        return members([known.turn])
-    except OSError:  # no descriptor is left to look with
+        return members([known.tag])
+    except OSError:  # no descriptor is left to read the table with
         return ()
 
 
-def _with_number(known: Known, found: Sequence[Process]) -> Known:
-    """Whoever started it may have been killed before it wrote the number down. The child is known by its arguments: it
-    may be over, and what it has left at work be the leader of a session, too.
+def _with_number(known: ChildManifest, found: Sequence[Process]) -> ChildManifest:
+    """Return the manifest with the number of the child, if the child is among the processes found.
+
+    The starting process was killed before the number was written. The child is recognized by its arguments: another
+    process of the tree may lead a session as well, and the child itself may be over.
     """
     leaders = [process for process in found if process.pid == process.session and _is_called(process.pid, known)]
     first = min(leaders, key=lambda process: process.started, default=None)
     return known if first is None else replace(known, pid=first.pid, started=str(first.started))
 
 
-def _is_called(pid: int, known: Known) -> bool:
-    """A script's interpreter stands before the script in its arguments, so they are compared from the end."""
+def _is_called(pid: int, known: ChildManifest) -> bool:
+    """Compare the arguments from the end: for a script, the interpreter stands before them."""
+    import psutil  # noqa: PLC0415 - used only after a kill within a start
+
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
-    except OSError:
+        words = psutil.Process(pid).cmdline()
+    except (psutil.Error, OSError):
         return False
     count = known.words.partition(":")[0]
     return count.isdecimal() and words_of(words[max(0, len(words) - int(count)) :]) == known.words

@@ -1,14 +1,14 @@
-"""Children: spawned, fed, followed, ended, never left behind. For every program that is run for a turn.
+"""Start, adopt and sweep children: the programs that run for a turn. No child is left behind.
 
-A child gets a session of its own and everything by files, so that it needs nobody to live on: its input is a file that
-has no name any more, its output goes into files in a folder of its own, and `child.json` there says who it is. When the
-process that started it is killed, it works on, and another process follows the same files to the same end. A pipe would
-have lost the answer with its reader; and nobody who holds a pipe open can keep us waiting.
+A child has a session of its own and exchanges everything by files, so the child does not depend on its starter: the
+input is a file without a name, the output goes into files in a folder of the child, and `child.json` there holds the
+child's identity. If the starter is killed, the child works on, and another process follows the same files to the same
+end. With a pipe, the answer would be lost with its reader, and any process with a copy of the pipe could delay the end.
 
     running: spawned -> followed* -> stopped (ended, swept, reaped)        child.json -> over.json
 
-Whoever leaves, for whatever reason, ends the whole tree (`child.Child.stop`). What a process that was killed has left
-is found by the marker in `child.json`, which is written before the child is started.
+Leaving `running` or `adopted` ends the whole tree, whatever the reason (`child.Child.stop`). The children of a killed
+process are found by the marker in `child.json`, which is written before the start.
 """
 
 from __future__ import annotations
@@ -27,10 +27,18 @@ from anyio.to_thread import run_sync
 
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.process.child import KILL_LIMIT, Child
-from plait.backends.process.manifest import Known, left_below, lock_start, mark_over, read_known, tell, words_of
+from plait.backends.process.manifest import (
+    ChildManifest,
+    left_below,
+    lock_start,
+    mark_over,
+    read_known,
+    words_of,
+    write_manifest,
+)
 from plait.backends.process.private import private_folder
-from plait.backends.process.proctable import PREFIX, boot_id, end, first_start_time, tag
-from plait.backends.process.watchdog import GUARD
+from plait.backends.process.proctable import PREFIX, boot_id, first_start_time, kill_tree, mark
+from plait.backends.process.watchdog import WATCHDOG
 from plait.backends.text import one_line
 from plait.backends.values import value
 
@@ -43,23 +51,26 @@ _ENVIRONMENT = (
 
 @value
 class Start:
-    """What is to be started. `environment` is the whole of it (see `child_environment`). `stdin` is all that it will
-    read; None makes its standard input a FIFO in the folder, `stdin`, which never ends. `keeps` are descriptors that it
-    inherits. `note` is small and kept in `child.json`. With `guarded` it dies with this process, however that dies.
-    """
+    """A program to start."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]
+    """The whole environment; see `child_environment`."""
     cwd: Path
     stdin: bytes | None
+    """The whole input; None makes standard input an endless FIFO, `stdin` in the folder."""
     keeps: Sequence[int] = ()
+    """Descriptors to inherit."""
     note: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Small facts to keep in `child.json`."""
     guarded: bool = False
+    """Whether the child is killed when this process ends, by whatever cause."""
 
 
 def child_environment(passes: Collection[str] = ()) -> dict[str, str]:
-    """What a child may have of our environment: what programs need to run at all, the names in `passes`, and the
-    markers of turns that we are part of ourselves.
+    """Return the part of this process's environment for a child.
+
+    The part holds the variables that programs need to run, the names in `passes`, and the markers of this process.
     """
     names = {*_ENVIRONMENT, *passes}
     return {name: text for name, text in os.environ.items() if name in names or name.startswith(("LC_", PREFIX))}
@@ -67,11 +78,11 @@ def child_environment(passes: Collection[str] = ()) -> dict[str, str]:
 
 @asynccontextmanager
 async def running(start: Start, folder: Path) -> AsyncGenerator[Child]:
-    """Start a child with its files in `folder`, which is made, for this user alone; leaving ends its whole tree.
+    """Start a child with its files in `folder`, made for this user alone; leaving ends the child's whole tree.
 
-    Raises BackendUnavailable when there is no such program or working folder here; BackendError (transient) when the
-    machine has no room for another process or for its files, and (invalid_request) when no program can be given such
-    arguments; FileExistsError when the folder has a child's files already.
+    Raise BackendUnavailable if the program or its working folder is missing. Raise BackendError (transient) if the
+    machine has no room for another process or its files, and (invalid_request) if no program accepts the arguments.
+    Raise FileExistsError if the folder has the files of another child.
     """
     async with _stopped(_spawn(start, folder)) as child:
         yield child
@@ -79,8 +90,9 @@ async def running(start: Start, folder: Path) -> AsyncGenerator[Child]:
 
 @asynccontextmanager
 async def adopted(folder: Path) -> AsyncGenerator[Child | None]:
-    """The child that another process started with its files in `folder`; None when there is none. Otherwise as
-    `running`.
+    """Yield the child that another process started with its files in `folder`; None without a child.
+
+    Leaving ends the child's whole tree, as in `running`.
     """
     known = read_known(folder)
     if known is None:
@@ -103,23 +115,24 @@ async def _stopped(child: Child) -> AsyncGenerator[Child]:
 
 
 async def sweep(run_folder: Path, keep: Collection[Path]) -> int:
-    """End what is left of the children whose files are somewhere below `run_folder`, but for those below one of the
-    folders in `keep`; how many processes were killed. Children that are over cost nothing, those of another boot are
-    left alone.
+    """Kill the trees of all children with files below `run_folder`, except below the folders in `keep`.
+
+    Return the number of killed processes. Children that are over cost nothing; children of another boot are not
+    touched. Cancellation takes effect after the sweep.
     """
-    return await run_sync(_sweep, run_folder, tuple(keep))  # which no cancellation leaves half-way
+    return await run_sync(_sweep, run_folder, tuple(keep))
 
 
 def _sweep(run_folder: Path, keep: Sequence[Path]) -> int:
     kept = [folder.resolve() for folder in keep]
     left = {
-        folder: known.turn
+        folder: known.tag
         for folder, known in left_below(run_folder)
         if not any(folder.is_relative_to(one) for one in kept)
     }
     if not left:
         return 0
-    killed, is_gone = end(list(left.values()), KILL_LIMIT)
+    killed, is_gone = kill_tree(list(left.values()), KILL_LIMIT)
     if is_gone:
         for folder in left:
             mark_over(folder)
@@ -129,23 +142,23 @@ def _sweep(run_folder: Path, keep: Sequence[Path]) -> int:
 def _spawn(start: Start, folder: Path) -> Child:
     if read_known(folder) is not None:
         raise FileExistsError(f"{folder} has the files of another child")
-    known = Known(secrets.token_hex(8), boot_id(), 0, "", start.note, words_of(start.argv[1:]))
+    known = ChildManifest(secrets.token_hex(8), boot_id(), 0, "", start.note, words_of(start.argv[1:]))
     try:
         private_folder(folder)
-        tell(folder, known)
+        write_manifest(folder, known)
         if start.guarded:
-            GUARD.watch(known.turn)
+            WATCHDOG.watch(known.tag)
         ours = _popen(start, folder, known.marker)
     except (OSError, BackendError, BackendUnavailable) as error:
         _close(folder, known)
         raise _unwritten(start, error) if isinstance(error, OSError) else error from None
-    tag(ours.pid, known.marker)
+    mark(ours.pid, known.marker)
     known = replace(known, pid=ours.pid, started=first_start_time(ours.pid))
     child = Child(folder, known, ours)
     try:
-        tell(folder, known)
+        write_manifest(folder, known)
         if start.guarded:
-            GUARD.watch(known.turn)
+            WATCHDOG.watch(known.tag)
     except BaseException as error:
         child.kill_at_once()
         _close(folder, known)
@@ -161,7 +174,7 @@ def _popen(start: Start, folder: Path, marker: str) -> subprocess.Popen[bytes]:
         outputs = [_output(folder / name, files) for name in ("stdout", "stderr")]
         lock_start(outputs[0])
         try:
-            # In the loop's own thread: another one's answer could be lost to a cancellation, and the child with it.
+            # In the loop's thread: a cancellation could lose the result of another thread, and the child with it.
             return subprocess.Popen(  # noqa: S603 - no shell; the command is the user's own
                 list(start.argv),
                 stdin=stdin,
@@ -178,37 +191,36 @@ def _popen(start: Start, folder: Path, marker: str) -> subprocess.Popen[bytes]:
 
 def _refused(start: Start, error: OSError | ValueError) -> BackendError | BackendUnavailable:
     program = start.argv[0]
-    if not isinstance(error, OSError):  # a NUL, or what is no text at all
+    if not isinstance(error, OSError):  # a NUL, or a lone surrogate
         return BackendError(ErrorKind.INVALID_REQUEST, one_line(f"cannot start {program}: an argument has an {error}"))
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         if not start.cwd.is_dir():
-            return BackendUnavailable(f"there is no folder {start.cwd} to work in; name another one with cwd")
+            return BackendUnavailable(f"there is no folder {start.cwd} to work in; name another folder with cwd")
         return BackendUnavailable(_missing(program))
     if isinstance(error, PermissionError):
         return BackendUnavailable(f"{program} may not be executed in {start.cwd}: {error.strerror}")
     if error.errno == errno.ENOEXEC:
-        return BackendUnavailable(f"{program} is not a program for this machine; name another one with command")
+        return BackendUnavailable(f"{program} is not a program for this machine; name another program with command")
     kind = ErrorKind.INVALID_REQUEST if error.errno == errno.E2BIG else ErrorKind.TRANSIENT
     return BackendError(kind, one_line(f"cannot start {program}: {error.strerror}"))
 
 
 def _missing(program: str) -> str:
     if os.sep in program and Path(program).is_file():
-        what = "the one that its first line names, or another system's loader"
-        return f"{program} needs a program that is not here: {what}; install that"
+        return f"{program} cannot run: the interpreter of its first line, or its loader, is missing; install that"
     return f"there is no program {program}; install it, or name its path with command"
 
 
 def _unwritten(start: Start, error: OSError) -> BackendError:
-    what = f"cannot start {start.argv[0]}, because its files cannot be written: {error.strerror or error}"
-    return BackendError(ErrorKind.TRANSIENT, one_line(what))
+    text = f"cannot start {start.argv[0]}, because its files cannot be written: {error.strerror or error}"
+    return BackendError(ErrorKind.TRANSIENT, one_line(text))
 
 
 def _stdin(text: bytes | None, folder: Path, files: ExitStack) -> int:
     if text is None:
         fifo = folder / "stdin"
         os.mkfifo(fifo, 0o600)
-        # Open for both, so that it never ends: whoever speaks to the child may come and go.
+        # Open for reading and writing: the input then never ends, however often its writers change.
         descriptor = os.open(fifo, os.O_RDWR)
         files.callback(os.close, descriptor)
         return descriptor
@@ -224,7 +236,7 @@ def _output(path: Path, files: ExitStack) -> int:
     return descriptor
 
 
-def _close(folder: Path, known: Known) -> None:
-    """Nothing is left of the child."""
+def _close(folder: Path, known: ChildManifest) -> None:
+    """Record that no process of the child is left."""
     mark_over(folder)
-    GUARD.forget(known.marker)
+    WATCHDOG.forget(known.marker)

@@ -1,74 +1,66 @@
-"""Children of ours that outlived the process which started them.
+"""Find children that outlived the process that started them.
 
-No model server should (LocalBackend); they end when their standard input does. One that is left over has been handed to
-another process (pid 1, or whatever collects orphans), which does not run the Python that starts servers. Agents do, so
-that a resume may take them over; their files say who they are.
+A model server (`LocalBackend`) ends when its standard input ends, so a server whose parent is gone is a fault: the
+system has handed the server to another process (process 1, or a collector of orphans) with another program than the
+Python that starts servers. Agents outlive their parent on purpose: a resume takes them over. The files of an agent say
+which processes belong to it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from plait.backends.process.manifest import left_below
-from plait.backends.process.proctable import HAS_PROC, members
+from plait.backends.process.proctable import members
 from plait.backends.values import value
 
-_ARGUMENTS = [b"-P", os.fsencode(Path(__file__).parent.parent / "llm" / "_llama_server.py")]
+_ARGUMENTS = ["-P", str(Path(__file__).parent.parent / "llm" / "_llama_server.py")]
 
 
 @value
 class AtWork:
-    """A child that lives, or of which something does: the folder of its files, the kind of its backend, and the numbers
-    of its processes, its own first.
-    """
+    """A child with living processes."""
 
     folder: Path
+    """The folder of the child's files."""
     kind: str
+    """The kind of the child's backend."""
     pids: tuple[int, ...]
+    """The processes, the child first if the child lives."""
 
 
 def agents_at_work(root: Path) -> list[AtWork]:
-    """All agents that live and have their files somewhere below `root`, whoever started them, and whether or not that
-    process lives.
-    """
+    """Return all living agents with files below `root`, whether or not the process that started them lives."""
     found: list[AtWork] = []
     for folder, known in left_below(root):
-        if HAS_PROC:
-            pids = sorted((one.pid for one in members([known.turn])), key=lambda pid: (pid != known.pid, pid))
-        else:
-            pids = [known.pid] if known.pid and known.is_alive else []
+        pids = sorted((one.pid for one in members([known.tag])), key=lambda pid: (pid != known.pid, pid))
         if pids:
             found.append(AtWork(folder, known.note.get("kind", ""), tuple(pids)))
     return sorted(found, key=lambda one: one.folder)
 
 
-def left_over_servers(proc: Path = Path("/proc")) -> list[int] | None:
-    """The pids of this user's model servers whose parent is gone; None where processes cannot be looked at (`proc` is
-    Linux's).
-    """
-    if not (proc / "self" / "stat").exists():
-        return None
-    return sorted(pid for pid, parent in _servers(proc) if _program(proc, parent) != _program(proc, pid))
-
-
-def _servers(proc: Path) -> Iterator[tuple[int, int]]:
-    for entry in proc.iterdir():
-        try:
-            if (
-                entry.name.isdigit()
-                and entry.stat().st_uid == os.geteuid()
-                and (entry / "cmdline").read_bytes().split(b"\0")[1:3] == _ARGUMENTS
-            ):
-                # The command's name, in parentheses, may hold spaces; the parent is the second field behind it.
-                yield int(entry.name), int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it ended meanwhile
-            continue
-
-
-def _program(proc: Path, pid: int) -> str:
+def left_over_servers() -> list[int] | None:
+    """Return the process numbers of this user's model servers whose parent is gone; None if the table is unreadable."""
     try:
-        return str((proc / str(pid) / "exe").readlink())
-    except OSError:
+        return [server.pid for server in psutil.process_iter() if _is_left_over(server)]
+    except (psutil.Error, OSError):
+        return None
+
+
+def _is_left_over(process: psutil.Process) -> bool:
+    try:
+        if process.uids().effective != os.geteuid() or process.cmdline()[1:3] != _ARGUMENTS:
+            return False
+        return _program(process.ppid()) != process.exe()
+    except (psutil.Error, OSError):  # the process has ended meanwhile
+        return False
+
+
+def _program(pid: int) -> str:
+    try:
+        return psutil.Process(pid).exe()
+    except (psutil.Error, OSError):
         return ""

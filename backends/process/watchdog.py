@@ -1,8 +1,8 @@
-"""Children that are to die with this process, however it dies.
+"""Kill the children of this process when this process ends, whatever ends it.
 
-One process of our own, started when it is first needed, is told of their turns through a socket. That ends when we do,
-kill -9 included; then it kills all that belong to one of them, and ends. PR_SET_PDEATHSIG would not do: it tells of the
-end of a thread, reaches the child alone, not its tools, and is Linux's.
+The first use starts one process, the watchdog, and sends the tags of the children to it through a socket. The socket
+ends with this process, even by kill -9; the watchdog then kills all processes of the tags, and exits. PR_SET_PDEATHSIG
+would not do: the signal follows the end of a thread, reaches the child but not the child's tools, and is Linux's alone.
 """
 
 from __future__ import annotations
@@ -18,90 +18,92 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from plait.backends.process.proctable import Turn, start_time
+from plait.backends.process.proctable import ProcessTag, library, start_time
 
 _PROGRAM = Path(__file__).with_name("_watchdog.py")
-# SIGPIPE may be deadly here; and a guard that does not read any more must not stop us.
+# SIGPIPE could kill this process, and a full socket of a stuck watchdog must not block it.
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 _NO_WAIT = _NO_SIGNAL | socket.MSG_DONTWAIT
 
 
-class _Guard:
+class _Watchdog:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._said: socket.socket | None = None
+        self._socket: socket.socket | None = None
         self._pid = 0
         self._watched: dict[str, bytes] = {}
 
-    def watch(self, turn: Turn, folder: Path | None = None) -> None:
-        """Have all that belong to the turn killed when this process ends, until `forget`; `folder` is removed then,
-        too. To be said again when more is known of the turn. OSError when no process can be started.
+    def watch(self, tag: ProcessTag, folder: Path | None = None) -> None:
+        """Have the processes of a tag killed, and `folder` removed, when this process ends, until `forget`.
+
+        Call again when more of the tag is known. Raise OSError if no process can be started.
         """
         with self._lock:
-            line = json.dumps([*turn, None if folder is None else os.fspath(folder)]).encode() + b"\n"
-            self._watched[turn.marker] = line
-            self._say(line)
+            line = json.dumps([*tag, None if folder is None else os.fspath(folder)]).encode() + b"\n"
+            self._watched[tag.marker] = line
+            self._send(line)
 
     def forget(self, marker: str) -> None:
-        """Nothing of it is left."""
+        """Stop watching a marker: no process carries it any more."""
         with self._lock:
             if self._watched.pop(marker, None) is not None:
-                with suppress(OSError):  # no guard can be started, so none will kill anything
-                    self._say(json.dumps([marker]).encode() + b"\n")
+                with suppress(OSError):  # no watchdog can be started, so none will kill anything
+                    self._send(json.dumps([marker]).encode() + b"\n")
 
-    def leave_to_parent(self) -> None:
-        """This process is a copy: what was watched dies with the original, and the copy must not hide its end."""
-        if self._said is not None:
-            self._said.close()
-        self._lock, self._said, self._watched = threading.Lock(), None, {}
+    def reset_after_fork(self) -> None:
+        """Forget everything in a forked copy: the children die with the original, whose end the copy must not hide."""
+        if self._socket is not None:
+            self._socket.close()
+        self._lock, self._socket, self._watched = threading.Lock(), None, {}
 
-    def _say(self, line: bytes) -> None:
-        if self._said is not None:
+    def _send(self, line: bytes) -> None:
+        if self._socket is not None:
             try:
-                self._said.sendall(line, _NO_WAIT)
-            except OSError:  # it was killed: another one has to know of all
-                self._drop(self._said)
+                self._socket.sendall(line, _NO_WAIT)
+            except OSError:  # the watchdog was killed: a new watchdog receives everything
+                self._drop(self._socket)
             else:
                 return
-        self._pid, self._said = _start()
-        self._said.sendall(b"".join(self._watched.values()), _NO_SIGNAL)
+        self._pid, self._socket = _start()
+        self._socket.sendall(b"".join(self._watched.values()), _NO_SIGNAL)
 
-    def _drop(self, said: socket.socket) -> None:
-        self._said = None
+    def _drop(self, ours: socket.socket) -> None:
+        self._socket = None
         with suppress(OSError):
-            said.close()  # should it live after all, it waits for our end
+            ours.close()  # a watchdog that lives after all waits for the end of this process
         with suppress(OSError):
             os.waitpid(self._pid, os.WNOHANG)
 
 
 def _start() -> tuple[int, socket.socket]:
-    """The number of a new guard, and the end of a socket that it listens to."""
-    said, heard = socket.socketpair()
+    """Start a watchdog. Return its process number, and the end of the socket to its standard input."""
+    ours, theirs = socket.socketpair()
     try:
-        with heard, open(os.devnull, "wb") as nowhere:  # noqa: PTH123
-            program = [sys.executable, "-I", "-S", str(_PROGRAM), str(os.getpid()), start_time(os.getpid()) or ""]
-            own = (heard.fileno(), nowhere.fileno(), nowhere.fileno())
-            actions = [(os.POSIX_SPAWN_DUP2, descriptor, as_) for as_, descriptor in enumerate(own)]
-            # Not `subprocess`, which would warn at our end of a child that is meant to outlive us.
-            return os.posix_spawn(program[0], program, {}, file_actions=actions, setsid=True), said
+        with theirs, open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+            watched = [str(os.getpid()), start_time(os.getpid()) or "", library()]
+            program = [sys.executable, "-I", "-S", str(_PROGRAM), *watched]
+            standard = (theirs.fileno(), nowhere.fileno(), nowhere.fileno())
+            actions = [(os.POSIX_SPAWN_DUP2, descriptor, as_) for as_, descriptor in enumerate(standard)]
+            # `subprocess` would warn at exit of a child that is meant to outlive this process.
+            return os.posix_spawn(program[0], program, {}, file_actions=actions, setsid=True), ours
     except BaseException:
-        said.close()
+        ours.close()
         raise
 
 
-GUARD = _Guard()
-"""That of this process."""
-os.register_at_fork(after_in_child=GUARD.leave_to_parent)
+WATCHDOG = _Watchdog()
+"""The watchdog of this process."""
+os.register_at_fork(after_in_child=WATCHDOG.reset_after_fork)
 
 
 @contextmanager
 def scratch() -> Generator[Path]:
-    """A temporary folder of our own, which is removed at the end, also when we are killed before."""
+    """Make a temporary folder, and remove the folder on leaving, or when this process is killed before."""
     name = secrets.token_hex(8)
     try:
         with tempfile.TemporaryDirectory(prefix="plait-", ignore_cleanup_errors=True) as folder:
             with suppress(OSError):
-                GUARD.watch(Turn(name), Path(folder))
+                WATCHDOG.watch(ProcessTag(name), Path(folder))
             yield Path(folder)
     finally:
-        GUARD.forget(name)
+        WATCHDOG.forget(name)

@@ -40,6 +40,7 @@ HOMES = {
     "anthropic": "backends/llm/anthropic.py",
     "langgraph": "backends/langgraph/*.py",
     "xllamacpp": "backends/llm/_llama_server.py",
+    "psutil": "backends/process/*.py",
     "fastapi": "runner/web/*.py",
     "starlette": "runner/web/*.py",
     "uvicorn": "runner/web/*.py",

@@ -198,7 +198,7 @@ async def test_what_a_child_has_left_is_not_taken_for_it(lives: bool, tmp_path: 
     )
     start = Start([sys.executable, "-S", "-c", code], child_environment(), tmp_path, b"")
     async with running(start, tmp_path / "0") as child:
-        while not any(one.pid != child.known.pid for one in members([child.known.turn])):  # noqa: ASYNC110
+        while not any(one.pid != child.known.pid for one in members([child.known.tag])):  # noqa: ASYNC110
             await anyio.sleep(0.005)
         if not lives:
             await child.wait(30)

@@ -1,5 +1,5 @@
 """Starts an agent that is spoken to line by line, and hands on what is said to it; see acp_speech.py. It is run by its
-path, in a bare interpreter: `_spoken.py FOLDER SECONDS COMMAND...`
+path, in a bare interpreter: `_relay.py FOLDER SECONDS LIBRARY COMMAND...`, LIBRARY being `proctable.library()`.
 
 One process becomes two. The first turns into the agent, with a pipe as its standard input. The second hands on what is
 written to the file `said` in the folder, whoever writes it, until the agent ends, or the file says so, or nothing more
@@ -27,13 +27,13 @@ class _TimeUpError(Exception):
 
 
 def main() -> NoReturn:
-    folder, seconds, command = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    folder, seconds, library, command = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]
     heard, handed = os.pipe()
     if os.fork() == 0:
         os.dup2(handed, 1)
         for descriptor in (heard, handed):
             os.close(descriptor)
-        _hand_on(folder, seconds)
+        _hand_on(folder, seconds, library)
         os._exit(0)
     os.dup2(heard, 0)
     for descriptor in (heard, handed):
@@ -47,7 +47,7 @@ def main() -> NoReturn:
         os._exit(127)
 
 
-def _hand_on(folder: Path, seconds: int) -> None:
+def _hand_on(folder: Path, seconds: int, library: str) -> None:
     signal.signal(signal.SIGALRM, _time_up)
     try:
         _copy(folder, seconds)
@@ -58,7 +58,7 @@ def _hand_on(folder: Path, seconds: int) -> None:
         agent, end = os.getppid(), time.monotonic() + _GRACE
         while os.getppid() == agent and time.monotonic() < end:
             time.sleep(0.1)
-        _kill(folder)
+        _kill(folder, library)
 
 
 def _time_up(*_: object) -> NoReturn:
@@ -98,13 +98,13 @@ def _write(data: bytes) -> None:
         data = data[os.write(1, data) :]
 
 
-def _kill(folder: Path) -> None:
-    """All that belong to the turn, but for this process."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "process"))
-    from proctable import Turn, end  # type: ignore[import-not-found]  # noqa: PLC0415
+def _kill(folder: Path, library: str) -> None:
+    """Kill all processes of the turn except this process."""
+    sys.path += [str(Path(__file__).parents[2] / "process"), *filter(None, [library])]
+    from proctable import ProcessTag, kill_tree  # type: ignore[import-not-found]  # noqa: PLC0415
 
     known = json.loads((folder / "child.json").read_bytes())
-    end([Turn(known["marker"], known["pid"], known["started"])], _GRACE)
+    kill_tree([ProcessTag(known["marker"], known["pid"], known["started"])], _GRACE)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from plait.backends.agents.acp._relay import END
 from plait.backends.agents.acp.wire import Message, Step, decoded, encoded, name_of
+from plait.backends.process.proctable import library
 
 _PROGRAM = Path(__file__).with_name("_relay.py")
 _SAID, _BELL = "said", "bell"
@@ -23,7 +24,7 @@ def spoken_command(folder: Path, seconds: float, command: Sequence[str]) -> list
     """`command`, started so that it can be spoken to through `folder`. If nobody says anything or rings for that many
     seconds, its input ends, and a few seconds later itself.
     """
-    return [sys.executable, "-I", "-S", str(_PROGRAM), str(folder), str(int(seconds) + 1), *command]
+    return [sys.executable, "-I", "-S", str(_PROGRAM), str(folder), str(int(seconds) + 1), library(), *command]
 
 
 def said_in(folder: Path) -> list[Message]:

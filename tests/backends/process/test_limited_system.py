@@ -18,7 +18,6 @@ import pytest
 from anyio.to_thread import run_sync
 
 from plait.backends.process import child as child_room
-from plait.backends.process import manifest as childfile
 from plait.backends.process import proctable
 from plait.backends.process import spawn as process_room
 from plait.backends.process.child import Child
@@ -48,8 +47,15 @@ def refuse(*_: Any) -> None:
     raise PermissionError
 
 
-@pytest.mark.parametrize("missing", ["pidfd", "pidfd, by a sandbox", "limits", "environments"])
-@pytest.mark.parametrize("name", ["escapes", "cleared", "orphans", "stopped"])
+def be_elsewhere(patch: pytest.MonkeyPatch) -> None:
+    """As on macOS: the table is psutil's, no process has a second mark, and signals go by number."""
+    patch.setattr(proctable, "HAS_PROC", False)
+    patch.delattr(resource, "prlimit")
+    patch.delattr(os, "pidfd_open")
+
+
+@pytest.mark.parametrize("missing", ["pidfd", "pidfd, by a sandbox", "limits", "environments", "procfs"])
+@pytest.mark.parametrize("name", ["escapes", "cleared", "orphans", "stopped", "regroups", "bears", "guards_itself"])
 async def test_less_of_linux_is_enough(
     missing: str, name: str, tmp_path: Path, holds: Kin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,6 +66,8 @@ async def test_less_of_linux_is_enough(
             monkeypatch.setattr(os, "pidfd_open", refuse)
         case "limits":
             monkeypatch.delattr(resource, "prlimit")
+        case "procfs":
+            be_elsewhere(monkeypatch)
         case _:  # as of a program that has painted over its own
             monkeypatch.setattr(process_room, "PREFIX", "ANOTHER_")
             name = {"escapes": "vanishes"}.get(name, name)  # which waits for the other mark: it comes after the start
@@ -80,9 +88,9 @@ async def test_who_takes_its_time_to_die_is_waited_for(
         deaths[-1].start()
         return True
 
-    send = proctable.send
+    send = proctable.send_signal
     monkeypatch.delattr(resource, "prlimit")
-    monkeypatch.setattr(proctable, "send", send_late)
+    monkeypatch.setattr(proctable, "send_signal", send_late)
     try:
         await whole_turn("cleared", tmp_path, holds)
         assert deaths
@@ -91,11 +99,10 @@ async def test_who_takes_its_time_to_die_is_waited_for(
             death.join()
 
 
-async def test_without_procfs_a_group_is_ended_and_its_leader_known(
+async def test_without_procfs_a_child_is_known_to_other_processes(
     tmp_path: Path, holds: Kin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for room in (proctable, childfile):
-        monkeypatch.setattr(room, "HAS_PROC", False)
+    be_elsewhere(monkeypatch)
     with witnesses():
         async with running(nasty("deaf", holds, tmp_path), tmp_path / "t") as child:
             await child.follow(lambda line: line == b"ready", idle=60, until=anyio.current_time() + 60)
@@ -104,6 +111,30 @@ async def test_without_procfs_a_group_is_ended_and_its_leader_known(
                 assert not replace(same.known, pid=os.getpid()).is_alive
             assert holds.is_gone(0)
     assert child.status == -signal.SIGKILL and child.is_gone
+
+
+@pytest.mark.parametrize("environment", [{"PLAIT_TURN_00000000deadbeef": "1"}, {"PLAIT_TURN_00000000deadbee": "1"}])
+def test_both_tables_have_the_same_lines(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start times count from different moments, and stay the same in either table."""
+    tag = proctable.ProcessTag("00000000deadbeef")
+    living = subprocess.Popen(["/bin/sleep", "60"], env=environment, start_new_session=True)
+    over = subprocess.Popen(["/bin/true"])
+    os.waitid(os.P_PID, over.pid, os.WEXITED | os.WNOWAIT)
+    pids = (os.getpid(), living.pid, over.pid)
+    try:
+        by_procfs = [proctable._look(pid)._replace(started=0) for pid in pids]
+        marked = [one.pid for one in proctable.members([tag])]
+        be_elsewhere(monkeypatch)
+        assert [proctable._look(pid)._replace(started=0) for pid in pids] == by_procfs
+        assert [one.pid for one in proctable.members([tag])] == marked
+        assert marked == [pid for pid in (living.pid,) if f"PLAIT_TURN_{tag.marker}" in environment]
+        assert proctable.start_time(living.pid) == proctable.start_time(living.pid) != ""
+        assert proctable.start_time(over.pid) is None and proctable.first_start_time(over.pid)
+    finally:
+        for process in (living, over):
+            process.kill()
+            process.wait()
+    assert proctable.start_time(living.pid) is None and proctable.first_start_time(living.pid) == ""
 
 
 async def test_all_threads_at_work_keep_no_child_alive(tmp_path: Path, holds: Kin) -> None:
@@ -158,10 +189,10 @@ async def test_with_no_descriptor_left_the_child_itself_is_ended(tmp_path: Path)
 def test_a_signal_meets_the_very_process_that_was_seen() -> None:
     with witnesses() as seen:
         number = seen.take_number(0)
-        (process,) = proctable.members([proctable.Turn("0" * 16, number, started(number))])
-        assert proctable.send(process._replace(started=process.started - 1), signal.SIGKILL)
+        (process,) = proctable.members([proctable.ProcessTag("0" * 16, number, started(number))])
+        assert proctable.send_signal(process._replace(started=process.started - 1), signal.SIGKILL)
         assert seen.are_alive
-        assert proctable.members([proctable.Turn("0" * 16, number, str(process.started - 1))]) == []
+        assert proctable.members([proctable.ProcessTag("0" * 16, number, str(process.started - 1))]) == []
         assert seen.are_alive
 
 
@@ -173,7 +204,7 @@ def started(number: int) -> str:
 
 def test_whoever_ends_a_turn_that_it_is_part_of_lives_on(tmp_path: Path) -> None:
     """As when an agent runs plait itself, which finds that the agent's own turn is to be ended."""
-    text = "from plait.backends.process.proctable import *; print(end([Turn('0123456789abcdef')], 5))"
+    text = "from plait.backends.process.proctable import *; print(kill_tree([ProcessTag('0123456789abcdef')], 5))"
     environment = {**os.environ, "PLAIT_TURN_0123456789abcdef": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "(0, True)\n"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from plait.backends.process import proctable
 from plait.backends.process.proctable import PREFIX, start_time
 from plait.backends.process.spawn import sweep
 from tests.support.processes.room import (  # fmt: skip
@@ -102,12 +103,26 @@ def test_a_copy_of_the_parent_does_not_hide_its_end(tmp_path: Path, holds: Kin) 
         os.kill(copy, signal.SIGKILL)
 
 
-def test_a_guard_that_hears_nothing_more_kills_nobody_as_long_as_its_parent_lives() -> None:
+ELSEWHERE = f"""
+import runpy, sys
+sys.path.append({str(ROOT / "backends" / "process")!r})
+import proctable
+proctable.HAS_PROC = False
+runpy.run_path({str(ROOT / "backends" / "process" / "_watchdog.py")!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("by_psutil", [False, True], ids=["procfs", "psutil"])
+def test_a_guard_that_hears_nothing_more_kills_nobody_as_long_as_its_parent_lives(
+    by_psutil: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As when the parent closes descriptors that it knows nothing of."""
     parent = subprocess.Popen(["/bin/sleep", "60"])
     child = subprocess.Popen(["/bin/sleep", "60"], env={f"{PREFIX}00000000deadbeef": "1"})
-    program = ROOT / "backends" / "process" / "_watchdog.py"
-    words = [sys.executable, "-I", "-S", str(program), str(parent.pid), start_time(parent.pid) or ""]
+    if by_psutil:
+        monkeypatch.setattr(proctable, "HAS_PROC", False)
+    program = ["-c", ELSEWHERE] if by_psutil else [str(ROOT / "backends" / "process" / "_watchdog.py")]
+    words = [sys.executable, "-I", "-S", *program, str(parent.pid), start_time(parent.pid) or "", proctable.library()]
     try:
         with subprocess.Popen(words, stdin=subprocess.PIPE, text=True) as guard:
             assert guard.stdin is not None

@@ -8,7 +8,7 @@ import pytest
 
 from plait.backends.agents.claude.questions import ANSWER, write_answer
 from plait.backends.agents.session_files import digest
-from plait.backends.process.manifest import Known, tell
+from plait.backends.process.manifest import ChildManifest, write_manifest
 from tests.support.agents.homes import Home
 
 
@@ -16,9 +16,11 @@ from tests.support.agents.homes import Home
 def test_an_answer_is_in_the_session_once_its_hook_has_taken_it(home: Home, taken: bool) -> None:
     folder = home.files(2).turn / "1"
     folder.mkdir(parents=True)
-    tell(
+    write_manifest(
         folder,
-        Known("0123456789abcdef", "another boot", 1, "1", {"kind": "claude-code", "goes_on": "no", "said": digest("")}),
+        ChildManifest(
+            "0123456789abcdef", "another boot", 1, "1", {"kind": "claude-code", "goes_on": "no", "said": digest("")}
+        ),
     )
     (folder / "stdout").write_text(json.dumps({"type": "system", "subtype": "init", "session_id": "s"}) + "\n")
     write_answer(folder, "allow")

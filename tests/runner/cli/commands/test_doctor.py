@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import psutil
 import pytest
 
 from plait.backends.process.strays import left_over_servers
@@ -282,5 +283,6 @@ def test_a_model_server_whose_parent_is_gone_is_found(tmp_path: Path) -> None:
     assert pid not in (left_over_servers() or [])
 
 
-def test_processes_that_cannot_be_looked_at(tmp_path: Path) -> None:
-    assert left_over_servers(tmp_path) is None
+def test_processes_that_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "none"))
+    assert left_over_servers() is None

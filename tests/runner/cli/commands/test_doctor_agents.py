@@ -6,9 +6,11 @@ import json
 import subprocess
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import psutil
 import pytest
 
 from plait.backends import AcpBackend
@@ -170,14 +172,14 @@ def put_all(folder: Path, files: dict[str, str]) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(
-    ("files", "free"),
+    ("machine", "files", "free"),
     [
-        ({}, None),
-        ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 4194304 kB\n"}, 4 * GIB),
+        (None, {}, None),
+        (4 * GIB, {}, 4 * GIB),
         # The group around ours has 2 GiB, of which 1.5 are used, 0.25 of these by files that nobody uses.
         (
+            4 * GIB,
             {
-                "proc/meminfo": "MemAvailable: 4194304 kB\n",
                 "proc/self/cgroup": "1:name=systemd:/x\n0::/a/b\n",
                 "cgroup/a/b/memory.max": "max\n",
                 "cgroup/a/b/memory.current": "1\n",
@@ -189,20 +191,26 @@ def put_all(folder: Path, files: dict[str, str]) -> tuple[Path, Path]:
         ),
         # A container: its path is that of the host, its group is at the top.
         (
+            4 * GIB,
             {
-                "proc/meminfo": "MemAvailable: 4194304 kB\n",
                 "proc/self/cgroup": "4:memory:/docker/x\n",
                 "cgroup/memory/memory.limit_in_bytes": f"{GIB}\n",
                 "cgroup/memory/memory.usage_in_bytes": f"{2 * GIB}\n",
             },
             0,
         ),
-        ({"proc/meminfo": "MemAvailable: much\n", "proc/self/cgroup": ""}, None),
+        (None, {"proc/self/cgroup": ""}, None),
     ],
 )
 def test_free_memory_is_what_machine_and_control_groups_leave(
-    tmp_path: Path, files: dict[str, str], free: int | None
+    tmp_path: Path, machine: int | None, files: dict[str, str], free: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def virtual_memory() -> SimpleNamespace:
+        if machine is None:
+            raise FileNotFoundError("/proc/meminfo")
+        return SimpleNamespace(available=machine)
+
+    monkeypatch.setattr(psutil, "virtual_memory", virtual_memory)
     assert available_memory(*put_all(tmp_path, files)) == free
 
 
