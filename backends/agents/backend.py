@@ -21,7 +21,7 @@ from plait.backends.agents.protocol import Call, Reader
 from plait.backends.agents.session_files import holds
 from plait.backends.agents.transcript import exchanges, reread
 from plait.backends.errors import BackendUnavailable
-from plait.backends.process.manifest import read_known
+from plait.backends.process.manifest import read_manifest
 from plait.backends.process.watchdog import scratch
 from plait.backends.protocol import Conversation, Files, LeftTurn, Opening
 
@@ -89,7 +89,7 @@ class CliBackend(ABC):
     def left(self, files: Files) -> LeftTurn | None:
         """See `OutlivingBackend.left`."""
         calls = exchanges(files.turn)
-        known = read_known(calls[-1]) if calls else None
+        known = read_manifest(calls[-1]) if calls else None
         if known is None or known.note.get("kind") != self.kind:  # the task had another backend then
             return None
         reader = self.reader(Call(calls[-1]))
@@ -106,7 +106,7 @@ class CliBackend(ABC):
         """The session that holds the prompt of the call with its files in `folder`, by what the agent has printed, or
         else by the session's own file.
         """
-        reader, known = self.reader(Call(folder)), read_known(folder)
+        reader, known = self.reader(Call(folder)), read_manifest(folder)
         reread(reader, folder)
         if reader.session_id is not None or reader.announced is None or known is None:
             return reader.session_id

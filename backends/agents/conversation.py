@@ -22,7 +22,7 @@ from plait.backends.agents.session_locks import SessionInUse, Sessions, first_be
 from plait.backends.agents.transcript import Unheard, cut_before, feed, mark_told, parsed
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.process.child import Child
-from plait.backends.process.manifest import read_known
+from plait.backends.process.manifest import read_manifest
 from plait.backends.process.private import private_folder
 from plait.backends.process.spawn import Start, adopted, child_environment, running
 from plait.backends.protocol import NO_USAGE, Files, JsonValue, Message, Opening, Output, Reply, Usage
@@ -192,7 +192,7 @@ class CliConversation:
 
     async def _found(self, held: AsyncExitStack, call: Call) -> Child | None:
         """The child of this call, where another process began it."""
-        if self._opening.adopts and read_known(call.folder) is not None:
+        if self._opening.adopts and read_manifest(call.folder) is not None:
             return await held.enter_async_context(adopted(call.folder))
         return None
 

@@ -18,7 +18,7 @@ from plait.backends.agents.catalog import ACP, ACP_READER, agent
 from plait.backends.agents.protocol import Call, Reader
 from plait.backends.agents.transcript import exchanges, feed, parsed
 from plait.backends.process.lines import Lines
-from plait.backends.process.manifest import read_known
+from plait.backends.process.manifest import read_manifest
 from plait.backends.protocol import JsonValue, Output
 from plait.backends.text import clean_text
 from plait.backends.values import value
@@ -55,7 +55,7 @@ class TurnWatch:
     def is_alive(self) -> bool:
         """Whether the agent works on the turn now."""
         calls = exchanges(self._turn)
-        known = read_known(calls[-1]) if calls else None
+        known = read_manifest(calls[-1]) if calls else None
         return known is not None and known.is_alive
 
     def peek(self) -> Seen | None:
@@ -155,7 +155,7 @@ def _time_of(event: Mapping[str, JsonValue]) -> str | None:
 
 def _reader_for(folder: Path) -> Reader | None:
     """Who understands the output of the call in `folder`; None where nobody does."""
-    known = read_known(folder)
+    known = read_manifest(folder)
     kind = "" if known is None else known.note.get("kind", "")
     if kind == ACP:
         reader: Reader = _class(ACP_READER)(folder)

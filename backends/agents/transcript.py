@@ -8,7 +8,7 @@ from pathlib import Path
 
 from plait.backends.agents.protocol import Reader
 from plait.backends.process.lines import Lines
-from plait.backends.process.manifest import read_known
+from plait.backends.process.manifest import read_manifest
 from plait.backends.protocol import JsonValue, Output
 from plait.backends.text import parse_json
 from plait.backends.values import value
@@ -25,7 +25,7 @@ def mark_told(folder: Path) -> None:
 
 def exchanges(turn: Path) -> list[Path]:
     """The folders of the calls that one turn has made, in order; most make one."""
-    return [folder for folder in _numbered(turn) if read_known(folder) is not None]
+    return [folder for folder in _numbered(turn) if read_manifest(folder) is not None]
 
 
 def parsed(line: bytes) -> Mapping[str, JsonValue] | str:

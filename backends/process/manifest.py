@@ -90,7 +90,7 @@ def mark_over(folder: Path) -> None:
         (folder / _NAME).replace(folder / _OVER)
 
 
-def read_known(folder: Path) -> ChildManifest | None:
+def read_manifest(folder: Path) -> ChildManifest | None:
     """Return the manifest of the child with its files in `folder`, living or over; None without a child.
 
     Wait, in this thread, for a start under way: before its end, nothing shows whether the child will live. Never raise.
@@ -115,7 +115,7 @@ def left_below(folder: Path) -> Iterator[tuple[Path, ChildManifest]]:
     for path, below, names in os.walk(folder.resolve()):
         if _NAME in names or _OVER in names:
             below.clear()
-        known = read_known(Path(path)) if _NAME in names else None
+        known = read_manifest(Path(path)) if _NAME in names else None
         if known is not None and known.is_of_this_boot:
             yield Path(path), known
 

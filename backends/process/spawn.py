@@ -32,7 +32,7 @@ from plait.backends.process.manifest import (
     left_below,
     lock_start,
     mark_over,
-    read_known,
+    read_manifest,
     words_of,
     write_manifest,
 )
@@ -94,7 +94,7 @@ async def adopted(folder: Path) -> AsyncGenerator[Child | None]:
 
     Leaving ends the child's whole tree, as in `running`.
     """
-    known = read_known(folder)
+    known = read_manifest(folder)
     if known is None:
         yield None
         return
@@ -140,7 +140,7 @@ def _sweep(run_folder: Path, keep: Sequence[Path]) -> int:
 
 
 def _spawn(start: Start, folder: Path) -> Child:
-    if read_known(folder) is not None:
+    if read_manifest(folder) is not None:
         raise FileExistsError(f"{folder} has the files of another child")
     known = ChildManifest(secrets.token_hex(8), boot_id(), 0, "", start.note, words_of(start.argv[1:]))
     try:

@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from plait.backends.process import manifest as childfile
-from plait.backends.process.manifest import read_known
+from plait.backends.process.manifest import read_manifest
 from plait.backends.process.proctable import members
 from plait.backends.process.spawn import Start, adopted, child_environment, running, sweep
 from tests.support.agents.homes import until
@@ -59,7 +59,7 @@ async def test_a_child_whose_parent_was_killed_is_followed_to_the_same_end(
     if moment == "ended":
         (tmp_path / "go").touch()
     Parent(tmp_path, moment, ["counts"], holds, guarded=False).kill()
-    known = read_known(tmp_path / "0")
+    known = read_manifest(tmp_path / "0")
     assert known is not None and known.is_alive == (moment != "ended")
     (tmp_path / "go").touch()
     assert await lines_of(tmp_path / "0") == WHOLE
@@ -69,7 +69,7 @@ async def test_a_child_whose_parent_was_killed_is_followed_to_the_same_end(
 
 async def test_a_child_that_was_never_started_says_nothing(tmp_path: Path, holds: Kin) -> None:
     Parent(tmp_path, "before the spawn", ["counts"], holds, guarded=False).kill()
-    known = read_known(tmp_path / "0")
+    known = read_manifest(tmp_path / "0")
     assert known is not None and not known.pid and not known.is_alive
     assert await lines_of(tmp_path / "0") == []
 
@@ -91,7 +91,7 @@ async def test_a_child_whose_parent_was_killed_in_the_midst_of_the_start_is_foll
 ) -> None:
     Parent(tmp_path, "in the spawn", ["counts"], holds, guarded=False).kill()
     assert not (tmp_path / "start").exists()
-    known = read_known(tmp_path / "0")
+    known = read_manifest(tmp_path / "0")
     assert known is not None and known.is_alive
     (tmp_path / "go").touch()
     assert await lines_of(tmp_path / "0") == WHOLE
@@ -118,7 +118,7 @@ async def test_what_is_left_is_swept(moment: Moment, tmp_path: Path, holds: Kin)
     Parent(tmp_path, moment, [WORST[moment]], holds, guarded=False).kill()
     await sweep(tmp_path, [])
     assert holds.is_gone(0)
-    known = read_known(tmp_path / "0")
+    known = read_manifest(tmp_path / "0")
     assert known is not None and not known.is_alive
     assert await sweep(tmp_path, []) == 0
 
@@ -128,7 +128,7 @@ async def test_a_sweep_keeps_what_it_is_told_to(tmp_path: Path, seen: Witnesses)
     with kin() as kept, kin() as swept:
         Parent(tmp_path / "kept", "at work", names, kept, guarded=False).kill()
         Parent(tmp_path / "swept", "at work", names, swept, guarded=False).kill()
-        for known in map(read_known, (tmp_path / "swept").iterdir()):
+        for known in map(read_manifest, (tmp_path / "swept").iterdir()):
             assert known is not None
             seen.resemble(known.marker)
         for folder in ("kept", "swept"):  # whose last child said that it was ready just before its end
@@ -144,7 +144,7 @@ async def test_a_sweep_keeps_what_it_is_told_to(tmp_path: Path, seen: Witnesses)
 
 
 def is_alive(folder: Path) -> bool:
-    known = read_known(folder)
+    known = read_manifest(folder)
     return known is not None and known.is_alive
 
 
@@ -160,7 +160,7 @@ async def test_a_child_of_another_boot_or_container_is_not_touched(what: str, tm
     boot, _, pids = told["boot"].partition("/")
     there = f"{another(boot)}/{pids}" if what == "boot" else f"{boot}/pid:[1]"
     file.write_text(json.dumps(told | {"boot": there}))
-    known = read_known(tmp_path / "0")
+    known = read_manifest(tmp_path / "0")
     assert known is not None and known.pid > 0 and not known.is_alive
     assert await lines_of(tmp_path / "0") == WHOLE[:1001]
     assert await sweep(tmp_path, []) == 0
@@ -175,7 +175,7 @@ async def test_another_process_with_the_same_number_is_not_touched(
 ) -> None:
     """The child is over, one that it has started is not, and the child's number is that of a session of others."""
     Parent(tmp_path, "ended", ["holds"], holds, guarded=False).kill()
-    known = read_known(tmp_path / "0")
+    known = read_manifest(tmp_path / "0")
     assert known is not None
     number = seen.take_number(known.pid)
     if number != known.pid:  # not everybody may choose one
@@ -204,6 +204,6 @@ async def test_what_a_child_has_left_is_not_taken_for_it(lives: bool, tmp_path: 
             await child.wait(30)
         written = tmp_path / "0" / "child.json"
         written.write_text(json.dumps({**json.loads(written.read_text()), "pid": 0, "started": ""}))
-        known = read_known(tmp_path / "0")
+        known = read_manifest(tmp_path / "0")
         assert known is not None
         assert (known.pid, known.is_alive) == ((child.known.pid, True) if lives else (0, False))

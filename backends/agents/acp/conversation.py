@@ -21,7 +21,7 @@ from plait.backends.agents.transcript import Unheard, earlier, exchanges, feed, 
 from plait.backends.errors import BackendError
 from plait.backends.json_fields import at
 from plait.backends.process.child import Child
-from plait.backends.process.manifest import read_known
+from plait.backends.process.manifest import read_manifest
 from plait.backends.protocol import NO_USAGE, Files, Opening, Reply, Usage
 
 _CANCEL = 1.0
@@ -142,7 +142,7 @@ class AcpConversation(CliConversation):
 
 def _noted(attempt: Path) -> Grant | None:
     for call in exchanges(attempt):
-        known = read_known(call)
+        known = read_manifest(call)
         with suppress(ValueError, TypeError, KeyError):
             deed, choice = json.loads(known.note[_GRANTED] if known is not None else "")
             return Grant(str(deed), str(choice))

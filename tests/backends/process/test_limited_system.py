@@ -21,7 +21,7 @@ from plait.backends.process import child as child_room
 from plait.backends.process import proctable
 from plait.backends.process import spawn as process_room
 from plait.backends.process.child import Child
-from plait.backends.process.manifest import read_known
+from plait.backends.process.manifest import read_manifest
 from plait.backends.process.spawn import adopted, running, sweep
 from tests.support.processes.room import ROOT, Kin, nasty, nothing_left, witnesses
 
@@ -181,7 +181,7 @@ async def test_with_no_descriptor_left_the_child_itself_is_ended(tmp_path: Path)
     words = [sys.executable, "-c", NO_DESCRIPTOR, str(tmp_path)]
     done = await anyio.run_process(words, cwd=ROOT)
     assert done.stdout.decode().split() == ["-9", "False", "True"]
-    known = read_known(tmp_path / "t")
+    known = read_manifest(tmp_path / "t")
     assert known is not None and (tmp_path / "t" / "child.json").exists()
     assert await sweep(tmp_path, []) == 0
 

@@ -17,7 +17,7 @@ import pytest
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.process import child as child_room
 from plait.backends.process.child import Child
-from plait.backends.process.manifest import read_known
+from plait.backends.process.manifest import read_manifest
 from plait.backends.process.spawn import Start, adopted, child_environment, running, sweep
 from tests.support.processes.room import PYTHON, ROOT, Kin, nasty, nothing_left
 
@@ -141,7 +141,7 @@ async def test_what_cannot_be_started_is_said_in_one_line(
         await followed(start(tmp_path), tmp_path / "t")
     assert "\n" not in str(caught.value)
     assert await sweep(tmp_path, []) == 0
-    known = read_known(tmp_path / "t")
+    known = read_manifest(tmp_path / "t")
     assert known is not None and not known.is_alive
 
 
@@ -181,7 +181,7 @@ async def test_a_folder_has_one_child(tmp_path: Path, holds: Kin) -> None:
     async with running(nasty("deaf", holds, tmp_path), tmp_path / "t") as child:
         with pytest.raises(FileExistsError, match="has the files of another child"):
             await followed(nasty("deaf", holds, tmp_path), tmp_path / "t")
-        assert read_known(tmp_path / "t") == child.known
+        assert read_manifest(tmp_path / "t") == child.known
     with pytest.raises(FileExistsError):
         await followed(nasty("deaf", holds, tmp_path), tmp_path / "t")
 
@@ -194,7 +194,7 @@ async def test_nobody_adopts_where_there_was_no_child(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"marker": 7}', '{"marker": "no number", "note": {}}'])
 async def test_a_damaged_note_of_a_child_is_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "child.json").write_text(text)
-    assert read_known(tmp_path) is None
+    assert read_manifest(tmp_path) is None
     assert await sweep(tmp_path, []) == 0
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import anyio
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.process.manifest import read_known
+from plait.backends.process.manifest import read_manifest
 from plait.backends.process.proctable import start_time
 from plait.backends.process.spawn import Start, adopted, child_environment, running
 from plait.backends.protocol import Conversation, Files, LeftTurn, Opening, Question, Reply, Usage
@@ -47,7 +47,7 @@ class Outliver:
         yield _Talk(self, opening)
 
     def left(self, files: Files) -> LeftTurn | None:
-        known = read_known(files.turn)
+        known = read_manifest(files.turn)
         if known is None:
             return None
         told = _told(files.turn)

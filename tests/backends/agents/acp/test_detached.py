@@ -17,7 +17,7 @@ import pytest
 
 from plait.backends import Answer, BackendError, ErrorKind, LeftTurn, Opening, OutlivingBackend, Reply
 from plait.backends.agents.acp.outbox import Speech, said_in, spoken_command
-from plait.backends.process.manifest import read_known
+from plait.backends.process.manifest import read_manifest
 from plait.backends.process.spawn import Start, child_environment, running
 from plait.runner.state.orphans import end_turn
 from tests.support.agents.homes import Home, until
@@ -238,7 +238,7 @@ async def test_who_takes_over_gives_the_agent_more_time(home: Home) -> None:
         for _ in range(9):
             await anyio.sleep(0.3)
             speech.ring()
-        assert read_known(folder) is not None
+        assert read_manifest(folder) is not None
         assert home.processes
         speech.end()
         await until(lambda: not home.processes, 5)
