@@ -150,12 +150,12 @@ def _living(*processes: Process) -> Iterator[Process]:
     return (one for one in processes if not one.is_over and one.pid != os.getpid())
 
 
-def _is_marked(pid: int, numbers: Collection[int], names: Collection[bytes]) -> bool:
+def _is_marked(pid: int, numbers: set[int], names: set[bytes]) -> bool:
     with suppress(OSError, ValueError, AttributeError):
         if resource.prlimit(pid, _RLIMIT_LOCKS)[0] in numbers:
             return True
     try:
-        return any(name in names for name in _markers(pid))
+        return not names.isdisjoint(_markers(pid))
     except OSError:  # the process is another user's, or over
         return False
 
