@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
+from plait.backends.protocol import JsonValue
 from plait.persistence import SQLiteStore
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
-from plait.runner.cli.display.text import one_line
+from plait.runner.cli.backends import Backing
+from plait.runner.cli.display.text import age, one_line
 from plait.runner.cli.exits import STORE, Fault, say
-from plait.runner.cli.options import DEFAULT_STORE, is_text
+from plait.runner.cli.options import DEFAULT_STORE, is_text, plait
 from plait.runner.domain.dag import nearest
-from plait.runner.domain.status import RUN_REOPENINGS, RunStatus
+from plait.runner.domain.question import OpenQuestion, unix
+from plait.runner.domain.status import RUN_REOPENINGS, RunStatus, TaskStatus
 from plait.runner.operations import inspect as looking
 from plait.runner.state.owner import LEASE_SECONDS, Liveness, liveness
 
@@ -122,3 +128,98 @@ async def find_task(store: Store, run: RunRecord, task_id: str) -> TaskRecord:
             return task
     hint = nearest(task_id, [task.task_id for task in tasks])
     raise Fault(f"run {run.run_id} has no task {task_id!r}{hint or f'; `plait show {run.run_id}` lists them'}")
+
+
+_LONGEST_VALUE = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A task that waits for a person. `question` is what it asks itself, None for one marked at_most_once that was cut;
+    `text` is what is asked in either case.
+    """
+
+    run_id: str
+    task_id: str
+    attempt: int
+    text: str
+    question: OpenQuestion | None
+
+    def command(self, path: Path) -> str:
+        """The command that answers, to be completed."""
+        if self.question is None:
+            return plait(path, "answer", self.run_id, self.task_id, "--done", "TEXT")
+        return plait(path, "answer", self.run_id, self.task_id, "TEXT" if self.question.schema is None else "JSON")
+
+    def terms(self) -> Iterator[tuple[str, str]]:
+        """What else there is to know before answering, each with its name."""
+        question = self.question
+        if question is None:
+            return
+        if question.schema is not None:
+            yield "wants", one_line(shape_of(cast("Mapping[str, JsonValue]", question.schema)), _LONGEST_VALUE)
+        if question.default is not None:
+            yield "default", one_line(_json(question.default), _LONGEST_VALUE)
+        if question.deadline_at is not None:
+            yield "deadline", _deadline(question, question.deadline_at)
+
+
+async def waiting_in(store: Store, run_id: str) -> list[Waiting]:
+    """What waits in the run, in the order of its tasks, without questions that are answered and not yet taken up.
+    Raises StoreError, RunNotFound.
+    """
+    asked = {one.task_id: one for one in await Backing({}).runner({}, store=store).questions(run_id)}
+    return [
+        Waiting(run_id, task.task_id, task.attempt, task.question or "", asked.get(task.task_id))
+        for task in await store.list_tasks(run_id)
+        if TaskStatus(task.status) is TaskStatus.WAITING_INPUT and (task.asked is None or task.task_id in asked)
+    ]
+
+
+def _deadline(question: OpenQuestion, at: str) -> str:
+    left = unix(at) - time.time()
+    if left > 0:
+        return f"{at}, in {age(left)}"
+    return f"{at}, over: `plait resume` " + ("fails the task" if question.default is None else "takes the default")
+
+
+def shape_of(schema: Mapping[str, JsonValue]) -> str:
+    """What a JSON Schema wants, in a few words."""
+    allowed, kind, fields = schema.get("enum"), schema.get("type"), schema.get("properties")
+    if isinstance(allowed, list) and allowed:
+        return "one of " + ", ".join(map(_json, allowed))
+    if kind == "object" and isinstance(fields, dict) and fields:
+        return f"an object with {', '.join(fields)}"
+    if kind == "array" and isinstance(items := schema.get("items"), dict):
+        return f"a list, each {shape_of(items)}"
+    if isinstance(kind, str) and schema.keys() <= {"type", "title", "description"}:
+        return kind
+    return "JSON that fits " + _json(dict(schema)) if schema else "any JSON"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+POLICY = "the policy"
+
+
+async def adders(store: Store, run: RunRecord, tasks: Sequence[TaskRecord]) -> dict[str, str]:
+    """By the id of each task that was added: the id of the task that did it, or `POLICY`."""
+    by_policy = await _added_by_policy(store, run) if run.policy_state is not None else set[int]()
+    found = {task.task_id: POLICY if task.position in by_policy else task.added_by for task in tasks}
+    return {task_id: by for task_id, by in found.items() if by is not None}
+
+
+async def _added_by_policy(store: Store, run: RunRecord) -> set[int]:
+    """Tasks say which task added them; that a policy did, only the run's history says."""
+    positions: set[int] = set()
+    end = after = 0
+    while page := await store.list_events(run.run_id, after):
+        for event in page:
+            if event.kind in {"run_created", "tasks_added"}:
+                start, end = end, end + json.loads(event.detail)["tasks"]
+                if event.kind == "tasks_added" and event.task_id is None:
+                    positions.update(range(start, end))
+        after = page[-1].seq
+    return positions

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from plait.runner.cli.display.text import command
 from plait.runner.cli.exits import Fault
 
+if TYPE_CHECKING:
+    from plait.runner import Plan
+
 DEFAULT_STORE = Path(".plait") / "plait.db"
 STORE_VARIABLE = "PLAIT_STORE"
 KINDS = "openai, anthropic, local, claude-code, codex or gemini"
 """What `--backend` may be, for its help: `plait.backends.spec.KINDS`, which takes a while to import."""
+DEFAULT_CONCURRENCY = 8
 PLAN_SUFFIXES = frozenset({".yaml", ".yml", ".json", ".toml"})
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -72,6 +78,19 @@ def log_options(function: F) -> F:
     )(function)
 
 
+plan_option = click.option(
+    "--plan",
+    type=click.Path(path_type=Path),
+    help="The plan file, if it is not where it was: for its functions.",
+)
+backends_option = click.option(
+    "--backends",
+    type=click.Path(path_type=Path),
+    help="A plan file whose `backends` are used in place of the run's, by their names; for a run that a Python program "
+    "made, it has to name them all.",
+)
+
+
 def is_text(value: str) -> bool:
     """Whether `value`, from the command line, can be stored: bytes that are not UTF-8 come as halves of characters."""
     return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
@@ -103,8 +122,6 @@ set_option = click.option(
 
 def configure_log(style: str | None, level: str) -> None:
     """Quiet unless `--log` was given."""
-    import logging  # noqa: PLC0415
-
     if style is None:
         # Without a handler of ours Python would print warnings bare, in the middle of the display.
         logging.getLogger("plait").addHandler(logging.NullHandler())
@@ -127,3 +144,41 @@ def _program() -> str:
     if called.name == "plait" and shutil.which("plait") is None:
         return os.path.relpath(called)
     return "plait"
+
+
+def read_plan(path: Path, inputs: Mapping[str, str], *, with_functions: bool = False) -> Plan:
+    """The plan in the file at `path`. `with_functions`: those that it calls have to be there as well. Raises
+    PlanError with every mistake.
+    """
+    from plait.runner.plan.loader import load_plan, load_plan_with_functions  # noqa: PLC0415 - `plait version` needs neither
+
+    if not is_text(str(path)):
+        raise Fault(f"the name of the plan file {str(path)!r} is not text in UTF-8, so it cannot be stored; rename it")
+    return load_plan_with_functions(path, inputs) if with_functions else load_plan(path, overrides=inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a person wants it: where it is stored (None: nowhere), how much is said, how much runs at once, and the task
+    whose result is that of the run (None: the final ones).
+    """
+
+    store: Path | None
+    quiet: bool = False
+    verbose: bool = False
+    as_json: bool = False
+    logs: bool = False
+    concurrency: int | None = None
+    result_of: str | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Manner:
+        """From the options of a command, by the names of its parameters."""
+        return cls(
+            store=None if options.get("no_store") else options["store_path"],
+            quiet=options.get("quiet", False),
+            verbose=options.get("verbose", False),
+            as_json=options["as_json"],
+            logs=options["log_style"] is not None,
+            concurrency=options.get("concurrency"),
+        )

@@ -9,23 +9,29 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from plait.backends.errors import BackendUnavailable
 from plait.backends.llm.anthropic import AnthropicBackend
 from plait.backends.llm.openai import OpenAIBackend
 from plait.backends.llm.sdk import is_environments
 from plait.backends.protocol import Backend
 from plait.backends.spec.agents import AgentSpec
 from plait.backends.spec.build import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec
-from plait.persistence.records import RunRecord
+from plait.persistence.protocol import Store
+from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.cli.backends import SPECS, Backing, Wish, backing_of_file, read_backends_file
-from plait.runner.cli.exits import Fault
+from plait.runner.cli.exits import Fault, say
 from plait.runner.cli.lookup import names_its_backends
+from plait.runner.domain.status import TaskStatus
+from plait.runner.parallel import ParallelRunner
+from plait.runner.state.codec import dag_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,3 +186,37 @@ def _gives_a_key_away(spec: OpenAISpec | AnthropicSpec) -> bool:
     backend = OpenAIBackend if isinstance(spec, OpenAISpec) else AnthropicBackend
     as_usual = spec.base_url is None or is_environments(spec.base_url, backend.url_env, backend.default_url)
     return not (as_usual and spec.api_key_env == backend.api_key_env) and bool(os.environ.get(spec.api_key_env))
+
+
+_AS_STORED = Files()
+
+
+@asynccontextmanager
+async def knowing_runner(
+    store: Store, record: RunRecord, tasks: tuple[TaskRecord, ...], files: Files = _AS_STORED
+) -> AsyncGenerator[ParallelRunner]:
+    """A runner on `store` that can tell whether the run's turns have outlived their process. Where a backend cannot be
+    had here it says so, and knows what is stored.
+    """
+    async with AsyncExitStack() as stack:
+        yield await _runner(stack, store, record, tasks, files)
+
+
+async def _runner(
+    stack: AsyncExitStack, store: Store, record: RunRecord, tasks: tuple[TaskRecord, ...], files: Files
+) -> ParallelRunner:
+    dag = dag_of(record, tasks)
+    under_way = [dag[task.task_id] for task in tasks if TaskStatus(task.status) is TaskStatus.RUNNING]
+    if under_way:
+        try:
+            kept = Kept.of(record, files)
+            made = kept.outliving()
+            names = list(dict.fromkeys(dag.backend_of(task) or kept.default for task in under_way))
+            others = [name for name in names if name not in made]
+            if others:
+                made |= await stack.enter_async_context(kept.backing(others).running(others))
+            return Backing({}, kept.default).runner(made, store=store)
+        except (Fault, BackendUnavailable) as error:
+            why = error.message if isinstance(error, Fault) else error
+            say(f"plait: whether anything of it is still at work cannot be told: {why}")
+    return Backing({}).runner({}, store=store)

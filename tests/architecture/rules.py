@@ -18,7 +18,6 @@ PURE = (
     "runner/drawing/*.py",
     "runner/errors.py",
     "runner/state/attempt_files.py",
-    "runner/cli/display/text.py",
     "backends/errors.py",
     "backends/protocol.py",
     "backends/structured.py",

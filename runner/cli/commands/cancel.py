@@ -1,17 +1,34 @@
-"""`plait cancel`, once its options are read."""
+"""`plait cancel`: a run is given up for good, wherever it runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+import anyio
+import click
 
 from plait.persistence.records import RunRecord
 from plait.runner.cli.backends import Backing
 from plait.runner.cli.display import report
 from plait.runner.cli.exits import COMPLETED, say
 from plait.runner.cli.lookup import find_run, say_if_watched, shown_status, store_for_going_on
-from plait.runner.cli.options import plait
+from plait.runner.cli.options import json_option, plait, store_option
 from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.parallel import CANCEL_GRACE_SECONDS
+
+
+@click.command("cancel")
+@click.argument("run")
+@store_option
+@json_option
+def cancel_command(run: str, store_path: Path, as_json: bool) -> int:
+    """Cancel RUN (an id, its beginning, or `last`) for good, also while another process runs it.
+
+    What is completed stays; nothing more starts, and what is under way has a few seconds to come to its end. A run that
+    has ended already stays as it is.
+    """
+    return anyio.run(cancel_run, run, store_path, as_json)
+
 
 _WAIT = CANCEL_GRACE_SECONDS + 3.0
 """How many seconds are spent on waiting for the end: until its process looks, for the usual grace time, and some."""

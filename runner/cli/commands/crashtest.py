@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from plait.runner.cli.options import json_option, set_option, store_option
+from plait.persistence.failpoints import BOUNDARIES
+from plait.runner.cli.display.report import tell_value
+from plait.runner.cli.exits import COMPLETED, FAILED, STORE, Fault, say, tell
+from plait.runner.cli.options import json_option, plait, read_plan, set_option, store_option
+from plait.runner.crashtest.campaign import Campaign, PlanShape
+from plait.runner.crashtest.certificate import as_lines, as_value
+from plait.runner.crashtest.tally import Tally
+from plait.runner.crashtest.trial import parse_trial
 
 if TYPE_CHECKING:
     from plait.runner.crashtest.campaign import PlanShape
+
 
 _PATH = click.Path(path_type=Path)
 _DEFAULT_CONCURRENCY = 8
 
 
-@click.command("crashtest", short_help="Kill runs at every boundary; certify that nothing is lost.")
+@click.command("crashtest")
 @click.argument("plan", type=_PATH, required=False)
 @click.option(
     "--kills", type=click.IntRange(1), default=500, show_default=True, help="How many kills have to land at least."
@@ -38,10 +48,6 @@ def crash_command(  # noqa: PLR0913, PLR0917 - one for each option
 
     Exit code 0 only when every invariant held, a kill landed at every boundary, and all planted bugs were caught.
     """
-    from plait.runner.cli.commands.crashing import certify, repeat  # noqa: PLC0415
-    from plait.runner.cli.options import plait  # noqa: PLC0415
-    from plait.runner.crashtest.campaign import Campaign  # noqa: PLC0415
-
     if inputs and plan is None:
         raise click.UsageError("--set is for plans; random cases have no inputs")
     words = ["crashtest", *([] if plan is None else [str(plan)])]
@@ -56,11 +62,58 @@ def _folder(store_path: Path) -> Path:
 
 
 def _shape(plan: Path | None, inputs: dict[str, str]) -> PlanShape | None:
-    from plait.runner.cli.plans import read_plan  # noqa: PLC0415
-    from plait.runner.crashtest.campaign import PlanShape  # noqa: PLC0415
 
     if plan is None:
         return None
     loaded = read_plan(plan, inputs)
     default = loaded.default_backend or next(iter(loaded.backends), "default")
     return PlanShape(loaded.dag, default, loaded.concurrency or _DEFAULT_CONCURRENCY)
+
+
+_MOST_SHOWN = 20
+
+
+def certify(campaign: Campaign, as_json: bool) -> int:
+    """The whole campaign and its certificate; the command's exit code."""
+    say(f"plait: landing {campaign.kills:,} kills at {len(BOUNDARIES)} boundaries, in {campaign.folder}")
+    tally = _done(campaign.run)
+    if as_json:
+        tell_value(as_value(tally))
+    else:
+        _say_violations(tally)
+        tell(f"{'passed' if tally.ok else 'FAILED'} in {tally.seconds:.1f} s")
+        for line in as_lines(tally):
+            tell(line)
+    return COMPLETED if tally.ok else FAILED
+
+
+def repeat(campaign: Campaign, word: str, as_json: bool) -> int:
+    """One case once more."""
+    try:
+        trial = parse_trial(word)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--case") from None
+    tally = _done(lambda: campaign.once(trial))
+    if as_json:
+        tell_value({"ok": not tally.violations, "kills_landed": tally.kills, "violations": tally.violations})
+    else:
+        _say_violations(tally)
+        tell(f"{trial}: {'FAILED' if tally.violations else 'all invariants held'}, {tally.kills} kills landed")
+    return FAILED if tally.violations else COMPLETED
+
+
+def _done(work: Callable[[], Tally]) -> Tally:
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is signal.SIG_DFL:  # under nohup a hangup is ignored, and stays so
+            signal.signal(signum, signal.default_int_handler)  # as Ctrl-C: what was made for the trials is removed
+    try:
+        return work()
+    except OSError as error:
+        raise Fault(f"{error.filename}: {error.strerror}; name another place with --store", STORE) from error
+
+
+def _say_violations(tally: Tally) -> None:
+    for violation in tally.violations[:_MOST_SHOWN]:
+        say(violation)
+    if len(tally.violations) > _MOST_SHOWN:
+        say(f"and {len(tally.violations) - _MOST_SHOWN:,} more")

@@ -1,4 +1,4 @@
-"""What `plait doctor` looks at, and how it says so."""
+"""`plait doctor`: its options."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import anyio
+import click
 
 from plait.backends.agents.discovery import look_for_agents
 from plait.backends.process.available_memory import available_memory
@@ -22,9 +23,24 @@ from plait.runner.cli.display.report import tell_value
 from plait.runner.cli.display.text import columns, counted, one_line
 from plait.runner.cli.exits import COMPLETED, STORE, tell
 from plait.runner.cli.lookup import names_its_backends, shown_status, store_for_reading
-from plait.runner.cli.options import DEFAULT_STORE, plait
+from plait.runner.cli.options import DEFAULT_STORE, json_option, plait, store_option
 from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.state.owner import Liveness, liveness
+
+
+@click.command("doctor")
+@store_option
+@json_option
+def doctor_command(store_path: Path, as_json: bool) -> int:
+    """Say whether this machine, this SQLite and the store are fit, and what to do where they are not.
+
+    Looks at the versions, at coding agents (which it starts for their version; whether they are logged in is seen
+    without reading any secret), the file system, the permissions, every page and checksum of the store, at runs whose
+    process is gone and at children that were left behind. Changes nothing. Exit code 3 when something is bad;
+    warnings alone leave it at 0.
+    """
+    return examine(store_path, as_json)
+
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _MOST_RUNS = 5

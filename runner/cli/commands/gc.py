@@ -1,11 +1,15 @@
-"""What `plait gc` deletes, and what it says about it."""
+"""`plait gc`: its options."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import anyio
+import click
 
 from plait.persistence import Batch, Conflict, Fenced, RunReleased, SQLiteStore
 from plait.persistence.records import RunRecord
@@ -14,11 +18,43 @@ from plait.runner.cli.display.report import tell_value
 from plait.runner.cli.display.text import counted, one_line, size
 from plait.runner.cli.exits import COMPLETED, say, tell
 from plait.runner.cli.lookup import store_for_going_on, store_for_reading
+from plait.runner.cli.options import json_option, store_option
 from plait.runner.clock import iso
 from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.operations.retention import Expiry, expired
 from plait.runner.state.orphans import delete_files, has_sessions
 from plait.runner.state.owner import Liveness, liveness
+
+_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,6})([mhd])", value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is not an age such as 30d, 12h or 45m")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+@click.command("gc")
+@click.option("--keep", type=click.IntRange(0), metavar="N", help="Keep the N newest ended runs.")
+@click.option(
+    "--older-than", callback=_seconds, metavar="AGE", help="Only runs that ended so long ago: 30d, 12h or 45m."
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@store_option
+@json_option
+def gc_command(keep: int | None, older_than: float | None, dry_run: bool, store_path: Path, as_json: bool) -> int:
+    """Delete ended runs (completed, failed or cancelled) for good, with everything stored of them, and shrink the file.
+
+    With both --keep and --older-than a run goes when both hold; one of them is needed. A run that has not ended is
+    never deleted, nor one that a process works on.
+    """
+    if keep is None and older_than is None:
+        raise click.UsageError("say which runs may go: --keep N, --older-than AGE, or both")
+    return anyio.run(delete_expired, store_path, Expiry(keep, older_than), dry_run, as_json)
+
 
 _ALL = 1 << 31
 

@@ -1,4 +1,4 @@
-"""What `plait log` prints."""
+"""`plait log`: its options."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 import anyio
+import click
 
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord
@@ -20,10 +21,27 @@ from plait.runner.cli.display.report import EXIT_CODES
 from plait.runner.cli.display.text import one_line
 from plait.runner.cli.exits import CANCELLED, COMPLETED, FAILED, say, tell
 from plait.runner.cli.lookup import find_run, find_task, shown_status, store_for_reading
-from plait.runner.cli.options import plait
+from plait.runner.cli.options import json_option, plait, store_option
 from plait.runner.clock import iso
 from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.operations.timeline import Chronicle, Entry
+
+
+@click.command("log")
+@click.argument("run")
+@click.argument("task", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run is over, or TASK.")
+@store_option
+@json_option
+def log_command(run: str, task: str | None, follow: bool, store_path: Path, as_json: bool) -> int:
+    """Print what RUN (an id, its beginning, or `last`) did, or TASK of it: what happened when, what it cost, and in
+    between what agents did and wrote, and what others said.
+
+    With --follow the exit code is that of the run. An agent whose plait was killed is followed as well; once nobody is
+    at work any more, the command ends with code 6. With --json each line is an object.
+    """
+    return anyio.run(tell_log, (run, task), store_path, follow, as_json)
+
 
 _LOOK = 0.2  # seconds
 _LOOKS_A_RECORD = 5  # to read a run's record counts its tasks

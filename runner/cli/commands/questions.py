@@ -1,4 +1,4 @@
-"""`plait questions`, once its options are read."""
+"""`plait questions`: what tasks ask."""
 
 from __future__ import annotations
 
@@ -6,18 +6,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
+import click
+
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord
 from plait.runner.cli.display.report import tell_value
 from plait.runner.cli.display.text import one_line, visible
 from plait.runner.cli.exits import COMPLETED, tell
-from plait.runner.cli.knowing import knowing_runner
-from plait.runner.cli.lookup import FAR_BACK, find_run, shown_status, store_for_reading
-from plait.runner.cli.waiting import Waiting, waiting_in
+from plait.runner.cli.lookup import FAR_BACK, Waiting, find_run, shown_status, store_for_reading, waiting_in
+from plait.runner.cli.options import json_option, store_option
+from plait.runner.cli.stored_backends import knowing_runner
 from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
 from plait.runner.recovery.resume_plan import Action
 from plait.runner.state.codec import task_of
 from plait.runner.state.owner import Liveness, liveness
+
+
+@click.command("questions")
+@click.argument("run", required=False)
+@store_option
+@json_option
+def questions_command(run: str | None, store_path: Path, as_json: bool) -> int:
+    """Show what the tasks of RUN (an id, its beginning, or `last`) ask, or those of all runs, with the commands that
+    answer. A question whose answer is on its way to the run is not shown any more.
+    """
+    return anyio.run(list_questions, run, store_path, as_json)
 
 
 async def list_questions(word: str | None, path: Path, as_json: bool) -> int:

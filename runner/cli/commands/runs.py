@@ -1,4 +1,4 @@
-"""What `plait runs` prints."""
+"""`plait runs`: list the runs of a store."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import anyio
+import click
+
 from plait.persistence import Store
 from plait.persistence.records import RunRecord
 from plait.runner.cli.display.report import tell_value
@@ -16,9 +19,28 @@ from plait.runner.cli.display.sections import tell_table
 from plait.runner.cli.display.text import age, dollars, one_line, size, tokens
 from plait.runner.cli.exits import COMPLETED, say, tell
 from plait.runner.cli.lookup import shown_status, store_for_reading
+from plait.runner.cli.options import json_option, store_option
 from plait.runner.domain.status import RunStatus
 from plait.runner.operations.inspect import run_info, run_value
 from plait.runner.state.owner import Liveness, liveness
+
+
+@click.command("runs")
+@click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True, help="How many, newest first.")
+@click.option(
+    "--status",
+    "statuses",
+    type=click.Choice([status.value for status in RunStatus]),
+    multiple=True,
+    help="Only those that are shown so; may be given more than once.",
+)
+@click.option("--long", "at_length", is_flag=True, help="Show their cost, size and owner as well.")
+@store_option
+@json_option
+def runs_command(limit: int, statuses: tuple[str, ...], at_length: bool, store_path: Path, as_json: bool) -> int:
+    """List the runs in the store, newest first. A run that nobody goes on with is shown as interrupted."""
+    return anyio.run(list_runs, store_path, Wanted(limit, tuple(map(RunStatus, statuses)), at_length), as_json)
+
 
 HEAD = ("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "AGE")
 LONG_HEAD = ("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "COST", "SIZE", "AGE", "OWNER")

@@ -1,4 +1,4 @@
-"""`plait serve`, once its options are read."""
+"""`plait serve`: its options."""
 
 from __future__ import annotations
 
@@ -11,20 +11,73 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
+import click
 
 from plait.persistence import SQLiteStore
-from plait.runner.cli.backends import Backing
-from plait.runner.cli.commands.run import DEFAULT_CONCURRENCY
+from plait.runner.cli.backends import Backing, Wish, backing_of_file
 from plait.runner.cli.display.follow import stop_when_told
-from plait.runner.cli.exits import CANCELLED, COMPLETED, Fault, say, tell
+from plait.runner.cli.exits import CANCELLED, COMPLETED, Fault, prints_aside, say, tell
+from plait.runner.cli.options import (
+    DEFAULT_CONCURRENCY,
+    backend_options,
+    concurrency_option,
+    configure_log,
+    json_option,
+    log_options,
+    store_option,
+)
 from plait.runner.cli.output_files import write_file
 from plait.runner.service import RunService
 
 if TYPE_CHECKING:
     from plait.runner.web.app import Server
+
+
+DEFAULT_PORT = 8377
+
+
+@click.command("serve")
+@click.option(
+    "--backends",
+    "file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="A plan file whose `backends` (and `defaults.backend`) are what plans run on.",
+)
+@backend_options
+@click.option(
+    "--host",
+    type=click.Choice(["127.0.0.1", "::1"]),
+    default="127.0.0.1",
+    show_default=True,
+    help="Where to listen: this machine alone.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="Where to listen; 0 takes any that is free.",
+)
+@concurrency_option
+@store_option
+@json_option
+@log_options
+def serve_command(file: Path | None, **options: Any) -> int:
+    """Make, start, follow, answer and cancel runs over HTTP. Only programs on this machine that know the token are
+    answered; it is in a file beside the store, whose path is printed.
+
+    Ctrl-C stops the runs so that they can be resumed; once more leaves at once.
+    """
+    configure_log(options["log_style"], options["log_level"])
+    backing = backing_of_file(file, Wish(options["backend"], options["model"], options["base_url"]))
+    where = Listening(options["host"], options["port"], options["store_path"], options["as_json"])
+    with prints_aside():
+        return anyio.run(serve, backing, where, options["concurrency"])
+
 
 _TOKEN_BYTES = 32
 

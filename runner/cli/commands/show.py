@@ -1,4 +1,4 @@
-"""What `plait show` prints."""
+"""`plait show`: show a run or one of its tasks."""
 
 from __future__ import annotations
 
@@ -11,23 +11,47 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import anyio
+import click
+
 from plait.persistence.protocol import Store
 from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
-from plait.runner.cli.commands.adders import adders
-from plait.runner.cli.display.colour import coloured
 from plait.runner.cli.display.report import WHY_STOPPED, stop_of, tell_value
 from plait.runner.cli.display.sections import tell_answers, tell_question, tell_section, tell_table
-from plait.runner.cli.display.text import counted, dollars, one_line, seconds, tokens, visible
+from plait.runner.cli.display.text import coloured, counted, dollars, one_line, seconds, tokens, visible
 from plait.runner.cli.exits import COMPLETED, tell
-from plait.runner.cli.lookup import find_run, find_task, names_its_backends, shown_status, store_for_reading
-from plait.runner.cli.options import plait
-from plait.runner.cli.waiting import waiting_in
+from plait.runner.cli.lookup import (
+    adders,
+    find_run,
+    find_task,
+    names_its_backends,
+    shown_status,
+    store_for_reading,
+    waiting_in,
+)
+from plait.runner.cli.options import json_option, plait, store_option
 from plait.runner.clock import iso
 from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
 from plait.runner.engine.policy_driver import decided_of
 from plait.runner.engine.retry import next_tries
 from plait.runner.operations.inspect import run_info, run_value, task_info, task_value
 from plait.runner.policies.orchestrator.policy import Stop
+
+
+@click.command("show")
+@click.argument("run")
+@click.argument("task", required=False)
+@click.option("--events", is_flag=True, help="Show the run's history instead of its tasks.")
+@store_option
+@json_option
+def show_command(run: str, task: str | None, events: bool, store_path: Path, as_json: bool) -> int:
+    """Show RUN with its tasks, or TASK of it with its prompt, conversation, result and attempts."""
+    if task is not None and events:
+        raise click.UsageError("--events is for a whole run; leave TASK out")
+    if task is not None:
+        return anyio.run(show_task, store_path, run, task, as_json)
+    return anyio.run(show_events if events else show_run, store_path, run, as_json)
+
 
 _LONGEST_ERROR = 120
 _EVENTS_AT_ONCE = 5000

@@ -6,38 +6,72 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from types import FrameType
 
 import anyio
 import anyio.abc
 
 from plait.backends.protocol import JsonValue
-from plait.runner.cli.display.growing import grow
-from plait.runner.cli.display.plain import Display
+from plait.persistence import StoreError
+from plait.persistence.protocol import Store
+from plait.runner import PlaitError
+from plait.runner.cli.display import report
+from plait.runner.cli.display.plain import Display, NoDisplay, PlainDisplay
+from plait.runner.cli.display.progress import Progress, grow
+from plait.runner.cli.display.report import Ending
 from plait.runner.cli.exits import AT_ONCE
+from plait.runner.cli.lookup import Waiting, waiting_in
+from plait.runner.cli.options import Manner
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult
+from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.run import Run
 
 _REFRESH = 0.2  # seconds
 _SHOW_CURSOR = b"\x1b[?25h\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """What a run came to, with the DAG that it had in the end, how many tasks this process ran for it, how many seconds
-    it took, and what its policy gave back last.
-    """
+async def see_through(
+    run: Run, dag: DAG, manner: Manner, store: Store | None, statuses: Mapping[str, TaskStatus] | None = None
+) -> int:
+    """Show `run` to its end and say what it came to; the exit code. `store` is where the run is stored."""
+    ending = await follow(run, dag, _display(dag, manner, statuses))
+    result = ending.result
+    try:
+        if manner.as_json:
+            report.tell_json(ending, manner.store)
+        else:
+            report.tell_result(ending.dag, result, manner.result_of)
+    finally:  # a result that cannot be written is to be found
+        if not manner.quiet:
+            report.say_summary(ending, manner.store, await _waiting(result, store))
+        elif result.status is not RunStatus.COMPLETED:
+            report.say_failure(result)
+    return report.exit_code(result)
 
-    result: RunResult
-    dag: DAG
-    ran: int = 0
-    took: float = 0.0
-    policy_state: JsonValue = None
+
+async def _waiting(result: RunResult, store: Store | None) -> list[Waiting]:
+    """What the run's tasks wait for, as far as the store has it."""
+    if store is None or not result.waiting:
+        return []
+    try:
+        return await waiting_in(store, result.run_id)
+    except (StoreError, PlaitError):  # it is away; the run's own record still has the questions
+        return []
+
+
+def _display(dag: DAG, manner: Manner, statuses: Mapping[str, TaskStatus] | None) -> Display:
+    if manner.quiet:
+        return NoDisplay()
+    # Log lines and a live display would write over each other.
+    if manner.logs or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        return PlainDisplay(verbose=manner.verbose)
+    from plait.runner.cli.display.live import LiveDisplay  # noqa: PLC0415 - rich takes a while and is not needed in a pipe
+
+    return LiveDisplay(Progress(dag, time.monotonic, statuses), dag.name or "plait", verbose=manner.verbose)
 
 
 async def follow(run: Run, dag: DAG, display: Display) -> Ending:

@@ -12,10 +12,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from plait.runner.cli.display.colour import COLOURS
 from plait.runner.cli.display.plain import line_of
 from plait.runner.cli.display.progress import Progress, Underway
-from plait.runner.cli.display.text import columns, dollars, last_cells, one_line, seconds, tokens
+from plait.runner.cli.display.text import COLOURS, columns, dollars, last_cells, one_line, seconds, tokens
 from plait.runner.domain import events
 from plait.runner.domain.status import TaskStatus
 

@@ -10,8 +10,7 @@ from functools import partial
 from typing import TypeAlias
 
 from plait.backends.protocol import JsonValue
-from plait.runner.cli.display.colour import coloured
-from plait.runner.cli.display.text import counted, dollars, one_line, seconds, tokens, visible
+from plait.runner.cli.display.text import coloured, counted, dollars, one_line, seconds, tokens, visible
 from plait.runner.domain.status import TaskStatus
 from plait.runner.operations.timeline import Entry
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import islice
 
 from plait.backends.protocol import NO_USAGE, Usage
-from plait.runner.cli.display.growing import grow
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.status import TaskStatus
@@ -137,3 +136,12 @@ class Progress:
 _Billed = events.TaskCompleted | events.TaskRetrying | events.TaskFailed | events.TaskWaiting
 _GOOD = frozenset({TaskStatus.COMPLETED, TaskStatus.SKIPPED})
 _ENDED = _GOOD | {TaskStatus.FAILED, TaskStatus.CANCELLED}
+
+
+def grow(dag: DAG, event: events.TasksAdded) -> None:
+    """Add the event's tasks to `dag`, a copy that nobody else holds."""
+    start = len(dag)
+    dag.extend(event.tasks)
+    # A task with `for_each` waits for what it was unfolded into.
+    if event.added_by is not None and dag[event.added_by].for_each is not None:
+        dag.join(dag.position(event.added_by), range(start, len(dag)))

@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from plait.backends.protocol import JsonValue
 from plait.runner.cli import exits
-from plait.runner.cli.display.colour import coloured
-from plait.runner.cli.display.follow import Ending
-from plait.runner.cli.display.text import counted, dollars, one_line, seconds, tokens, visible, without_controls
+from plait.runner.cli.display.text import (
+    coloured,
+    counted,
+    dollars,
+    one_line,
+    seconds,
+    tokens,
+    visible,
+    without_controls,
+)
+from plait.runner.cli.lookup import Waiting
 from plait.runner.cli.options import plait
-from plait.runner.cli.waiting import Waiting
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult, TaskResult
 from plait.runner.domain.status import RunStatus, TaskStatus
@@ -33,6 +41,19 @@ EXIT_CODES = {
     RunStatus.FAILED: exits.FAILED,
     RunStatus.WAITING_INPUT: exits.WAITING,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What a run came to, with the DAG that it had in the end, how many tasks this process ran for it, how many seconds
+    it took, and what its policy gave back last.
+    """
+
+    result: RunResult
+    dag: DAG
+    ran: int = 0
+    took: float = 0.0
+    policy_state: JsonValue = None
 
 
 def exit_code(result: RunResult) -> int:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plait.persistence.records import TaskRecord
-from plait.runner.cli.display.colour import coloured
-from plait.runner.cli.display.text import columns, visible
+from plait.runner.cli.display.text import coloured, columns, visible
 from plait.runner.cli.exits import tell
-from plait.runner.cli.waiting import Waiting
+from plait.runner.cli.lookup import Waiting
 from plait.runner.domain.question import answers_of
 
 

@@ -6,10 +6,16 @@ override that shows a command as another one. What could act is shown as an esca
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import IO
+
+import click
+
+from plait.runner.domain.status import RunStatus, TaskStatus
 
 # C0 but for newline and tab, DEL, C1, and halves of characters, which no encoding has.
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
@@ -122,3 +128,22 @@ def counted(number: int, word: str) -> str:
 def command(*words: str) -> str:
     """A command line to be copied."""
     return " ".join(shlex.quote(visible(word)) for word in words)
+
+
+COLOURS: Mapping[str, str] = {
+    TaskStatus.RUNNING: "cyan",
+    TaskStatus.WAITING_INPUT: "magenta",
+    TaskStatus.COMPLETED: "green",
+    TaskStatus.FAILED: "red",
+    TaskStatus.SKIPPED: "yellow",
+    RunStatus.INTERRUPTED: "yellow",
+    RunStatus.CANCELLED: "yellow",
+}
+
+
+def coloured(text: str, status: str, stream: IO[str]) -> str:
+    """`text` in the colour of `status`, if `stream` is a terminal."""
+    colour = COLOURS.get(status)
+    if colour is None or not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return click.style(text, fg=colour)

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from plait.backends.spec.build import KINDS
+from plait.runner.cli.app import COMMANDS, cli
 from tests.support.plans.logged import calls, make
 from tests.support.processes.command import environment, plait_here
 
@@ -40,7 +42,7 @@ def test_nothing_is_imported_that_is_not_needed(tmp_path: Path) -> None:
         "import sys\n"
         "from plait.runner.cli.app import cli\n"
         "from plait.runner.cli.exits import outcome\n"
-        "for words in (['--help'], ['run', '--help'], ['show', '--help']):\n"
+        "for words in (['--help'], ['version']):\n"
         "    assert outcome(cli, words) == 0\n"
         "heavy = 'pydantic openai anthropic networkx rich jinja2 anyio asyncio sqlite3 structlog yaml'.split()\n"
         "loaded = [name for name in heavy if name in sys.modules]\n"
@@ -60,6 +62,14 @@ def test_nothing_is_imported_that_is_not_needed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert "Exit codes: 0 completed, or done as asked; 1 tasks failed; 2 usage or bad input" in said
+
+
+def test_every_line_of_the_help_stands_for_the_command_of_that_name() -> None:
+    context = click.Context(cli)
+    commands = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
+    assert {name: command and command.name for name, command in commands.items()} == {name: name for name in COMMANDS}
+    said = cli.get_help(context)
+    assert all(f"  {name:<11}  {line}" in said for name, (_, line) in COMMANDS.items())
 
 
 def test_help_names_every_backend(tmp_path: Path) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from plait.runner import DAG, Task, TaskStatus
-from plait.runner.cli.display.growing import grow
 from plait.runner.cli.display.plain import line_of
-from plait.runner.cli.display.progress import Progress
+from plait.runner.cli.display.progress import Progress, grow
 from plait.runner.domain.events import TaskCompleted, TasksAdded, TaskStarted
 
 AT = "2026-11-21T23:00:00.000Z"

@@ -1,9 +1,8 @@
-"""What `plait check` and `plait graph` do."""
+"""`plait graph`: draw a plan file or a stored run."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,66 +12,47 @@ import anyio
 import click
 
 from plait.persistence.records import RunRecord, TaskRecord
-from plait.runner import DAG, Plan, PlanError, TaskStatus
-from plait.runner.cli.commands.adders import adders
+from plait.runner import DAG, TaskStatus
 from plait.runner.cli.display.report import tell_value
 from plait.runner.cli.display.text import counted, one_line, seconds, tokens, visible
-from plait.runner.cli.exits import COMPLETED, USAGE, tell
-from plait.runner.cli.lookup import find_run, shown_status, store_for_reading
-from plait.runner.cli.options import PLAN_SUFFIXES
+from plait.runner.cli.exits import COMPLETED, tell
+from plait.runner.cli.lookup import adders, find_run, shown_status, store_for_reading
+from plait.runner.cli.options import PLAN_SUFFIXES, json_option, read_plan, set_option, store_option
 from plait.runner.cli.output_files import write_file
-from plait.runner.cli.plans import read_plan
-from plait.runner.drawing.layout import layers
 from plait.runner.drawing.picture import Look, mermaid, page, svg
 from plait.runner.state.codec import dag_of
 
-_LONGEST_PATH = 12  # tasks of the critical path that are named
+_PATH = click.Path(path_type=Path)
 
 
-def check(path: Path, inputs: Mapping[str, str], as_json: bool) -> int:
-    """Say what the plan would run; its mistakes go the way of all errors, or into the JSON."""
-    try:
-        plan = read_plan(path, inputs, with_functions=True)
-    except PlanError as error:
-        if not as_json:
-            raise
-        problems = [
-            {"file": one.file, "line": one.line, "column": one.column, "where": one.where, "message": one.message}
-            for one in error.problems
-        ]
-        tell_value({"ok": False, "problems": problems})
-        return USAGE
-    facts = _facts(plan)
-    if as_json:
-        tell_value({"ok": True, **facts})
-        return COMPLETED
-    tell(
-        f"{one_line(plan.name)}: {counted(facts['tasks'], 'task')} in {counted(facts['levels'], 'level')}, no mistakes"
-    )
-    shown = facts["critical_path"][:_LONGEST_PATH]
-    dots = " -> ..." if len(shown) < len(facts["critical_path"]) else ""
-    tell(f"  longest path  {' -> '.join(shown)}{dots}")
-    for name, backend in facts["backends"].items():
-        kind = backend["kind"] or "chosen when it is run"
-        tell(f"  backend       {one_line(name)}: {kind}, {counted(backend['tasks'], 'task')}")
-    return COMPLETED
+@click.command("graph")
+@click.argument("what", metavar="PLAN|RUN")
+@click.option("-o", "--output", type=_PATH, help="Write a picture to this .html or .svg file.")
+@set_option
+@store_option
+@json_option
+def graph_command(what: str, output: Path | None, inputs: dict[str, str], store_path: Path, as_json: bool) -> int:
+    """Print the graph of a plan file or of a run as Mermaid, or write it as a picture coloured by status."""
+    return draw(what, Delivery(output, as_json), inputs, store_path)
 
 
-def _facts(plan: Plan) -> dict[str, Any]:
-    dag = plan.dag
-    default = plan.default_backend or (next(iter(plan.backends)) if len(plan.backends) == 1 else "default")
-    used = Counter(dag.backend_of(task) or default for task in dag)
-    return {
-        "name": plan.name,
-        "tasks": len(dag),
-        "levels": max(layers(dag)) + 1,
-        "critical_path": dag.critical_path(),
-        "inputs": sorted(dag.inputs),
-        "backends": {
-            name: {"kind": plan.backends[name].kind if name in plan.backends else None, "tasks": number}
-            for name, number in used.items()
-        },
-    }
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Where a picture goes: to a file, to standard output as JSON, or as Mermaid."""
+
+    file: Path | None = None
+    as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """What is to be drawn. `private`: it shows what a store holds, so a file of it is for its owner alone."""
+
+    dag: DAG
+    looks: Mapping[str, Look]
+    title: str
+    caption: str
+    private: bool
 
 
 def draw(what: str, to: Delivery, inputs: Mapping[str, str], store: Path) -> int:
@@ -113,25 +93,6 @@ def _look(task: TaskRecord, by: str | None) -> Look:
     attempts = f", {counted(task.attempt, 'attempt')}" if task.attempt else ""
     error = f"\n{task.error_kind}: {one_line(task.error or '', 300)}" if task.error_kind else ""
     return Look(status, note, f"{task.task_id}: {status.value}{attempts}{added and ', '}{added}{error}", by)
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """Where a picture goes: to a file, to standard output as JSON, or as Mermaid."""
-
-    file: Path | None = None
-    as_json: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Scene:
-    """What is to be drawn. `private`: it shows what a store holds, so a file of it is for its owner alone."""
-
-    dag: DAG
-    looks: Mapping[str, Look]
-    title: str
-    caption: str
-    private: bool
 
 
 def _as_value(scene: _Scene) -> dict[str, Any]:

@@ -1,0 +1,74 @@
+"""`plait check`: check a plan file and say what it would run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from plait.runner import Plan, PlanError
+from plait.runner.cli.display.report import tell_value
+from plait.runner.cli.display.text import counted, one_line
+from plait.runner.cli.exits import COMPLETED, USAGE, tell
+from plait.runner.cli.options import json_option, read_plan, set_option
+from plait.runner.drawing.layout import layers
+
+_LONGEST_PATH = 12  # tasks of the critical path that are named
+
+
+@click.command("check")
+@click.argument("plan", type=click.Path(path_type=Path))
+@set_option
+@json_option
+def check_command(plan: Path, inputs: dict[str, str], as_json: bool) -> int:
+    """Check the plan in the file PLAN and say what it would run. Every mistake is listed with its place."""
+    return check(plan, inputs, as_json)
+
+
+def check(path: Path, inputs: Mapping[str, str], as_json: bool) -> int:
+    """Say what the plan would run; its mistakes go the way of all errors, or into the JSON."""
+    try:
+        plan = read_plan(path, inputs, with_functions=True)
+    except PlanError as error:
+        if not as_json:
+            raise
+        problems = [
+            {"file": one.file, "line": one.line, "column": one.column, "where": one.where, "message": one.message}
+            for one in error.problems
+        ]
+        tell_value({"ok": False, "problems": problems})
+        return USAGE
+    facts = _facts(plan)
+    if as_json:
+        tell_value({"ok": True, **facts})
+        return COMPLETED
+    tell(
+        f"{one_line(plan.name)}: {counted(facts['tasks'], 'task')} in {counted(facts['levels'], 'level')}, no mistakes"
+    )
+    shown = facts["critical_path"][:_LONGEST_PATH]
+    dots = " -> ..." if len(shown) < len(facts["critical_path"]) else ""
+    tell(f"  longest path  {' -> '.join(shown)}{dots}")
+    for name, backend in facts["backends"].items():
+        kind = backend["kind"] or "chosen when it is run"
+        tell(f"  backend       {one_line(name)}: {kind}, {counted(backend['tasks'], 'task')}")
+    return COMPLETED
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    dag = plan.dag
+    default = plan.default_backend or (next(iter(plan.backends)) if len(plan.backends) == 1 else "default")
+    used = Counter(dag.backend_of(task) or default for task in dag)
+    return {
+        "name": plan.name,
+        "tasks": len(dag),
+        "levels": max(layers(dag)) + 1,
+        "critical_path": dag.critical_path(),
+        "inputs": sorted(dag.inputs),
+        "backends": {
+            name: {"kind": plan.backends[name].kind if name in plan.backends else None, "tasks": number}
+            for name, number in used.items()
+        },
+    }
