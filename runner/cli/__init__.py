@@ -8,6 +8,6 @@ import sys
 def main() -> None:
     """Run the command with this process's arguments and leave with its exit code."""
     from plait.runner.cli.app import cli  # noqa: PLC0415 - `import plait.runner.cli.display.text` does not need click
-    from plait.runner.cli.exits import leave, outcome  # noqa: PLC0415
+    from plait.runner.cli.exits import exit_process, run_cli  # noqa: PLC0415
 
-    leave(outcome(cli, sys.argv[1:]))
+    exit_process(run_cli(cli, sys.argv[1:]))

@@ -14,7 +14,7 @@ COMMANDS = {
     "cancel": ("cancel:cancel_command", "Cancel a run for good."),
     "check": ("check:check_command", "Check a plan; run nothing."),
     "continue": ("continue_task:continue_command", "Go on with a task's conversation."),
-    "crashtest": ("crashtest:crash_command", "Kill runs at every boundary; certify that nothing is lost."),
+    "crashtest": ("crashtest:crashtest_command", "Kill runs at every boundary; certify that nothing is lost."),
     "doctor": ("doctor:doctor_command", "Say whether this machine, its agents and the store are fit."),
     "gc": ("gc:gc_command", "Delete old runs from the store."),
     "graph": ("graph:graph_command", "Draw a plan or a run."),

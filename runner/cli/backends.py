@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from plait.backends.protocol import Backend, JsonValue
 from plait.backends.spec.build import KINDS, BackendSpec, build, default_spec
 from plait.runner import DAG, ParallelRunner, Plan
-from plait.runner.cli.exits import Fault
+from plait.runner.cli.exits import CliError
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.status import TASK_DONE, TaskStatus
@@ -28,7 +28,7 @@ SPECS: TypeAdapter[dict[str, BackendSpec]] = TypeAdapter(dict[str, BackendSpec])
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class BackendOptions:
     """The backend that a person asked for on the command line."""
 
     kind: str | None = None
@@ -36,12 +36,12 @@ class Wish:
     base_url: str | None = None
 
     @property
-    def empty(self) -> bool:
-        return self == Wish()
+    def is_empty(self) -> bool:
+        return self == BackendOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class Backing:
+class BackendSet:
     """Backends by name, as specs. `default` is the name of the one for tasks that name none."""
 
     specs: Mapping[str, BackendSpec]
@@ -58,7 +58,7 @@ class Backing:
         return {"plan": plan, "folder": str(self.folder), "backends": dumped, "default_backend": self.default}
 
     @asynccontextmanager
-    async def running(self, names: Iterable[str]) -> AsyncGenerator[dict[str, Backend]]:
+    async def open(self, names: Iterable[str]) -> AsyncGenerator[dict[str, Backend]]:
         """The backends in `names`, made; what they started ends with the block. Raises BackendUnavailable."""
         made: dict[str, Backend] = {}
         async with AsyncExitStack() as stack:
@@ -88,7 +88,7 @@ class Backing:
         return ParallelRunner(backends=made, default=default, limits=limits, **options)
 
 
-def names_needed(
+def required_backends(
     dag: DAG,
     default: str,
     statuses: Iterable[TaskStatus] = (),
@@ -107,33 +107,33 @@ def names_needed(
     return list(dict.fromkeys([*names, *further]))
 
 
-def backing_of_file(path: Path | None, wish: Wish) -> Backing:
+def backend_set_of_file(path: Path | None, options: BackendOptions) -> BackendSet:
     """The backends that the plan file at `path` names; what `wish` or the environment gives where there is no file."""
     if path is None:
-        return Backing({DEFAULT_BACKEND: asked_for(wish)})
-    if not wish.empty:
-        raise Fault(f"{path} names the backends; leave --backend, --model and --base-url out")
+        return BackendSet({DEFAULT_BACKEND: requested_spec(options)})
+    if not options.is_empty:
+        raise CliError(f"{path} names the backends; leave --backend, --model and --base-url out")
     try:
-        value = read_backends_file(path)
+        value = read_plan_data(path)
     except OSError as error:
-        raise Fault(f"{path} cannot be read ({error.strerror}); check --backends") from None
+        raise CliError(f"{path} cannot be read ({error.strerror}); check --backends") from None
     try:
         specs = SPECS.validate_python(value.get("backends") or {})
     except ValidationError as error:
         first = error.errors()[0]
-        raise Fault(f"{path}: backends.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise CliError(f"{path}: backends.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     if not specs:
-        raise Fault(f"{path} names no backends; put them under `backends:`")
+        raise CliError(f"{path} names no backends; put them under `backends:`")
     given: object = value.get("defaults")
     default = cast("dict[str, object]", given).get("backend") if isinstance(given, dict) else None
     if default is None:
         default = next(iter(specs)) if len(specs) == 1 else DEFAULT_BACKEND
     elif default not in specs:
-        raise Fault(f"{path}: defaults.backend: there is no backend {default!r} under `backends:`")
-    return Backing(specs, str(default), path.resolve().parent, path.resolve())
+        raise CliError(f"{path}: defaults.backend: there is no backend {default!r} under `backends:`")
+    return BackendSet(specs, str(default), path.resolve().parent, path.resolve())
 
 
-def read_backends_file(path: Path) -> dict[str, Any]:
+def read_plan_data(path: Path) -> dict[str, Any]:
     """What stands in a plan file, whether it is a plan or not. Raises OSError, PlanError."""
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
@@ -142,7 +142,7 @@ def read_backends_file(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
-def backing_of_plan(plan: Plan, wish: Wish) -> Backing:
+def backend_set_of_plan(plan: Plan, options: BackendOptions) -> BackendSet:
     """The plan's backends, and what `wish` or the environment gives where it leaves the choice open."""
     specs, default = dict(plan.backends), plan.default_backend
     if default is None and len(specs) == 1:
@@ -150,19 +150,19 @@ def backing_of_plan(plan: Plan, wish: Wish) -> Backing:
     default = default or DEFAULT_BACKEND
     named = [*map(plan.dag.backend_of, plan.dag), *(plan.policy.backends() if plan.policy else ())]
     is_open = default not in specs and None in named
-    if not wish.empty and not is_open:
-        raise Fault(f"{plan.path} names its backends itself; leave --backend, --model and --base-url out")
+    if not options.is_empty and not is_open:
+        raise CliError(f"{plan.path} names its backends itself; leave --backend, --model and --base-url out")
     if is_open:
-        specs[default] = asked_for(wish)
-    return Backing(specs, default, plan.folder.resolve(), plan.path.resolve())
+        specs[default] = requested_spec(options)
+    return BackendSet(specs, default, plan.folder.resolve(), plan.path.resolve())
 
 
-def asked_for(wish: Wish) -> BackendSpec:
+def requested_spec(options: BackendOptions) -> BackendSpec:
     """The backend that `wish` or the environment gives. Raises Fault for a misspelt kind, BackendUnavailable."""
-    if wish.kind and wish.kind not in KINDS and (hint := nearest(wish.kind, KINDS)):
-        raise Fault(f"there is no backend {wish.kind!r}{hint}")
-    model = wish.model
-    if wish.kind == "local" and model is not None:
+    if options.kind and options.kind not in KINDS and (hint := nearest(options.kind, KINDS)):
+        raise CliError(f"there is no backend {options.kind!r}{hint}")
+    model = options.model
+    if options.kind == "local" and model is not None:
         # What is typed is relative to where it is typed, while a spec's paths start from the plan's folder.
         model = str(Path(model).expanduser().resolve())
-    return default_spec(os.environ, kind=wish.kind, model=model, base_url=wish.base_url)
+    return default_spec(os.environ, kind=options.kind, model=model, base_url=options.base_url)

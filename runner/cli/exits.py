@@ -24,10 +24,10 @@ STORE = 3
 WAITING = 4
 TAKEN_OVER = 5
 CANCELLED = 6
-AT_ONCE = 130
+ABORTED = 130
 
 _output: ContextVar[TextIO | None] = ContextVar("_output", default=None)
-_LEFT = frozenset({errno.EPIPE, errno.EIO})  # the latter is said by a terminal that has gone away
+_READER_GONE = frozenset({errno.EPIPE, errno.EIO})  # the latter is said by a terminal that has gone away
 
 EXIT_CODES = """\
 Exit codes: 0 completed, or done as asked; 1 tasks failed; 2 usage or bad input (mistakes in a plan, an unknown run or
@@ -37,7 +37,7 @@ cancelled, or left before its end by Ctrl-C, SIGTERM or SIGHUP; 130 left at once
 """
 
 
-class Fault(click.ClickException):
+class CliError(click.ClickException):
     """Something that a person can put right: said in one line each, without a traceback."""
 
     def __init__(self, message: str, code: int = USAGE, lead: str = "plait: ") -> None:
@@ -47,13 +47,13 @@ class Fault(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 - click's signature
         """Say it on standard error."""
-        say(self.lead + self.message)
+        print_note(self.lead + self.message)
 
 
-def outcome(command: click.Command, arguments: Sequence[str]) -> int:
+def run_cli(command: click.Command, arguments: Sequence[str]) -> int:
     """Run `command`; its exit code. What is nobody's fault but ours escapes as it is."""
     # Where a stream was closed before we came (`>&-`), Python has none.
-    sys.stdout, sys.stderr = sys.stdout or _nowhere(), _unfailing(sys.stderr) if sys.stderr else _nowhere()
+    sys.stdout, sys.stderr = sys.stdout or _open_devnull(), _best_effort(sys.stderr) if sys.stderr else _open_devnull()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets its escape, never an error.
         if reconfigure := getattr(stream, "reconfigure", None):
@@ -63,34 +63,34 @@ def outcome(command: click.Command, arguments: Sequence[str]) -> int:
         return code or COMPLETED
     except click.ClickException as error:
         error.show()
-        return error.code if isinstance(error, Fault) else USAGE
+        return error.code if isinstance(error, CliError) else USAGE
     except (click.Abort, KeyboardInterrupt):
         return CANCELLED
     except Exception as error:
-        fault = fault_of(error)
+        fault = cli_error_of(error)
         if fault is None:
             raise
         # An answer that could not be stored is not lost on the person who paid for it.
         if answer := getattr(error, "text", ""):
-            tell(visible(answer))
+            print_line(visible(answer))
         fault.show()
         return fault.code
 
 
-def _nowhere() -> TextIO:
+def _open_devnull() -> TextIO:
     return Path(os.devnull).open("w")
 
 
-def _unfailing(stream: TextIO) -> TextIO:
+def _best_effort(stream: TextIO) -> TextIO:
     """The same stream, whoever writes to it: what cannot be written to it is left out."""
     try:
-        raw = _Unfailing(stream)
+        raw = _BestEffortFile(stream)
     except (OSError, ValueError):  # it has no descriptor, as in tests
         return stream
     return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, line_buffering=True)
 
 
-class _Unfailing(io.FileIO):
+class _BestEffortFile(io.FileIO):
     """A file for what is said beside the work: a full disk or a terminal that has gone away must not end a run."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -103,25 +103,25 @@ class _Unfailing(io.FileIO):
         return len(data)
 
 
-def fault_of(error: Exception) -> Fault | None:
+def cli_error_of(error: Exception) -> CliError | None:
     """What to say about `error`, None if it is a bug."""
     from plait.backends.errors import BackendError, BackendUnavailable  # noqa: PLC0415 - heavy packages
     from plait.persistence.errors import StoreError  # noqa: PLC0415
     from plait.runner.errors import OwnershipLost, PlaitError, TurnNotStored  # noqa: PLC0415
 
     if isinstance(error, TurnNotStored | StoreError):
-        return Fault(str(error), STORE)
+        return CliError(str(error), STORE)
     if isinstance(error, OwnershipLost):
-        return Fault(str(error), TAKEN_OVER)
+        return CliError(str(error), TAKEN_OVER)
     if isinstance(error, PlaitError | BackendUnavailable):
         # Mistakes in a plan come one a line, each with its place, as compilers have it.
-        return Fault(str(error), USAGE, "" if hasattr(error, "problems") else "plait: ")
+        return CliError(str(error), USAGE, "" if hasattr(error, "problems") else "plait: ")
     if isinstance(error, BackendError):
-        return Fault(str(error), FAILED)
+        return CliError(str(error), FAILED)
     return None
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End the process. A thread that runs a function of the user's cannot be stopped, and is not waited for."""
     for stream in (sys.stdout, sys.stderr):
         write(stream, "")
@@ -130,12 +130,12 @@ def leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def say(text: str = "") -> None:
+def print_note(text: str = "") -> None:
     """A line for the person, on standard error."""
     write(sys.stderr, visible(text) + "\n")
 
 
-def tell(text: str) -> bool:
+def print_line(text: str) -> bool:
     """A line of output, on standard output; False when its reader has left."""
     return write(output(), text + "\n")
 
@@ -146,7 +146,7 @@ def output() -> TextIO:
 
 
 @contextmanager
-def prints_aside() -> Generator[None]:
+def redirect_prints() -> Generator[None]:
     """What prints within, a function of the user's or its module, does so on standard error: standard output has what
     we `tell`, and nothing else.
     """
@@ -170,7 +170,7 @@ def write(stream: IO[str], text: str) -> bool:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
-        if error.errno not in _LEFT:
+        if error.errno not in _READER_GONE:
             why = f"standard output cannot be written: {error.strerror}; send it to another place"
-            raise Fault(why, STORE) from error
+            raise CliError(why, STORE) from error
         return False

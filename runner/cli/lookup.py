@@ -13,100 +13,100 @@ from plait.backends.protocol import JsonValue
 from plait.persistence import SQLiteStore
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
-from plait.runner.cli.backends import Backing
+from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.display.text import age, one_line
-from plait.runner.cli.exits import STORE, Fault, say
-from plait.runner.cli.options import DEFAULT_STORE, is_text, plait
+from plait.runner.cli.exits import STORE, CliError, print_note
+from plait.runner.cli.options import DEFAULT_STORE, command_line, is_utf8
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.question import OpenQuestion, unix
 from plait.runner.domain.status import RUN_REOPENINGS, RunStatus, TaskStatus
-from plait.runner.operations import inspect as looking
+from plait.runner.operations import inspect
 from plait.runner.state.owner import LEASE_SECONDS, Liveness, liveness
 
-FAR_BACK = 10_000
+MAX_RUNS_SEARCHED = 10_000
 """How many runs are looked through for one that is not named by its whole id."""
 
 
-def store_for_reading(path: Path) -> SQLiteStore:
+def read_only_store(path: Path) -> SQLiteStore:
     """The store at `path`, changing nothing."""
-    _require(path)
+    _check_default_store(path)
     return SQLiteStore(path, mode="read")
 
 
-def store_for_going_on(path: Path) -> SQLiteStore:
+def existing_store(path: Path) -> SQLiteStore:
     """The store at `path`, which has to exist."""
-    _require(path)
+    _check_default_store(path)
     return SQLiteStore(path, mode="existing")
 
 
-def _require(path: Path) -> None:
+def _check_default_store(path: Path) -> None:
     if path == DEFAULT_STORE and not path.exists():
-        raise Fault(
+        raise CliError(
             f"there is no store {path} in {Path.cwd()}; `plait run PLAN` makes one, --store PATH names another", STORE
         )
 
 
 async def find_run(store: Store, word: str) -> RunRecord:
     """The run of that id, the only one whose id begins so, or the `last` one."""
-    if not is_text(word):
-        raise Fault(f"the store has no run {word!r}; `plait runs` lists those that it has")
-    run_id = await _last(store) if word == "last" else word
+    if not is_utf8(word):
+        raise CliError(f"the store has no run {word!r}; `plait runs` lists those that it has")
+    run_id = await _newest_id(store) if word == "last" else word
     record = await store.get_run(run_id)
     if record is None:
-        record = await store.get_run(await _by_prefix(store, run_id))
+        record = await store.get_run(await _id_by_prefix(store, run_id))
     if record is None:
-        raise Fault(f"run {word} is gone from the store")
+        raise CliError(f"run {word} is gone from the store")
     return record
 
 
-def say_if_watched(run: RunRecord) -> None:
+def print_watch_notice(run: RunRecord) -> None:
     """Say why what follows takes half a minute, where the run's owner cannot be judged from here."""
     owner = run.owner
     if owner is not None and liveness(owner) is Liveness.UNKNOWN:
-        say(
+        print_note(
             f"process {owner.pid} on {one_line(owner.host)} owns run {run.run_id}, and cannot be seen from here; "
             f"watching for {LEASE_SECONDS:g} s whether it still lives"
         )
 
 
-async def _last(store: Store) -> str:
+async def _newest_id(store: Store) -> str:
     runs = await store.list_runs(1)
     if not runs:
-        raise Fault("the store has no runs yet; `plait run PLAN` makes one")
+        raise CliError("the store has no runs yet; `plait run PLAN` makes one")
     return runs[0].run_id
 
 
-async def _by_prefix(store: Store, prefix: str) -> str:
-    runs = await store.list_runs(FAR_BACK)
+async def _id_by_prefix(store: Store, prefix: str) -> str:
+    runs = await store.list_runs(MAX_RUNS_SEARCHED)
     found = [run.run_id for run in runs if run.run_id.startswith(prefix)] if prefix else []
     if len(found) == 1:
         return found[0]
     if found:
         shown = ", ".join(one_line(run_id) for run_id in found[:5]) + (", ..." if len(found) > 5 else "")
-        raise Fault(f"{len(found)} runs begin with {prefix!r}: {shown}; give more of the id")
-    raise Fault(f"the store has no run {prefix!r}; `plait runs` lists those that it has")
+        raise CliError(f"{len(found)} runs begin with {prefix!r}: {shown}; give more of the id")
+    raise CliError(f"the store has no run {prefix!r}; `plait runs` lists those that it has")
 
 
-async def newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
+async def find_newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
     """The newest run that `resume` has something to do for."""
     wanted = {RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}
     if retry_failed:
         wanted |= RUN_REOPENINGS
     refused: RunRecord | None = None
-    for run in await store.list_runs(FAR_BACK):
+    for run in await store.list_runs(MAX_RUNS_SEARCHED):
         if shown_status(run) in wanted:
             found = await find_run(store, run.run_id)
-            if names_its_backends(found):
+            if stores_backends(found):
                 return found
             refused = refused or found
     if refused is not None:  # which `resume` says why
         return refused
     kinds = "queued, interrupted, waiting" + (" or failed" if retry_failed else " for a person")
     hint = "" if retry_failed else " (--retry-failed looks for failed ones, too)"
-    raise Fault(f"nothing to resume: no run in the store is {kinds}{hint}; `plait runs` lists them")
+    raise CliError(f"nothing to resume: no run in the store is {kinds}{hint}; `plait runs` lists them")
 
 
-def names_its_backends(run: RunRecord) -> bool:
+def stores_backends(run: RunRecord) -> bool:
     """Whether the store says which backends the run needs, as for all that the command made: only then can the command
     go on with it. `run` is a record with its settings.
     """
@@ -117,7 +117,7 @@ def names_its_backends(run: RunRecord) -> bool:
 
 def shown_status(run: RunRecord) -> RunStatus:
     """The run's status; interrupted when it is stored as going on and nobody is there to go on with it."""
-    return looking.shown_status(run, time.time())
+    return inspect.shown_status(run, time.time())
 
 
 async def find_task(store: Store, run: RunRecord, task_id: str) -> TaskRecord:
@@ -127,14 +127,14 @@ async def find_task(store: Store, run: RunRecord, task_id: str) -> TaskRecord:
         if task.task_id == task_id:
             return task
     hint = nearest(task_id, [task.task_id for task in tasks])
-    raise Fault(f"run {run.run_id} has no task {task_id!r}{hint or f'; `plait show {run.run_id}` lists them'}")
+    raise CliError(f"run {run.run_id} has no task {task_id!r}{hint or f'; `plait show {run.run_id}` lists them'}")
 
 
 _LONGEST_VALUE = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingTask:
     """A task that waits for a person. `question` is what it asks itself, None for one marked at_most_once that was cut;
     `text` is what is asked in either case.
     """
@@ -145,66 +145,68 @@ class Waiting:
     text: str
     question: OpenQuestion | None
 
-    def command(self, path: Path) -> str:
+    def answer_command(self, path: Path) -> str:
         """The command that answers, to be completed."""
         if self.question is None:
-            return plait(path, "answer", self.run_id, self.task_id, "--done", "TEXT")
-        return plait(path, "answer", self.run_id, self.task_id, "TEXT" if self.question.schema is None else "JSON")
+            return command_line(path, "answer", self.run_id, self.task_id, "--done", "TEXT")
+        return command_line(
+            path, "answer", self.run_id, self.task_id, "TEXT" if self.question.schema is None else "JSON"
+        )
 
-    def terms(self) -> Iterator[tuple[str, str]]:
+    def facts(self) -> Iterator[tuple[str, str]]:
         """What else there is to know before answering, each with its name."""
         question = self.question
         if question is None:
             return
         if question.schema is not None:
-            yield "wants", one_line(shape_of(cast("Mapping[str, JsonValue]", question.schema)), _LONGEST_VALUE)
+            yield "wants", one_line(describe_schema(cast("Mapping[str, JsonValue]", question.schema)), _LONGEST_VALUE)
         if question.default is not None:
-            yield "default", one_line(_json(question.default), _LONGEST_VALUE)
+            yield "default", one_line(_dump(question.default), _LONGEST_VALUE)
         if question.deadline_at is not None:
-            yield "deadline", _deadline(question, question.deadline_at)
+            yield "deadline", _format_deadline(question, question.deadline_at)
 
 
-async def waiting_in(store: Store, run_id: str) -> list[Waiting]:
+async def list_waiting(store: Store, run_id: str) -> list[WaitingTask]:
     """What waits in the run, in the order of its tasks, without questions that are answered and not yet taken up.
     Raises StoreError, RunNotFound.
     """
-    asked = {one.task_id: one for one in await Backing({}).runner({}, store=store).questions(run_id)}
+    asked = {one.task_id: one for one in await BackendSet({}).runner({}, store=store).questions(run_id)}
     return [
-        Waiting(run_id, task.task_id, task.attempt, task.question or "", asked.get(task.task_id))
+        WaitingTask(run_id, task.task_id, task.attempt, task.question or "", asked.get(task.task_id))
         for task in await store.list_tasks(run_id)
         if TaskStatus(task.status) is TaskStatus.WAITING_INPUT and (task.asked is None or task.task_id in asked)
     ]
 
 
-def _deadline(question: OpenQuestion, at: str) -> str:
+def _format_deadline(question: OpenQuestion, at: str) -> str:
     left = unix(at) - time.time()
     if left > 0:
         return f"{at}, in {age(left)}"
     return f"{at}, over: `plait resume` " + ("fails the task" if question.default is None else "takes the default")
 
 
-def shape_of(schema: Mapping[str, JsonValue]) -> str:
+def describe_schema(schema: Mapping[str, JsonValue]) -> str:
     """What a JSON Schema wants, in a few words."""
     allowed, kind, fields = schema.get("enum"), schema.get("type"), schema.get("properties")
     if isinstance(allowed, list) and allowed:
-        return "one of " + ", ".join(map(_json, allowed))
+        return "one of " + ", ".join(map(_dump, allowed))
     if kind == "object" and isinstance(fields, dict) and fields:
         return f"an object with {', '.join(fields)}"
     if kind == "array" and isinstance(items := schema.get("items"), dict):
-        return f"a list, each {shape_of(items)}"
+        return f"a list, each {describe_schema(items)}"
     if isinstance(kind, str) and schema.keys() <= {"type", "title", "description"}:
         return kind
-    return "JSON that fits " + _json(dict(schema)) if schema else "any JSON"
+    return "JSON that fits " + _dump(dict(schema)) if schema else "any JSON"
 
 
-def _json(value: Any) -> str:
+def _dump(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
 POLICY = "the policy"
 
 
-async def adders(store: Store, run: RunRecord, tasks: Sequence[TaskRecord]) -> dict[str, str]:
+async def find_adders(store: Store, run: RunRecord, tasks: Sequence[TaskRecord]) -> dict[str, str]:
     """By the id of each task that was added: the id of the task that did it, or `POLICY`."""
     by_policy = await _added_by_policy(store, run) if run.policy_state is not None else set[int]()
     found = {task.task_id: POLICY if task.position in by_policy else task.added_by for task in tasks}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from plait.runner.cli.display.text import command
-from plait.runner.cli.exits import Fault
+from plait.runner.cli.exits import CliError
 
 if TYPE_CHECKING:
     from plait.runner import Plan
@@ -29,9 +29,9 @@ PLAN_SUFFIXES = frozenset({".yaml", ".yml", ".json", ".toml"})
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _file(_context: click.Context, _parameter: click.Parameter, value: Path) -> Path:
+def _refuse_memory_store(_context: click.Context, _parameter: click.Parameter, value: Path) -> Path:
     if str(value) == ":memory:":
-        raise Fault("a store is a file, not :memory:; name one with --store, or write nothing down with --no-store")
+        raise CliError("a store is a file, not :memory:; name one with --store, or write nothing down with --no-store")
     return value
 
 
@@ -43,7 +43,7 @@ store_option = click.option(
     envvar=STORE_VARIABLE,
     show_default=True,
     show_envvar=True,
-    callback=_file,
+    callback=_refuse_memory_store,
     help="Where runs are written down.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
@@ -91,18 +91,18 @@ backends_option = click.option(
 )
 
 
-def is_text(value: str) -> bool:
+def is_utf8(value: str) -> bool:
     """Whether `value`, from the command line, can be stored: bytes that are not UTF-8 come as halves of characters."""
     return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
 
 
-def _assignments(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def _parse_assignments(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     given: dict[str, str] = {}
     for value in values:
         name, equals, text = value.partition("=")
         if not equals or not name:
             raise click.BadParameter(f"{value!r} is not name=value")
-        if not is_text(value):
+        if not is_utf8(value):
             raise click.BadParameter(f"the value of {name} is not text in UTF-8")
         if name in given:
             raise click.BadParameter(f"{name} is given twice")
@@ -115,12 +115,12 @@ set_option = click.option(
     "inputs",
     multiple=True,
     metavar="NAME=VALUE",
-    callback=_assignments,
+    callback=_parse_assignments,
     help="Replace an input of the plan; may be given more than once.",
 )
 
 
-def configure_log(style: str | None, level: str) -> None:
+def configure_logging(style: str | None, level: str) -> None:
     """Quiet unless `--log` was given."""
     if style is None:
         # Without a handler of ours Python would print warnings bare, in the middle of the display.
@@ -131,14 +131,14 @@ def configure_log(style: str | None, level: str) -> None:
     configure("json" if style == "json" else "console", level)
 
 
-def plait(store_path: Path | None, *words: str) -> str:
+def command_line(store_path: Path | None, *words: str) -> str:
     """The command line that does `words` on the same store, to be copied."""
     stated = os.environ.get(STORE_VARIABLE) or str(DEFAULT_STORE)
     store = () if store_path is None or str(store_path) == stated else ("--store", str(store_path))
-    return command(_program(), *words, *store)
+    return command(_program_name(), *words, *store)
 
 
-def _program() -> str:
+def _program_name() -> str:
     """How this command is called: by its path where the shell would not find it, as after `make demo`."""
     called = Path(sys.argv[0])
     if called.name == "plait" and shutil.which("plait") is None:
@@ -152,13 +152,15 @@ def read_plan(path: Path, inputs: Mapping[str, str], *, with_functions: bool = F
     """
     from plait.runner.plan.loader import load_plan, load_plan_with_functions  # noqa: PLC0415 - `plait version` needs neither
 
-    if not is_text(str(path)):
-        raise Fault(f"the name of the plan file {str(path)!r} is not text in UTF-8, so it cannot be stored; rename it")
+    if not is_utf8(str(path)):
+        raise CliError(
+            f"the name of the plan file {str(path)!r} is not text in UTF-8, so it cannot be stored; rename it"
+        )
     return load_plan_with_functions(path, inputs) if with_functions else load_plan(path, overrides=inputs)
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class OutputOptions:
     """How a person wants it: where it is stored (None: nowhere), how much is said, how much runs at once, and the task
     whose result is that of the run (None: the final ones).
     """
@@ -172,7 +174,7 @@ class Manner:
     result_of: str | None = None
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Manner:
+    def of(cls, options: Mapping[str, Any]) -> OutputOptions:
         """From the options of a command, by the names of its parameters."""
         return cls(
             store=None if options.get("no_store") else options["store_path"],

@@ -7,7 +7,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from plait.runner.cli.exits import Fault
+from plait.runner.cli.exits import CliError
 
 _OPEN, _PRIVATE = 0o666, 0o600
 
@@ -25,7 +25,7 @@ def write_file(path: Path, text: str, *, private: bool) -> None:
     except OSError as error:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
-        raise Fault(f"cannot write {path}: {error.strerror}") from error
+        raise CliError(f"cannot write {path}: {error.strerror}") from error
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise

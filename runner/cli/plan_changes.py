@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from plait.persistence.records import RunRecord, TaskRecord
-from plait.runner.cli.backends import Wish, backing_of_file
-from plait.runner.cli.exits import Fault, say
-from plait.runner.cli.stored_backends import Kept
+from plait.runner.cli.backends import BackendOptions, backend_set_of_file
+from plait.runner.cli.exits import CliError, print_note
+from plait.runner.cli.stored_backends import StoredBackends
 from plait.runner.domain.task import Task
 from plait.runner.plan import Plan, PlanError
 from plait.runner.plan.loader import load_plan_of_run
@@ -25,39 +25,41 @@ _FIELDS = {
     "adds_tasks": "output",
 }
 """Fields of a task, and what they are called in a plan file."""
-_INSTEAD = "a resume runs what is stored"
+_STORED_COUNTS = "a resume runs what is stored"
 
 
-def say_if_edited(record: RunRecord, tasks: Sequence[TaskRecord], kept: Kept) -> None:
+def print_plan_changes(record: RunRecord, tasks: Sequence[TaskRecord], stored: StoredBackends) -> None:
     """Say what of the run's plan file, where it is found, goes unheeded because the store has it otherwise. Values of
     inputs are not compared: they may have been given with --set.
     """
-    if kept.instead:
-        say(f"with {', '.join(sorted(kept.instead))} as in {kept.files.backends}, for this time")
-    path = kept.plan
+    if stored.replacements:
+        print_note(f"with {', '.join(sorted(stored.replacements))} as in {stored.files.backends}, for this time")
+    path = stored.plan
     if path is None or not path.is_file():
         return
     try:
-        changed = list(_changes(path, kept, record, tasks))
-    except (PlanError, Fault):
-        say(f"the plan file has mistakes by now (`plait check` says which); {_INSTEAD}")
+        changed = list(_list_changes(path, stored, record, tasks))
+    except (PlanError, CliError):
+        print_note(f"the plan file has mistakes by now (`plait check` says which); {_STORED_COUNTS}")
         return
     if changed:
         more = [f"{len(changed) - _MOST_NAMED} more"] if len(changed) > _MOST_NAMED else []
         named = ", ".join([*changed[:_MOST_NAMED], *more])
         hint = "; --backends FILE takes backends from a file" if changed[0].startswith("backends.") else ""
-        say(f"the plan file has changed since this run was stored ({named}); {_INSTEAD}{hint}")
+        print_note(f"the plan file has changed since this run was stored ({named}); {_STORED_COUNTS}{hint}")
 
 
-def _changes(path: Path, kept: Kept, record: RunRecord, tasks: Sequence[TaskRecord]) -> Iterator[str]:
+def _list_changes(path: Path, stored: StoredBackends, record: RunRecord, tasks: Sequence[TaskRecord]) -> Iterator[str]:
     settings, led_by = json.loads(record.settings), StoredPolicy.of(record)
     if settings.get("posted") or (led_by is not None and led_by.kind == OrchestratorPolicy.kind):
-        yield from kept.differing(backing_of_file(path, Wish()).specs)  # its tasks came from elsewhere
+        yield from stored.changed_options(
+            backend_set_of_file(path, BackendOptions()).specs
+        )  # its tasks came from elsewhere
         return
     plan = load_plan_of_run(path, settings.get("inputs", {}))
-    yield from kept.differing(plan.backends)
+    yield from stored.changed_options(plan.backends)
     default = plan.default_backend or (next(iter(plan.backends)) if len(plan.backends) == 1 else None)
-    if default is not None and default != kept.default:
+    if default is not None and default != stored.default:
         yield "defaults.backend"
     yield from _changed_tasks(plan, tasks)
     if (None if plan.dag.growth is None else asdict(plan.dag.growth)) != settings.get("growth"):

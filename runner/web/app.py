@@ -12,13 +12,13 @@ from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
 
 from plait.runner.web.errors import add_handlers
-from plait.runner.web.routes import Api, Served
+from plait.runner.web.routes import Api, ServedRuns
 from plait.runner.web.security import MOST_HEAD_BYTES, Guard
 
 _LAST_ANSWERS_S = 2
 
 
-def make_app(served: Served) -> FastAPI:
+def make_app(served: ServedRuns) -> FastAPI:
     """The application, without its guard."""
     # The guard checks the token; this says in /openapi.json that there is one.
     bearer = HTTPBearer(auto_error=False, description="The token that `plait serve` wrote down at its start.")
@@ -39,7 +39,7 @@ def make_app(served: Served) -> FastAPI:
 class Server:
     """Serves `served` on `listening`, a socket of the loopback, to those who have `token`."""
 
-    def __init__(self, served: Served, listening: socket.socket, token: str) -> None:
+    def __init__(self, served: ServedRuns, listening: socket.socket, token: str) -> None:
         self._served = served
         self._listening = listening
         port = listening.getsockname()[1]

@@ -27,7 +27,7 @@ from plait.runner.plan import PlanError
 from plait.runner.web.schemas import Problem
 from plait.runner.web.security import problem
 
-_ANSWERS: dict[type[Exception], tuple[int, str]] = {
+_RESPONSES: dict[type[Exception], tuple[int, str]] = {
     RunNotFound: (404, "run_not_found"),
     TaskNotFound: (404, "not_found"),
     RunOwned: (409, "run_owned"),
@@ -71,21 +71,21 @@ _Handler: TypeAlias = Callable[[Request, Exception], Awaitable[JSONResponse]]
 
 def add_handlers(app: FastAPI) -> None:
     """Have every error of `app` told in the one shape."""
-    app.add_exception_handler(HTTPException, _of_http)
-    app.add_exception_handler(RequestValidationError, _of_request)
-    app.add_exception_handler(Exception, _of_bug)
-    for error, (code, kind) in _ANSWERS.items():
-        app.add_exception_handler(error, _of(code, kind))
+    app.add_exception_handler(HTTPException, _handle_http)
+    app.add_exception_handler(RequestValidationError, _handle_validation)
+    app.add_exception_handler(Exception, _handle_bug)
+    for error, (code, kind) in _RESPONSES.items():
+        app.add_exception_handler(error, _make_handler(code, kind))
 
 
-def _of(code: int, kind: str) -> _Handler:
+def _make_handler(code: int, kind: str) -> _Handler:
     async def answer(_request: Request, error: Exception) -> JSONResponse:
         return JSONResponse(problem(kind, str(error)), code)
 
     return answer
 
 
-async def _of_http(request: Request, error: Exception) -> JSONResponse:
+async def _handle_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     code, kind, said = error.status_code, _HTTP_KINDS.get(error.status_code, "refused"), str(error.detail)
     if code == 400:  # a body that cannot be read at all, like one that is not what it should be
@@ -93,12 +93,14 @@ async def _of_http(request: Request, error: Exception) -> JSONResponse:
     if code in _HTTP_KINDS and said == HTTPStatus(code).phrase:  # the framework says no more than the code
         said = f"there is no {request.method} {request.url.path} here; GET /openapi.json says what there is"
     headers = error.headers
-    if code == 405 and (methods := _methods(request)):  # the framework names those of one route, where two share a path
+    if code == 405 and (
+        methods := _allowed_methods(request)
+    ):  # the framework names those of one route, where two share a path
         headers = {"allow": ", ".join(methods)}
     return JSONResponse(problem(kind, said), code, headers=headers)
 
 
-def _methods(request: Request) -> list[str]:
+def _allowed_methods(request: Request) -> list[str]:
     """What may be asked of the request's path."""
     published: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
     return sorted(
@@ -109,12 +111,12 @@ def _methods(request: Request) -> list[str]:
     )
 
 
-async def _of_request(_request: Request, error: Exception) -> JSONResponse:
+async def _handle_validation(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     said = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5]]
     code, kind = _INVALID
     return JSONResponse(problem(kind, "; ".join(said)), code)
 
 
-async def _of_bug(_request: Request, _error: Exception) -> JSONResponse:
+async def _handle_bug(_request: Request, _error: Exception) -> JSONResponse:
     return JSONResponse(problem("internal", "this should not have happened; the server's log says more"), 500)

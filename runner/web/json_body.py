@@ -18,16 +18,16 @@ class ReadOnce(APIRoute):
         """The handler, given requests of ours."""
         handle = super().get_route_handler()
 
-        async def handle_ours(request: Request) -> Response:
-            return await handle(_Request(request.scope, request.receive))
+        async def handle_strictly(request: Request) -> Response:
+            return await handle(_StrictRequest(request.scope, request.receive))
 
-        return handle_ours
+        return handle_strictly
 
 
-class _Request(Request):
+class _StrictRequest(Request):
     async def json(self) -> Any:
         try:
-            return json.loads(await self.body(), object_pairs_hook=_once)
+            return json.loads(await self.body(), object_pairs_hook=_refuse_duplicates)
         except json.JSONDecodeError as error:
             where = f"line {error.lineno}, column {error.colno}"
             raise HTTPException(400, f"the body is not JSON: {error.msg} in {where}") from None
@@ -39,7 +39,7 @@ class _Request(Request):
             raise HTTPException(400, "the body holds a number of too many digits; send it as text") from None
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)

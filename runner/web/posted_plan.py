@@ -17,7 +17,7 @@ from plait.runner.plan.loader import NAME_IT
 from plait.runner.plan.schema import input_kind
 from plait.runner.plan.source import MAX_BYTES
 
-_THE_SERVERS = {
+_SERVER_KEYS = {
     "backends": "the server has its backends from its own start; name one of them, or leave `backend` out",
     "concurrency": "how many tasks run at once is the server's to say (plait serve -j)",
 }
@@ -33,27 +33,27 @@ def posted_plan(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Co
 
     Raises PlanError with every mistake found.
     """
-    if (size := len(_text(plan).encode("utf-8", "surrogatepass"))) > MAX_BYTES:
+    if (size := len(_dump(plan).encode("utf-8", "surrogatepass"))) > MAX_BYTES:
         why = f"a plan may have 1 MiB, this one has {size:,} bytes; give large values beside it, in `inputs`"
         raise PlanError([PlanProblem(why, file="")])
-    problems = [PlanProblem(why, key, file="") for key, why in _THE_SERVERS.items() if key in plan]
+    problems = [PlanProblem(why, key, file="") for key, why in _SERVER_KEYS.items() if key in plan]
     if isinstance(plan.get("inputs") or {}, dict):  # else the reader says what it should be
         declared = cast("dict[str, Any]", plan.get("inputs") or {})
-        problems += _input_problems(declared, inputs)
+        problems += _check_inputs(declared, inputs)
         plan = {**plan, "inputs": {**declared, **inputs}}
     if problems:
         raise PlanError(problems)
     # Only their names count for the plan; what they are is never part of it.
     named = {name: {"kind": "function", "call": "server:backend"} for name in backends}
-    text = _text({**plan, "backends": named})
+    text = _dump({**plan, "backends": named})
     try:
         return replace(parse_plan(text, format="json", most=None), backends={})
     except PlanError as error:
         there_are = f"; the server has {', '.join(map(repr, sorted(backends)))}, or leave 'backend' out"
-        raise PlanError([_of_a_post(problem, there_are) for problem in error.problems]) from None
+        raise PlanError([_adapt_problem(problem, there_are) for problem in error.problems]) from None
 
 
-def _text(plan: Mapping[str, Any]) -> str:
+def _dump(plan: Mapping[str, Any]) -> str:
     try:
         return json.dumps(plan, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
@@ -62,13 +62,13 @@ def _text(plan: Mapping[str, Any]) -> str:
         raise PlanError([PlanProblem("the plan is nested too deeply", file="")]) from None
 
 
-def _of_a_post(problem: PlanProblem, there_are: str) -> PlanProblem:
+def _adapt_problem(problem: PlanProblem, there_are: str) -> PlanProblem:
     """The same, where nobody has a file, and the backends are the server's."""
     # Lines and columns are those of a text that only exists here.
     return replace(problem, message=problem.message.replace(NAME_IT, there_are), line=None, column=None, file="")
 
 
-def _input_problems(declared: Mapping[str, Any], given: Mapping[str, Any]) -> list[PlanProblem]:
+def _check_inputs(declared: Mapping[str, Any], given: Mapping[str, Any]) -> list[PlanProblem]:
     unknown = given.keys() - declared.keys()
     problems = [PlanProblem(no_input(name, declared), f"inputs.{name}", file="") for name in unknown]
     for name, value in {**declared, **given}.items():

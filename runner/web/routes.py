@@ -17,7 +17,7 @@ from plait.runner.errors import RunNotFound, RunNotResumable, RunOwned
 from plait.runner.operations.create_run import run_id_of
 from plait.runner.operations.inspect import RunInfo
 from plait.runner.service import RunService
-from plait.runner.web import schemas as shapes
+from plait.runner.web import schemas
 from plait.runner.web.errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS
 from plait.runner.web.json_body import ReadOnce
 from plait.runner.web.posted_plan import posted_plan
@@ -28,7 +28,7 @@ _TO_START = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED})
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedRuns:
     """What is served: runs of `service` on `backends`, made with `settings`. `leaving` is set when the end is near."""
 
     service: RunService
@@ -40,17 +40,19 @@ class Served:
 class Api:
     """The routes, each a method."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ServedRuns) -> None:
         self._served = served
         self._runs = served.service
 
     def router(self) -> APIRouter:
         """Every route under its path."""
         router = APIRouter(prefix="/api/runs", responses=DOCUMENTED, route_class=ReadOnce)
-        again: _Answers = {200: {"model": shapes.Standing, "description": "The run of this key was there already."}}
+        again: _Answers = {
+            200: {"model": schemas.RunStatusShape, "description": "The run of this key was there already."}
+        }
         router.add_api_route("", self.create, methods=["POST"], status_code=201, responses={**DOCUMENTED, **again})
         router.add_api_route("", self.list_all, methods=["GET"])
-        router.add_api_route("/{run_id}", self.get, methods=["GET"], response_model=shapes.Detail)
+        router.add_api_route("/{run_id}", self.get, methods=["GET"], response_model=schemas.RunDetailShape)
         router.add_api_route("/{run_id}/resume", self.resume, methods=["POST"])
         router.add_api_route("/{run_id}/cancel", self.cancel, methods=["POST"])
         router.add_api_route("/{run_id}/tasks/{task_id}/answer", self.answer, methods=["POST"])
@@ -69,11 +71,11 @@ class Api:
         )
         return router
 
-    async def create(self, new: shapes.NewRun, response: Response) -> shapes.Standing:
+    async def create(self, new: schemas.NewRun, response: Response) -> schemas.RunStatusShape:
         """Make a run and start it."""
         served = self._served
         plan = await anyio.to_thread.run_sync(posted_plan, new.plan, new.inputs, served.backends)
-        if new.key is not None and await self._is_there(run_id_of(new.key)):
+        if new.key is not None and await self._exists(run_id_of(new.key)):
             response.status_code = 200
         run_id = await self._runs.create_run(plan.dag, key=new.key, settings=served.settings, policy=plan.policy)
         status = await self._status(run_id)
@@ -82,39 +84,39 @@ class Api:
                 await self._runs.start_run(run_id)
             status = await self._status(run_id)
         response.headers["location"] = f"/api/runs/{run_id}"
-        return shapes.Standing(run_id=run_id, status=status)
+        return schemas.RunStatusShape(run_id=run_id, status=status)
 
-    async def list_all(self, page: Annotated[shapes.Page, Query()]) -> shapes.RunList:
+    async def list_all(self, page: Annotated[schemas.ListQuery, Query()]) -> schemas.RunList:
         """The last created runs, newest first."""
-        return shapes.RunList(runs=[shapes.summary(run) for run in await self._runs.list_runs(page.limit)])
+        return schemas.RunList(runs=[schemas.run_shape(run) for run in await self._runs.list_runs(page.limit)])
 
     async def get(self, run_id: str) -> Response:
         """A run with its tasks and their results."""
         told = await anyio.to_thread.run_sync(_detail, await self._runs.get_run(run_id))
         return Response(told, media_type="application/json")
 
-    async def resume(self, run_id: str, how: shapes.Resumption | None = None) -> shapes.Standing:
+    async def resume(self, run_id: str, how: schemas.Resumption | None = None) -> schemas.RunStatusShape:
         """Go on with a run that was interrupted, waits or failed. Changes nothing for one that goes on here."""
-        how = how or shapes.Resumption()
+        how = how or schemas.Resumption()
         await self._runs.resume_run(run_id, how.answers, retry_failed=how.retry_failed)
-        return shapes.Standing(run_id=run_id, status=await self._status(run_id))
+        return schemas.RunStatusShape(run_id=run_id, status=await self._status(run_id))
 
-    async def cancel(self, run_id: str) -> shapes.Standing:
+    async def cancel(self, run_id: str) -> schemas.RunStatusShape:
         """Cancel a run for good, wherever it runs. Changes nothing for one that has ended."""
-        return shapes.Standing(run_id=run_id, status=await self._runs.cancel_run(run_id))
+        return schemas.RunStatusShape(run_id=run_id, status=await self._runs.cancel_run(run_id))
 
-    async def answer(self, run_id: str, task_id: str, given: shapes.Answer) -> shapes.Answered:
+    async def answer(self, run_id: str, task_id: str, given: schemas.Answer) -> schemas.AnswerResult:
         """Answer what a task asks. The first answer counts. A run that nobody runs goes on when it is resumed."""
         taken = await self._runs.answer_question(run_id, task_id, given.value, attempt=given.attempt)
-        return shapes.Answered(run_id=run_id, status=await self._status(run_id), taken=taken)
+        return schemas.AnswerResult(run_id=run_id, status=await self._status(run_id), taken=taken)
 
     async def events(
         self,
         run_id: str,
-        start: Annotated[shapes.From, Query()],
+        start: Annotated[schemas.EventsQuery, Query()],
         last_event_id: Annotated[
             int,
-            Header(ge=0, le=shapes.MOST_SEQ, description="As `after`, of who was cut off; the higher counts."),
+            Header(ge=0, le=schemas.MOST_SEQ, description="As `after`, of who was cut off; the higher counts."),
         ] = 0,
     ) -> Response:
         """The run's events, stored ones and those to come, up to the one that ends it, as server-sent events."""
@@ -129,7 +131,7 @@ class Api:
     async def _status(self, run_id: str) -> RunStatus:
         return (await self._runs.get_run(run_id, tasks=False)).status
 
-    async def _is_there(self, run_id: str) -> bool:
+    async def _exists(self, run_id: str) -> bool:
         try:
             return bool(await self._status(run_id))
         except RunNotFound:
@@ -138,4 +140,4 @@ class Api:
 
 def _detail(run: RunInfo) -> str:
     """In a thread of its own: thousands of tasks take their time, in which other runs would stand still."""
-    return shapes.detail(run).model_dump_json(by_alias=True)
+    return schemas.run_detail_shape(run).model_dump_json(by_alias=True)

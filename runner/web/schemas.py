@@ -75,14 +75,14 @@ class Answer(_Received):
     """The attempt that asked (a run's task has it as `attempts`): the task may ask something else by now."""
 
 
-class Page(_Received):
+class ListQuery(_Received):
     """Which runs are listed."""
 
     limit: int = Field(default=50, ge=1, le=1000)
     """How many at most."""
 
 
-class From(_Received):
+class EventsQuery(_Received):
     """Which events are told."""
 
     after: int = Field(default=0, ge=0, le=MOST_SEQ)
@@ -101,21 +101,21 @@ class EventShape(_Sent):
     detail: dict[str, Any]
 
 
-class Standing(_Sent):
+class RunStatusShape(_Sent):
     """A run and where it stands."""
 
     run_id: str
     status: RunStatus
 
 
-class Answered(Standing):
+class AnswerResult(RunStatusShape):
     """A run that has an answer."""
 
     taken: bool
     """Whether the answer is the task's by now; else it is stored for the process that runs the run."""
 
 
-class Summary(Standing):
+class RunShape(RunStatusShape):
     """A run in a list."""
 
     name: str
@@ -135,7 +135,7 @@ class Summary(Standing):
     """None where no backend named a price."""
 
 
-class Asks(_Sent):
+class AskedShape(_Sent):
     """What belongs to a question."""
 
     schema_: Any = Field(alias="schema")
@@ -163,7 +163,7 @@ class TaskShape(_Sent):
     error: str | None
     question: str | None
     """What a person is asked, while the task is waiting_input."""
-    asks: Asks | None
+    asks: AskedShape | None
     """More about the question; null where the task does not ask, but a crash has left it in doubt (plait answer)."""
     session_id: str | None
     input_tokens: int
@@ -176,7 +176,7 @@ class TaskShape(_Sent):
     """The task that added this one to the run."""
 
 
-class Detail(Summary):
+class RunDetailShape(RunShape):
     """A run with its tasks, in the order of the plan."""
 
     tasks: list[TaskShape]
@@ -185,10 +185,10 @@ class Detail(Summary):
 class RunList(_Sent):
     """Runs, the last created first."""
 
-    runs: list[Summary]
+    runs: list[RunShape]
 
 
-class _What(_Sent):
+class ErrorShape(_Sent):
     kind: str
     """One word for programs, such as run_not_found."""
     message: str
@@ -198,19 +198,19 @@ class _What(_Sent):
 class Problem(_Sent):
     """Every error has this shape."""
 
-    error: _What
+    error: ErrorShape
 
 
-def summary(run: RunInfo) -> Summary:
+def run_shape(run: RunInfo) -> RunShape:
     """The run in a list."""
-    return Summary.model_validate(run_value(run))
+    return RunShape.model_validate(run_value(run))
 
 
-def detail(run: RunInfo) -> Detail:
+def run_detail_shape(run: RunInfo) -> RunDetailShape:
     """The run with its tasks."""
-    return Detail.model_validate({**run_value(run), "tasks": [task_value(task) for task in run.tasks.values()]})
+    return RunDetailShape.model_validate({**run_value(run), "tasks": [task_value(task) for task in run.tasks.values()]})
 
 
-def event(one: StoredEvent) -> EventShape:
+def event_shape(one: StoredEvent) -> EventShape:
     """The event as it is told."""
     return EventShape.model_validate(one, from_attributes=True)

@@ -63,27 +63,27 @@ class Guard:
 
         try:
             self._check(scope)
-            body = await _body(scope, receive)
+            body = await _read_body(scope, receive)
         except Refusal as refusal:
-            await _refuse(refusal, receive, guarded)
+            await _send_refusal(refusal, receive, guarded)
         else:
             if body is not None:
-                await self._app(scope, _again(body, receive), guarded)
+                await self._app(scope, _replay_body(body, receive), guarded)
 
     def _check(self, scope: Scope) -> None:
         if _head_bytes(scope) > MOST_HEAD_BYTES:
             raise Refusal(431, "too_large", f"a request's head may have {MOST_HEAD_BYTES:,} bytes")
-        host = _one(scope, b"host") or ""
+        host = _single_header(scope, b"host") or ""
         if host not in self._hosts:
             raise Refusal(403, "forbidden", f"this server is {' or '.join(sorted(self._hosts))}, not {host[:80]!r}")
-        origin = _one(scope, b"origin")
+        origin = _single_header(scope, b"origin")
         if origin is not None and origin != f"http://{host}":
             raise Refusal(403, "forbidden", f"requests from the origin {origin[:80]!r} are not answered")
-        scheme, _, token = (_one(scope, b"authorization") or "").partition(" ")
+        scheme, _, token = (_single_header(scope, b"authorization") or "").partition(" ")
         known = hmac.compare_digest(token.strip().encode("latin-1"), self._token)
         if not known or scheme.lower() != "bearer":
             raise Refusal(401, "unauthorized", "send the token that this server wrote down at its start: Bearer TOKEN")
-        kind = (_one(scope, b"content-type") or "").partition(";")[0].strip().lower()
+        kind = (_single_header(scope, b"content-type") or "").partition(";")[0].strip().lower()
         if kind != "application/json" and (kind or _has_body(scope)):
             raise Refusal(415, "unsupported_type", f"send application/json, not {kind[:80] or 'a body of no type'}")
 
@@ -94,19 +94,22 @@ def _head_bytes(scope: Scope) -> int:
 
 
 def _has_body(scope: Scope) -> bool:
-    return _one(scope, b"content-length") not in {None, "0"} or _one(scope, b"transfer-encoding") is not None
+    return (
+        _single_header(scope, b"content-length") not in {None, "0"}
+        or _single_header(scope, b"transfer-encoding") is not None
+    )
 
 
-def _one(scope: Scope, name: bytes) -> str | None:
+def _single_header(scope: Scope, name: bytes) -> str | None:
     """The header's value, None where it is not there. One that comes twice could mean either, so it means neither."""
     values: list[bytes] = [value for key, value in scope["headers"] if key == name]
     return None if not values else values[0].decode("latin-1") if len(values) == 1 else "(given more than once)"
 
 
-async def _body(scope: Scope, receive: Receive) -> bytes | None:
+async def _read_body(scope: Scope, receive: Receive) -> bytes | None:
     """The whole body; None when the client left before its end. Refused as soon as it is known to be too long."""
     too_large = Refusal(413, "too_large", f"a request may have {MOST_BODY_BYTES:,} bytes")
-    stated = _one(scope, b"content-length") or "0"
+    stated = _single_header(scope, b"content-length") or "0"
     if stated.isdecimal() and int(stated[:20]) > MOST_BODY_BYTES:
         raise too_large
     parts: list[bytes] = []
@@ -125,7 +128,7 @@ async def _body(scope: Scope, receive: Receive) -> bytes | None:
     raise Refusal(408, "too_slow", f"the request was not whole after {BODY_SECONDS:g} s")
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
+def _replay_body(body: bytes, receive: Receive) -> Receive:
     """Hands out `body`, which was received already, and what comes after it."""
     waiting = [body]
 
@@ -137,7 +140,7 @@ def _again(body: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-async def _refuse(refusal: Refusal, receive: Receive, send: Send) -> None:
+async def _send_refusal(refusal: Refusal, receive: Receive, send: Send) -> None:
     body = json.dumps(problem(refusal.kind, refusal.message)).encode()
     # What is left of the body may never be read, so this connection is of no use any more.
     headers = [
@@ -151,11 +154,11 @@ async def _refuse(refusal: Refusal, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})
     # To close on what is still being sent resets the connection, and the answer is lost with it.
     with anyio.move_on_after(LINGER_SECONDS):
-        await _throw_away(receive)
+        await _discard_body(receive)
     await send({"type": "http.response.body"})
 
 
-async def _throw_away(receive: Receive) -> None:
+async def _discard_body(receive: Receive) -> None:
     thrown = 0
     while thrown <= 2 * MOST_BODY_BYTES:
         message = await receive()

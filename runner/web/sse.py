@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from plait.persistence.errors import StoreError
 from plait.runner.errors import RunNotFound
 from plait.runner.operations.inspect import StoredEvent
-from plait.runner.web import schemas as shapes
+from plait.runner.web import schemas
 
 HEARTBEAT_SECONDS = 15.0
 _COME_BACK_MS = 1000
@@ -26,7 +26,7 @@ PUBLISHED = {
         "data": {
             "type": "string",
             "contentMediaType": "application/json",
-            "contentSchema": shapes.EventShape.model_json_schema(),
+            "contentSchema": schemas.EventShape.model_json_schema(),
         },
     },
     "required": ["id", "event", "data"],
@@ -92,4 +92,4 @@ async def _send(send: Send, text: str) -> None:
 
 def as_text(event: StoredEvent) -> str:
     """The event as it goes over the wire."""
-    return f"id: {event.seq}\nevent: {event.kind}\ndata: {shapes.event(event).model_dump_json()}\n\n"
+    return f"id: {event.seq}\nevent: {event.kind}\ndata: {schemas.event_shape(event).model_dump_json()}\n\n"

@@ -11,12 +11,12 @@ import click
 
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
-from plait.runner.cli.backends import Backing
+from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.display import report
-from plait.runner.cli.exits import COMPLETED, say
-from plait.runner.cli.lookup import find_run, find_task, say_if_watched, store_for_going_on
-from plait.runner.cli.options import is_text, json_option, plait, store_option
-from plait.runner.cli.stored_backends import knowing_runner
+from plait.runner.cli.exits import COMPLETED, print_note
+from plait.runner.cli.lookup import existing_store, find_run, find_task, print_watch_notice
+from plait.runner.cli.options import command_line, is_utf8, json_option, store_option
+from plait.runner.cli.stored_backends import inspecting_runner
 from plait.runner.domain.question import asking_of
 from plait.runner.domain.status import RUN_DONE, RunStatus
 
@@ -46,60 +46,60 @@ def answer_command(  # noqa: PLR0913, PLR0917 - click hands over each option
     A task marked at_most_once waits when its process ended while it was under way: say --done, --again or --fail. The
     first and the last also end a task that asks. `plait resume` goes on afterwards.
     """
-    said: dict[How, str | None] = {"value": value, "done": done, "again": "" if again else None, "fail": fail}
-    given = [Word(how, text) for how, text in said.items() if text is not None]
+    said: dict[AnswerKind, str | None] = {"value": value, "done": done, "again": "" if again else None, "fail": fail}
+    given = [AnswerChoice(kind, text) for kind, text in said.items() if text is not None]
     if len(given) != 1:
         raise click.UsageError("say one of VALUE, --done TEXT, --again and --fail REASON")
-    if not is_text(given[0].text):
+    if not is_utf8(given[0].text):
         raise click.BadParameter("the answer is not text in UTF-8")
     return anyio.run(answer_task, (run, task), given[0], store_path, as_json)
 
 
-How: TypeAlias = Literal["value", "done", "again", "fail"]
+AnswerKind: TypeAlias = Literal["value", "done", "again", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class AnswerChoice:
     """What a person says: a `value` that answers a question, or how the task is settled."""
 
-    how: How
+    kind: AnswerKind
     text: str
 
 
-async def answer_task(which: tuple[str, str], word: Word, path: Path, as_json: bool) -> int:
+async def answer_task(which: tuple[str, str], choice: AnswerChoice, path: Path, as_json: bool) -> int:
     """Answer or settle the task `which` (run, task); the exit code."""
-    async with store_for_going_on(path) as store:
+    async with existing_store(path) as store:
         record = await find_run(store, which[0])
         task = await find_task(store, record, which[1])
         taken = True
-        if word.how == "value":
-            taken = await _answer(store, record, task, word.text)
+        if choice.kind == "value":
+            taken = await _submit_answer(store, record, task, choice.text)
         else:
-            say_if_watched(record)
-            async with knowing_runner(store, record, await store.list_tasks(record.run_id)) as runner:
-                await runner.answer(record.run_id, task.task_id, word.how, word.text)
+            print_watch_notice(record)
+            async with inspecting_runner(store, record, await store.list_tasks(record.run_id)) as runner:
+                await runner.answer(record.run_id, task.task_id, choice.kind, choice.text)
         record = await find_run(store, record.run_id)
     if as_json:
-        report.tell_value({"run_id": record.run_id, "task_id": task.task_id, "answer": word.how, "taken": taken})
+        report.print_json({"run_id": record.run_id, "task_id": task.task_id, "answer": choice.kind, "taken": taken})
         return COMPLETED
-    said = word.text if word.how == "value" else word.how
-    say(f"task {task.task_id} of run {record.run_id} is answered: {said}{_what_became(record, taken)}")
+    said = choice.text if choice.kind == "value" else choice.kind
+    print_note(f"task {task.task_id} of run {record.run_id} is answered: {said}{_describe_result(record, taken)}")
     if record.owner is None and RunStatus(record.status) not in RUN_DONE:
-        say(f"  {'resume':<9} {plait(path, 'resume', record.run_id)}")
+        print_note(f"  {'resume':<9} {command_line(path, 'resume', record.run_id)}")
     else:
-        say(f"  {'show':<9} {plait(path, 'show', record.run_id, task.task_id)}")
+        print_note(f"  {'show':<9} {command_line(path, 'show', record.run_id, task.task_id)}")
     return COMPLETED
 
 
-async def _answer(store: Store, record: RunRecord, task: TaskRecord, text: str) -> bool:
+async def _submit_answer(store: Store, record: RunRecord, task: TaskRecord, text: str) -> bool:
     # A task that asks nothing is told of by the runner, which looks once more.
     asking = None if task.asked is None else asking_of(task.question or "", task.asked)
     value = text if asking is None else asking.read(text)
-    runner = Backing({}).runner({}, store=store)
+    runner = BackendSet({}).runner({}, store=store)
     return await runner.answer_question(record.run_id, task.task_id, value, attempt=task.attempt or None)
 
 
-def _what_became(record: RunRecord, taken: bool) -> str:
+def _describe_result(record: RunRecord, taken: bool) -> str:
     if record.owner is None:
         return ""
     owner = f"process {record.owner.pid} on {record.owner.host}"

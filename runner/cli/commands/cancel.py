@@ -8,11 +8,11 @@ import anyio
 import click
 
 from plait.persistence.records import RunRecord
-from plait.runner.cli.backends import Backing
+from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.display import report
-from plait.runner.cli.exits import COMPLETED, say
-from plait.runner.cli.lookup import find_run, say_if_watched, shown_status, store_for_going_on
-from plait.runner.cli.options import json_option, plait, store_option
+from plait.runner.cli.exits import COMPLETED, print_note
+from plait.runner.cli.lookup import existing_store, find_run, print_watch_notice, shown_status
+from plait.runner.cli.options import command_line, json_option, store_option
 from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.parallel import CANCEL_GRACE_SECONDS
 
@@ -36,22 +36,22 @@ _WAIT = CANCEL_GRACE_SECONDS + 3.0
 
 async def cancel_run(word: str, path: Path, as_json: bool) -> int:
     """Cancel the run that `word` names; the exit code."""
-    async with store_for_going_on(path) as store:
+    async with existing_store(path) as store:
         record = await find_run(store, word)
         had_ended = RunStatus(record.status) in RUN_DONE
         if not had_ended:
-            say_if_watched(record)
-        status = await Backing({}).runner({}, store=store).cancel_run(record.run_id, wait=_WAIT)
+            print_watch_notice(record)
+        status = await BackendSet({}).runner({}, store=store).cancel_run(record.run_id, wait=_WAIT)
         record = await find_run(store, record.run_id)
     if as_json:
-        report.tell_value({"run_id": record.run_id, "status": status.value, "had_ended": had_ended})
+        report.print_json({"run_id": record.run_id, "status": status.value, "had_ended": had_ended})
     else:
-        say(f"run {record.run_id} {_what_became(record, status, had_ended)}")
-        say(f"  {'show':<9} {plait(path, 'show', record.run_id)}")
+        print_note(f"run {record.run_id} {_describe_result(record, status, had_ended)}")
+        print_note(f"  {'show':<9} {command_line(path, 'show', record.run_id)}")
     return COMPLETED
 
 
-def _what_became(record: RunRecord, status: RunStatus, had_ended: bool) -> str:
+def _describe_result(record: RunRecord, status: RunStatus, had_ended: bool) -> str:
     if had_ended:
         return f"is {status.value} already; nothing was changed"
     if status is RunStatus.CANCELLED:

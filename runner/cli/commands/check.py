@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from plait.runner import Plan, PlanError
-from plait.runner.cli.display.report import tell_value
+from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.text import counted, one_line
-from plait.runner.cli.exits import COMPLETED, USAGE, tell
+from plait.runner.cli.exits import COMPLETED, USAGE, print_line
 from plait.runner.cli.options import json_option, read_plan, set_option
 from plait.runner.drawing.layout import layers
 
@@ -39,25 +39,25 @@ def check(path: Path, inputs: Mapping[str, str], as_json: bool) -> int:
             {"file": one.file, "line": one.line, "column": one.column, "where": one.where, "message": one.message}
             for one in error.problems
         ]
-        tell_value({"ok": False, "problems": problems})
+        print_json({"ok": False, "problems": problems})
         return USAGE
-    facts = _facts(plan)
+    facts = _plan_facts(plan)
     if as_json:
-        tell_value({"ok": True, **facts})
+        print_json({"ok": True, **facts})
         return COMPLETED
-    tell(
+    print_line(
         f"{one_line(plan.name)}: {counted(facts['tasks'], 'task')} in {counted(facts['levels'], 'level')}, no mistakes"
     )
     shown = facts["critical_path"][:_LONGEST_PATH]
     dots = " -> ..." if len(shown) < len(facts["critical_path"]) else ""
-    tell(f"  longest path  {' -> '.join(shown)}{dots}")
+    print_line(f"  longest path  {' -> '.join(shown)}{dots}")
     for name, backend in facts["backends"].items():
         kind = backend["kind"] or "chosen when it is run"
-        tell(f"  backend       {one_line(name)}: {kind}, {counted(backend['tasks'], 'task')}")
+        print_line(f"  backend       {one_line(name)}: {kind}, {counted(backend['tasks'], 'task')}")
     return COMPLETED
 
 
-def _facts(plan: Plan) -> dict[str, Any]:
+def _plan_facts(plan: Plan) -> dict[str, Any]:
     dag = plan.dag
     default = plan.default_backend or (next(iter(plan.backends)) if len(plan.backends) == 1 else "default")
     used = Counter(dag.backend_of(task) or default for task in dag)

@@ -9,24 +9,24 @@ import click
 
 from plait.runner.cli.display import report
 from plait.runner.cli.display.text import visible, without_controls
-from plait.runner.cli.exits import COMPLETED, output, prints_aside, tell
+from plait.runner.cli.exits import COMPLETED, output, print_line, redirect_prints
 from plait.runner.cli.lookup import (
+    existing_store,
     find_run,
     find_task,
-    say_if_watched,
-    store_for_going_on,
+    print_watch_notice,
 )
 from plait.runner.cli.options import (
-    Manner,
+    OutputOptions,
     backends_option,
-    configure_log,
-    is_text,
+    configure_logging,
+    is_utf8,
     json_option,
     log_options,
     plan_option,
     store_option,
 )
-from plait.runner.cli.stored_backends import Files, Kept
+from plait.runner.cli.stored_backends import Files, StoredBackends
 from plait.runner.operations.inspect import usage_value
 from plait.runner.state.codec import dag_of
 
@@ -45,31 +45,31 @@ def continue_command(run: str, task: str, message: str, **options: Any) -> int:
 
     The turn is stored; the task's result stays as it is.
     """
-    if not is_text(message):
+    if not is_utf8(message):
         raise click.BadParameter("the message is not text in UTF-8")
     if not message.strip():
         raise click.BadParameter("the message is empty")
-    configure_log(options["log_style"], options["log_level"])
-    with prints_aside():
+    configure_logging(options["log_style"], options["log_level"])
+    with redirect_prints():
         return anyio.run(
-            continue_task, run, task, message, Files(options["plan"], options["backends"]), Manner.of(options)
+            continue_task, run, task, message, Files(options["plan"], options["backends"]), OutputOptions.of(options)
         )
 
 
-async def continue_task(word: str, task_id: str, message: str, files: Files, manner: Manner) -> int:
+async def continue_task(word: str, task_id: str, message: str, files: Files, options: OutputOptions) -> int:
     """Say `message` in a task's conversation; the exit code."""
-    assert manner.store is not None
-    async with store_for_going_on(manner.store) as store:
+    assert options.store is not None
+    async with existing_store(options.store) as store:
         record = await find_run(store, word)
         await find_task(store, record, task_id)
-        say_if_watched(record)
+        print_watch_notice(record)
         dag = dag_of(record, await store.list_tasks(record.run_id))
-        kept = Kept.of(record, files)
-        names = [dag.backend_of(dag[task_id]) or kept.default]
-        backing = kept.backing(names)
-        async with backing.running(names) as made:
-            reply = await backing.runner(made, store=store).continue_task(record.run_id, task_id, message)
-    if manner.as_json:
+        stored = StoredBackends.of(record, files)
+        names = [dag.backend_of(dag[task_id]) or stored.default]
+        backend_set = stored.select(names)
+        async with backend_set.open(names) as made:
+            reply = await backend_set.runner(made, store=store).continue_task(record.run_id, task_id, message)
+    if options.as_json:
         value: dict[str, Any] = {
             "run_id": record.run_id,
             "task_id": task_id,
@@ -77,8 +77,8 @@ async def continue_task(word: str, task_id: str, message: str, files: Files, man
             "session_id": reply.session_id,
             **usage_value(reply.usage),
         }
-        report.tell_value(value)
+        report.print_json(value)
     else:
         fit = visible if output().isatty() else without_controls
-        tell(fit(reply.text).removesuffix("\n"))
+        print_line(fit(reply.text).removesuffix("\n"))
     return COMPLETED

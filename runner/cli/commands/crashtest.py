@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from plait.persistence.failpoints import BOUNDARIES
-from plait.runner.cli.display.report import tell_value
-from plait.runner.cli.exits import COMPLETED, FAILED, STORE, Fault, say, tell
-from plait.runner.cli.options import json_option, plait, read_plan, set_option, store_option
+from plait.runner.cli.display.report import print_json
+from plait.runner.cli.exits import COMPLETED, FAILED, STORE, CliError, print_line, print_note
+from plait.runner.cli.options import command_line, json_option, read_plan, set_option, store_option
 from plait.runner.crashtest.campaign import Campaign, PlanShape
 from plait.runner.crashtest.certificate import as_lines, as_value
 from plait.runner.crashtest.tally import Tally
@@ -36,7 +36,7 @@ _DEFAULT_CONCURRENCY = 8
 @set_option
 @store_option
 @json_option
-def crash_command(  # noqa: PLR0913, PLR0917 - one for each option
+def crashtest_command(  # noqa: PLR0913, PLR0917 - one for each option
     plan: Path | None, kills: int, seed: int, word: str | None, inputs: dict[str, str], store_path: Path, as_json: bool
 ) -> int:
     """Kill real processes with SIGKILL at every named boundary of every durable step, resume them, and check that
@@ -52,16 +52,18 @@ def crash_command(  # noqa: PLR0913, PLR0917 - one for each option
         raise click.UsageError("--set is for plans; random cases have no inputs")
     words = ["crashtest", *([] if plan is None else [str(plan)])]
     words += [part for name, text in inputs.items() for part in ("--set", f"{name}={text}")]
-    campaign = Campaign(kills, seed, _folder(store_path), plait(store_path, *words), _shape(plan, inputs))
-    return certify(campaign, as_json) if word is None else repeat(campaign, word, as_json)
+    campaign = Campaign(
+        kills, seed, _nearest_folder(store_path), command_line(store_path, *words), _plan_shape(plan, inputs)
+    )
+    return run_campaign(campaign, as_json) if word is None else repeat_case(campaign, word, as_json)
 
 
-def _folder(store_path: Path) -> Path:
+def _nearest_folder(store_path: Path) -> Path:
     """The folder nearest to the store that exists: on the same file system, or on that where it would be made."""
     return next(folder for folder in store_path.absolute().parents if folder.is_dir())
 
 
-def _shape(plan: Path | None, inputs: dict[str, str]) -> PlanShape | None:
+def _plan_shape(plan: Path | None, inputs: dict[str, str]) -> PlanShape | None:
 
     if plan is None:
         return None
@@ -73,47 +75,47 @@ def _shape(plan: Path | None, inputs: dict[str, str]) -> PlanShape | None:
 _MOST_SHOWN = 20
 
 
-def certify(campaign: Campaign, as_json: bool) -> int:
+def run_campaign(campaign: Campaign, as_json: bool) -> int:
     """The whole campaign and its certificate; the command's exit code."""
-    say(f"plait: landing {campaign.kills:,} kills at {len(BOUNDARIES)} boundaries, in {campaign.folder}")
-    tally = _done(campaign.run)
+    print_note(f"plait: landing {campaign.kills:,} kills at {len(BOUNDARIES)} boundaries, in {campaign.folder}")
+    tally = _run_interruptible(campaign.run)
     if as_json:
-        tell_value(as_value(tally))
+        print_json(as_value(tally))
     else:
-        _say_violations(tally)
-        tell(f"{'passed' if tally.ok else 'FAILED'} in {tally.seconds:.1f} s")
+        _print_violations(tally)
+        print_line(f"{'passed' if tally.ok else 'FAILED'} in {tally.seconds:.1f} s")
         for line in as_lines(tally):
-            tell(line)
+            print_line(line)
     return COMPLETED if tally.ok else FAILED
 
 
-def repeat(campaign: Campaign, word: str, as_json: bool) -> int:
+def repeat_case(campaign: Campaign, word: str, as_json: bool) -> int:
     """One case once more."""
     try:
         trial = parse_trial(word)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--case") from None
-    tally = _done(lambda: campaign.once(trial))
+    tally = _run_interruptible(lambda: campaign.once(trial))
     if as_json:
-        tell_value({"ok": not tally.violations, "kills_landed": tally.kills, "violations": tally.violations})
+        print_json({"ok": not tally.violations, "kills_landed": tally.kills, "violations": tally.violations})
     else:
-        _say_violations(tally)
-        tell(f"{trial}: {'FAILED' if tally.violations else 'all invariants held'}, {tally.kills} kills landed")
+        _print_violations(tally)
+        print_line(f"{trial}: {'FAILED' if tally.violations else 'all invariants held'}, {tally.kills} kills landed")
     return FAILED if tally.violations else COMPLETED
 
 
-def _done(work: Callable[[], Tally]) -> Tally:
+def _run_interruptible(work: Callable[[], Tally]) -> Tally:
     for signum in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is signal.SIG_DFL:  # under nohup a hangup is ignored, and stays so
             signal.signal(signum, signal.default_int_handler)  # as Ctrl-C: what was made for the trials is removed
     try:
         return work()
     except OSError as error:
-        raise Fault(f"{error.filename}: {error.strerror}; name another place with --store", STORE) from error
+        raise CliError(f"{error.filename}: {error.strerror}; name another place with --store", STORE) from error
 
 
-def _say_violations(tally: Tally) -> None:
+def _print_violations(tally: Tally) -> None:
     for violation in tally.violations[:_MOST_SHOWN]:
-        say(violation)
+        print_note(violation)
     if len(tally.violations) > _MOST_SHOWN:
-        say(f"and {len(tally.violations) - _MOST_SHOWN:,} more")
+        print_note(f"and {len(tally.violations) - _MOST_SHOWN:,} more")

@@ -18,12 +18,12 @@ from plait.persistence.errors import StoreError
 from plait.persistence.records import Owner, RunRecord
 from plait.persistence.sqlite import health
 from plait.persistence.sqlite.health import Finding, Fitness
-from plait.runner.cli.commands.doctor_agents import agents_value, of_agents, of_left_over
-from plait.runner.cli.display.report import tell_value
+from plait.runner.cli.commands.doctor_agents import agents_json, check_agents, check_left_over
+from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.text import columns, counted, one_line
-from plait.runner.cli.exits import COMPLETED, STORE, tell
-from plait.runner.cli.lookup import names_its_backends, shown_status, store_for_reading
-from plait.runner.cli.options import DEFAULT_STORE, json_option, plait, store_option
+from plait.runner.cli.exits import COMPLETED, STORE, print_line
+from plait.runner.cli.lookup import read_only_store, shown_status, stores_backends
+from plait.runner.cli.options import DEFAULT_STORE, command_line, json_option, store_option
 from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.state.owner import Liveness, liveness
 
@@ -39,7 +39,7 @@ def doctor_command(store_path: Path, as_json: bool) -> int:
     process is gone and at children that were left behind. Changes nothing. Exit code 3 when something is bad;
     warnings alone leave it at 0.
     """
-    return examine(store_path, as_json)
+    return run_doctor(store_path, as_json)
 
 
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -47,40 +47,40 @@ _MOST_RUNS = 5
 _ALL = 1 << 31
 
 
-def examine(path: Path, as_json: bool) -> int:
+def run_doctor(path: Path, as_json: bool) -> int:
     """Look at everything and say it; the exit code."""
     agents, memory = anyio.run(look_for_agents), available_memory()
-    findings = [*_machine(path), *of_agents(agents, memory), *_store(path), *_children(path)]
+    findings = [*_check_machine(path), *check_agents(agents, memory), *_check_store(path), *_check_children(path)]
     if as_json:
-        tell_value({**_value(path, findings), "agents": agents_value(agents, memory)})
+        print_json({**_as_json(path, findings), "agents": agents_json(agents, memory)})
     else:
-        _tell(findings)
+        _print_findings(findings)
     return STORE if any(one.fitness is Fitness.BAD for one in findings) else COMPLETED
 
 
-def _machine(path: Path) -> Iterator[Finding]:
+def _check_machine(path: Path) -> Iterator[Finding]:
     yield Finding("python", Fitness.OK, f"{platform.python_version()}, plait {version('plait')}")
     yield health.library()
-    folder = next((one for one in path.absolute().parents if _there(one)), path.absolute())
+    folder = next((one for one in path.absolute().parents if _exists(one)), path.absolute())
     mounts = _MOUNTS.read_text(errors="replace") if _MOUNTS.exists() else None
-    yield health.file_system(path if _there(path) else folder, mounts)
+    yield health.file_system(path if _exists(path) else folder, mounts)
     yield health.space(folder)
 
 
-def _there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     try:
         return path.exists()
     except OSError:  # it may be, where we may not look
         return True
 
 
-def _store(given: Path) -> Iterator[Finding]:
+def _check_store(given: Path) -> Iterator[Finding]:
     path = given.absolute()
-    if _there(path):
+    if _exists(path):
         yield Finding("store", Fitness.OK, str(path))
         yield from health.permissions(path)
     yield from health.leftovers(path)
-    if given == DEFAULT_STORE and not _there(path):
+    if given == DEFAULT_STORE and not _exists(path):
         yield Finding("store", Fitness.OK, f"there is none at {DEFAULT_STORE} yet", "`plait run PLAN` makes one")
         return
     readable = True
@@ -88,12 +88,12 @@ def _store(given: Path) -> Iterator[Finding]:
         readable = readable and finding.check != "file"
         yield finding
     if readable:
-        yield from _runs(given)
+        yield from _check_runs(given)
 
 
-def _runs(path: Path) -> Iterator[Finding]:
+def _check_runs(path: Path) -> Iterator[Finding]:
     try:
-        runs, ours = anyio.run(_runs_and_ours, path)
+        runs, resumable = anyio.run(_list_runs_and_resumable, path)
     except StoreError as error:
         yield Finding("runs", Fitness.BAD, str(error))
         return
@@ -102,54 +102,54 @@ def _runs(path: Path) -> Iterator[Finding]:
     under_way = [run for run, status in states if run.owner and status not in RUN_DONE | {RunStatus.INTERRUPTED}]
     if not interrupted and not under_way:
         yield Finding("runs", Fitness.OK, f"{counted(len(runs), 'run')}, none under way or interrupted")
-    yield from map(_under_way, under_way)
-    yield from _interrupted(path, interrupted, ours)
+    yield from map(_active_finding, under_way)
+    yield from _interrupted_findings(path, interrupted, resumable)
 
 
 async def _all_runs(path: Path) -> tuple[RunRecord, ...]:
-    async with store_for_reading(path) as store:
+    async with read_only_store(path) as store:
         return await store.list_runs(_ALL)
 
 
-async def _runs_and_ours(path: Path) -> tuple[tuple[RunRecord, ...], set[str]]:
+async def _list_runs_and_resumable(path: Path) -> tuple[tuple[RunRecord, ...], set[str]]:
     """All runs, and which of the interrupted ones that are shown the command can go on with."""
-    async with store_for_reading(path) as store:
+    async with read_only_store(path) as store:
         runs = await store.list_runs(_ALL)
         shown = [run.run_id for run in runs if shown_status(run) is RunStatus.INTERRUPTED][:_MOST_RUNS]
         whole = [await store.get_run(run_id) for run_id in shown]
-        return runs, {run.run_id for run in whole if run is not None and names_its_backends(run)}
+        return runs, {run.run_id for run in whole if run is not None and stores_backends(run)}
 
 
-def _under_way(run: RunRecord) -> Finding:
+def _active_finding(run: RunRecord) -> Finding:
     owner = run.owner
     by = f"process {owner.pid} on {owner.host} since {owner.claimed_at}" if owner else "nobody"
     return Finding("runs", Fitness.OK, f"{run.run_id} is being run by {by}")
 
 
-def _interrupted(path: Path, runs: list[RunRecord], ours: Collection[str]) -> Iterator[Finding]:
+def _interrupted_findings(path: Path, runs: list[RunRecord], resumable: Collection[str]) -> Iterator[Finding]:
     for run in runs[:_MOST_RUNS]:
         owner = run.owner
-        whose = f": process {owner.pid} on {owner.host} {_state(owner)}" if owner else ""
-        advice = plait(path, "resume", run.run_id)
-        if run.run_id not in ours:
+        whose = f": process {owner.pid} on {owner.host} {_owner_state(owner)}" if owner else ""
+        advice = command_line(path, "resume", run.run_id)
+        if run.run_id not in resumable:
             advice = f"go on with it from Python, or name its backends: {advice} --backends FILE"
         yield Finding("runs", Fitness.WARNING, f"{run.run_id} is interrupted{whose}", advice)
     if len(runs) > _MOST_RUNS:
         left = len(runs) - _MOST_RUNS
         more = f"{left:,} more {'is' if left == 1 else 'are'} interrupted"
-        yield Finding("runs", Fitness.WARNING, more, plait(path, "runs", "--limit", "1000"))
+        yield Finding("runs", Fitness.WARNING, more, command_line(path, "runs", "--limit", "1000"))
 
 
-def _state(owner: Owner) -> str:
+def _owner_state(owner: Owner) -> str:
     return "is gone" if liveness(owner) is Liveness.DEAD else "has not renewed its claim"
 
 
-def _children(path: Path) -> Iterator[Finding]:
-    left = [*_servers(), *_agents_at_work(path)]
+def _check_children(path: Path) -> Iterator[Finding]:
+    left = [*_check_servers(), *_check_agents_at_work(path)]
     yield from left or [Finding("children", Fitness.OK, "none left behind")]
 
 
-def _servers() -> Iterator[Finding]:
+def _check_servers() -> Iterator[Finding]:
     pids = left_over_servers()
     if pids is None:
         yield Finding("children", Fitness.OK, "cannot tell", "look for processes that run _llama_server.py")
@@ -159,18 +159,18 @@ def _servers() -> Iterator[Finding]:
         yield Finding("children", Fitness.WARNING, found, f"kill {shown}")
 
 
-def _agents_at_work(path: Path) -> Iterator[Finding]:
+def _check_agents_at_work(path: Path) -> Iterator[Finding]:
     root = SQLiteStore(path, mode="read").files_root
-    left = agents_at_work(root) if _there(root) else []
+    left = agents_at_work(root) if _exists(root) else []
     if left:
         try:
-            runs = anyio.run(_all_runs, path) if _there(path) else ()
+            runs = anyio.run(_all_runs, path) if _exists(path) else ()
         except StoreError:  # which another finding says; that they are there is worth a line all the same
             runs = ()
-        yield from of_left_over(left, root, runs, path)
+        yield from check_left_over(left, root, runs, path)
 
 
-def _value(path: Path, findings: list[Finding]) -> dict[str, object]:
+def _as_json(path: Path, findings: list[Finding]) -> dict[str, object]:
     worst = max((one.fitness for one in findings), key=list(Fitness).index)
     checks = [
         {"check": one.check, "verdict": one.fitness.value, "found": one.found, "advice": one.advice} for one in findings
@@ -178,8 +178,8 @@ def _value(path: Path, findings: list[Finding]) -> dict[str, object]:
     return {"verdict": worst.value, "store": str(path), "checks": checks}
 
 
-def _tell(findings: list[Finding]) -> None:
+def _print_findings(findings: list[Finding]) -> None:
     rows = columns((one.fitness.value, one.check) for one in findings)
     for one, (verdict, check) in zip(findings, rows, strict=True):
         advice = f"; {one_line(one.advice)}" if one.advice else ""
-        tell(f"{verdict}  {check}  {one_line(one.found)}{advice}")
+        print_line(f"{verdict}  {check}  {one_line(one.found)}{advice}")

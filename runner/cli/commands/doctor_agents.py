@@ -11,7 +11,7 @@ from plait.backends.process.strays import AtWork
 from plait.persistence.records import RunRecord
 from plait.persistence.sqlite.health import Finding, Fitness
 from plait.runner.cli.display.text import counted, one_line, size
-from plait.runner.cli.options import plait
+from plait.runner.cli.options import command_line
 from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.state.attempt_files import run_folder
 from plait.runner.state.owner import seems_free
@@ -19,7 +19,7 @@ from plait.runner.state.owner import seems_free
 _MIB = 1 << 20
 
 
-def of_agents(agents: Sequence[Installed], memory: int | None) -> Iterator[Finding]:
+def check_agents(agents: Sequence[Installed], memory: int | None) -> Iterator[Finding]:
     """What memory is free (`memory`, in bytes), and a line for each agent; for those that are driven by ACP only where
     they are here.
     """
@@ -30,13 +30,13 @@ def of_agents(agents: Sequence[Installed], memory: int | None) -> Iterator[Findi
             if one.agent.backend:
                 yield Finding(one.agent.name, Fitness.OK, "not installed", one.agent.install)
             continue
-        parts = [_of_version(one), (Fitness.OK, one.path, ""), _of_login(one), _of_room(one, memory)]
+        parts = [_check_version(one), (Fitness.OK, one.path, ""), _check_login(one), _check_memory(one, memory)]
         worst = max((fitness for fitness, _, _ in parts), key=list(Fitness).index)
         found, advice = ([text for text in texts if text] for texts in list(zip(*parts, strict=True))[1:])
         yield Finding(one.agent.name, worst, ", ".join(found), "; ".join(advice))
 
 
-def agents_value(agents: Sequence[Installed], memory: int | None) -> list[dict[str, object]]:
+def agents_json(agents: Sequence[Installed], memory: int | None) -> list[dict[str, object]]:
     """The same for programs."""
     return [
         {
@@ -48,18 +48,18 @@ def agents_value(agents: Sequence[Installed], memory: int | None) -> list[dict[s
             "install": one.agent.install,
             "logged_in": one.is_logged_in,
             "logged_in_by": one.by or None,
-            "fit_into_memory": fits(one, memory),
+            "fit_into_memory": turns_that_fit(one, memory),
         }
         for one in agents
     ]
 
 
-def fits(one: Installed, memory: int | None) -> int | None:
+def turns_that_fit(one: Installed, memory: int | None) -> int | None:
     """How many turns of the agent fit into `memory` bytes at once."""
     return None if memory is None else memory // (one.agent.memory * _MIB)
 
 
-def _of_version(one: Installed) -> tuple[Fitness, str, str]:
+def _check_version(one: Installed) -> tuple[Fitness, str, str]:
     tested = " and ".join(one.agent.tested)
     if one.version is None:
         return Fitness.WARNING, "does not say its version", f"`{one.agent.program} --version` has to work"
@@ -70,7 +70,7 @@ def _of_version(one: Installed) -> tuple[Fitness, str, str]:
     return Fitness.WARNING, f"{one.version} (tested: {tested})", one.agent.install
 
 
-def _of_login(one: Installed) -> tuple[Fitness, str, str]:
+def _check_login(one: Installed) -> tuple[Fitness, str, str]:
     if one.is_logged_in is None:
         return Fitness.OK, f"cannot tell whether it is logged in{f' ({one.by})' if one.by else ''}", ""
     if one.is_logged_in:
@@ -79,15 +79,15 @@ def _of_login(one: Installed) -> tuple[Fitness, str, str]:
     return Fitness.WARNING, "not logged in", f"`{one.agent.login.how}`{key}"
 
 
-def _of_room(one: Installed, memory: int | None) -> tuple[Fitness, str, str]:
-    number = fits(one, memory)
+def _check_memory(one: Installed, memory: int | None) -> tuple[Fitness, str, str]:
+    number = turns_that_fit(one, memory)
     if number is None:
         return Fitness.OK, "", ""
     fit = f"{number:,} at once fit into memory"
     return (Fitness.OK, fit, "") if number else (Fitness.WARNING, fit, "free some memory before it is run")
 
 
-def of_left_over(left: Sequence[AtWork], root: Path, runs: Sequence[RunRecord], path: Path) -> Iterator[Finding]:
+def check_left_over(left: Sequence[AtWork], root: Path, runs: Sequence[RunRecord], path: Path) -> Iterator[Finding]:
     """Agents whose files are below `root`, the folder beside the store at `path`, and whose plait is gone."""
     by_folder = {run_folder(root, run.run_id).name: run for run in runs}
     by_run: dict[str, list[AtWork]] = {}
@@ -97,18 +97,18 @@ def of_left_over(left: Sequence[AtWork], root: Path, runs: Sequence[RunRecord], 
         run = by_folder.get(name)
         if run is not None and not seems_free(run.owner, run.lease_expires_at, time.time()):
             continue
-        shown = ", ".join(_named(one, root) for one in those)
+        shown = ", ".join(_describe_agent(one, root) for one in those)
         what = f"{counted(len(those), 'agent')} of run {name} at work without plait: {shown}"
-        yield Finding("children", Fitness.WARNING, one_line(what), _what_to_do(run, those, path))
+        yield Finding("children", Fitness.WARNING, one_line(what), _advise(run, those, path))
 
 
-def _named(one: AtWork, root: Path) -> str:
+def _describe_agent(one: AtWork, root: Path) -> str:
     task = one.folder.relative_to(root).parts[1:2]
     pids = " ".join(map(str, one.pids))
     return f"{task[0] if task else '?'} ({one.kind}, process {pids})"
 
 
-def _what_to_do(run: RunRecord | None, those: Sequence[AtWork], path: Path) -> str:
+def _advise(run: RunRecord | None, those: Sequence[AtWork], path: Path) -> str:
     if run is None or RunStatus(run.status) in RUN_DONE:
         return f"kill {' '.join(str(pid) for one in those for pid in one.pids)}"
-    return f"{plait(path, 'resume', run.run_id)} takes over what they do"
+    return f"{command_line(path, 'resume', run.run_id)} takes over what they do"

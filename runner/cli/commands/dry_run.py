@@ -6,7 +6,7 @@ from collections import Counter
 
 from plait.runner.cli.display import report
 from plait.runner.cli.display.text import counted, one_line
-from plait.runner.cli.exits import COMPLETED, tell
+from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.recovery.preview import Preview
 from plait.runner.recovery.resume_plan import Action, Verdict
@@ -16,27 +16,27 @@ _MOST_KEPT = 20
 """Beyond this many, what is completed would only hide what is going to happen."""
 
 
-def tell_preview(preview: Preview, as_json: bool) -> int:
+def print_preview(preview: Preview, as_json: bool) -> int:
     """Print it; the exit code."""
     if as_json:
-        report.tell_value(_value(preview))
+        report.print_json(_as_json(preview))
         return COMPLETED
     shown = list(preview.tasks.values())
-    others = [verdict for verdict in shown if not _is_kept_as_completed(verdict)]
+    others = [verdict for verdict in shown if not _is_kept(verdict)]
     if (kept := len(shown) - len(others)) > _MOST_KEPT:
-        tell(f"{Action.KEEP.value:<{_WIDEST}}  {kept:,} tasks: {TaskStatus.COMPLETED.value} (--json names them)")
+        print_line(f"{Action.KEEP.value:<{_WIDEST}}  {kept:,} tasks: {TaskStatus.COMPLETED.value} (--json names them)")
         shown = others
     for verdict in shown:
-        tell(f"{verdict.action.value:<{_WIDEST}}  {one_line(verdict.task_id)}: {one_line(verdict.reason, 300)}")
-    tell(_summary(preview))
+        print_line(f"{verdict.action.value:<{_WIDEST}}  {one_line(verdict.task_id)}: {one_line(verdict.reason, 300)}")
+    print_line(_summarize(preview))
     return COMPLETED
 
 
-def _is_kept_as_completed(verdict: Verdict) -> bool:
+def _is_kept(verdict: Verdict) -> bool:
     return verdict.action is Action.KEEP and verdict.reason == TaskStatus.COMPLETED.value
 
 
-def _summary(preview: Preview) -> str:
+def _summarize(preview: Preview) -> str:
     if preview.ended:
         hint = "; --retry-failed runs what failed again" if preview.status is RunStatus.FAILED else ""
         return f"run {preview.run_id} is {preview.status.value}; nothing is left to do{hint}"
@@ -49,7 +49,7 @@ def _summary(preview: Preview) -> str:
     return f"run {preview.run_id}: {', '.join(parts)}; {bill}"
 
 
-def _value(preview: Preview) -> dict[str, object]:
+def _as_json(preview: Preview) -> dict[str, object]:
     return {
         "run_id": preview.run_id,
         "status": preview.status.value,
@@ -58,11 +58,11 @@ def _value(preview: Preview) -> dict[str, object]:
         "adopted": preview.count(Action.ADOPT),
         "possibly_billed_twice": len(preview.repeats),
         "repeated_input_tokens": preview.repeated_input_tokens,
-        "tasks": [_task(verdict) for verdict in preview.tasks.values()],
+        "tasks": [_task_json(verdict) for verdict in preview.tasks.values()],
     }
 
 
-def _task(verdict: Verdict) -> dict[str, object]:
+def _task_json(verdict: Verdict) -> dict[str, object]:
     return {
         "task_id": verdict.task_id,
         "action": verdict.action.value,

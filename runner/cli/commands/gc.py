@@ -14,10 +14,10 @@ import click
 from plait.persistence import Batch, Conflict, Fenced, RunReleased, SQLiteStore
 from plait.persistence.records import RunRecord
 from plait.persistence.sqlite import Purged
-from plait.runner.cli.display.report import tell_value
+from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.text import counted, one_line, size
-from plait.runner.cli.exits import COMPLETED, say, tell
-from plait.runner.cli.lookup import store_for_going_on, store_for_reading
+from plait.runner.cli.exits import COMPLETED, print_line, print_note
+from plait.runner.cli.lookup import existing_store, read_only_store
 from plait.runner.cli.options import json_option, store_option
 from plait.runner.clock import iso
 from plait.runner.domain.status import RUN_DONE, RunStatus
@@ -28,7 +28,7 @@ from plait.runner.state.owner import Liveness, liveness
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+def _parse_age(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
     if value is None:
         return None
     found = re.fullmatch(r"([0-9]{1,6})([mhd])", value)
@@ -40,7 +40,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | 
 @click.command("gc")
 @click.option("--keep", type=click.IntRange(0), metavar="N", help="Keep the N newest ended runs.")
 @click.option(
-    "--older-than", callback=_seconds, metavar="AGE", help="Only runs that ended so long ago: 30d, 12h or 45m."
+    "--older-than", callback=_parse_age, metavar="AGE", help="Only runs that ended so long ago: 30d, 12h or 45m."
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
 @store_option
@@ -70,9 +70,9 @@ class _Outcome:
 
 async def delete_expired(path: Path, expiry: Expiry, dry_run: bool, as_json: bool) -> int:
     """Delete the runs for which `expiry` is met, or only say which they are."""
-    async with store_for_reading(path) if dry_run else store_for_going_on(path) as store:
+    async with read_only_store(path) if dry_run else existing_store(path) as store:
         runs = await store.list_runs(_ALL)
-        runs = tuple([await _left_by_the_dead(store, run, dry_run) for run in runs])
+        runs = tuple([await _release_dead_owner(store, run, dry_run) for run in runs])
         old = expired(runs, expiry, time.time())
         sizes = await store.run_sizes()
         # Without any as well: an earlier purge may have left something to wipe.
@@ -82,11 +82,11 @@ async def delete_expired(path: Path, expiry: Expiry, dry_run: bool, as_json: boo
         stored = {run.run_id for run in runs}.difference(purged.run_ids)
         files = await delete_files(store.files_root, purged.run_ids, stored, sessions)
         purged = replace(purged, remains="; ".join(filter(None, (purged.remains, files))) or None)
-    _say(_Outcome(old, sizes, len(runs) - len(old), purged), as_json)
+    _print_outcome(_Outcome(old, sizes, len(runs) - len(old), purged), as_json)
     return COMPLETED
 
 
-async def _left_by_the_dead(store: SQLiteStore, run: RunRecord, dry_run: bool) -> RunRecord:
+async def _release_dead_owner(store: SQLiteStore, run: RunRecord, dry_run: bool) -> RunRecord:
     """The run, released where it has ended and its owner died, as when somebody's `plait continue` was killed; in a dry
     run as it would be.
     """
@@ -101,22 +101,22 @@ async def _left_by_the_dead(store: SQLiteStore, run: RunRecord, dry_run: bool) -
     return replace(run, owner=None)
 
 
-def _say(outcome: _Outcome, as_json: bool) -> None:
+def _print_outcome(outcome: _Outcome, as_json: bool) -> None:
     purged = outcome.purged
     if as_json:
-        tell_value(_value(outcome))
+        print_json(_as_json(outcome))
     else:
         for run in outcome.runs:
             held = size(outcome.sizes.get(run.run_id, 0))
-            tell(f"{one_line(run.run_id)}  {one_line(run.name, 40)}  {run.status}, {held}")
+            print_line(f"{one_line(run.run_id)}  {one_line(run.name, 40)}  {run.status}, {held}")
         done = "would delete" if purged is None else "deleted"
         freed = "" if purged is None else f", {size(purged.freed_bytes)} freed"
-        tell(f"{done} {counted(len(outcome.runs), 'run')}{freed}; {outcome.kept:,} kept")
+        print_line(f"{done} {counted(len(outcome.runs), 'run')}{freed}; {outcome.kept:,} kept")
     if purged is not None and purged.remains is not None:
-        say(f"plait: {purged.remains}")
+        print_note(f"plait: {purged.remains}")
 
 
-def _value(outcome: _Outcome) -> dict[str, object]:
+def _as_json(outcome: _Outcome) -> dict[str, object]:
     purged = outcome.purged
     return {
         "dry_run": purged is None,

@@ -16,12 +16,12 @@ import click
 
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord
-from plait.runner.cli.display.log_lines import lines_of
+from plait.runner.cli.display.log_lines import entry_lines
 from plait.runner.cli.display.report import EXIT_CODES
 from plait.runner.cli.display.text import one_line
-from plait.runner.cli.exits import CANCELLED, COMPLETED, FAILED, say, tell
-from plait.runner.cli.lookup import find_run, find_task, shown_status, store_for_reading
-from plait.runner.cli.options import json_option, plait, store_option
+from plait.runner.cli.exits import CANCELLED, COMPLETED, FAILED, print_line, print_note
+from plait.runner.cli.lookup import find_run, find_task, read_only_store, shown_status
+from plait.runner.cli.options import command_line, json_option, store_option
 from plait.runner.clock import iso
 from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.operations.timeline import Chronicle, Entry
@@ -40,32 +40,37 @@ def log_command(run: str, task: str | None, follow: bool, store_path: Path, as_j
     With --follow the exit code is that of the run. An agent whose plait was killed is followed as well; once nobody is
     at work any more, the command ends with code 6. With --json each line is an object.
     """
-    return anyio.run(tell_log, (run, task), store_path, follow, as_json)
+    return anyio.run(print_log, (run, task), store_path, follow, as_json)
 
 
-_LOOK = 0.2  # seconds
-_LOOKS_A_RECORD = 5  # to read a run's record counts its tasks
+_POLL_SECONDS = 0.2  # seconds
+_POLLS_PER_RECORD = 5  # to read a run's record counts its tasks
 _COLUMN = 12
-_OVER = {"task_completed": COMPLETED, "task_skipped": COMPLETED, "task_failed": FAILED, "task_cancelled": CANCELLED}
+_END_CODES = {
+    "task_completed": COMPLETED,
+    "task_skipped": COMPLETED,
+    "task_failed": FAILED,
+    "task_cancelled": CANCELLED,
+}
 
 
-async def tell_log(which: tuple[str, str | None], path: Path, follow: bool, as_json: bool) -> int:
+async def print_log(which: tuple[str, str | None], path: Path, follow: bool, as_json: bool) -> int:
     """The history of a run, or of one task in it; the exit code."""
     word, task_id = which
-    async with store_for_reading(path) as store:
+    async with read_only_store(path) as store:
         run = await find_run(store, word)
         if task_id is not None:
             await find_task(store, run, task_id)
         with closing(Chronicle(store, run.run_id, task_id)) as chronicle:
-            log = _Log(chronicle, run, task_id, as_json)
+            log = _LogPrinter(chronicle, run, task_id, as_json)
             if not follow:
                 await log.catch_up()
-                log.end()
+                log.finish()
                 return COMPLETED
             return await _follow(log, store, path)
 
 
-class _Log:
+class _LogPrinter:
     """Prints a chronicle as far as it goes."""
 
     def __init__(self, chronicle: Chronicle, run: RunRecord, task_id: str | None, as_json: bool) -> None:
@@ -82,64 +87,64 @@ class _Log:
     async def catch_up(self) -> None:
         """Print what there is by now."""
         async for entry in self.chronicle.more():
-            self._tell(entry)
+            self._print_entry(entry)
         self._is_live = True
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Print what is left, as nothing follows."""
         for entry in self.chronicle.rest():
-            self._tell(entry)
+            self._print_entry(entry)
 
-    def _tell(self, entry: Entry) -> None:
+    def _print_entry(self, entry: Entry) -> None:
         if self.task_id is not None and entry.seq is not None:
-            self.task_code = _OVER.get(entry.kind)
+            self.task_code = _END_CODES.get(entry.kind)
         if entry.at is None and self._is_live:  # it is seen the moment it happens
             entry = replace(entry, at=iso(time.time()))
         if self._as_json:
-            self._line(json.dumps(asdict(entry)).replace("\x7f", "\\u007f"))
+            self._print_line(json.dumps(asdict(entry)).replace("\x7f", "\\u007f"))
             return
-        clock = self._clock(entry.at)
+        clock = self._time_of_day(entry.at)
         task = one_line(entry.task_id or "")
         column = "" if self.task_id is not None or not task else f"{task:<{_COLUMN}}  "
-        for line in lines_of(entry, self.run.run_id):
-            self._line(f"{clock:<8}  {column}{line}".rstrip())
+        for line in entry_lines(entry, self.run.run_id):
+            self._print_line(f"{clock:<8}  {column}{line}".rstrip())
             clock = ""
 
-    def _clock(self, at: str | None) -> str:
+    def _time_of_day(self, at: str | None) -> str:
         """The local time of day; a new day gets a line of its own."""
         if at is None:
             return ""
         local = datetime.fromisoformat(at).astimezone()
         if self._day != (day := f"{local:%Y-%m-%d}"):
             self._day = day
-            self._line(f"-- {day} --")
+            self._print_line(f"-- {day} --")
         return f"{local:%H:%M:%S}"
 
-    def _line(self, line: str) -> None:
-        self.is_read = self.is_read and tell(line)
+    def _print_line(self, line: str) -> None:
+        self.is_read = self.is_read and print_line(line)
 
 
-async def _follow(log: _Log, store: Store, path: Path) -> int:
+async def _follow(log: _LogPrinter, store: Store, path: Path) -> int:
     """Print until it is over; the exit code."""
     looks, run, over = 0, log.run, False
-    while log.is_read and not _reader_has_left():
+    while log.is_read and not _reader_is_gone():
         was_over = over
-        if was_over or looks % _LOOKS_A_RECORD == 0:
+        if was_over or looks % _POLLS_PER_RECORD == 0:
             run = await find_run(store, log.run.run_id)
-            over = not _goes_on(run, log.chronicle)
+            over = not _is_active(run, log.chronicle)
         looks += 1
         await log.catch_up()
         if log.task_code is not None:
             return log.task_code
         # Twice: what ended between a look at its record and one at its process looked as if it had died.
         if over and was_over:
-            log.end()
-            return _say_over(run, path)
-        await anyio.sleep(0 if over else _LOOK)
+            log.finish()
+            return _print_end(run, path)
+        await anyio.sleep(0 if over else _POLL_SECONDS)
     return CANCELLED
 
 
-def _goes_on(run: RunRecord, chronicle: Chronicle) -> bool:
+def _is_active(run: RunRecord, chronicle: Chronicle) -> bool:
     """Whether somebody is there to do more of it."""
     status = shown_status(run)
     if status is RunStatus.INTERRUPTED:
@@ -147,16 +152,16 @@ def _goes_on(run: RunRecord, chronicle: Chronicle) -> bool:
     return status not in RUN_DONE and status is not RunStatus.WAITING_INPUT
 
 
-def _say_over(run: RunRecord, path: Path) -> int:
+def _print_end(run: RunRecord, path: Path) -> int:
     status = shown_status(run)
     if status in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}:
-        say(f"run {run.run_id} is {status.value.replace('_', ' ')}, and nobody works on it")
+        print_note(f"run {run.run_id} is {status.value.replace('_', ' ')}, and nobody works on it")
         what = "resume" if status is RunStatus.INTERRUPTED else "questions"
-        say(f"  {what:<9} {plait(path, what, run.run_id)}")
+        print_note(f"  {what:<9} {command_line(path, what, run.run_id)}")
     return EXIT_CODES.get(status, CANCELLED)
 
 
-def _reader_has_left() -> bool:
+def _reader_is_gone() -> bool:
     """Whether nobody is there any more to read what would be printed."""
     try:
         poll = select.poll()

@@ -12,16 +12,16 @@ import click
 
 from plait.backends.spec.build import BackendSpec, LocalSpec
 from plait.persistence import SQLiteStore
-from plait.runner.cli.backends import Backing, Wish, asked_for
-from plait.runner.cli.display.follow import see_through
-from plait.runner.cli.exits import prints_aside
+from plait.runner.cli.backends import BackendOptions, BackendSet, requested_spec
+from plait.runner.cli.display.follow import follow_run
+from plait.runner.cli.exits import redirect_prints
 from plait.runner.cli.options import (
     DEFAULT_CONCURRENCY,
     KINDS,
-    Manner,
+    OutputOptions,
     concurrency_option,
-    configure_log,
-    is_text,
+    configure_logging,
+    is_utf8,
     json_option,
     log_options,
     quiet_option,
@@ -64,17 +64,17 @@ def orchestrate_command(goal: str, **options: Any) -> int:
     The answer goes to standard output, all else to standard error. It ends as completed, with an answer, also where it
     was stopped by a limit; which one, it says. Ctrl-C stops the run so that `plait resume` can go on with it.
     """
-    if not is_text(goal):
+    if not is_utf8(goal):
         raise click.BadParameter("the goal is not text in UTF-8")
     if not goal.strip():
         raise click.BadParameter("the goal is empty")
-    configure_log(options["log_style"], options["log_level"])
-    manner = Manner.of(options)
-    wish = Wish(options["backend"], options["model"], options["base_url"])
-    team = Team(wish, options["planner"], options["executor"], options["reflector"])
+    configure_logging(options["log_style"], options["log_level"])
+    output = OutputOptions.of(options)
+    default = BackendOptions(options["backend"], options["model"], options["base_url"])
+    team = Team(default, options["planner"], options["executor"], options["reflector"])
     limits = {name: options[name] for name in ("max_iterations", "max_tasks", "reflect_every")}
-    with prints_aside():
-        return anyio.run(orchestrate, goal, team, limits, manner)
+    with redirect_prints():
+        return anyio.run(orchestrate, goal, team, limits, output)
 
 
 _LOCAL_ANSWER = 512  # tokens; a small model stops late
@@ -83,41 +83,41 @@ _CHARACTERS_A_TOKEN = 2  # at least, for what results are cut to
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The backends as they were named on the command line: `KIND` or `KIND:MODEL`, None for what `wish` gives."""
+    """The backends as they were named on the command line: `KIND` or `KIND:MODEL`, None for what `default` gives."""
 
-    wish: Wish
+    default: BackendOptions
     planner: str | None = None
     executor: str | None = None
     reflector: str | None = None
 
-    def backing(self) -> Backing:
+    def backend_set(self) -> BackendSet:
         """The three backends. Raises Fault, BackendUnavailable for one that cannot be had."""
         named = {PLANNER: self.planner, EXECUTOR: self.executor, REFLECTOR: self.reflector}
-        return Backing({role: self._spec(word) for role, word in named.items()}, EXECUTOR)
+        return BackendSet({role: self._spec(word) for role, word in named.items()}, EXECUTOR)
 
     def _spec(self, word: str | None) -> BackendSpec:
         kind, _, model = (word or "").partition(":")
-        wish = Wish(kind, model or None, self.wish.base_url) if word else self.wish
-        spec = asked_for(wish)
+        default = BackendOptions(kind, model or None, self.default.base_url) if word else self.default
+        spec = requested_spec(default)
         return spec.model_copy(update={"max_tokens": _LOCAL_ANSWER}) if isinstance(spec, LocalSpec) else spec
 
 
-async def orchestrate(goal: str, team: Team, limits: Mapping[str, int], manner: Manner) -> int:
+async def orchestrate(goal: str, team: Team, limits: Mapping[str, int], options: OutputOptions) -> int:
     """Reach `goal`; the exit code."""
-    backing = team.backing()
-    policy = OrchestratorPolicy(goal, _limits(backing, limits))
+    backend_set = team.backend_set()
+    policy = OrchestratorPolicy(goal, _limits(backend_set, limits))
     dag = policy.dag()
-    store = None if manner.store is None else SQLiteStore(manner.store)
+    store = None if options.store is None else SQLiteStore(options.store)
     # The store is opened last: a missing backend must not leave an empty store behind.
-    async with backing.running(backing.specs) as made, store or nullcontext():
-        runner = backing.runner(made, store=store, concurrency=manner.concurrency or DEFAULT_CONCURRENCY)
-        run = runner.start(dag, settings=backing.settings(), policy=policy)
-        return await see_through(run, dag, replace(manner, result_of=ANSWER_ID), store)
+    async with backend_set.open(backend_set.specs) as made, store or nullcontext():
+        runner = backend_set.runner(made, store=store, concurrency=options.concurrency or DEFAULT_CONCURRENCY)
+        run = runner.start(dag, settings=backend_set.settings(), policy=policy)
+        return await follow_run(run, dag, replace(options, result_of=ANSWER_ID), store)
 
 
-def _limits(backing: Backing, given: Mapping[str, int]) -> LoopLimits:
+def _limits(backend_set: BackendSet, given: Mapping[str, int]) -> LoopLimits:
     """With what the smallest of the models can take in."""
-    local = [spec for spec in backing.specs.values() if isinstance(spec, LocalSpec)]
+    local = [spec for spec in backend_set.specs.values() if isinstance(spec, LocalSpec)]
     room = [max(spec.context - spec.max_tokens, 1) * _CHARACTERS_A_TOKEN for spec in local]
     plain = any(spec.gguf is None for spec in local)
     return LoopLimits(**given, plain=plain, **({"shown": min(room)} if room else {}))

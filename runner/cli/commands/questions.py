@@ -11,12 +11,19 @@ import click
 
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord
-from plait.runner.cli.display.report import tell_value
+from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.text import one_line, visible
-from plait.runner.cli.exits import COMPLETED, tell
-from plait.runner.cli.lookup import FAR_BACK, Waiting, find_run, shown_status, store_for_reading, waiting_in
+from plait.runner.cli.exits import COMPLETED, print_line
+from plait.runner.cli.lookup import (
+    MAX_RUNS_SEARCHED,
+    WaitingTask,
+    find_run,
+    list_waiting,
+    read_only_store,
+    shown_status,
+)
 from plait.runner.cli.options import json_option, store_option
-from plait.runner.cli.stored_backends import knowing_runner
+from plait.runner.cli.stored_backends import inspecting_runner
 from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
 from plait.runner.recovery.resume_plan import Action
 from plait.runner.state.codec import task_of
@@ -36,27 +43,29 @@ def questions_command(run: str | None, store_path: Path, as_json: bool) -> int:
 
 async def list_questions(word: str | None, path: Path, as_json: bool) -> int:
     """Show what the run that `word` names waits for, or every run in the store; the exit code."""
-    async with store_for_reading(path) as store:
-        runs = [await find_run(store, word)] if word is not None else await _waiting_runs(store)
-        found = [(run, [*await waiting_in(store, run.run_id), *await _cut(store, run)]) for run in runs]
+    async with read_only_store(path) as store:
+        runs = [await find_run(store, word)] if word is not None else await _list_waiting_runs(store)
+        found = [(run, [*await list_waiting(store, run.run_id), *await _list_interrupted(store, run)]) for run in runs]
     if as_json:
-        tell_value([_value(one, path) for _, waiting in found for one in waiting])
+        print_json([_as_json(one, path) for _, waiting in found for one in waiting])
         return COMPLETED
     for run, waiting in found:
         if waiting:
-            _tell_run(run, waiting, path)
+            _print_run(run, waiting, path)
     if not any(waiting for _, waiting in found):
-        tell("nothing waits for a person" + (f" in run {visible(found[0][0].run_id)}" if word is not None else ""))
+        print_line(
+            "nothing waits for a person" + (f" in run {visible(found[0][0].run_id)}" if word is not None else "")
+        )
     return COMPLETED
 
 
-async def _waiting_runs(store: Store) -> list[RunRecord]:
-    runs = await store.list_runs(FAR_BACK)
+async def _list_waiting_runs(store: Store) -> list[RunRecord]:
+    runs = await store.list_runs(MAX_RUNS_SEARCHED)
     asks = (TaskStatus.WAITING_INPUT, TaskStatus.RUNNING)
     return [run for run in runs if any(map(run.counts.get, asks)) and RunStatus(run.status) not in RUN_DONE]
 
 
-async def _cut(store: Store, run: RunRecord) -> list[Waiting]:
+async def _list_interrupted(store: Store, run: RunRecord) -> list[WaitingTask]:
     """The tasks marked at_most_once that were under way when the run's process died: they wait for a person from then
     on, which the next resume only writes down.
     """
@@ -67,27 +76,27 @@ async def _cut(store: Store, run: RunRecord) -> list[Waiting]:
     whole = await store.get_run(run.run_id) if cut else None
     if whole is None:
         return []
-    async with knowing_runner(store, whole, tasks) as knowing:
-        verdicts = (await knowing.preview_resume(run.run_id)).tasks
+    async with inspecting_runner(store, whole, tasks) as runner:
+        verdicts = (await runner.preview_resume(run.run_id)).tasks
     return [
-        Waiting(run.run_id, name, one.attempt, verdicts[name].reason, None)
+        WaitingTask(run.run_id, name, one.attempt, verdicts[name].reason, None)
         for name, one in cut.items()
         if verdicts[name].action is Action.ASK
     ]
 
 
-def _tell_run(run: RunRecord, waiting: Sequence[Waiting], path: Path) -> None:
-    tell(f"run {visible(run.run_id)}  {one_line(run.name)}".rstrip())
+def _print_run(run: RunRecord, waiting: Sequence[WaitingTask], path: Path) -> None:
+    print_line(f"run {visible(run.run_id)}  {one_line(run.name)}".rstrip())
     for one in waiting:
         text = visible(one.text).replace("\n", "\n    ")
-        tell(f"\n  {one_line(one.task_id)}: {text}")
-        for what, line in one.terms():
-            tell(f"    {what:<8}  {line}")
-        tell(f"    {'answer':<8}  {one.command(path)}")
-    tell("")
+        print_line(f"\n  {one_line(one.task_id)}: {text}")
+        for what, line in one.facts():
+            print_line(f"    {what:<8}  {line}")
+        print_line(f"    {'answer':<8}  {one.answer_command(path)}")
+    print_line("")
 
 
-def _value(one: Waiting, path: Path) -> dict[str, Any]:
+def _as_json(one: WaitingTask, path: Path) -> dict[str, Any]:
     asked = one.question
     return {
         "run_id": one.run_id,
@@ -98,5 +107,5 @@ def _value(one: Waiting, path: Path) -> dict[str, Any]:
         "schema": None if asked is None or asked.schema is None else dict(asked.schema),
         "default": None if asked is None else asked.default,
         "deadline_at": None if asked is None else asked.deadline_at,
-        "command": one.command(path),
+        "command": one.answer_command(path),
     }

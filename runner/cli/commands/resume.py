@@ -11,35 +11,35 @@ import anyio
 import click
 
 from plait.persistence.records import RunRecord, TaskRecord
-from plait.runner.cli.backends import Backing, names_needed
-from plait.runner.cli.commands.dry_run import tell_preview
+from plait.runner.cli.backends import BackendSet, required_backends
+from plait.runner.cli.commands.dry_run import print_preview
 from plait.runner.cli.display import report
-from plait.runner.cli.display.follow import see_through
-from plait.runner.cli.display.report import Ending
-from plait.runner.cli.exits import Fault, prints_aside, say
+from plait.runner.cli.display.follow import follow_run
+from plait.runner.cli.display.report import FinishedRun
+from plait.runner.cli.exits import CliError, print_note, redirect_prints
 from plait.runner.cli.lookup import (
+    existing_store,
+    find_newest_resumable,
     find_run,
-    newest_resumable,
-    say_if_watched,
-    store_for_going_on,
-    store_for_reading,
+    print_watch_notice,
+    read_only_store,
 )
 from plait.runner.cli.options import (
     DEFAULT_CONCURRENCY,
-    Manner,
+    OutputOptions,
     backends_option,
+    command_line,
     concurrency_option,
-    configure_log,
+    configure_logging,
     json_option,
     log_options,
-    plait,
     plan_option,
     quiet_option,
     store_option,
     verbose_option,
 )
-from plait.runner.cli.plan_changes import say_if_edited
-from plait.runner.cli.stored_backends import Files, Kept, knowing_runner
+from plait.runner.cli.plan_changes import print_plan_changes
+from plait.runner.cli.stored_backends import Files, StoredBackends, inspecting_runner
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RunStatus, TaskStatus
@@ -70,14 +70,14 @@ def resume_command(run: str | None, retry_failed: bool, **options: Any) -> int:
     What is completed is kept; what was under way or never began is run. A conversation that was cut goes on where its
     backend is known to have it.
     """
-    configure_log(options["log_style"], options["log_level"])
-    wanted = Resumption(run, retry_failed, Files(options["plan"], options["backends"]), options["dry_run"])
-    with prints_aside():
-        return anyio.run(resume_run, wanted, Manner.of(options))
+    configure_logging(options["log_style"], options["log_level"])
+    request = ResumeRequest(run, retry_failed, Files(options["plan"], options["backends"]), options["dry_run"])
+    with redirect_prints():
+        return anyio.run(resume_run, request, OutputOptions.of(options))
 
 
 @dataclass(frozen=True, slots=True)
-class Resumption:
+class ResumeRequest:
     """What is to be resumed: a run's id (None: the newest that can be), and how."""
 
     run: str | None
@@ -86,61 +86,63 @@ class Resumption:
     dry_run: bool = False
 
 
-async def resume_run(wanted: Resumption, manner: Manner) -> int:
+async def resume_run(request: ResumeRequest, options: OutputOptions) -> int:
     """Go on with a run; the exit code."""
-    assert manner.store is not None
-    open_store = store_for_reading if wanted.dry_run else store_for_going_on
-    async with open_store(manner.store) as store:
-        if wanted.run is None:
-            record = await newest_resumable(store, wanted.retry_failed)
+    assert options.store is not None
+    open_store = read_only_store if request.dry_run else existing_store
+    async with open_store(options.store) as store:
+        if request.run is None:
+            record = await find_newest_resumable(store, request.retry_failed)
         else:
-            record = await find_run(store, wanted.run)
+            record = await find_run(store, request.run)
         tasks = await store.list_tasks(record.run_id)
         dag = dag_of(record, tasks)
         led_by = StoredPolicy.of(record)
         if led_by is not None and led_by.kind == OrchestratorPolicy.kind:
-            manner = replace(manner, result_of=ANSWER_ID)
-        looking = Backing({}).runner({}, store=store)
-        if wanted.dry_run:
-            say_if_watched(record)
-            async with knowing_runner(store, record, tasks, wanted.files) as knowing:
-                preview = await knowing.preview_resume(record.run_id, retry_failed=wanted.retry_failed)
-            code = tell_preview(preview, manner.as_json)
+            options = replace(options, result_of=ANSWER_ID)
+        reader = BackendSet({}).runner({}, store=store)
+        if request.dry_run:
+            print_watch_notice(record)
+            async with inspecting_runner(store, record, tasks, request.files) as runner:
+                preview = await runner.preview_resume(record.run_id, retry_failed=request.retry_failed)
+            code = print_preview(preview, options.as_json)
             if not preview.ended and not await is_to_be_cancelled(store, record):
                 try:
-                    kept = Kept.of(record, wanted.files)
-                    _needed(record, dag, tasks, kept, retry_failed=wanted.retry_failed)
-                    say_if_edited(record, tasks, kept)
-                except Fault as fault:
-                    raise Fault(fault.message, fault.code, "plait: a resume would be refused: ") from None
+                    stored = StoredBackends.of(record, request.files)
+                    _select_backends(record, dag, tasks, stored, retry_failed=request.retry_failed)
+                    print_plan_changes(record, tasks, stored)
+                except CliError as fault:
+                    raise CliError(fault.message, fault.code, "plait: a resume would be refused: ") from None
             return code
-        if has_ended(record, tasks, wanted.retry_failed):
-            return _say_over(await looking.resume(record.run_id), dag, manner)
+        if has_ended(record, tasks, request.retry_failed):
+            return _print_ended(await reader.resume(record.run_id), dag, options)
         if await is_to_be_cancelled(store, record):  # which needs no backend
-            return await see_through(looking.start_resume(record.run_id), dag, manner, store)
-        kept = Kept.of(record, wanted.files)
-        backing, names, statuses = _needed(record, dag, tasks, kept, retry_failed=wanted.retry_failed)
-        say_if_edited(record, tasks, kept)
-        async with backing.running(names) as made:
-            concurrency = manner.concurrency or _stored_concurrency(record)
-            runner = backing.runner(made, store=store, concurrency=concurrency)
-            run = runner.start_resume(record.run_id, retry_failed=wanted.retry_failed)
-            return await see_through(run, dag, manner, store, statuses)
+            return await follow_run(reader.start_resume(record.run_id), dag, options, store)
+        stored = StoredBackends.of(record, request.files)
+        backend_set, names, statuses = _select_backends(record, dag, tasks, stored, retry_failed=request.retry_failed)
+        print_plan_changes(record, tasks, stored)
+        async with backend_set.open(names) as made:
+            concurrency = options.concurrency or _stored_concurrency(record)
+            runner = backend_set.runner(made, store=store, concurrency=concurrency)
+            run = runner.start_resume(record.run_id, retry_failed=request.retry_failed)
+            return await follow_run(run, dag, options, store, statuses)
 
 
-def _needed(
-    record: RunRecord, dag: DAG, tasks: Sequence[TaskRecord], kept: Kept, *, retry_failed: bool
-) -> tuple[Backing, list[str], dict[str, TaskStatus]]:
+def _select_backends(
+    record: RunRecord, dag: DAG, tasks: Sequence[TaskRecord], stored: StoredBackends, *, retry_failed: bool
+) -> tuple[BackendSet, list[str], dict[str, TaskStatus]]:
     """The backends that the run needs to go on, their names, and where its tasks stand then. Raises Fault."""
     verdicts = judge(dag, tasks, retry_failed=retry_failed)
-    statuses = {task.task_id: _status(verdict.action, task) for task, verdict in zip(tasks, verdicts, strict=True)}
+    statuses = {
+        task.task_id: _status_after_resume(verdict.action, task) for task, verdict in zip(tasks, verdicts, strict=True)
+    }
     led_by = StoredPolicy.of(record)
     policy = None if led_by is None else policy_of(led_by.kind, led_by.settings)
-    names = names_needed(dag, kept.default, statuses.values(), policy=policy, known=kept.specs)
-    return kept.backing(names), names, statuses
+    names = required_backends(dag, stored.default, statuses.values(), policy=policy, known=stored.specs)
+    return stored.select(names), names, statuses
 
 
-def _status(action: Action, task: TaskRecord) -> TaskStatus:
+def _status_after_resume(action: Action, task: TaskRecord) -> TaskStatus:
     """Where a task stands once the run goes on. Of one under way, which only its backend may know, events tell."""
     if TaskStatus(task.status) is TaskStatus.RUNNING:
         return TaskStatus.RUNNING
@@ -156,14 +158,14 @@ def _stored_concurrency(record: RunRecord) -> int:
     return stored if isinstance(stored, int) and stored > 0 else DEFAULT_CONCURRENCY
 
 
-def _say_over(result: RunResult, dag: DAG, manner: Manner) -> int:
+def _print_ended(result: RunResult, dag: DAG, options: OutputOptions) -> int:
     """The answer to `resume` for a run that has ended: where to see it."""
-    if manner.as_json:
-        report.tell_json(Ending(result, dag), manner.store)
-    elif manner.quiet:
-        report.tell_result(dag, result, manner.result_of)
+    if options.as_json:
+        report.print_result_json(FinishedRun(result, dag), options.store)
+    elif options.quiet:
+        report.print_result(dag, result, options.result_of)
     else:
         hint = "" if result.status is RunStatus.COMPLETED else "; --retry-failed runs what failed again"
-        say(f"run {result.run_id} is {result.status.value}, nothing is left to do{hint}")
-        say(f"  {'show':<9} {plait(manner.store, 'show', result.run_id)}")
+        print_note(f"run {result.run_id} is {result.status.value}, nothing is left to do{hint}")
+        print_note(f"  {'show':<9} {command_line(options.store, 'show', result.run_id)}")
     return report.exit_code(result)

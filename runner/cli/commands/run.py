@@ -11,15 +11,15 @@ import click
 
 from plait.persistence import SQLiteStore
 from plait.runner import Plan
-from plait.runner.cli.backends import Backing, Wish, backing_of_plan, names_needed
-from plait.runner.cli.display.follow import see_through
-from plait.runner.cli.exits import prints_aside
+from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
+from plait.runner.cli.display.follow import follow_run
+from plait.runner.cli.exits import redirect_prints
 from plait.runner.cli.options import (
     DEFAULT_CONCURRENCY,
-    Manner,
+    OutputOptions,
     backend_options,
     concurrency_option,
-    configure_log,
+    configure_logging,
     json_option,
     log_options,
     quiet_option,
@@ -46,20 +46,20 @@ def run_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
 
     Ctrl-C stops the run so that `plait resume` can go on with it; once more leaves at once.
     """
-    configure_log(options["log_style"], options["log_level"])
+    configure_logging(options["log_style"], options["log_level"])
     loaded = read_plan(plan, inputs)
-    backing = backing_of_plan(loaded, Wish(options["backend"], options["model"], options["base_url"]))
-    with prints_aside():
-        return anyio.run(run_plan, loaded, backing, Manner.of(options))
+    backend_set = backend_set_of_plan(loaded, BackendOptions(options["backend"], options["model"], options["base_url"]))
+    with redirect_prints():
+        return anyio.run(run_plan, loaded, backend_set, OutputOptions.of(options))
 
 
-async def run_plan(plan: Plan, backing: Backing, manner: Manner) -> int:
+async def run_plan(plan: Plan, backend_set: BackendSet, options: OutputOptions) -> int:
     """Run `plan`; the exit code."""
-    names = names_needed(plan.dag, backing.default, policy=plan.policy, known=backing.specs)
-    store = None if manner.store is None else SQLiteStore(manner.store)
+    names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
+    store = None if options.store is None else SQLiteStore(options.store)
     # The store is opened last: a missing backend must not leave an empty store behind.
-    async with backing.running(names) as made, store or nullcontext():
-        concurrency = manner.concurrency or plan.concurrency or DEFAULT_CONCURRENCY
-        runner = backing.runner(made, store=store, concurrency=concurrency)
-        run = runner.start(plan.dag, settings=backing.settings(), policy=plan.policy)
-        return await see_through(run, plan.dag, manner, store)
+    async with backend_set.open(names) as made, store or nullcontext():
+        concurrency = options.concurrency or plan.concurrency or DEFAULT_CONCURRENCY
+        runner = backend_set.runner(made, store=store, concurrency=concurrency)
+        run = runner.start(plan.dag, settings=backend_set.settings(), policy=plan.policy)
+        return await follow_run(run, plan.dag, options, store)

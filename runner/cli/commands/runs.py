@@ -14,11 +14,11 @@ import click
 
 from plait.persistence import Store
 from plait.persistence.records import RunRecord
-from plait.runner.cli.display.report import tell_value
-from plait.runner.cli.display.sections import tell_table
+from plait.runner.cli.display.report import print_json
+from plait.runner.cli.display.sections import print_table
 from plait.runner.cli.display.text import age, dollars, one_line, size, tokens
-from plait.runner.cli.exits import COMPLETED, say, tell
-from plait.runner.cli.lookup import shown_status, store_for_reading
+from plait.runner.cli.exits import COMPLETED, print_line, print_note
+from plait.runner.cli.lookup import read_only_store, shown_status
 from plait.runner.cli.options import json_option, store_option
 from plait.runner.domain.status import RunStatus
 from plait.runner.operations.inspect import run_info, run_value
@@ -34,12 +34,12 @@ from plait.runner.state.owner import Liveness, liveness
     multiple=True,
     help="Only those that are shown so; may be given more than once.",
 )
-@click.option("--long", "at_length", is_flag=True, help="Show their cost, size and owner as well.")
+@click.option("--long", is_flag=True, help="Show their cost, size and owner as well.")
 @store_option
 @json_option
-def runs_command(limit: int, statuses: tuple[str, ...], at_length: bool, store_path: Path, as_json: bool) -> int:
+def runs_command(limit: int, statuses: tuple[str, ...], long: bool, store_path: Path, as_json: bool) -> int:
     """List the runs in the store, newest first. A run that nobody goes on with is shown as interrupted."""
-    return anyio.run(list_runs, store_path, Wanted(limit, tuple(map(RunStatus, statuses)), at_length), as_json)
+    return anyio.run(list_runs, store_path, RunFilter(limit, tuple(map(RunStatus, statuses)), long), as_json)
 
 
 HEAD = ("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "AGE")
@@ -47,53 +47,53 @@ LONG_HEAD = ("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "COST", "SIZE", "AGE", 
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RunFilter:
     """The newest `limit` runs, of those with one of `statuses` if there are any; `at_length`: with what they cost, the
     bytes that they take in the store, and the process that runs or ran them.
     """
 
     limit: int
     statuses: Collection[RunStatus] = ()
-    at_length: bool = False
+    long: bool = False
 
 
-async def list_runs(path: Path, wanted: Wanted, as_json: bool) -> int:
+async def list_runs(path: Path, chosen: RunFilter, as_json: bool) -> int:
     """The runs in the store, newest first."""
-    async with store_for_reading(path) as store:
-        found = await _find(store, wanted)
-        sizes = await store.run_sizes() if wanted.at_length else {}
-    runs = found[: wanted.limit]
+    async with read_only_store(path) as store:
+        found = await _find_runs(store, chosen)
+        sizes = await store.run_sizes() if chosen.long else {}
+    runs = found[: chosen.limit]
     held = [sizes.get(run.run_id, 0) for run in runs]
     if as_json:
-        tell_value(list(map(_long_value, runs, held)) if wanted.at_length else list(map(_value, runs)))
+        print_json(list(map(_long_run_json, runs, held)) if chosen.long else list(map(_run_json, runs)))
         return COMPLETED
     if not runs:
-        shown = " or ".join(wanted.statuses)
-        tell(f"no run is {shown}; `plait runs` shows all" if shown else "no runs yet; `plait run PLAN` makes one")
+        shown = " or ".join(chosen.statuses)
+        print_line(f"no run is {shown}; `plait runs` shows all" if shown else "no runs yet; `plait run PLAN` makes one")
         return COMPLETED
-    rows = list(map(_long_row, runs, held)) if wanted.at_length else list(map(_run_row, runs))
-    head, numbers = (LONG_HEAD, {3, 4, 5, 6, 7}) if wanted.at_length else (HEAD, {3, 4, 5})
-    tell_table([head, *rows], 2, [None, *(shown_status(run) for run in runs)], frozenset(numbers))
-    _say_if_more(runs, found)
+    rows = list(map(_long_row, runs, held)) if chosen.long else list(map(_run_row, runs))
+    head, numbers = (LONG_HEAD, {3, 4, 5, 6, 7}) if chosen.long else (HEAD, {3, 4, 5})
+    print_table([head, *rows], 2, [None, *(shown_status(run) for run in runs)], frozenset(numbers))
+    _print_if_more(runs, found)
     return COMPLETED
 
 
-async def _find(store: Store, wanted: Wanted) -> list[RunRecord]:
+async def _find_runs(store: Store, chosen: RunFilter) -> list[RunRecord]:
     """The wanted runs, and one more if there is one. What a run is shown as is no matter of the store's, so where it is
     asked for, more and more of them are read.
     """
-    many = wanted.limit + 1
+    many = chosen.limit + 1
     while True:
         runs = await store.list_runs(many)
-        found = [run for run in runs if not wanted.statuses or shown_status(run) in wanted.statuses]
-        if len(found) > wanted.limit or len(runs) < many:
-            return found[: wanted.limit + 1]
+        found = [run for run in runs if not chosen.statuses or shown_status(run) in chosen.statuses]
+        if len(found) > chosen.limit or len(runs) < many:
+            return found[: chosen.limit + 1]
         many *= 4
 
 
-def _say_if_more(runs: Sequence[RunRecord], found: Sequence[RunRecord]) -> None:
+def _print_if_more(runs: Sequence[RunRecord], found: Sequence[RunRecord]) -> None:
     if len(found) > len(runs):
-        say(f"these are the newest {len(runs)}; there are more: --limit N")
+        print_note(f"these are the newest {len(runs)}; there are more: --limit N")
 
 
 def _long_row(run: RunRecord, held: int) -> tuple[str, ...]:
@@ -101,9 +101,9 @@ def _long_row(run: RunRecord, held: int) -> tuple[str, ...]:
     return (*row, dollars(run.cost_usd), size(held), created, _owner(run))
 
 
-def _long_value(run: RunRecord, held: int) -> dict[str, Any]:
+def _long_run_json(run: RunRecord, held: int) -> dict[str, Any]:
     owner = None if run.owner is None else {**asdict(run.owner), "liveness": liveness(run.owner).value}
-    return {**_value(run), "size_bytes": held, "owner": owner}
+    return {**_run_json(run), "size_bytes": held, "owner": owner}
 
 
 def _owner(run: RunRecord) -> str:
@@ -126,5 +126,5 @@ def _run_row(run: RunRecord) -> tuple[str, ...]:
     )
 
 
-def _value(run: RunRecord) -> dict[str, Any]:
+def _run_json(run: RunRecord) -> dict[str, Any]:
     return run_value(run_info(run, time.time()))

@@ -17,14 +17,14 @@ import anyio
 import click
 
 from plait.persistence import SQLiteStore
-from plait.runner.cli.backends import Backing, Wish, backing_of_file
-from plait.runner.cli.display.follow import stop_when_told
-from plait.runner.cli.exits import CANCELLED, COMPLETED, Fault, prints_aside, say, tell
+from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_file
+from plait.runner.cli.display.follow import stop_on_signal
+from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_line, print_note, redirect_prints
 from plait.runner.cli.options import (
     DEFAULT_CONCURRENCY,
     backend_options,
     concurrency_option,
-    configure_log,
+    configure_logging,
     json_option,
     log_options,
     store_option,
@@ -72,18 +72,18 @@ def serve_command(file: Path | None, **options: Any) -> int:
 
     Ctrl-C stops the runs so that they can be resumed; once more leaves at once.
     """
-    configure_log(options["log_style"], options["log_level"])
-    backing = backing_of_file(file, Wish(options["backend"], options["model"], options["base_url"]))
-    where = Listening(options["host"], options["port"], options["store_path"], options["as_json"])
-    with prints_aside():
-        return anyio.run(serve, backing, where, options["concurrency"])
+    configure_logging(options["log_style"], options["log_level"])
+    backend_set = backend_set_of_file(file, BackendOptions(options["backend"], options["model"], options["base_url"]))
+    where = ServeOptions(options["host"], options["port"], options["store_path"], options["as_json"])
+    with redirect_prints():
+        return anyio.run(serve, backend_set, where, options["concurrency"])
 
 
 _TOKEN_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Listening:
+class ServeOptions:
     """Where the server listens, and where its runs are stored."""
 
     host: str
@@ -92,27 +92,27 @@ class Listening:
     as_json: bool
 
 
-async def serve(backing: Backing, where: Listening, concurrency: int | None) -> int:
+async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int | None) -> int:
     """Serve until told to stop; the exit code."""
     _require_extra()
     from plait.runner.web.app import Server  # noqa: PLC0415 - a server's libraries are no part of the core
-    from plait.runner.web.routes import Served  # noqa: PLC0415
+    from plait.runner.web.routes import ServedRuns  # noqa: PLC0415
 
-    with _socket(where) as listening:
-        async with backing.running(backing.specs) as made, SQLiteStore(where.store) as store:
+    with _listen(options) as listening:
+        async with backend_set.open(backend_set.specs) as made, SQLiteStore(options.store) as store:
             concurrency = concurrency or DEFAULT_CONCURRENCY
-            runner = backing.runner(made, store=store, concurrency=concurrency, shared_limits=True)
+            runner = backend_set.runner(made, store=store, concurrency=concurrency, shared_limits=True)
             async with RunService(runner) as service:
                 token = secrets.token_urlsafe(_TOKEN_BYTES)
-                served = Served(service, tuple(backing.specs), {**backing.settings(), "posted": True})
-                with _token_file(where, listening, token):
-                    await _answer(Server(served, listening, token))
+                served = ServedRuns(service, tuple(backend_set.specs), {**backend_set.settings(), "posted": True})
+                with _token_file(options, listening, token):
+                    await _serve_until_signal(Server(served, listening, token))
                 return CANCELLED if service.driven else COMPLETED
 
 
-async def _answer(server: Server) -> None:
+async def _serve_until_signal(server: Server) -> None:
     async with anyio.create_task_group() as beside:
-        await beside.start(stop_when_told, server.stop, say)
+        await beside.start(stop_on_signal, server.stop, print_note)
         await server.serve()
         beside.cancel_scope.cancel()
 
@@ -120,19 +120,19 @@ async def _answer(server: Server) -> None:
 def _require_extra() -> None:
     missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
     if missing:
-        raise Fault(f"plait serve needs the extra `server` ({' and '.join(missing)}): pip install 'plait[server]'")
+        raise CliError(f"plait serve needs the extra `server` ({' and '.join(missing)}): pip install 'plait[server]'")
 
 
 @contextmanager
-def _socket(where: Listening) -> Generator[socket.socket]:
-    family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
+def _listen(options: ServeOptions) -> Generator[socket.socket]:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
-        listening = socket.create_server((where.host, where.port), family=family)
+        listening = socket.create_server((options.host, options.port), family=family)
     except OSError as error:
         # Python's own text (`strerror`) says the address once more.
         why = os.strerror(error.errno) if error.errno else error
-        raise Fault(
-            f"cannot listen on {where.host}, port {where.port}: {why}; "
+        raise CliError(
+            f"cannot listen on {options.host}, port {options.port}: {why}; "
             "choose another one with --port, or 0 for any that is free"
         ) from None
     with listening:
@@ -140,17 +140,17 @@ def _socket(where: Listening) -> Generator[socket.socket]:
 
 
 @contextmanager
-def _token_file(where: Listening, listening: socket.socket, token: str) -> Generator[None]:
+def _token_file(options: ServeOptions, listening: socket.socket, token: str) -> Generator[None]:
     """The token in a file that only this user can read, for as long as it counts."""
     port = listening.getsockname()[1]
-    url = f"http://{f'[{where.host}]' if ':' in where.host else where.host}:{port}"
-    path = where.store.absolute().parent / f"serve-{port}.token"
+    url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
+    path = options.store.absolute().parent / f"serve-{port}.token"
     write_file(path, token + "\n", private=True)
     try:
-        if where.as_json:
-            tell(json.dumps({"url": url, "token_file": str(path)}))  # one line, for who waits for it
-        say(f"serving runs on {url}; Ctrl-C stops")
-        say(f"  {'token':<9} {path}")
+        if options.as_json:
+            print_line(json.dumps({"url": url, "token_file": str(path)}))  # one line, for who waits for it
+        print_note(f"serving runs on {url}; Ctrl-C stops")
+        print_note(f"  {'token':<9} {path}")
         yield
     finally:
         path.unlink(missing_ok=True)

@@ -16,20 +16,20 @@ import click
 
 from plait.persistence.protocol import Store
 from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
-from plait.runner.cli.display.report import WHY_STOPPED, stop_of, tell_value
-from plait.runner.cli.display.sections import tell_answers, tell_question, tell_section, tell_table
+from plait.runner.cli.display.report import WHY_STOPPED, parse_stop, print_json
+from plait.runner.cli.display.sections import print_answers, print_question, print_section, print_table
 from plait.runner.cli.display.text import coloured, counted, dollars, one_line, seconds, tokens, visible
-from plait.runner.cli.exits import COMPLETED, tell
+from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import (
-    adders,
+    find_adders,
     find_run,
     find_task,
-    names_its_backends,
+    list_waiting,
+    read_only_store,
     shown_status,
-    store_for_reading,
-    waiting_in,
+    stores_backends,
 )
-from plait.runner.cli.options import json_option, plait, store_option
+from plait.runner.cli.options import command_line, json_option, store_option
 from plait.runner.clock import iso
 from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
 from plait.runner.engine.policy_driver import decided_of
@@ -59,75 +59,75 @@ _EVENTS_AT_ONCE = 5000
 
 async def show_run(path: Path, word: str, as_json: bool) -> int:
     """A run and its tasks."""
-    async with store_for_reading(path) as store:
+    async with read_only_store(path) as store:
         run = await find_run(store, word)
         tasks = await store.list_tasks(run.run_id)
         waiting = () if RunStatus(run.status) in RUN_DONE else tasks
-        added = await adders(store, run, tasks)
+        added = await find_adders(store, run, tasks)
         tries = {name: iso(when) for name, when in (await next_tries(store, run.run_id, waiting)).items()}
     if as_json:
-        values = [{**_task_value(run, task), "next_try_at": tries.get(task.task_id)} for task in tasks]
+        values = [{**_task_json(run, task), "next_try_at": tries.get(task.task_id)} for task in tasks]
         shown = run_value(run_info(run, time.time()))
-        tell_value({**shown, "stopped": _stop(run), "settings": json.loads(run.settings), "tasks": values})
+        print_json({**shown, "stopped": _stop_reason(run), "settings": json.loads(run.settings), "tasks": values})
         return COMPLETED
-    _tell_run(run, tasks)
+    _print_run(run, tasks)
     who = ("ADDED BY",) if added else ()
     rows: list[tuple[str, ...]] = [("TASK", "STATUS", "TRIES", "TIME", "TOKENS", *who, "")]
     for task in tasks:
         *cells, note = _task_row(run, task, tries)
         rows.append((*cells, *(one_line(added.get(task.task_id, "")) for _ in who), note))
-    tell_table(rows, 1, [None, *(TaskStatus(task.status) for task in tasks)], frozenset({2, 3, 4}))
+    print_table(rows, 1, [None, *(TaskStatus(task.status) for task in tasks)], frozenset({2, 3, 4}))
     next_commands: list[str] = []
     if any(TaskStatus(task.status) is TaskStatus.WAITING_INPUT for task in tasks):
         next_commands.append("questions")
-    if shown_status(run) in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT} and names_its_backends(run):
+    if shown_status(run) in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT} and stores_backends(run):
         next_commands.append("resume")
     if next_commands:
-        tell("")
+        print_line("")
     for name in next_commands:
-        tell(f"{name:<9} {plait(path, name, run.run_id)}")
+        print_line(f"{name:<9} {command_line(path, name, run.run_id)}")
     return COMPLETED
 
 
-def _tell_run(run: RunRecord, tasks: Sequence[TaskRecord]) -> None:
+def _print_run(run: RunRecord, tasks: Sequence[TaskRecord]) -> None:
     status = shown_status(run)
     settings, owner = json.loads(run.settings), run.owner
     plan = settings.get("plan")
-    tell(f"{'run':<9} {visible(run.run_id)}")
-    tell(f"{'name':<9} {one_line(run.name)}")
-    tell(f"{'status':<9} {coloured(status.value, status, sys.stdout)}, {_progress(run)}")
-    _tell_if("error", run.error)
-    stopped = _stop(run)
-    _tell_if("stopped", None if stopped is None else WHY_STOPPED[stopped])
-    _tell_if("backends" if settings.get("posted") else "plan", plan if isinstance(plan, str) else None)
-    _tell_if("created", run.created_at)
-    _tell_if("ended", run.ended_at)
-    _tell_if("owner", f"process {owner.pid} on {owner.host}" if owner and status is RunStatus.RUNNING else None)
+    print_line(f"{'run':<9} {visible(run.run_id)}")
+    print_line(f"{'name':<9} {one_line(run.name)}")
+    print_line(f"{'status':<9} {coloured(status.value, status, sys.stdout)}, {_describe_progress(run)}")
+    _print_field("error", run.error)
+    stopped = _stop_reason(run)
+    _print_field("stopped", None if stopped is None else WHY_STOPPED[stopped])
+    _print_field("backends" if settings.get("posted") else "plan", plan if isinstance(plan, str) else None)
+    _print_field("created", run.created_at)
+    _print_field("ended", run.ended_at)
+    _print_field("owner", f"process {owner.pid} on {owner.host}" if owner and status is RunStatus.RUNNING else None)
     used = " ".join(filter(None, (tokens(run.input_tokens, run.output_tokens), dollars(run.cost_usd))))
-    _tell_if("tokens", used)
+    _print_field("tokens", used)
     models = Counter(task.model for task in tasks if task.model is not None)
     each = (f"{name} ({counted(number, 'task')})" for name, number in models.most_common())
-    _tell_if("model", next(iter(models)) if len(models) == 1 else ", ".join(each))
-    tell("")
+    _print_field("model", next(iter(models)) if len(models) == 1 else ", ".join(each))
+    print_line("")
 
 
-def _stop(run: RunRecord) -> Stop | None:
+def _stop_reason(run: RunRecord) -> Stop | None:
     try:
-        return stop_of(decided_of(run.policy_state).state)
+        return parse_stop(decided_of(run.policy_state).state)
     except (ValueError, KeyError, TypeError):  # damaged; everything else can be shown all the same
         return None
 
 
-def _progress(run: RunRecord) -> str:
+def _describe_progress(run: RunRecord) -> str:
     ended = (TaskStatus.FAILED, TaskStatus.SKIPPED, TaskStatus.CANCELLED)
     numbers = [f"{run.counts[status]:,} {status.value}" for status in ended if run.counts.get(status)]
     done = f"{run.counts.get(TaskStatus.COMPLETED, 0):,} of {counted(sum(run.counts.values()), 'task')} completed"
     return ", ".join([done, *numbers])
 
 
-def _tell_if(name: str, value: str | None) -> None:
+def _print_field(name: str, value: str | None) -> None:
     if value:
-        tell(f"{name:<9} {one_line(value)}")
+        print_line(f"{name:<9} {one_line(value)}")
 
 
 def _task_row(run: RunRecord, task: TaskRecord, tries: Mapping[str, str]) -> tuple[str, ...]:
@@ -145,7 +145,7 @@ def _task_row(run: RunRecord, task: TaskRecord, tries: Mapping[str, str]) -> tup
     )
 
 
-def _task_value(run: RunRecord, task: TaskRecord) -> dict[str, Any]:
+def _task_json(run: RunRecord, task: TaskRecord) -> dict[str, Any]:
     return {
         **task_value(task_info(run.run_id, task)),
         "position": task.position,
@@ -159,30 +159,30 @@ def _task_value(run: RunRecord, task: TaskRecord) -> dict[str, Any]:
 
 async def show_task(path: Path, word: str, task_id: str, as_json: bool) -> int:
     """A task: its prompt, its conversation, its result and its attempts."""
-    async with store_for_reading(path) as store:
+    async with read_only_store(path) as store:
         run = await find_run(store, word)
         task = await find_task(store, run, task_id)
         attempts = await store.list_attempts(run.run_id, task.task_id)
         messages = await store.list_messages(run.run_id, task.task_id)
-        waiting = [] if task.question is None else await waiting_in(store, run.run_id)
+        waiting = [] if task.question is None else await list_waiting(store, run.run_id)
     if as_json:
         extra = {"messages": [asdict(one) for one in messages], "history": [asdict(one) for one in attempts]}
-        tell_value({"run_id": run.run_id, **_task_value(run, task), **extra})
+        print_json({"run_id": run.run_id, **_task_json(run, task), **extra})
         return COMPLETED
-    _tell_task(run, task, messages)
-    tell_section("prompt", task.prompt)
+    _print_task(run, task, messages)
+    print_section("prompt", task.prompt)
     failed = {one.attempt: one.status for one in attempts[:-1] if one.error_kind}
     for message in messages:
-        whose = _whose(message, failed)
-        tell_section(f"{message.role}{whose}", "(damaged)" if message.damaged else message.content)
-    tell_answers(task)
-    tell_question(task, [one for one in waiting if one.task_id == task.task_id], path)
-    _tell_result(task, messages)
-    _tell_attempts(attempts)
+        whose = _message_note(message, failed)
+        print_section(f"{message.role}{whose}", "(damaged)" if message.damaged else message.content)
+    print_answers(task)
+    print_question(task, [one for one in waiting if one.task_id == task.task_id], path)
+    _print_task_result(task, messages)
+    _print_attempts(attempts)
     return COMPLETED
 
 
-def _whose(message: MessageRecord, failed: Mapping[int, str]) -> str:
+def _message_note(message: MessageRecord, failed: Mapping[int, str]) -> str:
     """What is said of a message beside its role: that a person said it, or that its attempt was followed by another."""
     if message.attempt == 0 and message.role == "user":
         return " (a person, after the run)"
@@ -190,36 +190,36 @@ def _whose(message: MessageRecord, failed: Mapping[int, str]) -> str:
     return f" (attempt {message.attempt}, {status})" if status else ""
 
 
-def _tell_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageRecord]) -> None:
-    tell(f"{'task':<9} {visible(task.task_id)}")
-    tell(f"{'run':<9} {visible(run.run_id)}")
-    tell(f"{'status':<9} {coloured(task.status, task.status, sys.stdout)}")
-    _tell_if("backend", task.backend)
-    _tell_if("model", task.model)
-    _tell_if("after", ", ".join(task.depends_on))
-    _tell_if("added by", task.added_by)
-    _tell_if("session", task.session_id)
-    _tell_if("time", seconds(task.duration_s))
-    _tell_if("tokens", tokens(task.input_tokens, task.output_tokens))
+def _print_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageRecord]) -> None:
+    print_line(f"{'task':<9} {visible(task.task_id)}")
+    print_line(f"{'run':<9} {visible(run.run_id)}")
+    print_line(f"{'status':<9} {coloured(task.status, task.status, sys.stdout)}")
+    _print_field("backend", task.backend)
+    _print_field("model", task.model)
+    _print_field("after", ", ".join(task.depends_on))
+    _print_field("added by", task.added_by)
+    _print_field("session", task.session_id)
+    _print_field("time", seconds(task.duration_s))
+    _print_field("tokens", tokens(task.input_tokens, task.output_tokens))
     later = [one for one in messages if one.attempt == 0]
     if used := tokens(sum(one.input_tokens for one in later), sum(one.output_tokens for one in later)):
-        tell(f"{'':<9} and {used} in turns after the run, which its own do not count")
-    _tell_if("error", f"{task.error_kind}: {task.error}" if task.error_kind else None)
+        print_line(f"{'':<9} and {used} in turns after the run, which its own do not count")
+    _print_field("error", f"{task.error_kind}: {task.error}" if task.error_kind else None)
 
 
-def _tell_result(task: TaskRecord, messages: Sequence[MessageRecord]) -> None:
+def _print_task_result(task: TaskRecord, messages: Sequence[MessageRecord]) -> None:
     if task.damaged:
-        tell_section("result", "(damaged: it does not fit its checksum)")
+        print_section("result", "(damaged: it does not fit its checksum)")
     elif task.text is not None and not any(one.role == "assistant" and one.content == task.text for one in messages):
-        tell_section("result", task.text)
+        print_section("result", task.text)
     if task.data is not None:
-        tell_section("data", json.dumps(json.loads(task.data), ensure_ascii=False, indent=2))
+        print_section("data", json.dumps(json.loads(task.data), ensure_ascii=False, indent=2))
 
 
-def _tell_attempts(attempts: Sequence[AttemptRecord]) -> None:
+def _print_attempts(attempts: Sequence[AttemptRecord]) -> None:
     if not attempts:
         return
-    tell("\n-- attempts --")
+    print_line("\n-- attempts --")
     rows = [
         (
             str(one.attempt),
@@ -232,19 +232,19 @@ def _tell_attempts(attempts: Sequence[AttemptRecord]) -> None:
         )
         for one in attempts
     ]
-    tell_table(rows, 1, [one.status for one in attempts], frozenset({0, 4, 5}))
+    print_table(rows, 1, [one.status for one in attempts], frozenset({0, 4, 5}))
 
 
 async def show_events(path: Path, word: str, as_json: bool) -> int:
     """A run's history, oldest first."""
-    async with store_for_reading(path) as store:
+    async with read_only_store(path) as store:
         run = await find_run(store, word)
         events = await _all_events(store, run.run_id)
     if as_json:
-        tell_value([{**asdict(one), "detail": json.loads(one.detail)} for one in events])
+        print_json([{**asdict(one), "detail": json.loads(one.detail)} for one in events])
         return COMPLETED
     rows = [(one.at, one.kind, one_line(one.task_id or ""), one_line(_detail(one), _LONGEST_ERROR)) for one in events]
-    tell_table(rows, 1, [None] * len(rows))
+    print_table(rows, 1, [None] * len(rows))
     return COMPLETED
 
 

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import click
 
-from plait.runner.cli.exits import tell
+from plait.runner.cli.exits import print_line
 from plait.runner.cli.options import json_option
 
 
@@ -15,5 +15,5 @@ from plait.runner.cli.options import json_option
 @json_option
 def version_command(as_json: bool) -> int:
     """Print plait's version."""
-    tell(json.dumps({"version": version("plait")}) if as_json else f"plait {version('plait')}")
+    print_line(json.dumps({"version": version("plait")}) if as_json else f"plait {version('plait')}")
     return 0

@@ -12,8 +12,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from plait.runner.cli.display.plain import line_of
-from plait.runner.cli.display.progress import Progress, Underway
+from plait.runner.cli.display.plain import event_line
+from plait.runner.cli.display.progress import Progress, RunningAttempt
 from plait.runner.cli.display.text import COLOURS, columns, dollars, last_cells, one_line, seconds, tokens
 from plait.runner.domain import events
 from plait.runner.domain.status import TaskStatus
@@ -50,11 +50,11 @@ class LiveDisplay:
         self._drawn = progress.clock()
         self._live.start(refresh=True)
 
-    def take(self, event: events.Event) -> None:
-        self._progress.take(event)
+    def handle(self, event: events.Event) -> None:
+        self._progress.handle(event)
         self._has_news = True
-        if self._deserves_line(event):
-            self._lines.append(Text(line_of(event), style=_colour(event)))
+        if self._prints_line(event):
+            self._lines.append(Text(event_line(event), style=_line_style(event)))
 
     def note(self, text: str) -> None:
         self._lines.append(Text(one_line(text), style="bold"))
@@ -74,7 +74,7 @@ class LiveDisplay:
         self.tick()
         self._live.stop()
 
-    def _deserves_line(self, event: events.Event) -> bool:
+    def _prints_line(self, event: events.Event) -> bool:
         if isinstance(event, events.TaskCompleted):
             return len(self._progress.dag) <= _MANY
         if isinstance(event, events.TaskOutput):
@@ -94,29 +94,29 @@ class LiveDisplay:
         )
 
     def _draw(self) -> Group:
-        below = list(self._below())
+        below = list(self._idle_lines())
         running = list(self._progress.running.items())
         room = max(self._console.height - _OTHER_LINES - len(below), 1)
         if len(running) > room:
-            below.insert(0, _plain(f"  and {len(running) - room} more", "dim"))
-        return Group(Text(""), self._header(), *self._at_work(running[:room]), *below)
+            below.insert(0, _text(f"  and {len(running) - room} more", "dim"))
+        return Group(Text(""), self._header(), *self._running_lines(running[:room]), *below)
 
-    def _below(self) -> Iterator[Text]:
+    def _idle_lines(self) -> Iterator[Text]:
         """What is not at work."""
         progress = self._progress
         now = progress.clock()
         for task_id, until in list(progress.retries.items())[:_MOST_WAITING]:
-            yield _plain(f"  ↻ {one_line(task_id)} tries again in {seconds(max(until - now, 0))}", "yellow")
+            yield _text(f"  ↻ {one_line(task_id)} tries again in {seconds(max(until - now, 0))}", "yellow")
         for task_id, question in list(progress.questions.items())[:_MOST_WAITING]:
-            yield _plain(f"  ? {one_line(task_id)}  {one_line(question)}", "magenta")
-        for task_id, before in progress.waiting(_MOST_WAITING):
+            yield _text(f"  ? {one_line(task_id)}  {one_line(question)}", "magenta")
+        for task_id, before in progress.waiting_tasks(_MOST_WAITING):
             yield self._waiting_line(task_id, before)
 
     def _header(self) -> Text:
         progress = self._progress
         total = len(progress.dag)
         full = _BAR * progress.done // total
-        line = _plain("", "")
+        line = _text("", "")
         line.append(f"{self._title}  ", style="bold")
         line.append("━" * full, style="red" if progress.counts[TaskStatus.FAILED] else "green")
         line.append("━" * (_BAR - full), style="bright_black")
@@ -135,13 +135,13 @@ class LiveDisplay:
             line.append("  the store is away", style="red")
         return line
 
-    def _at_work(self, running: Sequence[tuple[str, Underway]]) -> Iterator[Text]:
+    def _running_lines(self, running: Sequence[tuple[str, RunningAttempt]]) -> Iterator[Text]:
         """A line for each: its name; for how long, where, and what it has used; what it does now."""
         if not running:
             return
         now = self._progress.clock()
         for (_, one), (name, *facts) in zip(running, columns(_facts(*one, now) for one in running), strict=True):
-            line = _plain(f"  ▸ {name}", "cyan")
+            line = _text(f"  ▸ {name}", "cyan")
             line.append("".join(f"  {fact}" for fact in facts if fact), style="dim")
             room = self._console.width - line.cell_len - 2
             doing = one_line(f"waits: {one.now}" if one.kind == "waiting" else one.now)
@@ -155,10 +155,10 @@ class LiveDisplay:
         named = failed or before
         shown = ", ".join(map(one_line, named[:3])) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
         why = f"blocked by {shown}" if failed else f"waits for {shown}" if shown else "waits for a place"
-        return _plain(f"  · {one_line(task_id)}  {why}", "dim")
+        return _text(f"  · {one_line(task_id)}  {why}", "dim")
 
 
-def _facts(task_id: str, one: Underway, now: float) -> tuple[str, ...]:
+def _facts(task_id: str, one: RunningAttempt, now: float) -> tuple[str, ...]:
     return (
         one_line(task_id, _LONGEST_NAME),
         seconds(now - one.since),
@@ -168,11 +168,11 @@ def _facts(task_id: str, one: Underway, now: float) -> tuple[str, ...]:
     )
 
 
-def _plain(text: str, style: str) -> Text:
+def _text(text: str, style: str) -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis", end="\n")
 
 
-def _colour(event: events.Event) -> str:
+def _line_style(event: events.Event) -> str:
     match event:
         case events.TaskCompleted():
             return COLOURS[TaskStatus.COMPLETED]

@@ -18,14 +18,14 @@ _LONGEST = 300
 Detail: TypeAlias = "Mapping[str, JsonValue]"
 
 
-def lines_of(entry: Entry, run_id: str) -> list[str]:
+def entry_lines(entry: Entry, run_id: str) -> list[str]:
     """What `entry` says, safe for a terminal; nothing for what only the machinery wants to know."""
     if entry.kind == "output":
-        return _output(entry.detail)
+        return _output_lines(entry.detail)
     if entry.kind == "message":
-        return _marked(f"{one_line(_text(entry.detail, 'role'))}| ", _text(entry.detail, "content"))
+        return _prefix_lines(f"{one_line(_text(entry.detail, 'role'))}| ", _text(entry.detail, "content"))
     if entry.kind.startswith("run_"):
-        return [_of_run(entry, one_line(run_id))]
+        return [_run_line(entry, one_line(run_id))]
     words = _WORDS.get(entry.kind)
     if words is None:
         return []
@@ -35,36 +35,36 @@ def lines_of(entry: Entry, run_id: str) -> list[str]:
     return [line]
 
 
-def _output(detail: Detail) -> list[str]:
+def _output_lines(detail: Detail) -> list[str]:
     kind, text = _text(detail, "output"), _text(detail, "text")
     if kind == "text":
-        return _marked("| ", text)
+        return _prefix_lines("| ", text)
     return [{"tool": "> ", "waiting": "waits: "}.get(kind, "notice: ") + one_line(text, _LONGEST)]
 
 
-def _marked(mark: str, text: str) -> list[str]:
+def _prefix_lines(mark: str, text: str) -> list[str]:
     return [mark + line for line in visible(text).removesuffix("\n").split("\n")]
 
 
-def _of_run(entry: Entry, run_id: str) -> str:
+def _run_line(entry: Entry, run_id: str) -> str:
     what = one_line(entry.kind.removeprefix("run_"))
     if what == "created":
         return f"run {run_id} created, {counted(_count(entry.detail, 'tasks'), 'task')}"
     return f"run {run_id} {coloured(what.replace('_', ' '), what, sys.stdout)}"
 
 
-def _ended(status: TaskStatus, detail: Detail) -> str:
+def _end_line(status: TaskStatus, detail: Detail) -> str:
     word = coloured(status.value, status, sys.stdout)
-    return " ".join(filter(None, (word, _spent(detail), _why(detail))))
+    return " ".join(filter(None, (word, _spent(detail), _error_text(detail))))
 
 
-def _retried(detail: Detail) -> str:
+def _retry_line(detail: Detail) -> str:
     how = "goes on" if detail.get("goes_on") else "tries again"
-    line = f"{how} in {seconds(_number(detail, 'delay_s'))}: {_why(detail)}"
+    line = f"{how} in {seconds(_number(detail, 'delay_s'))}: {_error_text(detail)}"
     return f"{line} ({spent})" if (spent := _spent(detail)) else line
 
 
-def _why(detail: Detail) -> str:
+def _error_text(detail: Detail) -> str:
     return ": ".join(filter(None, (_text(detail, "error_kind"), one_line(_text(detail, "error"), _LONGEST))))
 
 
@@ -75,7 +75,7 @@ def _spent(detail: Detail) -> str:
     return " ".join(filter(None, (seconds(_number(detail, "duration_s")), f"{used} tokens" if used else "", cost)))
 
 
-def _told(text: str) -> str:
+def _suffix(text: str) -> str:
     return f": {one_line(text, _LONGEST)}" if text else ""
 
 
@@ -84,9 +84,9 @@ def _ids(detail: Detail) -> str:
     return ", ".join(map(str, ids)) if isinstance(ids, list) else ""
 
 
-def _answered(detail: Detail) -> str:
+def _answer_line(detail: Detail) -> str:
     by = _text(detail, "by")
-    return f"answered by {one_line(by)}{_told(_text(detail, 'answer'))}" if by else "answered"
+    return f"answered by {one_line(by)}{_suffix(_text(detail, 'answer'))}" if by else "answered"
 
 
 def _text(detail: Detail, name: str) -> str:
@@ -104,17 +104,17 @@ def _count(detail: Detail, name: str) -> int:
 
 
 _WORDS: Mapping[str, Callable[[Detail], str]] = {
-    "tasks_added": lambda detail: f"{counted(_count(detail, 'tasks'), 'task')} added{_told(_ids(detail))}",
+    "tasks_added": lambda detail: f"{counted(_count(detail, 'tasks'), 'task')} added{_suffix(_ids(detail))}",
     "task_started": lambda detail: f"started ({one_line(_text(detail, 'backend'))})",
     "task_adopted": lambda _: "is taken over: it has outlived the process that began it",
     "session_opened": lambda detail: f"session {one_line(_text(detail, 'session_id'))}",
-    "task_completed": partial(_ended, TaskStatus.COMPLETED),
-    "task_failed": partial(_ended, TaskStatus.FAILED),
-    "task_skipped": partial(_ended, TaskStatus.SKIPPED),
-    "task_cancelled": partial(_ended, TaskStatus.CANCELLED),
-    "task_retried": _retried,
+    "task_completed": partial(_end_line, TaskStatus.COMPLETED),
+    "task_failed": partial(_end_line, TaskStatus.FAILED),
+    "task_skipped": partial(_end_line, TaskStatus.SKIPPED),
+    "task_cancelled": partial(_end_line, TaskStatus.CANCELLED),
+    "task_retried": _retry_line,
     "task_interrupted": lambda detail: f"interrupted: {one_line(_text(detail, 'reason'), _LONGEST)}",
-    "task_waiting_input": lambda detail: f"waits for a person{_told(_text(detail, 'question'))}",
-    "task_answered": _answered,
+    "task_waiting_input": lambda detail: f"waits for a person{_suffix(_text(detail, 'question'))}",
+    "task_answered": _answer_line,
     "task_reopened": lambda _: "is to run again",
 }

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Protocol
 
 from plait.runner.cli.display.text import counted, one_line, seconds, tokens
-from plait.runner.cli.exits import say
+from plait.runner.cli.exits import print_note
 from plait.runner.domain import events
 from plait.runner.domain.status import TaskStatus
 
@@ -16,7 +16,7 @@ _LONGEST_ERROR = 300
 class Display(Protocol):
     """Shows a run while it goes on, on standard error."""
 
-    def take(self, event: events.Event) -> None:
+    def handle(self, event: events.Event) -> None:
         """Something happened."""
         ...
 
@@ -36,7 +36,7 @@ class Display(Protocol):
 class NoDisplay:
     """Shows nothing."""
 
-    def take(self, event: events.Event) -> None:
+    def handle(self, event: events.Event) -> None:
         pass
 
     def note(self, text: str) -> None:
@@ -55,21 +55,21 @@ class PlainDisplay(NoDisplay):
     def __init__(self, *, verbose: bool = False) -> None:
         self._verbose = verbose
 
-    def take(self, event: events.Event) -> None:
+    def handle(self, event: events.Event) -> None:
         if isinstance(event, events.TaskOutput) and not self._verbose:  # of which there may be very many
             return
-        line = line_of(event)
+        line = event_line(event)
         if line:
-            say(f"{_clock_time(event.at)} {line}")
+            print_note(f"{_clock_time(event.at)} {line}")
 
     def note(self, text: str) -> None:
-        say(text)
+        print_note(text)
 
 
-def line_of(event: events.Event) -> str:
+def event_line(event: events.Event) -> str:
     """What happened, in one line that is safe for a terminal; nothing for what is only seen live."""
     if isinstance(event, events.TaskEvent):
-        words = _words(event)
+        words = _task_words(event)
         return f"{one_line(event.task_id)} {words}" if words else ""
     line = ""
     match event:
@@ -85,10 +85,10 @@ def line_of(event: events.Event) -> str:
         case events.TasksAdded():
             by = f" by {one_line(event.added_by)}" if event.added_by is not None else ""
             line = (
-                f"{counted(len(event.tasks), 'task')} added{by}: {_error(', '.join(task.id for task in event.tasks))}"
+                f"{counted(len(event.tasks), 'task')} added{by}: {_shorten(', '.join(task.id for task in event.tasks))}"
             )
         case events.StoreDegraded():
-            line = f"the store failed, going on without it: {_error(event.error)}"
+            line = f"the store failed, going on without it: {_shorten(event.error)}"
         case events.StoreRecovered():
             line = f"the store answers again, {counted(event.changes, 'change')} caught up"
         case events.RunEnded():
@@ -98,7 +98,7 @@ def line_of(event: events.Event) -> str:
     return line
 
 
-def _words(event: events.TaskEvent) -> str:
+def _task_words(event: events.TaskEvent) -> str:
     line = ""
     match event:
         case events.TaskStarted():
@@ -108,22 +108,22 @@ def _words(event: events.TaskEvent) -> str:
             line = f"{how} ({one_line(event.backend)}{again}{goes_on})"
         case events.TaskOutput():
             waits = "waits: " if event.output == "waiting" else ""
-            line = "" if event.output == "text" else f"{waits}{_error(event.text)}"
+            line = "" if event.output == "text" else f"{waits}{_shorten(event.text)}"
         case events.TaskCompleted():
             line = f"completed {cost(event)}"
         case events.TaskRetrying():
             how = "goes on" if event.goes_on else "tries again"
-            line = f"{how} in {seconds(event.delay_s)}: {event.error_kind}: {_error(event.error)}"
+            line = f"{how} in {seconds(event.delay_s)}: {event.error_kind}: {_shorten(event.error)}"
         case events.TaskFailed():
             word = "skipped" if event.status is TaskStatus.SKIPPED else "failed"
-            line = f"{word} {seconds(event.duration_s)} {event.error_kind}: {_error(event.error)}"
+            line = f"{word} {seconds(event.duration_s)} {event.error_kind}: {_shorten(event.error)}"
         case events.TaskInterrupted():
-            line = f"interrupted: {_error(event.reason)}"
+            line = f"interrupted: {_shorten(event.reason)}"
         case events.TaskWaiting():
-            line = f"waits for a person: {_error(event.question)}"
+            line = f"waits for a person: {_shorten(event.question)}"
         case events.TaskAnswered():
             line = (
-                f"answered by {event.answers[-1].by}: {_error(event.answers[-1].text)}"
+                f"answered by {event.answers[-1].by}: {_shorten(event.answers[-1].text)}"
                 if event.answers
                 else "is to run again"
             )
@@ -142,7 +142,7 @@ def cost(event: events.TaskCompleted) -> str:
     return seconds(event.duration_s) + (f" {used} tokens" if used else "")
 
 
-def _error(text: str) -> str:
+def _shorten(text: str) -> str:
     return one_line(text, _LONGEST_ERROR)
 
 

@@ -13,11 +13,11 @@ from plait.runner.domain.dag import DAG
 from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import FailureMode, Mode
 
-_KEPT = 400  # characters of what a task does, for the display
+_LONGEST = 400  # characters of what a task does, for the display
 
 
 @dataclass(slots=True)
-class Underway:
+class RunningAttempt:
     """An attempt under way: since when (on the display's clock), where, what it does now, of which kind that is, and
     what it has used so far. Of an answer that is being written, `now` is the end.
     """
@@ -29,13 +29,13 @@ class Underway:
     kind: str = "text"
     usage: Usage = NO_USAGE
 
-    def take(self, output: events.TaskOutput) -> None:
+    def handle(self, output: events.TaskOutput) -> None:
         """Note what it does."""
         if output.output != "text":
-            self.now = output.text[:_KEPT]
+            self.now = output.text[:_LONGEST]
         else:
             written = self.now if self.kind == "text" else ""
-            self.now = (written + output.text[-_KEPT:])[-_KEPT:]
+            self.now = (written + output.text[-_LONGEST:])[-_LONGEST:]
         self.kind = output.output
         if output.usage != NO_USAGE:
             self.usage = output.usage
@@ -50,7 +50,7 @@ class Progress:
         self.began = clock()
         self.statuses = dict(statuses or {task.id: TaskStatus.PENDING for task in dag})
         self.counts = Counter(self.statuses.values())
-        self.running: dict[str, Underway] = {}
+        self.running: dict[str, RunningAttempt] = {}
         self.retries: dict[str, float] = {}
         """Tasks that wait for another attempt, and until when."""
         self.questions: dict[str, str] = {}
@@ -69,17 +69,17 @@ class Progress:
         """How many tasks have ended, well or not."""
         return sum(self.counts[status] for status in _ENDED)
 
-    def take(self, event: events.Event) -> None:
+    def handle(self, event: events.Event) -> None:
         """Note what happened."""
         if isinstance(event, events.TaskOutput):
             if underway := self.running.get(event.task_id):
-                underway.take(event)
+                underway.handle(event)
         elif isinstance(event, events.TaskStarted):
             self.retries.pop(event.task_id, None)
-            self.running[event.task_id] = Underway(self.clock(), event.backend, event.attempt)
-            self._set(event.task_id, TaskStatus.RUNNING)
+            self.running[event.task_id] = RunningAttempt(self.clock(), event.backend, event.attempt)
+            self._set_status(event.task_id, TaskStatus.RUNNING)
         elif isinstance(event, events.TaskEvent):
-            self._ended(event)
+            self._apply_task_event(event)
         elif isinstance(event, events.TasksAdded):
             grow(self.dag, event)
             self.statuses.update({task.id: TaskStatus.PENDING for task in event.tasks})
@@ -89,7 +89,7 @@ class Progress:
         elif isinstance(event, events.StoreRecovered):
             self.degraded = None
 
-    def _ended(self, event: events.TaskEvent) -> None:
+    def _apply_task_event(self, event: events.TaskEvent) -> None:
         if isinstance(event, events.SessionOpened):
             return
         underway = self.running.pop(event.task_id, None)
@@ -100,35 +100,35 @@ class Progress:
         self.questions.pop(event.task_id, None)
         if isinstance(event, events.TaskCompleted):
             self.ran += 1
-            self._set(event.task_id, TaskStatus.COMPLETED)
+            self._set_status(event.task_id, TaskStatus.COMPLETED)
         elif isinstance(event, events.TaskFailed):
-            self._set(event.task_id, event.status)
+            self._set_status(event.task_id, event.status)
         elif isinstance(event, events.TaskCancelled):
-            self._set(event.task_id, TaskStatus.CANCELLED)
+            self._set_status(event.task_id, TaskStatus.CANCELLED)
         elif isinstance(event, events.TaskWaiting):
             self.questions[event.task_id] = event.question
-            self._set(event.task_id, TaskStatus.WAITING_INPUT)
+            self._set_status(event.task_id, TaskStatus.WAITING_INPUT)
         else:
             if isinstance(event, events.TaskRetrying):
                 self.retries[event.task_id] = self.clock() + event.delay_s
-            self._set(event.task_id, TaskStatus.PENDING)
+            self._set_status(event.task_id, TaskStatus.PENDING)
 
-    def _set(self, task_id: str, status: TaskStatus) -> None:
+    def _set_status(self, task_id: str, status: TaskStatus) -> None:
         self.counts[self.statuses[task_id]] -= 1
         self.statuses[task_id] = status
         self.counts[status] += 1
 
-    def waiting(self, limit: int) -> list[tuple[str, list[str]]]:
+    def waiting_tasks(self, limit: int) -> list[tuple[str, list[str]]]:
         """The first tasks that still have to start, with those that they wait for; none if only a place is missing."""
-        return list(islice(self._waiting(), limit))
+        return list(islice(self._list_waiting(), limit))
 
-    def _waiting(self) -> Iterator[tuple[str, list[str]]]:
+    def _list_waiting(self) -> Iterator[tuple[str, list[str]]]:
         for position, task in enumerate(self.dag.tasks):
             if self.statuses[task.id] is TaskStatus.PENDING and task.id not in self.retries:
                 before = (self.dag.tasks[one] for one in self.dag.dependencies[position])
-                yield task.id, [one.id for one in before if not self._lets_go(one.id, one.failure_mode)]
+                yield task.id, [one.id for one in before if not self._is_satisfied(one.id, one.failure_mode)]
 
-    def _lets_go(self, task_id: str, mode: Mode) -> bool:
+    def _is_satisfied(self, task_id: str, mode: Mode) -> bool:
         status = self.statuses[task_id]
         return status in _GOOD or (status is TaskStatus.FAILED and mode is not FailureMode.HARD)
 

@@ -21,8 +21,8 @@ from plait.runner.cli.display.text import (
     visible,
     without_controls,
 )
-from plait.runner.cli.lookup import Waiting
-from plait.runner.cli.options import plait
+from plait.runner.cli.lookup import WaitingTask
+from plait.runner.cli.options import command_line
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult, TaskResult
 from plait.runner.domain.status import RunStatus, TaskStatus
@@ -44,7 +44,7 @@ EXIT_CODES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class FinishedRun:
     """What a run came to, with the DAG that it had in the end, how many tasks this process ran for it, how many seconds
     it took, and what its policy gave back last.
     """
@@ -61,22 +61,22 @@ def exit_code(result: RunResult) -> int:
     return EXIT_CODES.get(result.status, exits.CANCELLED)
 
 
-def tell_result(dag: DAG, result: RunResult, only: str | None = None) -> None:
+def print_result(dag: DAG, result: RunResult, only: str | None = None) -> None:
     """The texts of the final tasks, or of the task `only`, on standard output: as they are for a file, harmless for a
     terminal.
     """
     fit = visible if exits.output().isatty() else without_controls
-    finals = [task for task in _finals(dag, result) if task.status is TaskStatus.COMPLETED]
+    finals = [task for task in _final_tasks(dag, result) if task.status is TaskStatus.COMPLETED]
     finals = [task for task in finals if only is None or task.id == only]
     for task in finals:
         head = f"== {task.id} ==\n" if len(finals) > 1 else ""
-        exits.tell(head + fit(task.text).removesuffix("\n"))
+        exits.print_line(head + fit(task.text).removesuffix("\n"))
 
 
-def tell_json(ending: Ending, store: Path | None) -> None:
+def print_result_json(ending: FinishedRun, store: Path | None) -> None:
     """All of it as one JSON object on standard output."""
     result = ending.result
-    tell_value(
+    print_json(
         {
             "run_id": result.run_id,
             "status": result.status.value,
@@ -93,17 +93,17 @@ def tell_json(ending: Ending, store: Path | None) -> None:
                 for one in result.degraded
             ],
             "policy_state": ending.policy_state,
-            "tasks": [_task(task) for task in result.tasks.values()],
+            "tasks": [_task_json(task) for task in result.tasks.values()],
         }
     )
 
 
-def tell_value(value: Any) -> None:
+def print_json(value: Any) -> None:
     """JSON on standard output, in ASCII: no character of it can act on a terminal."""
-    exits.tell(json.dumps(value, indent=2).replace("\x7f", "\\u007f"))
+    exits.print_line(json.dumps(value, indent=2).replace("\x7f", "\\u007f"))
 
 
-def _task(task: TaskResult) -> dict[str, Any]:
+def _task_json(task: TaskResult) -> dict[str, Any]:
     return {
         "task_id": task.id,
         "status": task.status.value,
@@ -121,27 +121,29 @@ def _task(task: TaskResult) -> dict[str, Any]:
     }
 
 
-def say_summary(ending: Ending, store: Path | None, waiting: Sequence[Waiting] = ()) -> None:
+def print_summary(ending: FinishedRun, store: Path | None, waiting: Sequence[WaitingTask] = ()) -> None:
     """The summary and what can be done next, on standard error. `store` is None where nothing was stored; `waiting` is
     what it says of the tasks that wait.
     """
     result = ending.result
     status = coloured(result.status.value, result.status, sys.stderr)
-    exits.write(sys.stderr, f"\n{status} in {seconds(ending.took)}: {', '.join(_numbers(ending))}\n")
+    exits.write(sys.stderr, f"\n{status} in {seconds(ending.took)}: {', '.join(_summary_parts(ending))}\n")
     questions = _questions(result, store, waiting)
-    for line in (*_stopped(ending.policy_state), *_failures(result), *questions, *_store_trouble(result)):
-        exits.say(line)
+    for line in (*_stopped(ending.policy_state), *_failures(result), *questions, *_store_failures(result)):
+        exits.print_note(line)
     if store is not None:
         for what, line in _next_commands(ending.dag, result, store):
-            exits.say(f"  {what:<9} {line}")
+            exits.print_note(f"  {what:<9} {line}")
 
 
-def say_failure(result: RunResult) -> None:
+def print_failure(result: RunResult) -> None:
     """The one line that a quiet run says when it did not complete."""
-    exits.say(f"plait: run {result.run_id} is {result.status.value}" + (f": {result.error}" if result.error else ""))
+    exits.print_note(
+        f"plait: run {result.run_id} is {result.status.value}" + (f": {result.error}" if result.error else "")
+    )
 
 
-def _numbers(ending: Ending) -> Iterator[str]:
+def _summary_parts(ending: FinishedRun) -> Iterator[str]:
     result = ending.result
     done = sum(task.status is TaskStatus.COMPLETED for task in result.tasks.values())
     yield f"{done:,} of {counted(len(result.tasks), 'task')} completed"
@@ -164,7 +166,7 @@ def _numbers(ending: Ending) -> Iterator[str]:
         yield dollars(usage.cost_usd)
 
 
-def stop_of(policy_state: JsonValue) -> Stop | None:
+def parse_stop(policy_state: JsonValue) -> Stop | None:
     """Why an orchestrator came to its end before its reflector called it done, read from what its policy gave back
     last; None for every other run.
     """
@@ -173,7 +175,7 @@ def stop_of(policy_state: JsonValue) -> Stop | None:
 
 
 def _stopped(policy_state: JsonValue) -> Iterator[str]:
-    stopped = stop_of(policy_state)
+    stopped = parse_stop(policy_state)
     if stopped is not None:
         yield f"  stopped   {WHY_STOPPED[stopped]}"
 
@@ -189,18 +191,18 @@ def _failures(result: RunResult) -> Iterator[str]:
         yield f"  failed    and {len(failed) - _MOST_FAILURES} more"
 
 
-def _questions(result: RunResult, store: Path | None, waiting: Sequence[Waiting]) -> Iterator[str]:
+def _questions(result: RunResult, store: Path | None, waiting: Sequence[WaitingTask]) -> Iterator[str]:
     known = {one.task_id: one for one in waiting}
     for task_id in result.waiting[:_MOST_QUESTIONS]:
         yield f"  waiting   {task_id}: {one_line(result[task_id].question or '', 300)}"
         if store is not None and task_id in known:
-            yield from (f"  {what:<9} {text}" for what, text in known[task_id].terms())
-            yield f"  answer    {known[task_id].command(store)}"
+            yield from (f"  {what:<9} {text}" for what, text in known[task_id].facts())
+            yield f"  answer    {known[task_id].answer_command(store)}"
     if len(result.waiting) > _MOST_QUESTIONS:
         yield f"  waiting   and {len(result.waiting) - _MOST_QUESTIONS} more"
 
 
-def _store_trouble(result: RunResult) -> Iterator[str]:
+def _store_failures(result: RunResult) -> Iterator[str]:
     for one in result.degraded:
         what = f"until {one.until}" if one.until else "to the end"
         what += f": {counted(one.lost, 'change')} not stored" if one.lost else ""
@@ -209,21 +211,21 @@ def _store_trouble(result: RunResult) -> Iterator[str]:
 
 def _next_commands(dag: DAG, result: RunResult, store: Path) -> Iterator[tuple[str, str]]:
     run_id = result.run_id
-    yield "show", plait(store, "show", run_id)
+    yield "show", command_line(store, "show", run_id)
     if result.waiting:
-        yield "questions", plait(store, "questions", run_id)
+        yield "questions", command_line(store, "questions", run_id)
     if result.status in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}:
-        yield "resume", plait(store, "resume", run_id)
+        yield "resume", command_line(store, "resume", run_id)
     elif result.failed:
-        yield "resume", plait(store, "resume", run_id, "--retry-failed")
-    talk = _worth_talking_to(dag, result)
+        yield "resume", command_line(store, "resume", run_id, "--retry-failed")
+    talk = _continuable_task(dag, result)
     if talk is not None:
-        yield "continue", plait(store, "continue", run_id, talk, "Now in five words.")
+        yield "continue", command_line(store, "continue", run_id, talk, "Now in five words.")
 
 
-def _worth_talking_to(dag: DAG, result: RunResult) -> str | None:
+def _continuable_task(dag: DAG, result: RunResult) -> str | None:
     """The last completed task with a session, final ones first; None without any: functions remember nothing."""
-    finals = _finals(dag, result)
+    finals = _final_tasks(dag, result)
     for tasks in (finals, list(result.tasks.values())):
         for task in reversed(tasks):
             if task.status is TaskStatus.COMPLETED and task.session_id is not None:
@@ -231,7 +233,7 @@ def _worth_talking_to(dag: DAG, result: RunResult) -> str | None:
     return None
 
 
-def _finals(dag: DAG, result: RunResult) -> list[TaskResult]:
+def _final_tasks(dag: DAG, result: RunResult) -> list[TaskResult]:
     """The tasks that no other one depends on, without those whose answer is a plan: its tasks are what it comes to."""
     pairs = zip(dag.tasks, dag.dependents, strict=True)
     return [result[task.id] for task, after in pairs if not after and not task.adds_tasks]

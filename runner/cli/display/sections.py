@@ -8,36 +8,36 @@ from pathlib import Path
 
 from plait.persistence.records import TaskRecord
 from plait.runner.cli.display.text import coloured, columns, visible
-from plait.runner.cli.exits import tell
-from plait.runner.cli.lookup import Waiting
+from plait.runner.cli.exits import print_line
+from plait.runner.cli.lookup import WaitingTask
 from plait.runner.domain.question import answers_of
 
 
-def tell_section(head: str, text: str) -> None:
+def print_section(head: str, text: str) -> None:
     """Text under a head of its own."""
-    tell(f"\n-- {head} --\n{visible(text).removesuffix(chr(10))}")
+    print_line(f"\n-- {head} --\n{visible(text).removesuffix(chr(10))}")
 
 
-def tell_answers(task: TaskRecord) -> None:
+def print_answers(task: TaskRecord) -> None:
     """What the task's questions were answered with, and by whom."""
     for answered in answers_of(task.answers):
-        tell_section(f"answered by {answered.by}", f"{answered.question}\n{answered.text}")
+        print_section(f"answered by {answered.by}", f"{answered.question}\n{answered.text}")
 
 
-def tell_question(task: TaskRecord, waiting: Sequence[Waiting], path: Path) -> None:
+def print_question(task: TaskRecord, waiting: Sequence[WaitingTask], path: Path) -> None:
     """What the task asks, with what `waiting` knows of it: nothing, where its answer is in the store already."""
     if task.question is None:
         return
-    tell_section("question", task.question)
+    print_section("question", task.question)
     for one in waiting:
-        for what, line in one.terms():
-            tell(f"{what:<9} {line}")
-        tell(f"{'answer':<9} {one.command(path)}")
+        for what, line in one.facts():
+            print_line(f"{what:<9} {line}")
+        print_line(f"{'answer':<9} {one.answer_command(path)}")
     if not waiting:
-        tell("its answer is on its way to the run")
+        print_line("its answer is on its way to the run")
 
 
-def tell_table(
+def print_table(
     rows: Sequence[Sequence[str]],
     status_column: int,
     statuses: Sequence[str | None],
@@ -47,4 +47,4 @@ def tell_table(
     for row, status in zip(columns(rows, right), statuses, strict=True):
         if status is not None:
             row[status_column] = coloured(row[status_column], status, sys.stdout)
-        tell("  ".join(row).rstrip())
+        print_line("  ".join(row).rstrip())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.runner.web.schemas import Detail, Summary, TaskShape
+from plait.runner.web.schemas import RunDetailShape, RunShape, TaskShape
 from tests.support.plans.logged import make
 from tests.support.processes.command import plait_here
 
@@ -81,8 +81,8 @@ def test_a_thing_has_one_name(told: dict[str, Any]) -> None:
 
 def test_a_run_and_a_task_are_spelt_as_over_http(told: dict[str, Any]) -> None:
     [run] = told["runs --long"]
-    assert set(Summary.model_fields) < run.keys()
-    assert set(Detail.model_fields) < told["show last"].keys()
+    assert set(RunShape.model_fields) < run.keys()
+    assert set(RunDetailShape.model_fields) < told["show last"].keys()
     for task in told["show last"]["tasks"]:
         assert set(TaskShape.model_fields) < task.keys()
     asking = told["show last"]["tasks"][3]

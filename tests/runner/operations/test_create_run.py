@@ -22,7 +22,7 @@ from plait.runner import (
     Task,
     load_plan,
 )
-from plait.runner.cli.backends import Wish, backing_of_plan
+from plait.runner.cli.backends import BackendOptions, backend_set_of_plan
 from tests.support.fakes import Talker
 from tests.support.processes.command import plait
 from tests.support.stores.faulty_store import Fault, FaultyStore, by_number
@@ -151,8 +151,8 @@ async def test_the_command_begins_a_queued_run(tmp_path: Path) -> None:
     )
     (tmp_path / "work.py").write_text("async def work(prompt):\n    return prompt.upper()\n")
     plan = load_plan(tmp_path / "plan.yaml")
-    backing = backing_of_plan(plan, Wish())
-    async with SQLiteStore(tmp_path / "runs.db") as store, backing.running(["w"]) as made:
+    backing = backend_set_of_plan(plan, BackendOptions())
+    async with SQLiteStore(tmp_path / "runs.db") as store, backing.open(["w"]) as made:
         run_id = await backing.runner(made, store=store).create_run(plan.dag, settings=backing.settings())
     shown = plait(tmp_path, "runs", "--json", "--store", "runs.db").value
     assert [run["status"] for run in shown] == ["queued"]

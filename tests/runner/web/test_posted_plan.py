@@ -18,7 +18,7 @@ from plait.runner import DAG, ParallelRunner, PlanError, RunService, Task
 from plait.runner.web import sse as stream
 from plait.runner.web.app import make_app
 from plait.runner.web.posted_plan import posted_plan
-from plait.runner.web.routes import Served
+from plait.runner.web.routes import ServedRuns
 from plait.runner.web.sse import EventStream
 from tests.support.fakes import Talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
@@ -89,7 +89,7 @@ def test_no_file_is_opened_for_a_posted_plan(tmp_path: Path) -> None:
 @asynccontextmanager
 async def application(store: Store) -> AsyncGenerator[httpx.AsyncClient]:
     async with RunService(ParallelRunner(Talker(), store=store), poll=0.01) as service:
-        app = make_app(Served(service, ["default"], {}))
+        app = make_app(ServedRuns(service, ["default"], {}))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
             yield client

@@ -16,9 +16,9 @@ from plait.backends import ask
 from plait.persistence import MemoryStore, Store
 from plait.runner import DAG, AnswerConflict, ParallelRunner, PlaitError, RunService, RunStatus, Task
 from plait.runner.operations import inspect as looking
-from plait.runner.web import schemas as shapes
+from plait.runner.web import schemas
 from plait.runner.web.app import make_app
-from plait.runner.web.routes import Served
+from plait.runner.web.routes import ServedRuns
 from tests.runner.web.test_lifecycle import created, events, post
 from tests.support.processes.served import served
 
@@ -128,11 +128,11 @@ async def test_others_are_answered_while_a_run_is_made_ready_to_be_shown(monkeyp
         return str(await ask("Which one?"))
 
     monkeypatch.setattr(looking, "asking_of", slow(looking.asking_of))
-    monkeypatch.setattr(shapes, "detail", slow(shapes.detail))
+    monkeypatch.setattr(schemas, "run_detail_shape", slow(schemas.run_detail_shape))
     runner = ParallelRunner(asks, store=MemoryStore())
     run = await runner.run(DAG([Task("a", "x")]))
     async with RunService(runner) as service, anyio.create_task_group() as group:
-        app = make_app(Served(service, ["default"], {}))
+        app = make_app(ServedRuns(service, ["default"], {}))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
             shown: list[httpx.Response] = []
 

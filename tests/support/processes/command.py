@@ -22,7 +22,7 @@ from typing import Any, Self, cast
 from unittest import mock
 
 from plait.runner.cli.app import cli
-from plait.runner.cli.exits import outcome
+from plait.runner.cli.exits import run_cli
 from tests.support.processes import warm
 from tests.support.processes.warm import Warm
 
@@ -68,7 +68,7 @@ def plait_here(folder: Path, *words: str, **extra: str) -> Done:
         contextlib.redirect_stderr(err),
         mock.patch.dict(os.environ, environment(**extra), clear=True),
     ):
-        code = outcome(cli, words)
+        code = run_cli(cli, words)
     return Done(code, *(cast("io.BytesIO", stream.buffer).getvalue().decode() for stream in (out, err)))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from plait.persistence import SQLiteStore
 from plait.runner import DAG, Decision, ParallelRunner, RunStatus, Task, TaskStatus
-from plait.runner.cli.display.plain import line_of
+from plait.runner.cli.display.plain import event_line
 from plait.runner.cli.display.progress import Progress
 from plait.runner.domain import events
 from tests.support.fakes import Talker
@@ -125,8 +125,8 @@ async def shown(dag: DAG, backend: Talker) -> tuple[Progress, list[str], list[in
     sizes: list[int] = []
     async with ParallelRunner(backend, concurrency=1).start(dag) as run:
         async for event in run.events():
-            progress.take(event)
-            lines.append(line_of(event))
+            progress.handle(event)
+            lines.append(event_line(event))
             sizes.append(len(progress.dag))
         assert (await run.result()).status is RunStatus.COMPLETED
     return progress, lines, sizes
@@ -145,12 +145,12 @@ async def test_progress_follows_a_run_that_grows() -> None:
 
 def test_a_question_is_shown_until_it_is_answered() -> None:
     progress = Progress(DAG([Task("a")]), lambda: 0.0)
-    progress.take(events.TaskStarted("2026-01-01T00:00:00.000Z", "a", 1, "x"))
-    progress.take(events.TaskWaiting("2026-01-01T00:00:00.000Z", "a", 1, "how?"))
+    progress.handle(events.TaskStarted("2026-01-01T00:00:00.000Z", "a", 1, "x"))
+    progress.handle(events.TaskWaiting("2026-01-01T00:00:00.000Z", "a", 1, "how?"))
     assert (progress.questions, progress.counts[TaskStatus.WAITING_INPUT]) == ({"a": "how?"}, 1)
     answered = events.TaskAnswered("2026-01-01T00:00:00.000Z", "a", 1)
-    progress.take(answered)
+    progress.handle(answered)
     assert (progress.questions, progress.counts[TaskStatus.PENDING]) == ({}, 1)
-    assert line_of(answered) == "a is to run again"
-    assert line_of(events.TasksAdded("2026-01-01T00:00:00.000Z", (Task("n"),))) == "1 task added: n"
-    assert not line_of(events.PolicyDecided("2026-01-01T00:00:00.000Z", None, "{}"))
+    assert event_line(answered) == "a is to run again"
+    assert event_line(events.TasksAdded("2026-01-01T00:00:00.000Z", (Task("n"),))) == "1 task added: n"
+    assert not event_line(events.PolicyDecided("2026-01-01T00:00:00.000Z", None, "{}"))

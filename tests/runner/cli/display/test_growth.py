@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.runner import DAG, Task, TaskStatus
-from plait.runner.cli.display.plain import line_of
+from plait.runner.cli.display.plain import event_line
 from plait.runner.cli.display.progress import Progress, grow
 from plait.runner.domain.events import TaskCompleted, TasksAdded, TaskStarted
 
@@ -13,15 +13,15 @@ AT = "2026-11-21T23:00:00.000Z"
 def test_added_tasks_are_counted_and_wait_for_what_they_depend_on() -> None:
     dag = DAG([Task("plan", "p")])
     progress = Progress(dag, lambda: 0.0)
-    progress.take(TaskCompleted(AT, "plan", 1, "x"))
+    progress.handle(TaskCompleted(AT, "plan", 1, "x"))
     added = TasksAdded(AT, (Task("a", "p"), Task("b", "p", depends_on=["a"])))
-    progress.take(added)
-    progress.take(TaskStarted(AT, "a", 1, "default"))
+    progress.handle(added)
+    progress.handle(TaskStarted(AT, "a", 1, "default"))
     assert (progress.done, len(progress.dag), len(dag)) == (1, 3, 1)
     assert progress.counts[TaskStatus.PENDING] == 1
     assert list(progress.running) == ["a"]
-    assert progress.waiting(5) == [("b", ["a"])]
-    assert line_of(added) == "2 tasks added: a, b"
+    assert progress.waiting_tasks(5) == [("b", ["a"])]
+    assert event_line(added) == "2 tasks added: a, b"
 
 
 def test_what_a_task_was_unfolded_into_is_waited_for() -> None:

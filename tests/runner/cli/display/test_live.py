@@ -9,7 +9,7 @@ import pytest
 
 from plait.backends.protocol import NO_USAGE, Usage
 from plait.runner import DAG, Task
-from plait.runner.cli.display.plain import line_of
+from plait.runner.cli.display.plain import event_line
 from plait.runner.cli.display.progress import Progress
 from plait.runner.cli.display.text import last_cells
 from plait.runner.domain.events import TaskCancelled, TaskCompleted, TaskOutput, TaskRetrying, TaskStarted
@@ -153,42 +153,42 @@ def output(kind: str, text: str, usage: Usage = NO_USAGE) -> TaskOutput:
 
 def test_what_is_written_starts_anew_after_a_tool_and_only_its_end_is_kept() -> None:
     progress = Progress(DAG([Task("a", "p")]), lambda: 0.0)
-    progress.take(TaskStarted(AT, "a", 1, "coder"))
+    progress.handle(TaskStarted(AT, "a", 1, "coder"))
     one = progress.running["a"]
     for piece in ("I ", "look"):
-        progress.take(output("text", piece))
+        progress.handle(output("text", piece))
     assert (one.kind, one.now) == ("text", "I look")
-    progress.take(output("tool", "Bash: ls"))
+    progress.handle(output("tool", "Bash: ls"))
     assert (one.kind, one.now) == ("tool", "Bash: ls")
-    progress.take(output("text", "It is"))
-    progress.take(output("text", " there"))
+    progress.handle(output("text", "It is"))
+    progress.handle(output("text", " there"))
     assert (one.kind, one.now) == ("text", "It is there")
-    progress.take(output("text", "x" * 100_000 + "end"))
+    progress.handle(output("text", "x" * 100_000 + "end"))
     assert one.now.endswith("xend") and len(one.now) <= 400
 
 
 def test_what_is_used_counts_what_is_under_way_and_what_was_cut() -> None:
     progress = Progress(DAG([Task("a", "p")]), lambda: 0.0)
-    progress.take(TaskStarted(AT, "a", 1, "coder"))
-    progress.take(output("tool", "x", Usage(10, 1, 0.5)))
-    progress.take(output("text", "y"))  # which says nothing of it
+    progress.handle(TaskStarted(AT, "a", 1, "coder"))
+    progress.handle(output("tool", "x", Usage(10, 1, 0.5)))
+    progress.handle(output("text", "y"))  # which says nothing of it
     assert progress.usage == Usage(10, 1, 0.5)
-    progress.take(TaskRetrying(AT, "a", 1, "rate_limited", "slow down", 0.0, 1.0, Usage(12, 2, 0.75)))
-    progress.take(TaskStarted(AT, "a", 2, "coder"))
+    progress.handle(TaskRetrying(AT, "a", 1, "rate_limited", "slow down", 0.0, 1.0, Usage(12, 2, 0.75)))
+    progress.handle(TaskStarted(AT, "a", 2, "coder"))
     assert progress.usage == Usage(12, 2, 0.75)
-    progress.take(TaskCompleted(AT, "a", 2, "done", usage=Usage(1, 1, 0.25)))
+    progress.handle(TaskCompleted(AT, "a", 2, "done", usage=Usage(1, 1, 0.25)))
     assert progress.usage == Usage(13, 3, 1.0)
     cut = Progress(DAG([Task("a", "p")]), lambda: 0.0)
-    cut.take(TaskStarted(AT, "a", 1, "coder"))
-    cut.take(output("tool", "x", Usage(10, 1)))
-    cut.take(TaskCancelled(AT, "a", 1))
+    cut.handle(TaskStarted(AT, "a", 1, "coder"))
+    cut.handle(output("tool", "x", Usage(10, 1)))
+    cut.handle(TaskCancelled(AT, "a", 1))
     assert cut.usage == Usage(10, 1)
 
 
 def test_lines_of_outputs_are_safe_and_short() -> None:
-    assert line_of(output("tool", "Bash: \x1b[2Jrm\n-rf " + "x" * 1000)).startswith(r"a Bash: \x1b[2Jrm -rf xxx")
-    assert len(line_of(output("notice", "x" * 1000))) <= 302
-    assert line_of(output("text", "a word")) == ""
+    assert event_line(output("tool", "Bash: \x1b[2Jrm\n-rf " + "x" * 1000)).startswith(r"a Bash: \x1b[2Jrm -rf xxx")
+    assert len(event_line(output("notice", "x" * 1000))) <= 302
+    assert event_line(output("text", "a word")) == ""
 
 
 def test_the_end_of_a_line_fits_however_wide_its_characters_are() -> None:
