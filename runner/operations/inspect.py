@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import anyio.to_thread
@@ -12,9 +12,10 @@ import anyio.to_thread
 from plait.backends.protocol import JsonValue, Usage
 from plait.persistence.protocol import Store
 from plait.persistence.records import EventRecord, RunRecord, TaskRecord
-from plait.runner.clock import Clock
-from plait.runner.domain.question import OpenQuestion, asking_of
+from plait.runner.clock import Clock, iso
+from plait.runner.domain.question import Answered, OpenQuestion, answers_of, asking_of
 from plait.runner.domain.status import LAST_EVENTS, RUN_DONE, TASK_DONE, UNDER_WAY, RunStatus, TaskStatus
+from plait.runner.engine.retry import next_tries
 from plait.runner.errors import RunNotFound
 from plait.runner.state.owner import seems_free
 
@@ -23,57 +24,126 @@ _LOOKS_A_RECORD = 25
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """A task as it is stored. `text` and `data` are its result, None before there is one or where it is `damaged`.
-
-    `attempts` counts those that were begun, `usage` and `duration_s` (seconds) are those of the last one. While the
-    task is waiting_input, `question` is what a person is asked, and `asks` the same with all that belongs to it; that
-    is None where not the task asks, but a crash has left it in doubt. `added_by` is the task that added this one.
-    """
+    """A task as the store has it. `as_json` is its one shape for `plait show --json` and for HTTP."""
 
     task_id: str
+    position: int
+    """Index of the task in the DAG, from 0."""
     status: TaskStatus
     depends_on: tuple[str, ...]
     backend: str | None
+    prompt: str
     attempts: int
+    """How many attempts were started."""
+    crashes: int
+    """How often a process died while it ran the task."""
     text: str | None
+    """Result of the task; None before there is a result, and if the result is `damaged`."""
     data: JsonValue
+    """Result as JSON if the task has an output schema, else None."""
     damaged: bool
+    """True if the stored result does not match its checksum."""
     error_kind: str | None
     error: str | None
+    next_try_at: str | None
+    """Time of the next attempt, if the last attempt failed and another attempt follows."""
     question: str | None
+    """Question to a person, while the task is waiting_input."""
     asks: OpenQuestion | None
+    """The same question with its schema, default and deadline. None if the task does not ask, but a crash interrupted
+    it and a person has to decide.
+    """
+    answers: tuple[Answered, ...]
+    """Answers to earlier questions of the task."""
     session_id: str | None
+    session_confirmed: bool
+    """True if the backend has named the session; False if only the runner has chosen its id."""
     usage: Usage
+    """Tokens, cost and model of the last attempt."""
     duration_s: float | None
+    """Seconds of the last attempt."""
     started_at: str | None
     ended_at: str | None
     added_by: str | None
+    """Id of the task that added this task to the run."""
+    spec: Mapping[str, JsonValue]
+    """Further settings of the task, such as its retry policy."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the task as a JSON object."""
+        return {
+            "task_id": self.task_id,
+            "position": self.position,
+            "status": self.status.value,
+            "depends_on": list(self.depends_on),
+            "backend": self.backend,
+            "model": self.usage.model,
+            "prompt": self.prompt,
+            "attempts": self.attempts,
+            "crashes": self.crashes,
+            "text": self.text,
+            "data": self.data,
+            "damaged": self.damaged,
+            "error_kind": self.error_kind,
+            "error": self.error,
+            "next_try_at": self.next_try_at,
+            "question": self.question,
+            "asks": None if self.asks is None else asks_as_json(self.asks),
+            "answers": [{**asdict(answer), "way": answer.way.value} for answer in self.answers],
+            "session_id": self.session_id,
+            "session_confirmed": self.session_confirmed,
+            **usage_as_json(self.usage),
+            "duration_s": self.duration_s,
+            "started_at": self.started_at,
+            "ended_at": self.ended_at,
+            "added_by": self.added_by,
+            "spec": dict(self.spec),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A run as it is stored; `status` is interrupted where it is stored as going on and its owner is gone.
-
-    `counts` says how many tasks have which status, leaving out those that none has; `usage` sums up all attempts;
-    turns of `continue_task` are none, and what they used stands in the task's messages alone. Times are UTC in ISO
-    8601. `tasks` holds every task by id in the order of the DAG; lists of runs leave it empty.
-    """
+    """A run as the store has it. Times are UTC in ISO 8601. `as_json` is its one shape for the command and for HTTP."""
 
     run_id: str
     name: str
     status: RunStatus
+    """Status of the run; interrupted if the stored status is running or cancelling and the owner is gone."""
     created_at: str
     started_at: str | None
     ended_at: str | None
     error: str | None
     counts: Mapping[TaskStatus, int]
+    """Number of tasks by status; statuses without tasks are left out."""
     usage: Usage
+    """Sum over all attempts. Turns of `continue_task` are not included; the messages of the task have their usage."""
     tasks: Mapping[str, TaskInfo] = field(default_factory=dict[str, TaskInfo])
+    """Every task by id, in the order of the DAG; empty in lists of runs."""
 
     @property
     def done(self) -> int:
-        """How many tasks have come to their end, in whatever way."""
+        """Number of tasks that have ended, in whatever status."""
         return sum(self.counts.get(status, 0) for status in TASK_DONE)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the run as a JSON object without its tasks, as lists of runs show it."""
+        return {
+            "run_id": self.run_id,
+            "name": self.name,
+            "status": self.status.value,
+            "created_at": self.created_at,
+            "started_at": self.started_at,
+            "ended_at": self.ended_at,
+            "error": self.error,
+            "done": self.done,
+            "total": sum(self.counts.values()),
+            "counts": {status.value: number for status, number in self.counts.items()},
+            **usage_as_json(self.usage),
+        }
+
+    def as_json_with_tasks(self) -> dict[str, Any]:
+        """Return the run as a JSON object, `tasks` included."""
+        return {**self.as_json(), "tasks": [task.as_json() for task in self.tasks.values()]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +172,22 @@ def shown_status(run: RunRecord, now: float) -> RunStatus:
 
 
 async def look_up(store: Store, run_id: str, now: float, with_tasks: bool) -> RunInfo:
-    """The run, with its tasks if they are wanted. Raises RunNotFound, StoreError."""
+    """Return the run at Unix time `now`, with its tasks if `with_tasks`. Raises RunNotFound, StoreError."""
     record = await _record(store, run_id)
-    records = await store.list_tasks(run_id) if with_tasks else ()
-    # In a thread of its own: thousands of tasks take their time, in which other runs would stand still.
-    tasks = await anyio.to_thread.run_sync(_task_infos, run_id, records) if records else {}
+    tasks = await task_infos(store, record, await store.list_tasks(run_id)) if with_tasks else {}
     return run_info(record, now, tasks)
+
+
+async def task_infos(store: Store, run: RunRecord, records: Sequence[TaskRecord]) -> dict[str, TaskInfo]:
+    """Return the tasks in `records`, which are those of `run`, by id. Raises StoreError."""
+    retrying = () if RunStatus(run.status) in RUN_DONE else records
+    tries = {task_id: iso(when) for task_id, when in (await next_tries(store, run.run_id, retrying)).items()}
+
+    def make_infos() -> dict[str, TaskInfo]:
+        return {task.task_id: task_info(run.run_id, task, tries.get(task.task_id)) for task in records}
+
+    # In a worker thread: thousands of tasks take long to decode, and other runs of this process would stand still.
+    return await anyio.to_thread.run_sync(make_infos) if records else {}
 
 
 def run_info(run: RunRecord, now: float, tasks: Mapping[str, TaskInfo] | None = None) -> RunInfo:
@@ -126,31 +206,34 @@ def run_info(run: RunRecord, now: float, tasks: Mapping[str, TaskInfo] | None = 
     )
 
 
-def _task_infos(run_id: str, records: Sequence[TaskRecord]) -> dict[str, TaskInfo]:
-    return {task.task_id: task_info(run_id, task) for task in records}
-
-
-def task_info(run_id: str, task: TaskRecord) -> TaskInfo:
-    """What the record of a task of that run says."""
+def task_info(run_id: str, task: TaskRecord, next_try_at: str | None = None) -> TaskInfo:
+    """Return the task of the run `run_id` that the record describes."""
     return TaskInfo(
-        task.task_id,
-        TaskStatus(task.status),
-        task.depends_on,
-        task.backend,
-        task.attempt,
-        task.text,
-        None if task.data is None else json.loads(task.data),
-        task.damaged,
-        task.error_kind,
-        task.error,
-        task.question,
-        _asks(run_id, task),
-        task.session_id,
-        Usage(task.input_tokens, task.output_tokens, task.cost_usd, task.model),
-        task.duration_s,
-        task.started_at,
-        task.ended_at,
-        task.added_by,
+        task_id=task.task_id,
+        position=task.position,
+        status=TaskStatus(task.status),
+        depends_on=task.depends_on,
+        backend=task.backend,
+        prompt=task.prompt,
+        attempts=task.attempt,
+        crashes=task.crashes,
+        text=task.text,
+        data=None if task.data is None else json.loads(task.data),
+        damaged=task.damaged,
+        error_kind=task.error_kind,
+        error=task.error,
+        next_try_at=next_try_at,
+        question=task.question,
+        asks=_asks(run_id, task),
+        answers=_answers(task),
+        session_id=task.session_id,
+        session_confirmed=task.session_confirmed,
+        usage=Usage(task.input_tokens, task.output_tokens, task.cost_usd, task.model),
+        duration_s=task.duration_s,
+        started_at=task.started_at,
+        ended_at=task.ended_at,
+        added_by=task.added_by,
+        spec=json.loads(task.spec),
     )
 
 
@@ -159,60 +242,27 @@ def _asks(run_id: str, task: TaskRecord) -> OpenQuestion | None:
         return None
     try:
         return OpenQuestion.of(run_id, task.task_id, task.attempt, asking_of(task.question, task.asked))
-    except (ValueError, KeyError, TypeError):  # damaged: its text alone is better than nothing
+    except (ValueError, KeyError, TypeError):  # damaged: the text of the question alone is better than nothing
         return None
 
 
-def run_value(run: RunInfo) -> dict[str, Any]:
-    """The run as JSON, without its tasks: what the command prints of it and what HTTP tells."""
-    return {
-        "run_id": run.run_id,
-        "name": run.name,
-        "status": run.status.value,
-        "created_at": run.created_at,
-        "started_at": run.started_at,
-        "ended_at": run.ended_at,
-        "error": run.error,
-        "done": run.done,
-        "total": sum(run.counts.values()),
-        "counts": {status.value: number for status, number in run.counts.items()},
-        **usage_value(run.usage),
-    }
+def _answers(task: TaskRecord) -> tuple[Answered, ...]:
+    try:
+        return answers_of(task.answers)
+    except (ValueError, KeyError, TypeError):  # damaged
+        return ()
 
 
-def task_value(task: TaskInfo) -> dict[str, Any]:
-    """The task as JSON, as `run_value`."""
-    asks = task.asks
-    return {
-        "task_id": task.task_id,
-        "status": task.status.value,
-        "depends_on": task.depends_on,
-        "backend": task.backend,
-        "model": task.usage.model,
-        "attempts": task.attempts,
-        "text": task.text,
-        "data": task.data,
-        "damaged": task.damaged,
-        "error_kind": task.error_kind,
-        "error": task.error,
-        "question": task.question,
-        "asks": None if asks is None else asks_value(asks),
-        "session_id": task.session_id,
-        **usage_value(task.usage),
-        "duration_s": task.duration_s,
-        "started_at": task.started_at,
-        "ended_at": task.ended_at,
-        "added_by": task.added_by,
-    }
+def asks_as_json(question: OpenQuestion | None) -> dict[str, Any]:
+    """Return the schema, the default and the deadline of a question as a JSON object; each is null if absent."""
+    if question is None:
+        return {"schema": None, "default": None, "deadline_at": None}
+    schema = None if question.schema is None else dict(question.schema)
+    return {"schema": schema, "default": question.default, "deadline_at": question.deadline_at}
 
 
-def asks_value(question: OpenQuestion) -> dict[str, Any]:
-    """What belongs to a question, as JSON."""
-    return {"schema": question.schema, "default": question.default, "deadline_at": question.deadline_at}
-
-
-def usage_value(usage: Usage) -> dict[str, Any]:
-    """The tokens and the cost, as JSON."""
+def usage_as_json(usage: Usage) -> dict[str, Any]:
+    """Return tokens and cost as fields of a JSON object."""
     return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cost_usd": usage.cost_usd}
 
 

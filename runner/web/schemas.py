@@ -9,9 +9,10 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
 from plait.backends.protocol import JsonValue
+from plait.runner.domain.question import Way
 from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.operations.create_run import MOST_KEY_CHARACTERS
-from plait.runner.operations.inspect import RunInfo, StoredEvent, run_value, task_value
+from plait.runner.operations.inspect import RunInfo, StoredEvent
 
 MOST_SEQ = 2**53
 
@@ -145,35 +146,63 @@ class AskedShape(_Sent):
     deadline_at: str | None
 
 
+class AnswerShape(_Sent):
+    """An answer to a question of a task."""
+
+    attempt: int
+    """The attempt that ended with the question."""
+    way: Way
+    """How the task asked: reply (its conversation ended with the question) or call (its code called `ask`)."""
+    question: str
+    value: Any
+    by: str
+    """The source of the answer: person, default (the deadline has passed) or callback."""
+
+
 class TaskShape(_Sent):
-    """A task and its result."""
+    """A task and its result. The fields are those of `TaskInfo.as_json`, as in `plait show --json`."""
 
     task_id: str
+    position: int
+    """Index of the task in the run, from 0."""
     status: TaskStatus
     depends_on: list[str]
     backend: str | None
     model: str | None
-    """The one that answered, as its server or its agent names it; null where that is not known."""
+    """Model that answered, as the server or the agent names it; null if unknown."""
+    prompt: str
     attempts: int
+    """How many attempts were started."""
+    crashes: int
+    """How often a process died while it ran the task."""
     text: str | None
     data: Any
     damaged: bool
-    """What is stored of the result does not fit its checksum; text and data are left out."""
+    """True if the stored result does not match its checksum; text and data are null then."""
     error_kind: str | None
     error: str | None
+    next_try_at: str | None
+    """Time of the next attempt, if the last attempt failed and another attempt follows."""
     question: str | None
-    """What a person is asked, while the task is waiting_input."""
+    """Question to a person, while the task is waiting_input."""
     asks: AskedShape | None
-    """More about the question; null where the task does not ask, but a crash has left it in doubt (plait answer)."""
+    """Details of the question; null if the task does not ask, but a crash interrupted it (plait answer)."""
+    answers: list[AnswerShape]
+    """Answers to earlier questions of the task."""
     session_id: str | None
+    session_confirmed: bool
+    """True if the backend has named the session."""
     input_tokens: int
     output_tokens: int
     cost_usd: float | None
     duration_s: float | None
+    """Seconds of the last attempt."""
     started_at: str | None
     ended_at: str | None
     added_by: str | None
-    """The task that added this one to the run."""
+    """Id of the task that added this task to the run."""
+    spec: dict[str, Any]
+    """Further settings of the task, such as its retry policy."""
 
 
 class RunDetailShape(RunShape):
@@ -203,12 +232,12 @@ class Problem(_Sent):
 
 def run_shape(run: RunInfo) -> RunShape:
     """The run in a list."""
-    return RunShape.model_validate(run_value(run))
+    return RunShape.model_validate(run.as_json())
 
 
 def run_detail_shape(run: RunInfo) -> RunDetailShape:
     """The run with its tasks."""
-    return RunDetailShape.model_validate({**run_value(run), "tasks": [task_value(task) for task in run.tasks.values()]})
+    return RunDetailShape.model_validate(run.as_json_with_tasks())
 
 
 def event_shape(one: StoredEvent) -> EventShape:

@@ -27,7 +27,7 @@ from plait.runner.cli.options import (
     store_option,
 )
 from plait.runner.cli.stored_backends import Files, StoredBackends
-from plait.runner.operations.inspect import usage_value
+from plait.runner.operations.inspect import usage_as_json
 from plait.runner.state.codec import dag_of
 
 
@@ -75,7 +75,7 @@ async def continue_task(word: str, task_id: str, message: str, files: Files, opt
             "task_id": task_id,
             "text": reply.text,
             "session_id": reply.session_id,
-            **usage_value(reply.usage),
+            **usage_as_json(reply.usage),
         }
         report.print_json(value)
     else:

@@ -25,6 +25,7 @@ from plait.runner.cli.lookup import (
 from plait.runner.cli.options import json_option, store_option
 from plait.runner.cli.stored_backends import inspecting_runner
 from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
+from plait.runner.operations.inspect import asks_as_json
 from plait.runner.recovery.resume_plan import Action
 from plait.runner.state.codec import task_of
 from plait.runner.state.owner import Liveness, liveness
@@ -104,8 +105,6 @@ def _as_json(one: WaitingTask, path: Path) -> dict[str, Any]:
         "attempt": one.attempt,
         "kind": "at_most_once" if asked is None else "question",
         "question": one.text,
-        "schema": None if asked is None or asked.schema is None else dict(asked.schema),
-        "default": None if asked is None else asked.default,
-        "deadline_at": None if asked is None else asked.deadline_at,
+        **asks_as_json(asked),
         "command": one.answer_command(path),
     }

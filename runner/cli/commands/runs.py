@@ -21,7 +21,7 @@ from plait.runner.cli.exits import COMPLETED, print_line, print_note
 from plait.runner.cli.lookup import read_only_store, shown_status
 from plait.runner.cli.options import json_option, store_option
 from plait.runner.domain.status import RunStatus
-from plait.runner.operations.inspect import run_info, run_value
+from plait.runner.operations.inspect import run_info
 from plait.runner.state.owner import Liveness, liveness
 
 
@@ -127,4 +127,4 @@ def _run_row(run: RunRecord) -> tuple[str, ...]:
 
 
 def _run_json(run: RunRecord) -> dict[str, Any]:
-    return run_value(run_info(run, time.time()))
+    return run_info(run, time.time()).as_json()

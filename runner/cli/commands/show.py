@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import anyio
 import click
@@ -30,11 +29,9 @@ from plait.runner.cli.lookup import (
     stores_backends,
 )
 from plait.runner.cli.options import command_line, json_option, store_option
-from plait.runner.clock import iso
-from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
+from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.engine.policy_driver import decided_of
-from plait.runner.engine.retry import next_tries
-from plait.runner.operations.inspect import run_info, run_value, task_info, task_value
+from plait.runner.operations.inspect import TaskInfo, run_info, task_infos
 from plait.runner.policies.orchestrator.policy import Stop
 
 
@@ -58,27 +55,20 @@ _EVENTS_AT_ONCE = 5000
 
 
 async def show_run(path: Path, word: str, as_json: bool) -> int:
-    """A run and its tasks."""
+    """Print the run that `word` names, with its tasks; return the exit code."""
     async with read_only_store(path) as store:
         run = await find_run(store, word)
         tasks = await store.list_tasks(run.run_id)
-        waiting = () if RunStatus(run.status) in RUN_DONE else tasks
+        infos = await task_infos(store, run, tasks)
         added = await find_adders(store, run, tasks)
-        tries = {name: iso(when) for name, when in (await next_tries(store, run.run_id, waiting)).items()}
     if as_json:
-        values = [{**_task_json(run, task), "next_try_at": tries.get(task.task_id)} for task in tasks]
-        shown = run_value(run_info(run, time.time()))
-        print_json({**shown, "stopped": _stop_reason(run), "settings": json.loads(run.settings), "tasks": values})
+        shown = run_info(run, time.time(), infos).as_json_with_tasks()
+        print_json({**shown, "stopped": _stop_reason(run), "settings": json.loads(run.settings)})
         return COMPLETED
     _print_run(run, tasks)
-    who = ("ADDED BY",) if added else ()
-    rows: list[tuple[str, ...]] = [("TASK", "STATUS", "TRIES", "TIME", "TOKENS", *who, "")]
-    for task in tasks:
-        *cells, note = _task_row(run, task, tries)
-        rows.append((*cells, *(one_line(added.get(task.task_id, "")) for _ in who), note))
-    print_table(rows, 1, [None, *(TaskStatus(task.status) for task in tasks)], frozenset({2, 3, 4}))
+    _print_tasks(run, infos, added)
     next_commands: list[str] = []
-    if any(TaskStatus(task.status) is TaskStatus.WAITING_INPUT for task in tasks):
+    if any(task.status is TaskStatus.WAITING_INPUT for task in infos.values()):
         next_commands.append("questions")
     if shown_status(run) in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT} and stores_backends(run):
         next_commands.append("resume")
@@ -87,6 +77,15 @@ async def show_run(path: Path, word: str, as_json: bool) -> int:
     for name in next_commands:
         print_line(f"{name:<9} {command_line(path, name, run.run_id)}")
     return COMPLETED
+
+
+def _print_tasks(run: RunRecord, tasks: Mapping[str, TaskInfo], added: Mapping[str, str]) -> None:
+    added_by = ("ADDED BY",) if added else ()
+    rows: list[tuple[str, ...]] = [("TASK", "STATUS", "TRIES", "TIME", "TOKENS", *added_by, "")]
+    for task in tasks.values():
+        *cells, note = _task_row(run, task)
+        rows.append((*cells, *(one_line(added.get(task.task_id, "")) for _ in added_by), note))
+    print_table(rows, 1, [None, *(task.status for task in tasks.values())], frozenset({2, 3, 4}))
 
 
 def _print_run(run: RunRecord, tasks: Sequence[TaskRecord]) -> None:
@@ -130,31 +129,19 @@ def _print_field(name: str, value: str | None) -> None:
         print_line(f"{name:<9} {one_line(value)}")
 
 
-def _task_row(run: RunRecord, task: TaskRecord, tries: Mapping[str, str]) -> tuple[str, ...]:
-    blocked = run.status == RunStatus.FAILED and task.status == TaskStatus.PENDING
+def _task_row(run: RunRecord, task: TaskInfo) -> tuple[str, ...]:
+    blocked = RunStatus(run.status) is RunStatus.FAILED and task.status is TaskStatus.PENDING
     error = f"{task.error_kind}: {task.error}" if task.error_kind else "blocked by a failed task" if blocked else ""
     error = error if task.question is None else f"asks: {task.question}"
-    next_try = f"; next try at {tries[task.task_id]}" if task.task_id in tries else ""
+    next_try = f"; next try at {task.next_try_at}" if task.next_try_at is not None else ""
     return (
         one_line(task.task_id),
-        task.status,
-        str(task.attempt or ""),
+        task.status.value,
+        str(task.attempts or ""),
         seconds(task.duration_s),
-        tokens(task.input_tokens, task.output_tokens),
+        tokens(task.usage.input_tokens, task.usage.output_tokens),
         "the stored result is damaged" if task.damaged else one_line(error, _LONGEST_ERROR) + next_try,
     )
-
-
-def _task_json(run: RunRecord, task: TaskRecord) -> dict[str, Any]:
-    return {
-        **task_value(task_info(run.run_id, task)),
-        "position": task.position,
-        "prompt": task.prompt,
-        "answers": None if task.answers is None else json.loads(task.answers),
-        "crashes": task.crashes,
-        "session_confirmed": task.session_confirmed,
-        "spec": json.loads(task.spec),
-    }
 
 
 async def show_task(path: Path, word: str, task_id: str, as_json: bool) -> int:
@@ -165,9 +152,10 @@ async def show_task(path: Path, word: str, task_id: str, as_json: bool) -> int:
         attempts = await store.list_attempts(run.run_id, task.task_id)
         messages = await store.list_messages(run.run_id, task.task_id)
         waiting = [] if task.question is None else await list_waiting(store, run.run_id)
+        info = (await task_infos(store, run, [task]))[task.task_id]
     if as_json:
         extra = {"messages": [asdict(one) for one in messages], "history": [asdict(one) for one in attempts]}
-        print_json({"run_id": run.run_id, **_task_json(run, task), **extra})
+        print_json({"run_id": run.run_id, **info.as_json(), **extra})
         return COMPLETED
     _print_task(run, task, messages)
     print_section("prompt", task.prompt)

@@ -26,7 +26,7 @@ from plait.runner.cli.options import command_line
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult, TaskResult
 from plait.runner.domain.status import RunStatus, TaskStatus
-from plait.runner.operations.inspect import usage_value
+from plait.runner.operations.inspect import usage_as_json
 from plait.runner.policies.orchestrator.policy import Stop
 
 _MOST_FAILURES = 10
@@ -86,7 +86,7 @@ def print_result_json(ending: FinishedRun, store: Path | None) -> None:
             "adopted": result.receipt.adopted if result.receipt else 0,
             "possibly_billed_twice": result.receipt.repeated if result.receipt else 0,
             "duration_s": round(ending.took, 3),
-            **usage_value(result.usage),
+            **usage_as_json(result.usage),
             "store": None if store is None else str(store),
             "degraded": [
                 {"since": one.since, "until": one.until, "error": one.error, "lost": one.lost}
@@ -113,7 +113,7 @@ def _task_json(task: TaskResult) -> dict[str, Any]:
         "error": task.error,
         "attempts": task.attempts,
         "model": task.usage.model,
-        **usage_value(task.usage),
+        **usage_as_json(task.usage),
         "duration_s": task.duration_s,
         "session_id": task.session_id,
         "reused": task.reused,
