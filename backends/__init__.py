@@ -1,7 +1,7 @@
-"""Backends: what answers the prompts.
+"""Backends: adapters that answer prompts.
 
-Importing this package loads no SDK: `OpenAIBackend`, `AnthropicBackend`, `LangGraphBackend` and `LocalBackend` load
-theirs when they are first used.
+Importing the package loads no SDK: `OpenAIBackend`, `AnthropicBackend`, `LangGraphBackend` and `LocalBackend` load
+their SDK on first use.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""`ask`: a question from inside a task's code, to a person or to whoever answers for one."""
+"""`ask`: a question from inside a task's code to a person, or to a program answering in the person's place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plait.backends.protocol import Answer, JsonInput, JsonValue, Question
 
 
 class Asked(BaseException):
-    """Ends the turn in which `ask` found no answer. Not an Exception, so that no `except Exception` swallows it."""
+    """Ends the turn in which `ask` found no answer. Not an Exception, so that no `except Exception` catches it."""
 
     def __init__(self, question: Question) -> None:
         super().__init__(question.text)
@@ -22,8 +22,9 @@ class _Answers:
         self._given = list(given)
 
     def next(self, text: str) -> Answer | None:
-        """The next answer to this question. Answers to what the code asks no more are passed over; once it asks
-        something new, none that follows fits.
+        """Return the next answer to the question `text`; None if no answer is left.
+
+        Answers to questions that the code no longer asks are skipped. After a new question, no later answer fits.
         """
         while self._given:
             question, value = self._given.pop(0)
@@ -42,13 +43,13 @@ async def ask(
     default: JsonInput = None,
     deadline: float | None = None,
 ) -> JsonValue:
-    """The answer to a question that a task asks while it runs; see `Question` for the parameters.
+    """Ask a question from a running task and return the answer. See `Question` for the parameters.
 
-    The first time there is no answer: the turn ends here, by an exception that is no Exception, and the task waits.
-    Once somebody has answered, possibly days later and in another process, the task's function or turn is *run again
-    from its start*, and this call returns the answer. So what comes before it should be cheap and do no harm when it
-    is done twice. Several questions of one task are answered in the order in which they are asked, as long as it asks
-    them with the same texts each time.
+    The first call has no answer: the call raises a BaseException that is not an Exception, which ends the turn, and the
+    task waits. After an answer is given, possibly days later and in another process, the task's function or turn is
+    *run again from its start*, and the same call returns the answer. Code before the call should therefore be cheap and
+    safe to repeat. A task may ask several questions; answers are matched in the order of the questions, provided that
+    each run asks the same texts.
 
     Raises RuntimeError outside of a task.
     """
@@ -65,8 +66,10 @@ _NO_ANSWERS = _Answers(())
 
 
 class answering:  # noqa: N801 - used as a statement, like a function
-    """`with answering(given):` has `ask` find these answers, each to a question's text, in the code inside. Costs next
-    to nothing where none are given and none are in effect.
+    """Provide the answers for `ask` to the code inside `with answering(given):`.
+
+    Each item of `given` is the text of a question and its answer. Almost free if `given` is empty and no answers are in
+    effect.
     """
 
     __slots__ = ("_given", "_token")
@@ -85,8 +88,9 @@ class answering:  # noqa: N801 - used as a statement, like a function
 
 
 def as_here() -> Callable[[], None]:
-    """What has `ask` find, in the asyncio task that calls it, what it finds here: for code that belongs here, though a
-    task that answers elsewhere has started it.
+    """Return a function that installs the current `ask()` answers in the asyncio task that calls it.
+
+    Needed for a callback that a worker task starts but that belongs to the current context.
     """
     given = _answers.get()
 

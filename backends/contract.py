@@ -1,4 +1,6 @@
-"""What every backend has to keep. Subclass `BackendContract` and give it a fixture `subject`; see docs/backends.md."""
+"""The contract of every backend, as tests. Subclass `BackendContract` and add a fixture `subject`; see
+docs/backends.md.
+"""
 
 from __future__ import annotations
 
@@ -24,26 +26,26 @@ SCHEMA: dict[str, object] = {
 
 @dataclass
 class Subject:
-    """The backend under test, in three states of its world."""
+    """The backend under test, in three conditions."""
 
     working: Backend
-    """Answers any prompt with text, and with JSON that fits when SCHEMA is asked for."""
+    """Answers any prompt with text, or with fitting JSON if SCHEMA is requested."""
     hanging: Backend
-    """Does not end its answer within a minute."""
+    """Takes more than a minute to answer."""
     failing: Backend
-    """Fails every turn, with an error of which the prompt is no part."""
+    """Fails every turn, with an error message that does not contain the prompt."""
 
 
 _tasks = itertools.count()
 
 
 def opening(backend: Backend) -> Opening:
-    """What the runner opens the first conversation of a new task with."""
+    """Return an opening like the runner's for the first conversation of a new task."""
     return Opening(session_id=backend.new_session_id(), idempotency_key=f"contract:task-{next(_tasks)}")
 
 
 async def say(backend: Backend, prompt: str, how: Opening) -> Reply:
-    """One turn in a conversation of its own."""
+    """Run one turn in a separate conversation and return the reply."""
     async with backend.open(how) as conversation:
         return await conversation.send(prompt)
 
@@ -107,7 +109,7 @@ class BackendContract:
         assert not reply.messages or reply.messages[0].content == "What is my name?"
 
     async def test_goes_on_from_a_history(self, subject: Subject) -> None:
-        """Of a session that it does not know. Who keeps sessions may say that it is lost."""
+        """Resume a session unknown to the backend. A backend that keeps sessions may fail with `session_lost`."""
         history = (Message("user", "My name is Ada."), Message("assistant", "Hello Ada."))
         told: list[str] = []
         how = replace(opening(subject.working), on_session=told.append)
@@ -117,7 +119,7 @@ class BackendContract:
         try:
             reply = await say(subject.working, "What is my name?", how)
         except BackendError as error:
-            # Who never calls on_session keeps no sessions, and has nothing to lose.
+            # Without a call of on_session the backend keeps no sessions, so none can be lost.
             if not told or error.kind is not ErrorKind.SESSION_LOST:
                 raise
         else:

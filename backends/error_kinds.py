@@ -1,4 +1,4 @@
-"""Which kind of error a server means: by its status, its codes, its words. Pure."""
+"""Map a server's error to an `ErrorKind` by HTTP status, error codes and message text. Pure."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _BY_CODE: Mapping[str, ErrorKind] = {
     "rate_limit_error": ErrorKind.RATE_LIMITED,
     "rate_limit_exceeded": ErrorKind.RATE_LIMITED,
 }
-"""Codes that say more than the status they come with."""
+"""Codes that are more specific than the HTTP status."""
 _WITHOUT_STATUS: Mapping[str, ErrorKind] = {
     "authentication_error": ErrorKind.AUTH,
     "permission_error": ErrorKind.AUTH,
     "invalid_request_error": ErrorKind.INVALID_REQUEST,
     "not_found_error": ErrorKind.INVALID_REQUEST,
 }
-"""Codes of errors inside a stream, which come with no status of their own."""
+"""Codes of errors inside a stream, where no HTTP status is available."""
 _OVERFLOW_PHRASES = (
     "prompt is too long",
     "context length",
@@ -49,12 +49,12 @@ _OVERFLOW_PHRASES = (
     "exceeds the maximum number of tokens",
 )
 _LARGER_THAN_THE_LIMIT = "request too large"
-"""How OpenAI begins to say that one request alone has more tokens than a minute's: no waiting helps."""
+"""Start of OpenAI's message that a single request exceeds the tokens of a whole minute. Waiting does not help."""
 _QUOTA_PHRASES = ("credit balance is too low",)
 
 
 def kind_of(status: int, words: Sequence[str], detail: str) -> ErrorKind:
-    """The kind of an error with HTTP `status` (0 where none is known), machine-readable `words`, and text `detail`."""
+    """Return the kind of an error with HTTP `status` (0 if unknown), machine-readable `words`, and message `detail`."""
     lowered = detail[:2000].lower()
     if status in {0, 200, 429} and lowered.startswith(_LARGER_THAN_THE_LIMIT):
         return ErrorKind.CONTEXT_OVERFLOW

@@ -1,4 +1,4 @@
-"""What went wrong with a turn, by kind. Adapters turn their SDK's errors into these; the runner alone retries."""
+"""Errors of a turn, by kind. Adapters translate their SDK's errors into these kinds; only the runner retries."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from plait.backends.protocol import NO_USAGE, Message, Usage
 
 
 class ErrorKind(StrEnum):
-    """Why a turn failed. The runner's retry policy is written in these words."""
+    """The cause of a failed turn. The runner's retry policy is written in terms of these kinds."""
 
     TRANSIENT = "transient"
-    """The network or the server failed in a way that a second try may not meet: a reset, a 5xx, a cut stream."""
+    """The network or the server failed in a way that a second attempt may not meet: a reset, a 5xx, a cut stream."""
     RATE_LIMITED = "rate_limited"
-    """Too many requests or tokens; `BackendError.retry_after` says how long to wait when the server said it."""
+    """Too many requests or tokens. `BackendError.retry_after` is the wait requested by the server, if any."""
     OVERLOADED = "overloaded"
     """The server is up but has no room (503, 529)."""
     AUTH = "auth"
-    """The key is missing, wrong, or not allowed to do this (401, 403)."""
+    """The key is missing, wrong, or lacks the permission (401, 403)."""
     INVALID_REQUEST = "invalid_request"
-    """The server will never accept this request as it is (400, 404, 422)."""
+    """The server will never accept the request unchanged (400, 404, 422)."""
     CONTEXT_OVERFLOW = "context_overflow"
     """Prompt and history do not fit into the model's context, or the answer hit its token limit."""
     REFUSED = "refused"
@@ -27,24 +27,28 @@ class ErrorKind(StrEnum):
     TIMEOUT = "timeout"
     """No answer within the task's or the client's time limit."""
     SESSION_LOST = "session_lost"
-    """The session to go on with is not known to the backend any more."""
+    """The backend no longer has the session to continue."""
     CRASHED = "crashed"
     """The process behind the backend died."""
     INVALID_OUTPUT = "invalid_output"
-    """The answer does not fit the asked-for schema, also after the repair turn."""
+    """The answer does not fit the requested schema, even after the repair turn."""
     UNAVAILABLE = "unavailable"
-    """The backend cannot be had here, see `BackendUnavailable`: until a person changes that, no other try can help."""
+    """The backend is unavailable on this machine, see `BackendUnavailable`. Retrying is useless until a person fixes
+    the cause.
+    """
     UNEXPECTED = "unexpected"
-    """An exception that the backend did not classify, such as a bug in a function of the user's."""
+    """An exception that the backend did not classify, such as a bug in a user's function."""
 
 
 class BackendError(Exception):
-    """A turn failed.
+    """A failed turn.
 
-    `kind` decides about a retry; `message` is one line for a person, without keys and without prompt text;
-    `retry_after` is the server's own hint in seconds, or None. `usage` is what the failed turn cost all the same, and
-    `messages` what was said in it, the prompt included, where there was more than the prompt. `goes_on`: the session
-    has kept the prompt and what was done, so that another attempt goes on in it instead of starting over.
+    - `kind` decides whether the runner retries.
+    - `message` is one line for a person, without keys and without prompt text.
+    - `retry_after` is the server's own hint in seconds, or None.
+    - `usage` is the cost of the failed turn.
+    - `messages` are the turn's messages, including the prompt; empty if the prompt was the only message.
+    - `goes_on` says that the session has kept the prompt and the work done: the next attempt continues the session.
     """
 
     def __init__(
@@ -70,4 +74,4 @@ class BackendError(Exception):
 
 
 class BackendUnavailable(Exception):  # noqa: N818 - reads as what it is
-    """A backend cannot be built here: an extra, a key or a file is missing. The message says what to do about it."""
+    """A backend cannot be built: an extra, a key or a file is missing. The message says how to fix the cause."""

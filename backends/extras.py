@@ -1,4 +1,4 @@
-"""TODO."""
+"""Check for the packages of optional extras."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from plait.backends.errors import BackendUnavailable
 
 
 def require(module: str, extra: str) -> None:
-    """BackendUnavailable, naming the extra, when `module` is not installed. Nothing is imported."""
+    """Raise BackendUnavailable, naming the extra, if `module` is not installed. Imports nothing."""
     if find_spec(module) is None:
         raise BackendUnavailable(f"the {module} package is not installed; run: pip install 'plait[{extra}]'")

@@ -17,23 +17,25 @@ from plait.backends.text import clean_text, one_line, parse_json
 
 _NOT_THEIRS = (Path(__file__).parent, Path(inspect.__file__).parent)
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
-"""Folders of code that no user writes for a plan: ours, Python's own, and what is installed."""
+"""Folders of code not written by users for a plan: `plait`, Python's own, and installed packages."""
 
 Function: TypeAlias = Callable[[str], Awaitable[Any]] | Callable[[str], Any]
-"""`async def f(prompt: str)` or `def f(prompt: str)`, giving text or any JSON value but None."""
+"""`async def f(prompt: str)` or `def f(prompt: str)`, returning text or any JSON value except None."""
 
 
 class FunctionBackend:
-    """A function that takes the prompt and gives the answer.
+    """A backend that answers each prompt by calling a function.
 
-    Text becomes the reply's `text`. Any other JSON value becomes its `data`, as JSON reads it back (a tuple is a list),
-    and `text` is its JSON. None, NaN and what JSON cannot hold are errors of kind `unexpected`, and so is every
-    exception but ConnectionError and TimeoutError, which are `transient`, and BackendError, which passes through as it
-    is; its message ends in the place in your code, such as `(at tools.py:18 in count)`. With an output schema the value
-    has to fit it, text being read as JSON first; a function gets no second try within the turn (`invalid_output`).
+    Text becomes the reply's `text`. Any other JSON value becomes the reply's `data`, as read back from JSON (a tuple
+    becomes a list), and `text` is the JSON. With an output schema the value has to fit the schema, text being read as
+    JSON first; a function gets no repair turn (`invalid_output`).
 
-    A plain function runs in a worker thread of its own. Threads cannot be stopped: a cancelled or timed-out turn is
-    abandoned, and the thread runs on to the function's end with nobody listening. Prefer `async def`.
+    Raises BackendError of kind `unexpected` if the function returns None, NaN or a value that JSON cannot hold, or
+    raises any exception except ConnectionError and TimeoutError (kind `transient`) and BackendError (raised unchanged).
+    The message ends in the place in the user's code, such as `(at tools.py:18 in count)`.
+
+    A plain function runs in a worker thread of its own. Threads cannot be stopped: after a cancellation or timeout the
+    turn is abandoned, the thread runs on to the function's end, and the result is dropped. Prefer `async def`.
 
     There are no sessions: each turn is one call, and earlier messages are not passed on.
     """
@@ -46,16 +48,16 @@ class FunctionBackend:
         self._call: Callable[[str], Awaitable[Any]] = function if _is_async(function) else _threaded(function)
 
     def new_session_id(self) -> str | None:
-        """None: functions have no sessions."""
+        """Return None: functions have no sessions."""
         return None
 
     def open(self, opening: Opening) -> _Call:
-        """A conversation whose every turn is one call of the function."""
+        """Open a conversation in which every turn is one call of the function."""
         return _Call(self._call, opening)
 
 
 def as_backend(value: object) -> Backend:
-    """`value` itself if it is a backend, or a backend around it if it is a function. TypeError otherwise."""
+    """Return `value` if it is a backend, or wrap a function in a backend. Raises TypeError for any other value."""
     if isinstance(value, type):
         raise TypeError(f"{value.__name__} is a class; give an instance of it as the backend")
     if isinstance(value, Backend):
@@ -69,7 +71,9 @@ def as_backend(value: object) -> Backend:
 
 
 class _Call:
-    """Conversation and its context manager in one, without asynccontextmanager: opened once per task."""
+    """Conversation and context manager in one object: each task opens a conversation, and `asynccontextmanager` costs
+    time.
+    """
 
     __slots__ = ("_call", "_opening")
 
@@ -118,7 +122,7 @@ class _Call:
 
 
 def _place_of(error: Exception) -> str:
-    """The innermost line of the user's own code that `error` went through; empty where it met none."""
+    """Return the innermost line of user code in the traceback of `error`; empty if the traceback has none."""
     places = [
         (Path(frame.f_code.co_filename), line, frame.f_code.co_name) for frame, line in walk_tb(error.__traceback__)
     ]
@@ -134,7 +138,7 @@ def _as_json(value: Any) -> tuple[str, JsonValue]:
         raise BackendError(ErrorKind.UNEXPECTED, "the function returned None; return text or a JSON value")
     try:
         text = clean_text(json.dumps(value, ensure_ascii=False, allow_nan=False))
-        # Read back, so that dependents see the same value now and after a resume.
+        # Read the JSON back, so that dependents get the same value now and after a resume.
         return text, parse_json(text)
     except (TypeError, ValueError, RecursionError) as exc:
         raise BackendError(
@@ -152,7 +156,8 @@ def _threaded(function: Callable[[str], Any]) -> Callable[[str], Awaitable[Any]]
         from anyio import CapacityLimiter  # noqa: PLC0415 - `async def` functions do without anyio
         from anyio.to_thread import run_sync  # noqa: PLC0415
 
-        # The runner bounds how many run at once; anyio's shared limit of 40 threads would be a second, hidden bound.
+        # The runner bounds the number of parallel calls; anyio's shared limit of 40 threads would be a second, hidden
+        # bound.
         value = await run_sync(function, prompt, abandon_on_cancel=True, limiter=CapacityLimiter(1))
         return await value if inspect.isawaitable(value) else value
 

@@ -1,4 +1,4 @@
-"""Reading JSON of unknown shape: what is missing or of another type reads as nothing at all. Pure."""
+"""Read JSON of unknown shape: a missing field or a field of another type reads as an empty value. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from plait.backends.text import clean_text, shown
 
 _TELLING = ("command", "file_path", "path", "pattern", "query", "url", "description", "prompt")
 _MOST = 2**53
-"""Counts beyond this are no counts; a store's integers end at 2**63."""
+"""Larger counts are treated as invalid; a store's integers end at 2**63."""
 
 
 def at(value: JsonValue | Mapping[str, JsonValue], *path: str) -> JsonValue:
-    """What stands under `path`, one key a level; None where there is nothing."""
+    """Return the value under `path`, one key per level; None if missing."""
     here: object = value
     for key in path:
         if not isinstance(here, Mapping):
@@ -24,13 +24,13 @@ def at(value: JsonValue | Mapping[str, JsonValue], *path: str) -> JsonValue:
 
 
 def text(value: JsonValue | Mapping[str, JsonValue], *path: str) -> str:
-    """The text under `path`, fit to be stored."""
+    """Return the text under `path`, cleaned for storing; empty if missing."""
     found = at(value, *path)
     return clean_text(found) if isinstance(found, str) else ""
 
 
 def number(value: JsonValue | Mapping[str, JsonValue], *path: str) -> float | None:
-    """The number under `path`, if it is finite and not negative."""
+    """Return the number under `path`; None unless finite and not negative."""
     found = at(value, *path)
     if isinstance(found, bool) or not isinstance(found, int | float):
         return None
@@ -38,31 +38,31 @@ def number(value: JsonValue | Mapping[str, JsonValue], *path: str) -> float | No
 
 
 def count(value: JsonValue | Mapping[str, JsonValue], *path: str) -> int:
-    """The whole number under `path`; 0 where there is none."""
+    """Return the whole number under `path`; 0 if missing."""
     return int(number(value, *path) or 0)
 
 
 def tables(value: JsonValue | Mapping[str, JsonValue], *path: str) -> Sequence[Mapping[str, JsonValue]]:
-    """The objects in the list under `path`."""
+    """Return the objects in the list under `path`."""
     found = at(value, *path)
     return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
 
 
 def deed(name: str, given: JsonValue) -> str:
-    """A tool's use in a few words: its name and the most telling of what it was given."""
+    """Return a short description of a tool call: the tool's name and the most informative of its arguments."""
     told = next((found for key in _TELLING if (found := text(given, key))), "")
     return shown(f"{name}: {told}" if told else name)
 
 
 class Tally:
-    """What a turn's requests have cost, by request; each is told again and again while it grows."""
+    """Usage of a turn, summed over its requests. An agent reports each request repeatedly, with growing counts."""
 
     def __init__(self) -> None:
         self.total = NO_USAGE
         self._requests: dict[str, Usage] = {}
 
     def note(self, request: str, read: int, written: int) -> None:
-        """The request `request` has come to `read` tokens of input and `written` of output, or more."""
+        """Record that `request` has used at least `read` input tokens and `written` output tokens."""
         old = self._requests.get(request, NO_USAGE)
         new = Usage(max(old.input_tokens, read), max(old.output_tokens, written))
         self._requests[request] = new

@@ -1,4 +1,4 @@
-"""A person as a backend: the task's prompt is the question, and their answer is its result."""
+"""A person as a backend: the task's prompt is the question, and the person's answer is the result."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from plait.backends.protocol import Conversation, JsonInput, JsonValue, Opening
 
 
 class PersonBackend:
-    """Asks a person, and whoever answers for one; see `ask`. The task waits meanwhile (`waiting_input`).
+    """A backend that asks a person, or a program answering in the person's place; see `ask`.
 
-    The answer is text, or what fits the task's `output_schema`. When `deadline` seconds have passed without one,
-    `default` is taken, or, if that is None, the task fails; without a deadline the question waits for ever. There are
-    no sessions. A cancelled turn asks nothing.
+    The task waits for the answer (`waiting_input`). The answer is text, or a value that fits the task's
+    `output_schema`. After `deadline` seconds without an answer, `default` is used; with a `default` of None the task
+    fails. Without a deadline the question waits for ever. There are no sessions. A cancelled turn asks nothing.
     """
 
     def __init__(self, *, default: JsonInput = None, deadline: float | None = None) -> None:
@@ -23,11 +23,11 @@ class PersonBackend:
         self.deadline = deadline
 
     def new_session_id(self) -> str | None:
-        """None: people have no sessions."""
+        """Return None: people have no sessions."""
         return None
 
     def open(self, opening: Opening) -> AbstractAsyncContextManager[Conversation]:
-        """A conversation whose every turn asks its prompt."""
+        """Open a conversation in which every turn asks its prompt."""
 
         async def asked(prompt: str) -> JsonValue:
             if not prompt.strip():

@@ -1,6 +1,6 @@
-"""What the runner asks of a backend: open a conversation, send a prompt, get a reply.
+"""The protocol between the runner and a backend: open a conversation, send a prompt, return a reply.
 
-Everything here is a plain frozen value or a protocol; nothing imports an SDK.
+The module holds plain frozen values and protocols only, and imports no SDK.
 """
 
 from __future__ import annotations
@@ -14,25 +14,29 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 from plait.backends.values import value
 
 JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | int | float | bool | None"
-"""JSON that plait gives back."""
+"""JSON that plait returns."""
 JsonInput: TypeAlias = "Mapping[str, JsonInput] | Sequence[JsonInput] | str | int | float | bool | None"
-"""JSON that plait is given. A `dict[str, str]` or a `list[str]` is one too; no type checker lets it be a JsonValue.
-A schema is a `Mapping[str, object]` instead: that is what mypy makes of one that stands in a constant.
+"""JSON that plait accepts, including a `dict[str, str]` or a `list[str]`, which type checkers do not accept as
+`JsonValue`. A schema is typed `Mapping[str, object]` instead, the type that mypy infers for a schema held in a
+constant.
 """
 Role = Literal["system", "user", "assistant"]
 
 
 @value
 class Usage:
-    """What a turn cost, and which model answered. Tokens are the backend's own count; `cost_usd` and `model` are None
-    where the backend does not say. `model` is the name that the server or the agent itself gives, printable; in a sum
-    it is that of the last one.
-    """
+    """The cost of a turn and the model that answered."""
 
     input_tokens: int = 0
+    """Tokens read, as counted by the backend."""
     output_tokens: int = 0
+    """Tokens written, as counted by the backend."""
     cost_usd: float | None = None
+    """Cost in US dollars; None if the backend does not report a cost."""
     model: str | None = None
+    """Printable model name reported by the server or agent; None if not reported. A sum keeps the name of the last
+    addend that has a name.
+    """
 
     def __add__(self, other: Usage) -> Usage:
         costs = [cost for cost in (self.cost_usd, other.cost_usd) if cost is not None]
@@ -49,61 +53,65 @@ NO_USAGE = Usage()
 
 @value
 class Message:
-    """One message of a conversation. `usage` is set on assistant messages where the backend reports it."""
+    """One message of a conversation."""
 
     role: Role
     content: str
     usage: Usage = NO_USAGE
+    """Usage of an assistant message, if the backend reports usage by message."""
 
 
 @value
 class Question:
-    """What a person, or whoever stands in for one, is asked. `text` says it; the answer has to fit `schema`, a JSON
-    Schema, and is any text where there is none. When `deadline` seconds have passed without an answer, `default` is
-    taken, or, if that is None, the task fails; without a deadline the question waits for ever.
-    """
+    """A question to a person, or to a program answering in the person's place."""
 
     text: str
+    """The question as shown."""
     schema: Mapping[str, object] | None = None
+    """JSON Schema of the answer. None accepts any text."""
     default: JsonValue = None
+    """Answer used once `deadline` has passed. With None, the task fails instead."""
     deadline: float | None = None
+    """Seconds to wait for an answer. None waits for ever."""
 
 
 @value
 class Reply:
-    """A whole answer to one prompt.
-
-    `text` is what the model said; `data` is the parsed value when a schema was asked for, or when a function returned
-    something other than text. `messages` lists every message of this turn in order, the prompt included; empty means
-    just the prompt and `text`. `usage` covers the whole turn. `session_id` is the conversation's id, if it has one.
-
-    `question` says that the conversation cannot go on before somebody has answered it: the task waits, and its next
-    turn says the answer (`Opening.answer`). `tasks` are to be added to the run, each in the shape of a plan file's.
-    """
+    """The whole answer to one prompt."""
 
     text: str
+    """The model's text."""
     data: JsonValue = None
+    """The parsed value, if a schema was requested or a function returned a value other than text."""
     session_id: str | None = None
+    """Id of the conversation, if the backend has sessions."""
     usage: Usage = NO_USAGE
+    """Usage of the whole turn."""
     messages: tuple[Message, ...] = ()
+    """Every message of the turn in order, including the prompt. Empty means the prompt and `text` only."""
     question: Question | None = None
+    """Question to answer before the conversation can continue: the task waits, and its next turn carries the answer
+    (`Opening.answer`).
+    """
     tasks: tuple[Mapping[str, JsonInput], ...] = ()
+    """Tasks to add to the run, each in the shape of a plan file's task."""
 
     def turn(self, prompt: str) -> tuple[Message, ...]:
-        """Every message of the turn that answered `prompt`."""
+        """Return every message of the turn that answered `prompt`."""
         return self.messages or (Message("user", prompt), Message("assistant", self.text, self.usage))
 
 
 @value
 class Output:
-    """Something seen while a turn goes on: a piece of the answer's text, a tool that an agent uses, what it waits for
-    (such as a rate limit), or a notice about what the backend does. `usage` is what the turn has cost so far, where it
-    says so.
-    """
+    """An event of a running turn."""
 
     kind: Literal["text", "tool", "waiting", "notice"]
+    """"text": a piece of the answer. "tool": a tool used by the agent. "waiting": the cause of a delay, such as a rate
+    limit. "notice": an action of the backend itself.
+    """
     text: str
     usage: Usage = NO_USAGE
+    """Usage of the turn so far, if the backend reports it."""
 
 
 def _ignore_output(_output: Output) -> None:
@@ -116,126 +124,139 @@ def _ignore_session(_session_id: str) -> None:
 
 @value
 class Answer:
-    """What a question was answered with: text, or the value that its schema asked for."""
+    """The answer to a question."""
 
     value: JsonValue
+    """Text, or the value described by the question's schema."""
 
 
 @value
 class Files:
-    """Folders that outlive this process, readable by this user alone. `turn` is this attempt's own, and made by the
-    backend that uses it; `sessions` is shared by all turns of all runs of the store.
-    """
+    """Folders that outlive the process, readable by the current user only."""
 
     turn: Path
+    """Folder of the attempt alone, made by the backend that uses the folder."""
     sessions: Path
+    """Folder shared by all turns of all runs of the store."""
 
 
 @value
 class Opening:
-    """Everything a backend may need to open a conversation.
-
-    `session_id` names the conversation: with `resume` it exists already and is to be continued, otherwise it is new and
-    was chosen by `Backend.new_session_id` (None where the backend makes its own). `history` holds the earlier messages,
-    oldest first, for backends that keep none themselves. `idempotency_key` is stable over all attempts of a task.
-    `on_output` and `on_session` are plain calls that never block and never raise. `on_session` says that the backend
-    has the session by now, with the prompt of this turn in it: if the turn is cut after that, it is taken up by
-    opening the session with `resume` and saying that there was an interruption. Who keeps nothing never calls it.
-    `answer` is there when the turn says the answer to the question that the conversation's last reply ended with; the
-    prompt is then that answer as text. `goes_on` marks a turn that takes up one which was cut: the prompt is then a
-    word about that.
-
-    `forks` is the session of another task whose conversation this new one begins with, and which has to stay as it is;
-    `history` holds the same. With `resume` it is a session of its own already, and `forks` says nothing any more.
-    `files` are there where the store keeps files, for an `OutlivingBackend`. `adopts` marks a turn that a process began
-    which has died since, and that `OutlivingBackend.left` found alive or ended: its answer is waited for and returned,
-    and nothing is sent. If it ends without one, that is `crashed`. In `timeout` seconds the turn is cancelled, None for
-    never: a backend that ends it itself just before can say what it cost, and that it goes on.
-    """
+    """Everything a backend may need to open a conversation."""
 
     session_id: str | None = None
+    """Id of the conversation: with `resume`, an existing session; otherwise the id returned by
+    `Backend.new_session_id`, None if the backend makes its own ids.
+    """
     resume: bool = False
+    """Continue the existing session `session_id` instead of starting a new session."""
     history: tuple[Message, ...] = ()
+    """Earlier messages, oldest first, for backends that keep no history."""
     output_schema: Mapping[str, object] | None = None
+    """JSON Schema of the reply's `data`. None requests text."""
     idempotency_key: str = ""
+    """Key of the task, the same in all attempts."""
     metadata: Mapping[str, JsonInput] = field(default_factory=dict[str, "JsonInput"])
     answer: Answer | None = None
+    """Answer to the question that ended the conversation's last reply. If set, the prompt is the answer as text."""
     goes_on: bool = False
+    """Whether the turn continues an interrupted turn. If true, the prompt says only that the turn was interrupted."""
     forks: str | None = None
+    """Session of another task to branch from; that session must stay unchanged, and `history` holds the same messages.
+    Ignored with `resume`, because the branch then has a session of its own.
+    """
     files: Files | None = None
+    """Folders for an `OutlivingBackend`. None if the store keeps no files."""
     adopts: bool = False
+    """Whether to adopt a turn started by a process that has since died, reported "alive" or "ended" by
+    `OutlivingBackend.left`: wait for the answer and return the answer, without sending the prompt. A turn that ends
+    without an answer is an error of kind `crashed`.
+    """
     on_output: Callable[[Output], None] = _ignore_output
+    """Callback for outputs of the turn. Never blocks, never raises."""
     on_session: Callable[[str], None] = _ignore_session
+    """Callback for the session id. Never blocks, never raises. Call `on_session` once the backend's session holds the
+    prompt of the turn; if the turn is then interrupted, the next attempt opens the session with `resume` and a prompt
+    that mentions the interruption. A backend without sessions never calls `on_session`.
+    """
     timeout: float | None = None
+    """Seconds until the turn is cancelled; None for never. A backend that ends the turn itself shortly before can
+    report the turn's usage and whether the session can be continued.
+    """
 
 
 class Conversation(Protocol):
-    """An open conversation. One turn at a time."""
+    """An open conversation. Runs one turn at a time."""
 
     @property
     def session_id(self) -> str | None:
-        """The conversation's id as far as it is known."""
+        """Id of the conversation; None while unknown."""
         ...
 
     async def send(self, prompt: str) -> Reply:
-        """Say `prompt` and return the whole answer.
+        """Send `prompt` and return the whole answer.
 
-        Raises BackendError, and nothing else, when there is no whole answer: a cut stream or a missing finish reason
-        is an error, never a short answer. Cancellation ends the turn at once, frees what it held at the server, and
-        leaves the conversation unusable.
+        Raises BackendError, and no other exception, if no whole answer arrives: a cut stream or a missing finish reason
+        is an error, never a short answer. Cancellation ends the turn at once and frees the server's resources; the
+        conversation is unusable afterwards.
         """
         ...
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """Something that holds conversations. One object serves many conversations at the same time."""
+    """A source of conversations. One object serves many conversations at the same time."""
 
     def new_session_id(self) -> str | None:
-        """An id for a new conversation, stored before the first call; None if the backend makes its own
-        (it then reports it through `Opening.on_session`) or has no sessions. Cheap, no I/O.
+        """Return an id for a new conversation, stored before the first call. Cheap, no I/O.
+
+        Returns None if the backend has no sessions, or makes its own ids and reports them through `Opening.on_session`.
         """
         ...
 
     def open(self, opening: Opening) -> AbstractAsyncContextManager[Conversation]:
-        """Open a conversation. Leaving the context frees everything that it held, also when cancelled.
+        """Open a conversation. Leaving the context frees all its resources, also when cancelled.
 
-        Entering raises BackendUnavailable when an extra, a key or a file is missing here, BackendError for the rest.
+        Entering raises BackendUnavailable if an extra, a key or a file is missing, and BackendError for any other
+        failure.
         """
         ...
 
 
 @value
 class LeftTurn:
-    """What is left of a turn whose runner died. "alive": it still works; "ended": its whole outcome is in its files;
-    "dead": it was cut. `session_id` is the session that is known to hold its prompt, as far as its files say; `goes_on`
-    as it was in its Opening; `about` names it in a few words, such as "claude, pid 4711".
-    """
+    """The state of a turn whose runner died."""
 
     state: Literal["alive", "ended", "dead"]
+    """"alive": the turn is running. "ended": its files hold the whole outcome. "dead": the turn was interrupted."""
     session_id: str | None = None
+    """Session known from the turn's files to hold the prompt; None if no session is known."""
     goes_on: bool = False
+    """`Opening.goes_on` of the turn."""
     about: str = ""
+    """A short description, such as "claude, pid 4711"."""
 
 
 @runtime_checkable
 class OutlivingBackend(Backend, Protocol):
-    """A backend whose turns may outlive the process that began them, where the Opening has `files`."""
+    """A backend whose turns may outlive the process that started them, provided that the Opening has `files`."""
 
     def left(self, files: Files) -> LeftTurn | None:
-        """What is left of the turn in `files.turn`; None where none ever began. Files and the table of processes are
-        looked at, nothing is changed. Never raises.
+        """Return the state of the turn in `files.turn`; None if no turn started. Never raises.
+
+        Reads the files and the process table, and changes nothing.
         """
         ...
 
 
 @runtime_checkable
 class ForkingBackend(Backend, Protocol):
-    """A backend that keeps the history of its sessions and heeds `Opening.forks`. For others, a task that continues
-    another one goes on in that one's session, unless several tasks do.
+    """A backend that keeps session histories and supports `Opening.forks`.
+
+    With any other backend, a task that continues another task uses the same session, unless several tasks do.
     """
 
     @property
     def can_fork(self) -> bool:
-        """Whether it does."""
+        """Whether `Opening.forks` is supported."""
         ...

@@ -1,4 +1,4 @@
-"""Conversations whose history we hold and send whole with every turn, for servers that keep none."""
+"""Conversations for servers that keep no history: the whole history is sent with every turn."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from plait.backends.structured import Mismatch, Schema, invalid_output, repair_p
 from plait.backends.text import clean_text
 
 Ask: TypeAlias = Callable[[Sequence[Message]], Awaitable[Message]]
-"""One request: the whole conversation so far, the question last; returns the assistant's whole message."""
+"""One request: takes the whole conversation, the question last, and returns the assistant's whole message."""
 
 
 class ReplayConversation:
-    """A conversation on top of `ask`. A turn that failed leaves no trace in the history."""
+    """A conversation built on `ask`. A failed turn leaves no trace in the history."""
 
     def __init__(self, ask: Ask, opening: Opening) -> None:
         self._ask = ask
@@ -25,7 +25,7 @@ class ReplayConversation:
 
     @property
     def session_id(self) -> str | None:
-        """The id that the caller chose; the server knows nothing of it."""
+        """Id chosen by the caller; unknown to the server."""
         return self._opening.session_id
 
     async def send(self, prompt: str) -> Reply:
@@ -36,7 +36,7 @@ class ReplayConversation:
             if self._schema is not None:
                 text, data = await self._fitting(turn, text, self._schema)
         except BackendError as error:
-            # What a turn cost before it failed is paid for as well.
+            # The requests before the failure were paid for as well.
             error.usage += _usage_of(turn)
             error.messages = tuple(turn) if len(turn) > 1 else ()
             raise

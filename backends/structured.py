@@ -1,4 +1,4 @@
-"""Answers that have to fit a JSON Schema: how they are read, checked, and asked for a second time."""
+"""Answers that have to fit a JSON Schema: reading, checking, and requesting a repair."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import JsonValue
 from plait.backends.text import json_at, one_line, parse_json
 
-# No JSON holds a line with nothing but the tag: its strings have no line breaks.
+# A line with only the tag is never JSON: strings in JSON have no line breaks.
 _THOUGHTS = re.compile(r"\s*<think>.*?</think>|.*?^[ \t]*</think>[ \t]*$", re.DOTALL | re.MULTILINE)
 _FENCE = re.compile(r"(?:```|~~~)[^\s`~]*[ \t]*\r?\n\s*")
 _FENCES_END = re.compile(r"\s*(?:```|~~~|\Z)")
@@ -24,19 +24,23 @@ _MOST_PROBLEMS = 5
 
 
 class Mismatch(Exception):  # noqa: N818 - never leaves this package
-    """An answer is not JSON or does not fit the schema. The message says what is wrong with it, in one line."""
+    """An answer is not JSON or does not fit the schema. The message describes the problem in one line."""
 
 
 class Schema:
-    """A JSON Schema, ready to check values. BackendError (invalid_request) when it is not a JSON Schema itself."""
+    """A JSON Schema, ready to check values. Raises BackendError (invalid_request) if `schema` is not a valid JSON
+    Schema.
+    """
 
     def __init__(self, schema: Mapping[str, object]) -> None:
         self.text = json.dumps(schema, ensure_ascii=False)
         self._validator = _validator(self.text)
 
     def read(self, text: str) -> JsonValue:
-        """The value in an answer's `text`, which may have thoughts before it: all of it, else that of its first fenced
-        block that fits, else the one at its first bracket, to the end of a line. Mismatch if nothing fits.
+        """Return the JSON value in an answer's `text`. Thoughts before the answer are skipped.
+
+        The candidates are, in order: the whole answer, each fenced block, and the value that starts at the first
+        bracket and runs to the end of a line. Raises Mismatch if none fits.
         """
         text = text.removeprefix("\ufeff")
         thoughts = _THOUGHTS.match(text)
@@ -54,7 +58,7 @@ class Schema:
             yield parse_json(answer)
         except ValueError:
             yield from _fenced(answer)
-            # Where any words fit, brackets among them are none but words.
+            # If the schema accepts plain text, brackets in the text have no meaning.
             if not self._fits(answer):
                 yield from _at_bracket(answer)
 
@@ -66,12 +70,12 @@ class Schema:
         return True
 
     def check(self, value: JsonValue) -> JsonValue:
-        """`value` itself when it fits, else Mismatch with the first few places where it does not."""
+        """Return `value` if it fits the schema. Raises Mismatch with the first few mismatching places otherwise."""
         try:
             problems = sorted(self._validator.iter_errors(value), key=lambda problem: problem.json_path)
         except RecursionError:
             raise Mismatch("it is nested too deeply") from None
-        except Exception as exc:  # an unresolvable $ref: jsonschema finds it only now
+        except Exception as exc:  # an unresolvable $ref: jsonschema reports it only now
             raise BackendError(ErrorKind.INVALID_REQUEST, f"output_schema: {one_line(str(exc))}") from None
         if problems:
             raise Mismatch("; ".join(_describe(problem) for problem in problems[:_MOST_PROBLEMS]))
@@ -79,8 +83,8 @@ class Schema:
 
 
 def repair_prompt(mismatch: Mismatch, schema: Schema) -> str:
-    """What the model is told, in the same conversation, after an answer that does not fit."""
-    # The schema is repeated because some servers accept one and never show it to the model.
+    """Return the prompt that asks for a repair, in the same conversation, after a mismatching answer."""
+    # The schema is repeated because some servers accept a schema without showing it to the model.
     return (
         f"That answer cannot be used: {mismatch}. Answer again with nothing but JSON, no text and no code fence "
         f"around it, that fits this JSON Schema: {schema.text}"
@@ -88,7 +92,7 @@ def repair_prompt(mismatch: Mismatch, schema: Schema) -> str:
 
 
 def invalid_output(mismatch: Mismatch) -> BackendError:
-    """The error for an answer that still does not fit."""
+    """Return the error for an answer that still does not fit after the repair."""
     return BackendError(ErrorKind.INVALID_OUTPUT, f"the answer does not fit output_schema: {mismatch}")
 
 
@@ -130,8 +134,8 @@ def _describe(problem: Any) -> str:
 
 @lru_cache(maxsize=64)
 def _validator(schema: str) -> Any:
-    # Looking through a schema takes a millisecond or more, and many tasks share one: so each is looked through once.
-    # Here, not above: importing them costs more than all the rest of this package.
+    # Building a validator takes a millisecond or more, and many tasks share a schema: build each validator once. Import
+    # here because importing jsonschema costs more than all the rest of the package.
     from jsonschema.exceptions import SchemaError  # noqa: PLC0415
     from jsonschema.validators import Draft202012Validator, validator_for  # noqa: PLC0415
     from referencing import Registry  # noqa: PLC0415
@@ -142,6 +146,6 @@ def _validator(schema: str) -> Any:
         kind.check_schema(plain)
     except SchemaError as exc:
         raise BackendError(ErrorKind.INVALID_REQUEST, f"output_schema is not a JSON Schema: {_describe(exc)}") from None
-    # An empty registry: without one, a "$ref" to a URL would be fetched.
+    # An empty registry prevents fetching a "$ref" to a URL.
     nothing: Registry[Any] = Registry()
     return kind(plain, registry=nothing)

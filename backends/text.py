@@ -1,4 +1,4 @@
-"""Text that comes from outside, made safe to store, and errors made safe to show."""
+"""Clean external text for storing, and error text for showing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from plait.backends.protocol import JsonValue
 
 
 def clean_text(text: str) -> str:
-    """`text` without lone surrogates, which neither UTF-8 nor SQLite can hold: each becomes U+FFFD, a pair of them
-    becomes the character that it stands for. Any other text comes back as it is.
+    """Return `text` without lone surrogates, which neither UTF-8 nor SQLite can hold.
+
+    Each lone surrogate becomes U+FFFD, a pair becomes its character. Other text is returned unchanged.
     """
     if text.isascii():
         return text
@@ -23,14 +24,14 @@ def clean_text(text: str) -> str:
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """`text` with its white space folded into single spaces and cut at `limit` characters, for an error message."""
+    """Return `text` for an error message: white space folded into single spaces, cut at `limit` characters."""
     # Cut before splitting: the text may be megabytes long.
     folded = " ".join(clean_text(text[: 4 * limit]).split())
     return folded if len(folded) <= limit else folded[: limit - 1] + "…"
 
 
 def shown(words: str, limit: int = 120) -> str:
-    """`words` in one line of at most `limit` characters, with an escape for each that a terminal would not show."""
+    """Return `words` in one line of at most `limit` characters, with unprintable characters escaped."""
     line = one_line(words, limit)
     if line.isprintable():
         return line
@@ -38,10 +39,12 @@ def shown(words: str, limit: int = 120) -> str:
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:
-    """`text` with `***` for each of the `secrets` that has at least 8 characters: what is shorter may be any word. A
-    part of one that is left where `text` was cut, before an ellipsis at its end, is masked too.
+    """Return `text` with each of `secrets` replaced by `***`.
+
+    Secrets of less than 8 characters are not masked, because any word could match. If `text` was cut and ends in an
+    ellipsis, the first part of a secret before the ellipsis is masked too.
     """
-    # The longest first: where one holds another, nothing of it is left.
+    # The longest first: a secret may contain another secret.
     for secret in sorted((one for one in secrets if len(one) >= 8), key=len, reverse=True):
         text = text.replace(secret, "***")
         if text.endswith("…"):
@@ -51,15 +54,16 @@ def masked(text: str, secrets: Iterable[str]) -> str:
 
 
 def header_values(lines: str) -> list[str]:
-    """What has to be masked of headers given as `Name: value`, one a line: the values, and the last word of each, since
-    a server may name a token without the "Bearer" before it.
+    """Return the strings to mask in headers given as `Name: value`, one per line.
+
+    These are the values, and the last word of each value, because a server may quote a token without its "Bearer".
     """
     values = [value.strip() for _, _, value in (line.partition(":") for line in lines.split("\n"))]
     return [*values, *(value.rpartition(" ")[2] for value in values)]
 
 
 def parse_json(text: str) -> JsonValue:
-    """The value of JSON `text`. ValueError for what is not JSON, NaN, Infinity and numbers beyond a float included."""
+    """Return the value of JSON `text`. Raises ValueError for invalid JSON, NaN, Infinity and numbers beyond a float."""
     try:
         value: JsonValue = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError:
@@ -68,7 +72,7 @@ def parse_json(text: str) -> JsonValue:
 
 
 def json_at(text: str, start: int) -> tuple[JsonValue, int]:
-    """The JSON value that begins at `start` of `text`, and where it ends. ValueError as for `parse_json`."""
+    """Return the JSON value that starts at `start` of `text`, and its end. Raises ValueError as `parse_json` does."""
     try:
         return json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite).raw_decode(text, start)
     except RecursionError:
