@@ -1,1 +1,1 @@
-"""Coding agents as backends: Claude Code, Codex, Gemini."""
+"""Coding agents as backends: Claude Code, Codex, Gemini, and agents that speak ACP."""

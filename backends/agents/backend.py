@@ -1,7 +1,8 @@
-"""`CliBackend`: what all coding agents have in common that are run as a command, one process a turn.
+"""`CliBackend`: the common part of all coding agents run as a command, with one process per turn.
 
-The agent keeps the history, in a session; we keep its id. A turn is a call of the command with the prompt on standard
-input; its outcome is what the command's own last event says, never its exit status alone.
+The agent keeps the history in a session; the runner stores the session's id. A turn is a call of the command with the
+prompt on standard input. The outcome of the turn is given by the command's own last event, never by the exit status
+alone.
 """
 
 from __future__ import annotations
@@ -28,41 +29,49 @@ from plait.backends.protocol import Conversation, Files, LeftTurn, Opening
 
 @dataclass(eq=False, kw_only=True)
 class CliBackend(ABC):
-    """Base of the backends that run an agent's command; each is its own `Program`.
+    """Base class of the backends that run an agent's command; each backend is also the `Program` of its agent.
 
-    `command` is the executable, a name on PATH or a path. `cwd` is the folder that the agent works in, this process's
-    own by default. `pass_env` names more variables of our environment that the agent may have; it gets what programs
-    need to run, its own keys, and nothing else. A turn that takes longer than `turn_timeout` seconds, or prints nothing
-    for `idle_timeout` seconds, is ended (`timeout`). Where the Opening has files, `on_runner_death` says what becomes
-    of a turn when this process is killed: "adopt" lets it work on, and whoever resumes the run takes it over; "kill"
-    ends it. `on_lost_session` says what becomes of a conversation whose session the agent does not know any more:
-    "replay" tells a fresh session what was said, and the record says so; "fail" is an error (`session_lost`).
-
-    Cancelling a turn ends the agent and everything that it started: SIGTERM, three seconds, SIGKILL.
+    Cancelling a turn ends the agent and all its child processes: SIGTERM, three seconds, SIGKILL.
     """
 
     command: str | None = None
+    """Executable of the agent, a name on PATH or a path. None uses `program`."""
     cwd: str | os.PathLike[str] | None = None
+    """Folder in which the agent works. None uses the current folder of this process."""
     pass_env: Sequence[str] = ()
+    """Names of further environment variables for the agent. The agent otherwise gets only the variables that any
+    program needs, and its own keys.
+    """
     turn_timeout: float = 3600.0
+    """Seconds after which a running turn is ended (`timeout`)."""
     idle_timeout: float = 900.0
+    """Seconds without output after which a turn is ended (`timeout`)."""
     on_runner_death: Literal["adopt", "kill"] = "adopt"
+    """Fate of a turn if this process is killed, provided that the Opening has files. "adopt": the agent works on, and
+    the process that resumes the run adopts the turn. "kill": the agent is ended.
+    """
     on_lost_session: Literal["replay", "fail"] = "replay"
+    """Handling of a session that the agent no longer has. "replay": a fresh session receives the history as text, and
+    the record says so. "fail": the turn fails (`session_lost`).
+    """
 
     kind: ClassVar[str]
+    """The backend's kind, as named in plans."""
     program: ClassVar[str]
-    """The command's usual name."""
+    """Usual name of the command."""
     install: ClassVar[str]
-    """The command that installs it."""
+    """Shell command to install the agent."""
     chooses_session: ClassVar[bool]
+    """Whether the agent accepts a session id chosen by the caller."""
     can_fork: ClassVar[bool]
+    """Whether a session can be branched from another session."""
 
     def new_session_id(self) -> str | None:
-        """A random UUID, where the agent takes an id of ours."""
+        """Return a random UUID; None if the agent makes its own ids."""
         return str(uuid4()) if self.chooses_session else None
 
     def check(self) -> None:
-        """BackendUnavailable when the command or the working folder is missing here. Starts nothing."""
+        """Raise BackendUnavailable if the command or the working folder is missing. Starts nothing."""
         self.executable()
         if not self.folder.is_dir():
             raise BackendUnavailable(
@@ -71,8 +80,9 @@ class CliBackend(ABC):
 
     @asynccontextmanager
     async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
-        """Open a conversation; the agent is started with its first turn. BackendUnavailable when it is missing here,
-        unless the turn is adopted: that needs nothing but its files.
+        """Open a conversation. The first turn starts the agent.
+
+        Raises BackendUnavailable if the agent is missing, except for an adopted turn, which needs only its files.
         """
         if not opening.adopts:
             self.check()
@@ -83,14 +93,14 @@ class CliBackend(ABC):
             yield self.conversation(opening, Files(folder / "turn" / "1", folder / "sessions"))
 
     def conversation(self, opening: Opening, files: Files) -> CliConversation:
-        """A conversation with its files there."""
+        """Return a conversation that uses `files`."""
         return CliConversation(self, opening, files)
 
     def left(self, files: Files) -> LeftTurn | None:
-        """See `OutlivingBackend.left`."""
+        """Implement `OutlivingBackend.left`."""
         calls = exchanges(files.turn)
         known = read_manifest(calls[-1]) if calls else None
-        if known is None or known.note.get("kind") != self.kind:  # the task had another backend then
+        if known is None or known.note.get("kind") != self.kind:  # the task had another backend at the time
             return None
         reader = self.reader(Call(calls[-1]))
         reread(reader, calls[-1])
@@ -98,13 +108,14 @@ class CliBackend(ABC):
         goes_on = known.note.get("goes_on") == "yes"
         if reader.is_final:
             return LeftTurn("ended", reader.session_id, goes_on, about)
-        # One that is to die with its runner does so any moment now, or is ended by who resumes.
+        # A call guarded to die with its runner ends at any moment, or is ended by the process that resumes.
         is_alive = known.is_alive and known.note.get("dies") != "yes"
         return LeftTurn("alive" if is_alive else "dead", self.session_of(calls[-1]), goes_on, about)
 
     def session_of(self, folder: Path) -> str | None:
-        """The session that holds the prompt of the call with its files in `folder`, by what the agent has printed, or
-        else by the session's own file.
+        """Return the session that holds the prompt of the call with its files in `folder`; None if no session is known.
+
+        The evidence is the agent's output, or else the session's own file.
         """
         reader, known = self.reader(Call(folder)), read_manifest(folder)
         reread(reader, folder)
@@ -113,19 +124,19 @@ class CliBackend(ABC):
         said = known.note.get("said", "")
         return reader.announced if any(holds(path, said) for path in self.session_files(reader.announced)) else None
 
-    def session_files(self, session_id: str) -> Sequence[Path]:  # noqa: ARG002 - for those that keep readable ones
-        """The files in which the agent may keep that session."""
+    def session_files(self, session_id: str) -> Sequence[Path]:  # noqa: ARG002 - for agents with readable session files
+        """Return the files in which the agent may keep the session. Empty by default."""
         return ()
 
     @property
     def folder(self) -> Path:
-        """The folder that the agent works in."""
+        """The folder in which the agent works."""
         return Path(self.cwd).expanduser().absolute() if self.cwd is not None else Path.cwd()
 
     def executable(self) -> str:
-        """The path of the command. BackendUnavailable when there is none."""
+        """Return the path of the command. Raises BackendUnavailable if not found."""
         name = self.called
-        found = shutil.which(os.path.expanduser(name))  # noqa: PTH111 - a bare name has to stay one
+        found = shutil.which(os.path.expanduser(name))  # noqa: PTH111 - a bare name has to stay bare
         if found is None:
             raise BackendUnavailable(
                 f"{self.kind} needs the command {name}: {self.install}; or name its path as command"
@@ -142,11 +153,11 @@ class CliBackend(ABC):
         """See `Program.passes`."""
         return ()
 
-    def takes_schema(self, schema: Mapping[str, object]) -> bool:  # noqa: ARG002 - for those that take some
-        """Whether the program itself can be asked for an answer that fits `schema`; else the prompt says it."""
+    def takes_schema(self, schema: Mapping[str, object]) -> bool:  # noqa: ARG002 - for agents that accept schemas
+        """Return whether the program itself can enforce `schema`. If not, the prompt describes the schema."""
         return False
 
-    def says(self, call: Call, prompt: str) -> str:  # noqa: ARG002 - for those that are answered in another way
+    def says(self, call: Call, prompt: str) -> str:  # noqa: ARG002 - for agents with another way to answer
         """See `Program.says`."""
         return prompt
 

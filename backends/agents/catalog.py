@@ -1,4 +1,4 @@
-"""The coding agents that plait knows: how each is called, comes onto a machine, and was tried. Data alone."""
+"""The catalogue of coding agents: names, commands, installation and tested versions. Data alone."""
 
 from __future__ import annotations
 
@@ -9,48 +9,54 @@ from dataclasses import field
 from plait.backends.values import value
 
 ACP = "acp"
-"""The kind of the backend for all agents that have none of their own."""
+"""Kind of the backend shared by all agents without a backend of their own."""
 ACP_READER = "acp.transcript:Overheard"
-"""The class that reads their output from the files of a call, as "module:Class" in this package."""
+"""Class that reads ACP output from the files of a call, as "module:Class" in this package."""
 
 
 @value
 class Login:
-    """How to see that an agent is logged in, without reading anything of that.
+    """How to detect that an agent is logged in, without reading any secret.
 
-    `files` lie below the folder that the variable `folder[0]` names, or else `folder[1]`; any of them means yes. So
-    does any of the variables `keys`. Otherwise it is not, unless there is one of the variables `elsewhere`, or its key
-    `may_be_elsewhere`, as in a keyring: then nobody can tell. `how` is the command that logs in.
+    An agent is logged in if any of `files` or `keys` exists. Otherwise the login is unknown if any of `elsewhere`
+    exists or `may_be_elsewhere` holds, and missing if neither does.
     """
 
     how: str
+    """Command to log in."""
     folder: tuple[str, str]
+    """An environment variable with the folder of `files`, and the default folder."""
     files: tuple[str, ...]
+    """Files below the folder."""
     keys: tuple[str, ...] = ()
+    """Environment variables that hold a key."""
     elsewhere: tuple[str, ...] = ()
+    """Environment variables that indicate credentials in another place."""
     may_be_elsewhere: bool = False
+    """Whether the key may be in another place, such as a keyring."""
 
 
 @value
 class Agent:
-    """One agent. `name` is how people call it, and the backend's kind, but for those that are driven by ACP; then
-    `arguments` make its program speak that.
-
-    `program` is the command's usual name and `install` the command that installs it. `tested` are the versions that
-    plait was tried with, oldest first. `memory` is what one turn takes, in MiB: the proportional share (PSS) of one of
-    five at once. `quiet` are variables that keep its start from the network.
-    `backend` is the class that runs it, as "module:Class" in this package, where that is not the one for ACP.
-    """
+    """One coding agent."""
 
     name: str
+    """Common name of the agent; also the backend's kind, unless the agent uses ACP."""
     program: str
+    """Usual name of the command."""
     install: str
+    """Shell command to install the agent."""
     tested: tuple[str, ...]
+    """Versions tested with plait, oldest first."""
     memory: int
+    """Memory of one turn in MiB: the proportional share (PSS) of one of five parallel turns."""
     login: Login
     arguments: tuple[str, ...] = ()
+    """Arguments that make the program speak ACP, for agents that use ACP."""
     quiet: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Environment variables that keep the agent's start off the network."""
     backend: str = ""
+    """Backend class, as "module:Class" in this package. Empty for the ACP backend."""
 
 
 _CLAUDE_LOGIN = Login(
@@ -59,7 +65,7 @@ _CLAUDE_LOGIN = Login(
     files=(".credentials.json",),
     keys=("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"),
     elsewhere=("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"),
-    may_be_elsewhere=sys.platform == "darwin",  # where they are in the keychain
+    may_be_elsewhere=sys.platform == "darwin",  # credentials are in the keychain
 )
 _CODEX_LOGIN = Login(
     how="codex login",
@@ -135,7 +141,7 @@ AGENTS: tuple[Agent, ...] = (
             how="opencode auth login",
             folder=("XDG_DATA_HOME", "~/.local/share"),
             files=("opencode/auth.json",),
-            may_be_elsewhere=True,  # in its settings, as for the next one
+            may_be_elsewhere=True,  # in its settings, as for qwen
         ),
         arguments=("acp",),
         quiet={"OPENCODE_DISABLE_AUTOUPDATE": "1"},
@@ -159,7 +165,7 @@ AGENTS: tuple[Agent, ...] = (
         program="claude-agent-acp",
         install="npm install -g @agentclientprotocol/claude-agent-acp",
         tested=("0.100.0",),
-        memory=306,  # RSS: the share of one among several was not measured
+        memory=306,  # RSS: the proportional share was not measured
         login=_CLAUDE_LOGIN,
         quiet=_CLAUDE_QUIET,
     ),
@@ -172,9 +178,9 @@ AGENTS: tuple[Agent, ...] = (
         login=_CODEX_LOGIN,
     ),
 )
-"""Those that have a backend of their own come first."""
+"""Agents with a backend of their own come first."""
 
 
 def agent(name: str) -> Agent | None:
-    """The one of that name; None for one that is not known."""
+    """Return the agent called `name`; None if unknown."""
     return next((one for one in AGENTS if one.name == name), None)

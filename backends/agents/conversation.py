@@ -1,8 +1,8 @@
-"""Turns with an agent that is run as a command: called, or taken over from a process that died, and read to their end.
+"""Turns with an agent run as a command: started here, or adopted from a process that died, and read to the end.
 
-A turn is one call, or two where the answer did not fit its schema; each call has a folder of its own below the turn's,
-named by its number. Who takes a turn over goes the same way again: a call that was made already is followed or
-collected, the next one is made.
+A turn is one call, or two if the first answer does not fit the schema; each call has its own numbered folder below the
+turn's folder. A process that adopts a turn repeats the same steps: calls already made are followed or read, the next
+call is made.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ from plait.backends.structured import Mismatch, Schema, invalid_output, repair_p
 from plait.backends.text import clean_text, one_line
 
 _PATIENCE = 30.0
-"""Seconds to wait for another process to be done with a session."""
+"""Seconds to wait until another process releases a session."""
 _EARLY = 0.5
-"""Seconds, but at most a tenth of it, before a task's time is over that its turn is ended: its cost is known here."""
+"""Seconds (at most a tenth of the timeout) by which a turn ends before the task's timeout, so that its usage is
+recorded.
+"""
 LAST_WORD = 5.0
-"""Seconds that an agent gets to end by itself once it has said its last word: it may still write its session down."""
+"""Seconds to wait for the agent to exit after its last event, because the agent may still be writing its session file.
+"""
 
 
 class CliConversation:
-    """A conversation with an agent, each turn a process. See `CliBackend`."""
+    """A conversation with an agent, one process per turn. See `CliBackend`."""
 
     def __init__(self, program: Program, opening: Opening, files: Files) -> None:
         self._program = program
@@ -56,17 +59,17 @@ class CliConversation:
         schema = opening.output_schema
         self._schema = None if schema is None else Schema(schema)
         self._asked = schema if schema is not None and program.takes_schema(schema) else None
-        """The schema, where the program itself is asked to heed it."""
+        """The schema to be enforced by the program itself; None otherwise."""
 
     @property
     def session_id(self) -> str | None:
-        """The session's id as far as it is known."""
+        """Id of the session; None while unknown."""
         return self._session_id
 
     async def send(self, prompt: str) -> Reply:
-        """See `Conversation.send`."""
+        """Implement `Conversation.send`."""
         turn: list[Message] = []
-        if not prompt.strip():  # which agents take for a crash, or ask a model with nothing
+        if not prompt.strip():  # agents crash on an empty prompt, or send it to a model
             raise BackendError(
                 ErrorKind.INVALID_REQUEST, f"the prompt is empty: say what {self._program.kind} is to do"
             )
@@ -82,8 +85,9 @@ class CliConversation:
         return Reply(answered.text, data, self._session_id, _cost(turn), tuple(turn), answered.question)
 
     async def _first(self, turn: list[Message], prompt: str) -> Answered:
-        """The call that says the prompt itself; if the session is gone, or somebody else's for too long, in a fresh one
-        that is told what was said.
+        """Make the call that sends the prompt itself.
+
+        If the session is lost, or in use by another process for too long, a fresh session receives the history as text.
         """
         sent = prompt
         if self._schema is not None and self._asked is None:
@@ -99,7 +103,8 @@ class CliConversation:
             return await self._first(turn, prompt)
         except BackendError as error:
             if error.kind is ErrorKind.SESSION_LOST and self._rewinds:
-                # It was cut before its last messages were in the session's file. What is there is gone on from.
+                # The turn was interrupted before its last messages reached the session's file. Continue from the
+                # messages in the file.
                 self._rewinds = False
                 turn.clear()
                 return await self._first(turn, prompt)
@@ -132,7 +137,7 @@ class CliConversation:
             raise invalid_output(mismatch) from None
 
     async def _exchange(self, turn: list[Message], prompt: str, sent: str, note: str | None = None) -> Answered:
-        """One call: `sent` is said, and recorded as `prompt`, with a note of ours behind it."""
+        """Make one call: send `sent`, and record the message as `prompt`, followed by `note`."""
         turn.append(Message("user", prompt))
         if note is not None:
             turn.append(Message("system", note))
@@ -176,7 +181,7 @@ class CliConversation:
         return cut_before(self._files.turn, lambda folder: self._program.reader(replace(call, folder=folder)))
 
     async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[Unheard]) -> Child:
-        """The child of this call, when it has ended and `reader` has read it all."""
+        """Return the child of the call, once the child has ended and `reader` has read all its output."""
         on_line = partial(self._on_line, reader)
         until = self._until()
         async with AsyncExitStack() as held:
@@ -191,7 +196,7 @@ class CliConversation:
         return until if self._ends is None else min(until, self._ends)
 
     async def _found(self, held: AsyncExitStack, call: Call) -> Child | None:
-        """The child of this call, where another process began it."""
+        """Return the child of the call if another process started the child; None otherwise."""
         if self._opening.adopts and read_manifest(call.folder) is not None:
             return await held.enter_async_context(adopted(call.folder))
         return None
@@ -238,7 +243,7 @@ class CliConversation:
         return (self._program.executable(), *self._program.arguments(call))
 
     def _notes(self) -> Mapping[str, str]:
-        """What whoever takes the turn over has to know."""
+        """Return the notes needed by a process that adopts the turn."""
         return {}
 
     def _on_line(self, reader: Reader, line: bytes) -> bool:
@@ -254,7 +259,7 @@ class CliConversation:
             self._opening.on_session(self._session_id)
 
     def _look_once_more(self, call: Call) -> None:
-        """The agent was ended: what it wrote since our last look may show that there is a session to go on with."""
+        """Record the session, if any, from output written between the last read and the end of the agent."""
         self._know(self._program.session_of(call.folder))
 
     def _show(self, kind: str, text: str) -> None:
@@ -263,14 +268,14 @@ class CliConversation:
     def _cost_unheard(self, cut: list[Unheard]) -> Usage:
         read = ((one.folder, one.reader) for one in reversed(cut))
         cost = sum((self._own(folder, reader.session_id, reader.usage) for folder, reader in read), NO_USAGE)
-        return replace(cost, model=None)  # which answers now is not for them to say
+        return replace(cost, model=None)  # an interrupted call does not determine the answering model
 
-    def _own(self, folder: Path, session_id: str | None, usage: Usage) -> Usage:  # noqa: ARG002 - for those that need it
-        """What the call with its files in `folder` cost, in that session, by what it says itself."""
+    def _own(self, folder: Path, session_id: str | None, usage: Usage) -> Usage:  # noqa: ARG002 - used by a subclass
+        """Return the cost of the call with its files in `folder`, given the `usage` reported by the call itself."""
         return usage
 
     def _total(self, call: Call, total: Usage) -> Usage:
-        """What the call cost, by what its session has cost so far."""
+        """Return the cost of the call, given the `total` cost of its session so far."""
         if self._session_id is None:
             return total
         before = self._sessions.spent(self._session_id) if call.resume else None
@@ -292,7 +297,7 @@ def _cost(messages: list[Message] | tuple[Message, ...]) -> Usage:
 
 
 def replayed(history: Sequence[Message], prompt: str) -> str:
-    """`prompt`, with what was said before in front of it."""
+    """Return `prompt` preceded by the earlier messages."""
     said = "\n\n".join(
         f"<{message.role}>\n{message.content}\n</{message.role}>" for message in history if message.role != "system"
     )

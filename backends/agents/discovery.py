@@ -1,6 +1,6 @@
-"""Which coding agents are on this machine: where, in which version, and whether they are logged in.
+"""Find the coding agents on this machine: path, version, and login.
 
-They are asked for their version and nothing else. That they are logged in is seen from outside: no secret is read.
+Agents are started only to print their version. The login is detected from outside: no secret is read.
 """
 
 from __future__ import annotations
@@ -24,31 +24,33 @@ _VERSION = re.compile(r"(?<![\w.])\d+\.\d+\.\d+[\w.+-]*")
 
 @value
 class Installed:
-    """An agent on this machine. `path` is None where it is not; `version` where it does not say.
-
-    `is_logged_in` is None where nobody can tell; `by` is what it was seen by, a file or the name of a variable.
-    """
+    """The state of an agent on this machine."""
 
     agent: Agent
     path: str | None = None
+    """Path of the command; None if not installed."""
     version: str | None = None
+    """Version printed by the command; None if unknown."""
     is_logged_in: bool | None = None
+    """Whether the agent is logged in; None if unknown."""
     by: str = ""
+    """Evidence of the login: a file, or the name of an environment variable."""
 
     @property
     def is_tested(self) -> bool:
-        """Whether plait was tried with this version."""
+        """Whether plait was tested with this version."""
         return self.version in self.agent.tested
 
     @property
     def is_newer(self) -> bool:
-        """Whether the version is later than all that plait was tried with."""
+        """Whether the version is later than all versions tested with plait."""
         return self.version is not None and _numbers(self.version) > _numbers(self.agent.tested[-1])
 
 
 async def look_for_agents(patience: float = 15.0) -> tuple[Installed, ...]:
-    """All agents that plait knows, in their order, as they are here. Each is started for its version, all at the same
-    time, and ended after `patience` seconds.
+    """Return the state of every agent in the catalogue, in catalogue order.
+
+    The agents are started in parallel to print their version, and ended after `patience` seconds.
     """
     found: dict[str, Installed] = {}
 
@@ -67,7 +69,7 @@ async def look_for_agents(patience: float = 15.0) -> tuple[Installed, ...]:
 
 
 def logged_in(login: Login, environment: Mapping[str, str]) -> tuple[bool | None, str]:
-    """Whether an agent is logged in, None where nobody can tell, and what shows that."""
+    """Return whether the agent is logged in, None if unknown, and the evidence."""
     for name in login.keys:
         if environment.get(name):
             return True, name

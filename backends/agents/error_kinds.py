@@ -1,4 +1,4 @@
-"""What agents say when a turn fails, as errors of our kinds. Pure."""
+"""Translate error messages of agents into `ErrorKind`s. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plait.backends.protocol import NO_USAGE, Usage
 from plait.backends.text import header_values, masked, parse_json, shown
 
 Phrases: TypeAlias = Sequence[tuple[str, ErrorKind]]
-"""What a message in lower case contains, and what that means; the first that fits holds."""
+"""Parts of a message in lower case, and the kind of each. The first match counts."""
 
 COMMON: Phrases = (
     ("usage limit", ErrorKind.RATE_LIMITED),
@@ -33,33 +33,32 @@ NETWORK = (
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
     *("NODE_EXTRA_CA_CERTS", "SSL_CERT_DIR", "SSL_CERT_FILE"),
 )
-"""Variables that say how the network is reached; every agent may have them."""
+"""Variables that configure network access. Every agent may have these variables."""
 _KEYS = re.compile(r"\b(?:sk-|AIza|gh[opsu]_|github_pat_|eyJ)[\w.-]{8,}|\bBearer +\S+")
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 _BELOW = (" ", "\t", "Node.js v", "Bun v", "note: run with")
-"""How lines begin that say nothing of what went wrong: where it did, and with which version."""
+"""Starts of lines that say where an error occurred, or in which version, but not its cause."""
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _STATUS = re.compile(r'(?:\bstatus|\bAPI Error|"code)"?:? *(?:code )?([45]\d\d)\b', re.IGNORECASE)
 
 
 class SchemaRefused(BackendError):  # noqa: N818
-    """The program, or its server, does not take the schema that it was given; nothing was done."""
+    """The program or its server rejected the schema; nothing was done."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorKind.INVALID_REQUEST, said(message))
 
 
 def classify(message: str, phrases: Phrases, status: int = 0, words: Sequence[str] = ()) -> ErrorKind:
-    """The kind of the error that `message` tells of, with its HTTP `status` and its machine-readable `words`, where
-    they are known.
-    """
+    """Return the kind of the error in `message`, given its HTTP `status` and machine-readable `words` if known."""
     status = status or status_in(message)
     return _by_phrase(message, phrases) or kind_of(status, words, message)
 
 
 def judged(message: str, phrases: Phrases) -> tuple[ErrorKind, str]:
-    """Kind and message of what a program says of a failed request, which is the server's whole answer where that was a
-    400.
+    """Return kind and message of a failed request, as reported by a program.
+
+    For HTTP status 400 a program reports the server's whole answer as JSON.
     """
     try:
         body = parse_json(message)
@@ -72,7 +71,7 @@ def judged(message: str, phrases: Phrases) -> tuple[ErrorKind, str]:
 
 
 def status_in(message: str) -> int:
-    """The HTTP status that `message` names; 0 where there is none."""
+    """Return the HTTP status named in `message`; 0 if none."""
     found = _STATUS.search(message[:2000])
     return int(found[1]) if found else 0
 
@@ -80,19 +79,19 @@ def status_in(message: str) -> int:
 def failure(
     kind: ErrorKind, message: str, *, wait: float | None = None, usage: Usage = NO_USAGE, goes_on: bool = False
 ) -> BackendError:
-    """The error. `wait` counts for limits alone, and nobody goes on in a session that is lost."""
+    """Return the error. `wait` counts only for limits; `goes_on` is ignored for a lost session."""
     hint = wait if kind in {ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED} else None
     kept = goes_on and kind is not ErrorKind.SESSION_LOST
     return BackendError(kind, said(message), retry_after=hint, usage=usage, goes_on=kept)
 
 
 def said(message: str) -> str:
-    """`message` in one line, without what looks like a key."""
+    """Return `message` in one line, with anything that looks like a key masked."""
     return shown(_KEYS.sub("***", message[:4000]), 300)
 
 
 def hide(error: BackendError, given: Mapping[str, str]) -> None:
-    """Mask in `error` the values of those variables, of all that were `given` to the agent, that hold secrets."""
+    """Mask in `error` the values of secret variables among the variables `given` to the agent."""
     secrets: list[str] = []
     for name, value in given.items():
         if "HEADERS" in name.upper():
@@ -104,8 +103,9 @@ def hide(error: BackendError, given: Mapping[str, str]) -> None:
 
 
 def no_outcome(program: str, ending: Ending, phrases: Phrases, noise: tuple[str, ...] = ()) -> tuple[ErrorKind, str]:
-    """Kind and message for a `program` that ended without a word about its turn, but perhaps one on stderr, where the
-    lines that begin with `noise` say nothing.
+    """Return kind and message for a `program` that ended without reporting an outcome.
+
+    The message comes from stderr, where lines that start with `noise` are ignored.
     """
     told = (line for line in _COLOURS.sub("", ending.stderr).splitlines() if not line.startswith(noise))
     lines = [line for line in told if any(map(str.isalnum, line))]
@@ -113,7 +113,7 @@ def no_outcome(program: str, ending: Ending, phrases: Phrases, noise: tuple[str,
         for line in reversed(lines):
             if kind := _by_phrase(line, phrases):
                 return kind, f"{program}: {line}"
-    # What a runtime adds to an error stands below it.
+    # Lines added by a runtime follow the error itself.
     telling = [line for line in lines if not line.startswith(_BELOW)] or lines
     last = f": {telling[-1]}" if telling else ""
     return ErrorKind.CRASHED, f"{program} {_how(ending.status)} before its turn was over{last}"

@@ -1,6 +1,6 @@
-"""What an agent shows of its work in the files of a turn: read while it works, or long after, by anybody.
+"""Show the work of an agent from the files of a turn: while the agent works, or later, in any process.
 
-Nothing but the files is needed: `child.json` says which agent it is, and so who understands its output.
+Only the files are needed: `child.json` names the agent and thereby the reader of its output.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ _TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z")
 
 @value
 class Seen:
-    """An output, and when it was, in UTC and ISO 8601. `at` is None where the agent does not say; then `since` is the
-    last time that it did say, before that, if it ever did.
-    """
+    """An output with its time."""
 
     output: Output
     at: str | None
+    """Time of the output in UTC and ISO 8601; None if the agent does not report a time."""
     since: str | None
+    """Last time reported before the output; None if none was reported."""
 
 
 class TurnWatch:
-    """Watches a turn by its folder, which need not be there yet. What a kind of agent prints that is not known is shown
-    line by line, as text. Takes bounded memory, however much there is to read. Close it.
+    """Watches a turn by its folder, which need not exist yet.
+
+    Output of an unknown kind of agent is shown line by line, as text. Memory is bounded, regardless of the amount of
+    output. The watch has to be closed.
     """
 
     def __init__(self, turn: Path) -> None:
@@ -53,40 +55,40 @@ class TurnWatch:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the agent works on the turn now."""
+        """Whether the agent is working on the turn."""
         calls = exchanges(self._turn)
         known = read_manifest(calls[-1]) if calls else None
         return known is not None and known.is_alive
 
     def peek(self) -> Seen | None:
-        """What comes next; None where there is nothing now."""
+        """Return the next output; None if there is none at present."""
         while not self._seen and self._read():
             pass
         return self._seen[0] if self._seen else None
 
     def take(self) -> Seen:
-        """The same, and go on to the next one. IndexError where there is nothing."""
+        """Return the next output and advance. Raises IndexError if there is none at present."""
         self.peek()
         return self._seen.popleft()
 
     def finish(self) -> None:
-        """Nothing more is written: what stands behind the last line's end counts as well."""
+        """Treat the output as complete: an unterminated last line is read too."""
         if self._call is not None:
             self._call.finish()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         if self._call is not None:
             self._call.close()
 
     def _read(self) -> bool:
-        """Read a piece. False where there is nothing more now."""
+        """Read a piece. Return False if nothing is left to read at present."""
         if self._call is not None and self._call.pump():
             return True
         calls = exchanges(self._turn)
         if len(calls) <= self._calls:
             return False
-        if self._call is not None:  # another call was made, so this one is over
+        if self._call is not None:  # another call was made, so the current call is over
             self._call.finish()
             self._call.close()
         self._call = _CallWatch(calls[self._calls], self._seen)
@@ -95,7 +97,7 @@ class TurnWatch:
 
 
 class _CallWatch:
-    """One call of the agent's command; what it shows goes into `seen`."""
+    """Reads one call of the agent's command, and appends its outputs to `seen`."""
 
     def __init__(self, folder: Path, seen: deque[Seen]) -> None:
         self._path = folder / "stdout"
@@ -106,7 +108,7 @@ class _CallWatch:
         self._since: str | None = None
 
     def pump(self) -> bool:
-        """Read a piece; whether there was one."""
+        """Read a piece. Return whether a piece was available."""
         return self._lines.pump() > 0
 
     def finish(self) -> None:
@@ -123,7 +125,7 @@ class _CallWatch:
 
     def _more(self, size: int) -> bytes:
         if self._file is None:
-            with suppress(OSError):  # it is not there yet, or not any more
+            with suppress(OSError):  # the file does not exist yet, or was removed
                 self._file = self._path.open("rb", buffering=0)
         return (self._file.read(size) or b"") if self._file is not None else b""
 
@@ -154,7 +156,7 @@ def _time_of(event: Mapping[str, JsonValue]) -> str | None:
 
 
 def _reader_for(folder: Path) -> Reader | None:
-    """Who understands the output of the call in `folder`; None where nobody does."""
+    """Return the reader for the output of the call in `folder`; None if the agent is unknown."""
     known = read_manifest(folder)
     kind = "" if known is None else known.note.get("kind", "")
     if kind == ACP:

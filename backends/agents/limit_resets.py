@@ -1,4 +1,4 @@
-"""When a usage limit ends, read from the sentence that says so: agents say it to people, in words. Pure."""
+"""Read the end of a usage limit from an agent's message, which is written for people. Pure."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _CLOCK = re.compile(
     re.IGNORECASE,
 )
 _MINUTE, _JUST_OVER = timedelta(minutes=1), timedelta(minutes=10)
-"""A time of day is told without its seconds, so it lasts a minute. One that has passed by less than ten is today's, not
-tomorrow's: clocks differ, and the limit may end a moment later than it was said to.
+"""A time of day without seconds covers a whole minute. A time that passed less than ten minutes ago means today, not
+tomorrow: clocks differ, and a limit may end a moment later than announced.
 """
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
 
 def seconds_left(text: str, now: float) -> float | None:
-    """How many seconds after `now` (Unix time) the limit that `text` tells of ends; None where it does not say.
+    """Return the seconds from `now` (Unix time) to the end of the limit described in `text`; None if not stated.
 
-    What is told to the minute ends with that minute.
+    A time given to the minute means the end of the minute.
 
-    Known are "try again in 3 days 4 hours", "retry in 38.4s", "reset after 10h15m3s", "resets 3pm (Europe/Berlin)",
-    "try again at Nov 25th, 2026 3:05 PM" (local time), and "usage limit reached|1795000000".
+    Known forms are "try again in 3 days 4 hours", "retry in 38.4s", "reset after 10h15m3s", "resets 3pm
+    (Europe/Berlin)", "try again at Nov 25th, 2026 3:05 PM" (local time), and "usage limit reached|1795000000".
     """
     text = text[:2000]
     if found := _SPAN.search(text):
@@ -52,7 +52,7 @@ def _short(unit: str) -> str:
 
 
 def _moment(found: re.Match[str], now: float) -> float:
-    """The end of the minute in which the clock shows what `found` says, the next time or a moment ago."""
+    """Return the end of the minute at which the clock shows `found`, next time or a moment ago."""
     here = datetime.fromtimestamp(now, UTC).astimezone(_zone(found["zone"]))
     hour = int(found["hour"]) % 12 + (12 if found["half"].lower() == "p" else 0)
     then = here.replace(hour=hour, minute=int(found["minute"] or 0), second=0, microsecond=0)
@@ -67,7 +67,7 @@ def _moment(found: re.Match[str], now: float) -> float:
 
 
 def _zone(name: str | None) -> ZoneInfo | None:
-    """The time zone `name`; None, which means this machine's, where there is no such."""
+    """Return the time zone `name`; None, meaning this machine's zone, if unknown."""
     try:
         return ZoneInfo(name) if name else None
     except (KeyError, ValueError, OSError):

@@ -1,7 +1,7 @@
-"""What differs between coding agents that are run as a command: plain values, and two protocols without any I/O.
+"""The differences between coding agents run as a command: plain values, and two protocols without any I/O.
 
-A `Program` says how a turn is called, a `Reader` what its output means. Everything else, from the child's start to its
-end, is the same for all of them: `conversation.py` on top of `backends/process/`.
+A `Program` defines the call of a turn, a `Reader` interprets the output. Everything else, from starting the child
+process to its end, is common to all agents: `conversation.py` on top of `backends/process/`.
 """
 
 from __future__ import annotations
@@ -16,139 +16,148 @@ from plait.backends.values import value
 
 @value
 class Call:
-    """One turn as it is to be called; the prompt comes by standard input, never here.
-
-    `session_id` names the session: a new one, chosen by us, or None where the program makes its own; with `resume` one
-    that exists. `forks` is the session that the new one branches off from. `rewind_to` is where a cut turn is taken up
-    (`Reader.last_whole`). `answer` is what the question was answered with that the last turn ended with. `folder`
-    exists, is private, and is the call's own.
-    """
+    """One call of an agent's command. The prompt is not part of the call, but goes to standard input."""
 
     folder: Path
+    """Private folder of this call. Exists before the call."""
     session_id: str | None = None
+    """With `resume`, an existing session; otherwise the id chosen for a new session, None if the program makes its own
+    ids.
+    """
     resume: bool = False
+    """Continue the existing session `session_id`."""
     forks: str | None = None
+    """Session from which the new session branches."""
     rewind_to: str | None = None
+    """Message at which an interrupted turn is continued (`Reader.last_whole`)."""
     output_schema: Mapping[str, object] | None = None
+    """JSON Schema to be enforced by the program itself."""
     answer: Answer | None = None
+    """Answer to the question that ended the last reply."""
 
 
 @value
 class Ending:
-    """How the child ended. `status` is its exit status, negative for a signal, None where nobody could see it;
-    `stderr` the last 64 KiB of what it wrote there.
-    """
+    """The end of the child process."""
 
     status: int | None
+    """Exit status, negative for a signal; None if unknown."""
     stderr: str = ""
+    """The last 64 KiB of standard error."""
 
 
 @value
 class Answered:
-    """A turn's whole answer. `data` is the structured answer where the program itself checked one. `usage` is that of
-    this turn, or, with `is_total`, of the session so far, this turn included. `denied` lists what the agent was not
-    allowed to do. `question` says that it cannot go on before somebody has answered.
-    """
+    """The whole answer of a turn."""
 
     text: str
     data: JsonValue = None
+    """The structured answer, if checked by the program itself."""
     usage: Usage = NO_USAGE
+    """Usage of the turn; with `is_total`, of the whole session including the turn."""
     is_total: bool = False
     denied: tuple[str, ...] = ()
+    """Actions that the agent was not allowed to perform."""
     question: Question | None = None
+    """Question to answer before the session can continue."""
 
 
 class Reader(Protocol):
-    """Makes sense of one turn's standard output, as it comes in. Pure; never raises on any input."""
+    """Interprets the standard output of one turn as it arrives. Pure; never raises on any input."""
 
     @property
     def session_id(self) -> str | None:
-        """The session's id, once the output shows that the session exists."""
+        """The session's id, once the output shows that the session holds the prompt; None before."""
         ...
 
     @property
     def announced(self) -> str | None:
-        """The session's id as the program announced it, whether or not the session holds the prompt by now."""
+        """The session's id as announced by the program, even if the session does not hold the prompt yet."""
         ...
 
     @property
     def is_final(self) -> bool:
-        """Whether the program has said its last word: `end` may be called, the child need not be waited for."""
+        """Whether the output is complete: `end` may be called without waiting for the child to exit."""
         ...
 
     @property
     def usage(self) -> Usage:
-        """What is known so far of what this turn costs, for a turn that is cut."""
+        """Usage of the turn so far, for a turn that is interrupted."""
         ...
 
     @property
     def last_whole(self) -> str | None:
-        """The last message that the session holds whole, as `Call.rewind_to` wants it; None where it has no such."""
+        """Id of the last message held whole by the session, as needed by `Call.rewind_to`; None if there is none."""
         ...
 
     def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
-        """One line of the output, which was a JSON object; what it shows of the agent's work."""
+        """Read one line of output, a JSON object, and return the outputs in the line."""
         ...
 
     def note(self, line: str) -> None:
-        """One line of the output that was no JSON object."""
+        """Note one line of output that is not a JSON object."""
         ...
 
     def end(self, ending: Ending) -> Answered:
-        """The turn's outcome; the child has ended, or `is_final` holds. BackendError where there is no whole answer."""
+        """Return the outcome of the turn, once the child has ended or `is_final` holds.
+
+        Raises BackendError if there is no whole answer.
+        """
         ...
 
 
 class Program(Protocol):
-    """One agent's command: how it is called, and what its backend was told to do with its turns. See `CliBackend`."""
+    """The command of one agent: how to call the command, and the settings of the backend for its turns. See
+    `CliBackend`.
+    """
 
     @property
     def kind(self) -> str:
-        """The backend's kind, as plans name it, such as "claude-code"."""
+        """The backend's kind, as named in plans, such as "claude-code"."""
         ...
 
     @property
     def can_fork(self) -> bool:
-        """Whether a session can be branched off from another one."""
+        """Whether a session can be branched from another session."""
         ...
 
     @property
     def folder(self) -> Path:
-        """The folder that the agent works in."""
+        """The folder in which the agent works."""
         ...
 
     @property
     def turn_timeout(self) -> float:
-        """Seconds that a turn may take."""
+        """Limit of a turn, in seconds."""
         ...
 
     @property
     def idle_timeout(self) -> float:
-        """Seconds that the agent may print nothing."""
+        """Limit without any output, in seconds."""
         ...
 
     @property
     def on_runner_death(self) -> Literal["adopt", "kill"]:
-        """Whether a turn goes on when this process is killed."""
+        """ "adopt": a turn continues when this process is killed. "kill": the turn is ended."""
         ...
 
     @property
     def on_lost_session(self) -> Literal["replay", "fail"]:
-        """Whether a conversation is replayed in a new session when the agent has lost its own."""
+        """ "replay": a lost session is replayed in a new session. "fail": the turn fails."""
         ...
 
     @property
     def passes(self) -> Sequence[str]:
-        """Names of variables that the child may take from our environment, such as the one that holds its key."""
+        """Names of environment variables passed to the child, such as the variable with its key."""
         ...
 
     @property
     def pass_env(self) -> Sequence[str]:
-        """More such names, given by the user."""
+        """Names of further variables, given by the user."""
         ...
 
     def executable(self) -> str:
-        """Return the path of the command. Raises BackendUnavailable when there is none."""
+        """Return the path of the command. Raises BackendUnavailable if not found."""
         ...
 
     def arguments(self, call: Call) -> Sequence[str]:
@@ -156,25 +165,25 @@ class Program(Protocol):
         ...
 
     def environment(self, call: Call) -> Mapping[str, str]:
-        """Return variables to set for the child, beside those that each child gets."""
+        """Return the variables to set for the child, in addition to the variables of every child."""
         ...
 
     def says(self, call: Call, prompt: str) -> str:
-        """Return the text for standard input: the prompt, unless an answer is given in another way."""
+        """Return the text for standard input: the prompt, unless the agent receives an answer in another way."""
         ...
 
     def takes_schema(self, schema: Mapping[str, object]) -> bool:
-        """Return whether the program itself can be asked for an answer that fits `schema`; else the prompt says it."""
+        """Return whether the program itself can enforce `schema`. If not, the prompt describes the schema."""
         ...
 
     def reader(self, call: Call) -> Reader:
-        """Return a reader for that turn's output."""
+        """Return a reader for the output of the call."""
         ...
 
     def new_session_id(self) -> str | None:
-        """Return an id for a new session; None where the program makes its own."""
+        """Return an id for a new session; None if the program makes its own ids."""
         ...
 
     def session_of(self, folder: Path) -> str | None:
-        """Return the session that holds the prompt of the call with its files in `folder`; None if there is none."""
+        """Return the session that holds the prompt of the call with its files in `folder`; None if unknown."""
         ...

@@ -1,4 +1,6 @@
-"""Whether a session's own file holds a prompt: what an agent prints does not always tell, when it is cut early."""
+"""Detect whether a session's own file holds a prompt. The output of an agent that ended early does not always show
+that.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ from plait.backends.json_fields import at, tables, text
 
 
 def digest(prompt: str) -> str:
-    """What is kept of a prompt, to know it again."""
+    """Return the digest by which a prompt is recognised later."""
     return hashlib.sha256(prompt.encode()).hexdigest()
 
 
 def holds(path: Path, wanted: str) -> bool:
-    """Whether a message of the user's in the file, one JSON object a line, has that digest. Never raises."""
+    """Return whether a user message in the file, one JSON object per line, has the digest `wanted`. Never raises."""
     try:
         with path.open("rb") as lines:
             return any(b'"user"' in line and wanted in map(digest, _said(line)) for line in lines)
@@ -25,7 +27,7 @@ def holds(path: Path, wanted: str) -> bool:
 
 
 def _said(line: bytes) -> list[str]:
-    """The user's words in a line of the file of Claude Code (`message`) or Codex (`payload`)."""
+    """Return the user's texts in a line of a session file of Claude Code (`message`) or Codex (`payload`)."""
     try:
         told: Any = json.loads(line)
     except ValueError:

@@ -1,8 +1,8 @@
-"""What is kept by session, beside the turns: who writes to it now, and what it has cost so far.
+"""Data kept per session, beside the turns: the lock of its writer, and its cost so far.
 
-Two processes in one session do harm: one agent loses a branch of the talk without a word, another one runs for ever.
-So whoever has a turn holds a lock on a file, and its child inherits the descriptor: the lock lasts as long as one of
-the two lives, also when the other was killed.
+Two processes in one session do harm: one agent silently drops a branch of the conversation, another never ends. The
+process that runs a turn therefore holds a lock on a file, and its child inherits the descriptor: the lock lasts while
+either process lives, even if the other was killed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOOK = 0.2  # seconds between two tries for a lock
 
 
 class SessionInUse(BackendError):  # noqa: N818
-    """Another process writes to the session."""
+    """Another process is writing to the session."""
 
     def __init__(self, holder: str) -> None:
         super().__init__(ErrorKind.TRANSIENT, f"{holder}; wait until its turn is over, or end that process")
@@ -35,7 +35,7 @@ class SessionInUse(BackendError):  # noqa: N818
 
 
 class Sessions:
-    """The sessions of one kind of agent, with their files in `folder`, which is made for this user alone."""
+    """The sessions of one kind of agent. The files are in `folder`, created for the current user only."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self._folder = folder
@@ -43,8 +43,10 @@ class Sessions:
 
     @asynccontextmanager
     async def writing(self, session_id: str, patience: float, on_wait: Callable[[str], None]) -> AsyncGenerator[int]:
-        """Be the only one who writes to the session; the descriptor that a child has to keep. Where another process
-        does, `on_wait` is told so, and after `patience` seconds SessionInUse is raised.
+        """Lock the session for writing, and yield the descriptor that the child has to inherit.
+
+        If another process holds the lock, `on_wait` is called with a description of the holder. Raises SessionInUse
+        after `patience` seconds.
         """
         private_folder(self._folder)
         descriptor = os.open(self._path(session_id, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -57,11 +59,14 @@ class Sessions:
             os.close(descriptor)
 
     def spent(self, session_id: str) -> Usage | None:
-        """What the session has cost so far, as its program counts; None where that is not known."""
+        """Return the cost of the session so far, as counted by its program; None if unknown."""
         return _read(self._path(session_id, "json"))
 
     def note_spent(self, session_id: str, total: Usage) -> None:
-        """The same, from now on. A folder that cannot be written to only makes the next turn's usage wrong."""
+        """Record `total` as the cost of the session so far.
+
+        Does not raise if the folder is not writable: only the next turn's usage is then wrong.
+        """
         with suppress(OSError):
             private_folder(self._folder)
         _write(self._path(session_id, "json"), total)
@@ -78,8 +83,9 @@ _KEPT = re.compile(r"(?P<session>.+-(?P<name>[0-9a-f]{32}))\.(lock|json|[0-9]+\.
 
 
 def forget_all_but(known: Iterable[str], folder: Path, idle: float) -> list[OSError]:
-    """Remove what is kept in `folder` of all sessions but the `known` ones, once nobody has written to one for `idle`
-    seconds, or does now. What could not be removed, and why.
+    """Remove from `folder` the data of all sessions except the `known` sessions, and return the errors met.
+
+    A session is kept while its lock is held, and until `idle` seconds after the last write.
     """
     names = {_name(session_id) for session_id in known}
     files: dict[str, list[Path]] = {}
@@ -95,7 +101,7 @@ def forget_all_but(known: Iterable[str], folder: Path, idle: float) -> list[OSEr
             ):
                 for one in kept:
                     one.unlink(missing_ok=True)
-        except FileNotFoundError:  # somebody else removes them
+        except FileNotFoundError:  # another process removes the files
             continue
         except OSError as error:
             failures.append(error)
@@ -117,8 +123,10 @@ def _is_held(lock: Path) -> bool:
 
 
 def first_before(folder: Path, before: Usage) -> Usage:
-    """What the session of the call with its files in `folder` had cost before: `before`, or what that was when the call
-    was counted first, by a process that was killed before its word was stored.
+    """Return the cost of the session before the call with its files in `folder`.
+
+    The cost is `before`, unless a process that was killed before storing the outcome already counted the call: then the
+    cost recorded at the first count is returned.
     """
     path = folder / "before.json"
     known = _read(path)
@@ -167,7 +175,7 @@ async def _lock(descriptor: int, session_id: str, patience: float, on_wait: Call
 
 
 def since(total: Usage, before: Usage) -> Usage:
-    """What has been added to a count that only grows."""
+    """Return the difference between two counts of a growing total."""
     cost = None
     if total.cost_usd is not None:
         cost = max(0.0, total.cost_usd - (before.cost_usd or 0.0))

@@ -1,4 +1,4 @@
-"""What earlier turns have left in their files: read again, with the same readers."""
+"""Read the output files of earlier turns again, with the same readers."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from plait.backends.text import parse_json
 from plait.backends.values import value
 
 _TOLD = "told"
-"""A file beside a turn's output: how it failed, and what that cost, was told to the runner."""
+"""File beside a call's output. Its existence means: the call's failure and cost were reported to the runner."""
 
 
 def mark_told(folder: Path) -> None:
-    """The runner is told how the call failed and what it cost: nobody has to count it again."""
+    """Mark the call's failure and cost as reported to the runner: no later attempt counts the cost again."""
     with suppress(OSError):
         (folder / _TOLD).touch(mode=0o600)
 
 
 def exchanges(turn: Path) -> list[Path]:
-    """The folders of the calls that one turn has made, in order; most make one."""
+    """Return the folders of a turn's calls, in order. Most turns make one call."""
     return [folder for folder in _numbered(turn) if read_manifest(folder) is not None]
 
 
 def parsed(line: bytes) -> Mapping[str, JsonValue] | str:
-    """What a line of output is: an event, or text; "" for an empty one."""
+    """Return a line of output as an event (JSON object) or as text; "" for an empty line."""
     text = line.decode("utf-8", "replace").strip()
     try:
         event: JsonValue = parse_json(text) if text.startswith("{") else None
@@ -39,7 +39,7 @@ def parsed(line: bytes) -> Mapping[str, JsonValue] | str:
 
 
 def feed(reader: Reader, told: Mapping[str, JsonValue] | str) -> Sequence[Output]:
-    """Have `reader` read a line of output; what it shows."""
+    """Pass a line of output to `reader`, and return the outputs in the line."""
     if not isinstance(told, str):
         return reader.read(told)
     if told:
@@ -48,7 +48,7 @@ def feed(reader: Reader, told: Mapping[str, JsonValue] | str) -> Sequence[Output
 
 
 def reread(reader: Reader, folder: Path) -> None:
-    """Have `reader` read all of a child's output that is there."""
+    """Pass all existing output of a child to `reader`."""
 
     def on_line(line: bytes) -> bool:
         feed(reader, parsed(line))
@@ -66,15 +66,16 @@ def reread(reader: Reader, folder: Path) -> None:
 
 @value
 class Unheard:
-    """A call of an attempt that was cut, so that nobody was told what it cost. `is_cut`: that one itself."""
+    """A call of an interrupted attempt, whose cost was never reported."""
 
     folder: Path
     reader: Reader
     is_cut: bool
+    """Whether the call itself was interrupted."""
 
 
 def cut_before(turn: Path, make: Callable[[Path], Reader]) -> list[Unheard]:
-    """The calls of the attempts just before that of the folder `turn` that were cut, the last one first."""
+    """Return the calls of the interrupted attempts just before the attempt in folder `turn`, the last call first."""
     unheard: list[Unheard] = []
     for attempt in earlier(turn):
         calls = exchanges(attempt)
@@ -90,7 +91,7 @@ def cut_before(turn: Path, make: Callable[[Path], Reader]) -> list[Unheard]:
 
 
 def earlier(turn: Path) -> Iterator[Path]:
-    """The folders of the attempts before that of the folder `turn`, the last one first."""
+    """Yield the folders of the attempts before the attempt in folder `turn`, the last attempt first."""
     own = int(turn.name) if turn.name.isdigit() else 0
     yield from reversed([folder for folder in _numbered(turn.parent) if int(folder.name) < own])
 
