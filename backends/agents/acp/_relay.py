@@ -1,9 +1,10 @@
-"""Starts an agent that is spoken to line by line, and hands on what is said to it; see acp_speech.py. It is run by its
-path, in a bare interpreter: `_relay.py FOLDER SECONDS LIBRARY COMMAND...`, LIBRARY being `proctable.library()`.
+"""Start an agent and pass messages to its standard input, line by line; see outbox.py. Run by path, in a bare
+interpreter: `_relay.py FOLDER SECONDS LIBRARY COMMAND...`. LIBRARY is `proctable.library()`.
 
-One process becomes two. The first turns into the agent, with a pipe as its standard input. The second hands on what is
-written to the file `said` in the folder, whoever writes it, until the agent ends, or the file says so, or nothing more
-is said for SECONDS: then nobody will come back, and an agent that does not end with its input is killed.
+The process forks. The parent becomes the agent, with a pipe as its standard input. The child copies the file `said` in
+the folder, which any process may extend, to the pipe. Copying ends when the agent exits, when the file contains the end
+mark, or when no message and no bell arrives for SECONDS: no process is expected to return then, and an agent that does
+not exit at the end of its input is killed.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pathlib import Path
 from typing import NoReturn
 
 END = b"\x04"
-"""What says: no more. No JSON holds it."""
-_GRACE = 5.0  # seconds between the end of input and the end
+"""End mark: no further messages. JSON never contains this byte."""
+_GRACE = 5.0  # seconds from the end of input to the end of the agent
 
 
 class _TimeUpError(Exception):
@@ -38,7 +39,7 @@ def main() -> NoReturn:
     os.dup2(heard, 0)
     for descriptor in (heard, handed):
         os.close(descriptor)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # which this interpreter ignores, and programs inherit that
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # this interpreter ignores the signal, and programs inherit that
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)  # noqa: S606 - no shell; the command is the user's own
@@ -66,7 +67,7 @@ def _time_up(*_: object) -> NoReturn:
 
 
 def _copy(folder: Path, seconds: int) -> None:
-    # Open for both, so that it never ends: whoever says something may come and go.
+    # Open for reading and writing, so that end of file never occurs when a writer closes the bell.
     bell = os.open(folder / "bell", os.O_RDWR | os.O_NONBLOCK)
     said = os.open(folder / "said", os.O_RDONLY)
     signal.alarm(seconds)
@@ -74,7 +75,7 @@ def _copy(folder: Path, seconds: int) -> None:
         piece = os.read(said, 65536)
         if not piece:
             _wait(bell)
-            signal.alarm(seconds)  # somebody is there, also if nothing is said
+            signal.alarm(seconds)  # a process is present, even without a message
             continue
         signal.alarm(seconds)
         words, end, _ = piece.partition(END)
@@ -84,7 +85,7 @@ def _copy(folder: Path, seconds: int) -> None:
 
 
 def _wait(bell: int) -> None:
-    """Until the bell rings. BrokenPipeError when the agent ends."""
+    """Wait until the bell rings. Raises BrokenPipeError if the agent exits."""
     poll = select.poll()
     poll.register(bell, select.POLLIN)
     poll.register(1, 0)

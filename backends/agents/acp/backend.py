@@ -1,8 +1,8 @@
-"""Every agent that speaks the Agent Client Protocol (ACP): goose, opencode, Qwen Code, Gemini CLI, and by an adapter
-Claude Code and Codex. Tested versions are in docs/agents.md.
+"""Backend for every agent that speaks the Agent Client Protocol (ACP): goose, opencode, Qwen Code, Gemini CLI, and, by
+an adapter, Claude Code and Codex. Tested versions are listed in docs/agents.md.
 
-The agent is started for each turn, and opens the session again that it made for the first one. What it asks for
-permission to do is decided here, or by a person.
+Each turn starts the agent, and reopens the session made in the first turn. Permission requests are decided by the
+backend's policy or by a person.
 """
 
 from __future__ import annotations
@@ -26,21 +26,11 @@ from plait.backends.protocol import Files, Opening
 
 @dataclass(eq=False, kw_only=True)
 class AcpBackend(CliBackend):
-    """An agent that speaks ACP on its standard input and output, one process a turn. For what all agents have in common
-    see `CliBackend`.
+    """An agent that speaks ACP on its standard input and output, one process per turn. See `CliBackend` for the common
+    part.
 
-    `command` starts the agent, such as ("goose", "acp"); the prompt is never part of it. `model` and `mode` are ids or
-    names of those that its sessions offer, its own choice for None. `auth_method` is the id of a way to log in, for
-    agents that are not logged in yet.
-
-    `permissions` says what becomes of what the agent asks for permission to do. "deny": it is not allowed, and goes on
-    without. "allow": it is. "ask": the turn ends with a question, and the task waits. The answer is the name of one of
-    the options that the agent offers, and may come at any time, in any process: the agent hears of it in the same
-    session, and the very same use of a tool is decided so in that turn; another one is asked about anew. What an agent
-    does without asking is up to its own settings, and to `mode`.
-
-    A cancelled turn is told so first, and has a second to end. Of a session, the id is known once it is open, and
-    reported when the prompt has been said in it. `now` tells the Unix time.
+    A cancelled turn is first announced to the agent, which has a second to end the turn. The session's id is known once
+    the session is open, and reported once the prompt was sent.
     """
 
     kind: ClassVar[str] = ACP
@@ -49,11 +39,23 @@ class AcpBackend(CliBackend):
     chooses_session: ClassVar[bool] = False
 
     command: Sequence[str] = ()  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Command to start the agent, such as ("goose", "acp"). The prompt is never part of the command."""
     model: str | None = None
+    """Id or name of a model offered by the session. None leaves the choice to the agent."""
     mode: str | None = None
+    """Id or name of a mode offered by the session. None leaves the choice to the agent."""
     auth_method: str | None = None
+    """Id of a login method, for agents that are not logged in yet."""
     permissions: Policy = "deny"
+    """Decision on permission requests. "deny": refuse, and the agent continues without. "allow": allow. "ask": end the
+    turn with a question, and the task waits.
+
+    The answer to the question is the name of one of the options offered by the agent, and may come at any time, in any
+    process. The next turn passes the answer to the agent in the same session and decides the same tool use accordingly;
+    any other tool use is a new question. Actions without a request depend on the agent's own settings and on `mode`.
+    """
     now: Callable[[], float] = time.time
+    """Clock that returns the Unix time."""
 
     def __post_init__(self) -> None:
         if isinstance(self.command, str) or not self.command:
@@ -63,7 +65,7 @@ class AcpBackend(CliBackend):
 
     @property
     def name(self) -> str:
-        """What the agent is called, as far as its command tells."""
+        """The agent's name, as far as the command shows."""
         return self._agent.command or self.command[0].rpartition("/")[2]
 
     @property
@@ -73,35 +75,37 @@ class AcpBackend(CliBackend):
 
     @property
     def can_fork(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the agent is known to branch sessions off; others go on in the same one, or are told it as text."""
+        """Whether the agent is known to fork sessions. If not, a continuation uses the same session or gets the history
+        as text.
+        """
         return self._agent.forks
 
     @property
     def passes(self) -> Sequence[str]:
-        """How the network is reached, and, for agents that are known, their keys and settings."""
+        """Names of the variables for network access and, for known agents, for keys and settings."""
         return (*NETWORK, *self._agent.passes)
 
     def arguments(self, call: Call) -> Sequence[str]:  # noqa: ARG002 - other agents need it
-        """The rest of the command."""
+        """Return the words of the command after the first."""
         return self.command[1:]
 
     def environment(self, call: Call) -> Mapping[str, str]:  # noqa: ARG002 - other agents need it
-        """What is known to do a called agent good."""
+        """Return the variables known to help the agent."""
         return self._agent.sets
 
     def says(self, call: Call, prompt: str) -> str:
-        """The prompt, or what a person has decided."""
+        """Return the prompt, or a person's decision in words."""
         return prompt if call.answer is None else told(prompt)
 
     def reader(self, call: Call) -> Talk:
-        """The turn as far as its files tell."""
+        """Return a reader that includes the messages already sent, as recorded in the call's files."""
         aims = Aims(str(self.folder), self.model, self.mode, self.auth_method, self.permissions)
         talk = Talk(call, aims, self.now)
         talk.has_said(said_in(call.folder))
         return talk
 
     def conversation(self, opening: Opening, files: Files) -> AcpConversation:
-        """A conversation with its files there."""
+        """Return a conversation that uses `files`."""
         return AcpConversation(self, self.name, opening, files)
 
     @property

@@ -1,4 +1,4 @@
-"""Turns with an agent that speaks the Agent Client Protocol: `machine.py` with an agent at its other end."""
+"""Turns with an agent that speaks the Agent Client Protocol: the I/O around `machine.py`."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from plait.backends.process.manifest import read_manifest
 from plait.backends.protocol import NO_USAGE, Files, Opening, Reply, Usage
 
 _CANCEL = 1.0
-"""Seconds that an agent gets to end its turn when it is told to; then the agent itself is ended."""
+"""Seconds for the agent to end a cancelled turn; after that, the agent is ended."""
 _STOP = 10.0
-"""The same where the turn ends with a question: what it writes down by then is there when the answer comes."""
+"""Seconds for the agent to end a turn with a question. Data saved by then is available when the answer comes."""
 _SLACK = 5.0
-"""Seconds beyond the turn's time after which nobody is expected any more to have a word with the agent."""
+"""Seconds after a turn's timeout until the relay stops waiting for messages."""
 _TELLING = 3
-"""So many prompts tell a conversation from others, also where the agent has forgotten some."""
+"""Number of prompts that identify a conversation, even if the agent has lost some."""
 _GRANTED = "granted"
 
 
 class AcpConversation(CliConversation):
-    """A conversation with the agent called `name`, each turn a process. See `AcpBackend`."""
+    """A conversation with the agent called `name`, one process per turn. See `AcpBackend`."""
 
     def __init__(self, program: Program, name: str, opening: Opening, files: Files) -> None:
         session_id, deed = unmarked(opening.session_id)
@@ -46,7 +46,7 @@ class AcpConversation(CliConversation):
         self._talk: Talk | None = None
 
     async def send(self, prompt: str) -> Reply:
-        """See `Conversation.send`. The session's id says behind a `?` what is asked, as long as there is a question."""
+        """Implement `Conversation.send`. With an open question, the session id ends in `?` and an id of the request."""
         reply = await super().send(prompt)
         wish = None if self._talk is None else self._talk.wish
         if reply.question is None or reply.session_id is None or wish is None:
@@ -75,7 +75,7 @@ class AcpConversation(CliConversation):
         return child
 
     async def _speak(self, child: Child, talk: Talk, speech: Speech, until: float) -> None:
-        """Until the agent has said its last word, or is not waited for any more."""
+        """Exchange messages with the agent until its last message, or until the patience for the agent ends."""
         patience = anyio.CancelScope()
 
         def on_line(line: bytes) -> bool:
@@ -88,7 +88,7 @@ class AcpConversation(CliConversation):
             return talk.is_final
 
         speech.say(talk.take())
-        speech.ring()  # whoever takes over is there now
+        speech.ring()  # announces the presence of this process, which may have adopted the turn
         failure: BackendError | None = None
         try:
             with patience:
@@ -110,27 +110,27 @@ class AcpConversation(CliConversation):
         return {} if self._grant is None else {_GRANTED: json.dumps([self._grant.deed, self._grant.choice])}
 
     def _own(self, folder: Path, session_id: str | None, usage: Usage) -> Usage:
-        """Tokens are told by turn, cost by session."""
+        """Return the cost of the call. ACP counts tokens by turn, cost by session."""
         if usage.cost_usd is None or session_id is None:
             return usage
         before = first_before(folder, self._sessions.spent(session_id) or NO_USAGE)
         self._sessions.note_spent(session_id, usage)
-        # An agent that was killed may have forgotten what it had counted.
+        # A killed agent may have lost a part of its count.
         cost = usage.cost_usd if usage.cost_usd < (before.cost_usd or 0.0) else since(usage, before).cost_usd
         return replace(usage, cost_usd=cost)
 
     def _told_before(self) -> Sequence[str]:
-        """The longest prompts of the conversation so far: short ones may stand in any."""
+        """Return the longest prompts of the conversation so far; a short prompt may occur in any conversation."""
         return sorted((one.content for one in self._opening.history if one.role == "user"), key=len)[-_TELLING:]
 
     def _asked_before(self) -> Iterator[str]:
-        """What was said in earlier attempts."""
+        """Yield the prompts of earlier attempts."""
         for attempt in earlier(self._files.turn):
             for call in exchanges(attempt):
                 yield from filter(None, map(prompt_of, said_in(call)))
 
     def _granted(self, deed: str | None) -> Grant | None:
-        """What was decided for this turn, now or by whoever began it."""
+        """Return the decision for this turn, made now or in the attempt that started the turn."""
         answer = self._opening.answer
         if answer is not None:
             return Grant(deed, answer.value) if deed is not None and isinstance(answer.value, str) else None
@@ -150,7 +150,7 @@ def _noted(attempt: Path) -> Grant | None:
 
 
 async def _cancel(child: Child, talk: Talk, speech: Speech) -> None:
-    """Have the agent end its turn, if it does so soon."""
+    """Cancel the agent's turn, and wait briefly for the end of the turn."""
 
     def is_over(line: bytes) -> bool:
         message = decoded(line)

@@ -1,4 +1,4 @@
-"""What agents that speak ACP say when a turn fails, as errors of our kinds. Pure."""
+"""Translate error messages of agents that speak ACP into `ErrorKind`s. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from plait.backends.protocol import JsonValue
 from plait.backends.text import shown
 
 PHRASES: Phrases = (
-    # Another process has the session, or had it a moment ago.
+    # Another process holds the session, or held it a moment ago.
     ("active writer", ErrorKind.TRANSIENT),
     ("already in use", ErrorKind.TRANSIENT),
-    # It was opened from an index, and its file is gone.
+    # The session was opened from an index, and its file is gone.
     ("thread not found", ErrorKind.SESSION_LOST),
     ("missing source rollout", ErrorKind.SESSION_LOST),
     ("configuration value not found", ErrorKind.INVALID_REQUEST),
@@ -55,7 +55,9 @@ _STOPS: Mapping[str, tuple[ErrorKind, str]] = {
 
 
 def fault(error: JsonValue, *, opening: bool = False) -> tuple[ErrorKind, str]:
-    """Kind and message of a JSON-RPC `error`; `opening` where it says that a session cannot be gone on with."""
+    """Return kind and message of a JSON-RPC `error`; `opening` if the error may mean that the session cannot be
+    continued.
+    """
     code = _code(error)
     message = _message(error)
     if opening and code != AUTH_REQUIRED:
@@ -71,8 +73,9 @@ def fault(error: JsonValue, *, opening: bool = False) -> tuple[ErrorKind, str]:
 
 
 def stopped(result: JsonValue, denied: Sequence[str], *, is_silent: bool) -> tuple[ErrorKind, str] | None:
-    """What is wrong with the end of a turn, by its reason; None for one that has an answer. `denied` is what it was not
-    allowed to do, `is_silent` whether it has said nothing since.
+    """Return kind and message of the error in the end of a turn, by its stop reason; None for a proper answer.
+
+    `denied` are the actions refused, `is_silent` says that the agent wrote no text afterwards.
     """
     reason = text(result, "stopReason")
     if denied and (reason == "cancelled" or (reason == "end_turn" and is_silent)):
@@ -83,16 +86,19 @@ def stopped(result: JsonValue, denied: Sequence[str], *, is_silent: bool) -> tup
 
 
 def told_as_text(agent: Agent, result: JsonValue, updates: Updates, prompt: str) -> tuple[ErrorKind, str] | None:
-    """What is wrong with the end of a turn that is called a good one, for agents that tell errors as an answer."""
+    """Return kind and message of an error hidden in a successful end of turn; None for a proper answer.
+
+    Some agents report errors as answer text.
+    """
     words = updates.last_words.strip()
     if agent.error_begins is not None and words.startswith(agent.error_begins):
         status = _IN_BRACKETS.search(words)
         return classify(words, PHRASES, int(status[1]) if status else 0), words
     if agent.counts_answers and at(result, "usage") is None:
-        # Warnings come the same way, before it, each a paragraph.
+        # Warnings precede the error in the same text, one per paragraph.
         return judged(words.rpartition("\n\n")[2] or "it says no reason", PHRASES)
     if not words and not updates.used_tools and prompt.lstrip().startswith("/"):
-        # opencode takes the path at the beginning of a prompt for a command that it does not know.
+        # opencode treats a path at the beginning of a prompt as an unknown command.
         hint = "it may have taken the prompt for a command; have it begin with something else than a slash"
         return ErrorKind.INVALID_REQUEST, f"it answered with nothing: {hint}"
     if not words and not updates.used_tools:
@@ -101,7 +107,7 @@ def told_as_text(agent: Agent, result: JsonValue, updates: Updates, prompt: str)
 
 
 def offered(methods: JsonValue) -> str:
-    """The ways to log in that an agent's `initialize` offers."""
+    """Return the login methods offered in the agent's answer to `initialize`."""
     ways = [f"{text(way, 'id')} ({text(way, 'name')})" for way in tables({"all": methods}, "all")]
     return shown(", ".join(ways) or "none", 200)
 
@@ -112,7 +118,7 @@ def _code(error: JsonValue) -> int:
 
 
 def _message(error: JsonValue) -> str:
-    """What it says, without what agents put there of the request."""
+    """Return the error's message, without details that repeat the request."""
     said, data = text(error, "message"), at(error, "data")
     details = data if isinstance(data, str) else text(data, "details") or text(data, "message")
     return f"{said}: {details}" if details and details not in said else said or "it says no reason"

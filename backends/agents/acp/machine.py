@@ -1,9 +1,9 @@
-"""One turn with an agent that speaks the Agent Client Protocol, as a machine without any I/O.
+"""One turn with an agent that speaks the Agent Client Protocol, as a state machine without any I/O.
 
     INITIALIZE -> OPEN [-> AUTHENTICATE -> OPEN_AGAIN] [-> MODEL] [-> MODE] -> PROMPT -> its answer
 
-What the agent says comes in; what is to be said to it is taken out. The same output makes the same machine: who takes a
-turn over reads the output from its start, and says what has not been said yet.
+The machine takes the agent's messages as input, and returns the messages to send. Equal output leads to an equal state:
+a process that adopts a turn reads the output from its start, and sends the messages not sent yet.
 """
 
 from __future__ import annotations
@@ -37,28 +37,38 @@ _CANCELLED: JsonValue = {"outcome": {"outcome": "cancelled"}}
 
 @value
 class Aims:
-    """What is wanted of a turn, beside what its Call says. `prompt` is what is said; `holds` are prompts one of which
-    the session has to hold already, if there are any; so are `told` where an id may be another session's by now.
-    """
+    """The purpose and the settings of a turn, beside its Call."""
 
     cwd: str
+    """Working folder of the session."""
     model: str | None = None
+    """Id or name of the model; None for the agent's choice."""
     mode: str | None = None
+    """Id or name of the mode; None for the agent's choice."""
     auth_method: str | None = None
+    """Id of the login method; None for no login."""
     permissions: Policy = "deny"
+    """Policy for permission requests."""
     grant: Grant | None = None
+    """A person's decision on one request."""
     prompt: str = ""
+    """Text of the prompt."""
     holds: Sequence[str] = ()
+    """Earlier prompts; if not empty, the session has to contain one of these prompts."""
     told: Sequence[str] = ()
+    """Like `holds`, for agents that may reuse a session id for another session."""
 
 
 class Talk:
-    """See above; a `Reader`. `aims` may be changed before anything is read. `now` tells the Unix time."""
+    """The state machine of one turn; a `Reader`.
+
+    `aims` may be replaced before the first message is read. `now` returns the Unix time.
+    """
 
     def __init__(self, call: Call, aims: Aims, now: Callable[[], float]) -> None:
         self.aims = aims
         self.wish: Wish | None = None
-        """What a person is to be asked; the turn then ends."""
+        """Request to be decided by a person; the turn then ends."""
         self._call = call
         self._now = now
         self._who = Able()
@@ -87,7 +97,7 @@ class Talk:
         self._said.say(request(Step.INITIALIZE, "initialize", _INTRODUCTION))
 
     def has_said(self, messages: Iterable[Message]) -> None:
-        """These were said already, by whoever had the turn before."""
+        """Record the messages already sent by an earlier process of the turn."""
         messages = list(messages)
         self._said.before(messages)
         for message in messages:
@@ -97,48 +107,48 @@ class Talk:
                     self._session = text(message, "params", "sessionId")
 
     def take(self) -> list[Message]:
-        """What is to be said now; from here on it has been."""
+        """Return the messages to send now, and record the messages as sent."""
         return self._said.take()
 
     def cancel(self) -> None:
-        """The turn is to end."""
+        """Request the end of the turn."""
         if self.session_id is not None:
             self._said.say(self._cancellation())
 
     @property
     def session_id(self) -> str | None:
-        """The session's id, once the prompt was said in it."""
+        """The session's id, once the prompt was sent."""
         return self._session if self._said.asked(Step.PROMPT) else None
 
     @property
     def announced(self) -> str | None:
-        """The session's id, once it is open."""
+        """The session's id, once the session is open."""
         return self._session
 
     @property
     def is_final(self) -> bool:
-        """Whether the prompt was answered, or cannot be."""
+        """Whether the prompt has been answered or has failed."""
         return self._result is not None or self._failure is not None
 
     @property
     def usage(self) -> Usage:
-        """What was counted so far."""
+        """Usage counted so far."""
         model = answering(self._result)
-        if not model and (self._result is not None or not self._updates.is_silent):  # it has answered something
+        if not model and (self._result is not None or not self._updates.is_silent):  # the model has answered
             model = self.aims.model or current(self._offers, "model")
         return replace(self._updates.total(self._result), model=shown(model) or None)
 
     @property
     def last_whole(self) -> str | None:
-        """Nothing: a session cannot be rewound."""
+        """None: ACP has no way to rewind a session."""
         return None
 
     def note(self, line: str) -> None:
-        """What is no message may say why the agent ends."""
+        """Keep a line that is no message: the line may explain the end of the agent."""
         self._noise = line
 
     def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
-        """One message of the agent's; what it shows."""
+        """Read one message of the agent, and return the outputs in the message."""
         self._shown = []
         try:
             self._hear(event)
@@ -147,7 +157,7 @@ class Talk:
         return self._shown
 
     def end(self, ending: Ending) -> Answered:
-        """The answer; or the question, where a person is to decide."""
+        """Return the answer, or the question for a person. Raises BackendError if the turn failed."""
         if self._failure is not None:
             raise self._failure
         if self.wish is not None:
@@ -190,7 +200,7 @@ class Talk:
             self._step(event)
 
     def _step(self, event: Mapping[str, JsonValue]) -> None:
-        """An answer to a request of ours; others, and second ones, are none."""
+        """Handle the answer to a request of this client. Unknown and repeated answers are ignored."""
         identity = at(event, "id")
         step = next((step for step in Step if type(identity) is int and step.value == identity), None)
         if step is not None and self._said.asks(step) and step not in self._heard:
@@ -244,7 +254,7 @@ class Talk:
         self._open(Step.OPEN_AGAIN)
 
     def _go_on(self) -> None:
-        """The next thing to be set, or the prompt."""
+        """Send the next setting, or the prompt."""
         if self._opens == "session/load" and not self._updates.holds(self._has_to_hold):
             raise self._fails(ErrorKind.SESSION_LOST, "what was asked before never got into the session")
         while self._to_set:
@@ -277,7 +287,7 @@ class Talk:
             self._shown += seen if self.wish is None else []
 
     def _asked(self, identity: JsonValue, params: JsonValue) -> None:
-        """It asks for permission."""
+        """Handle a permission request."""
         wish, aims = wish_of(params), self.aims
         was_answered = self._said.has(answer(identity, None)) and not self._said.has(self._cancellation())
         if self.wish is None and not was_answered and has_to_be_asked(wish, aims.permissions, aims.grant):

@@ -1,7 +1,9 @@
-"""Speaking to an agent line by line, whoever holds its turn: by a file that only grows, which `_spoken.py` hands on.
+"""Send messages to an agent line by line, from any process that holds its turn: an append-only file, copied to the
+agent by `_relay.py`.
 
-A pipe would tell nobody what was written to it, nor how much of it: a process that takes the turn over would say things
-twice, or half of them. What is in the file has been said. It needs no reader either: saying something never waits.
+With a pipe, a process that adopts the turn could not see which messages were written, or how much of a message, and
+would repeat messages in whole or in part. A message in the file counts as sent. Writing to the file never waits for a
+reader.
 """
 
 from __future__ import annotations
@@ -21,19 +23,20 @@ _SAID, _BELL = "said", "bell"
 
 
 def spoken_command(folder: Path, seconds: float, command: Sequence[str]) -> list[str]:
-    """`command`, started so that it can be spoken to through `folder`. If nobody says anything or rings for that many
-    seconds, its input ends, and a few seconds later itself.
+    """Return `command` wrapped in the relay, so that messages can be sent through `folder`.
+
+    After `seconds` without a message or a bell the agent's input ends; a few seconds later the agent is ended.
     """
     return [sys.executable, "-I", "-S", str(_PROGRAM), str(folder), str(int(seconds) + 1), library(), *command]
 
 
 def said_in(folder: Path) -> list[Message]:
-    """What was said so far, to the last whole line."""
+    """Return the messages sent so far, up to the last whole line."""
     return said_from(folder, 0)[0]
 
 
 def said_from(folder: Path, start: int) -> tuple[list[Message], int]:
-    """What was said from that byte on, to the last whole line, and where the next one will begin."""
+    """Return the messages sent from byte `start` on, up to the last whole line, and the position after that line."""
     try:
         with (folder / _SAID).open("rb", buffering=0) as file:
             file.seek(start)
@@ -45,7 +48,7 @@ def said_from(folder: Path, start: int) -> tuple[list[Message], int]:
 
 
 class Speech:
-    """What is said to the agent whose folder this is. Makes the files where there are none yet."""
+    """Messages to the agent of the call in `folder`. Creates the files if missing."""
 
     def __init__(self, folder: Path) -> None:
         self._said = folder / _SAID
@@ -55,23 +58,23 @@ class Speech:
         descriptor = os.open(self._said, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "rb") as file:
             self._rest = file.read().rpartition(b"\n")[2]
-        """What a process that was killed has begun to say."""
+        """Unfinished line, left by a process that was killed while writing."""
 
     def say(self, messages: Sequence[Message]) -> None:
-        """Say these."""
+        """Send the messages."""
         for message in messages:
             self._write(encoded(message))
         if messages:
             self.ring()
 
     def end(self) -> None:
-        """Nothing more will be said."""
+        """Send the end mark."""
         self._write(END)
         self.ring()
 
     def ring(self) -> None:
-        """Somebody is there."""
-        with suppress(OSError):  # nobody listens any more
+        """Ring the bell, to show the relay that a process is present."""
+        with suppress(OSError):  # the relay has exited
             bell = os.open(self._bell, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 os.write(bell, b"!")
@@ -91,40 +94,40 @@ class Speech:
 
 
 class Said:
-    """What has been said, and what is to be."""
+    """The messages sent, and the messages to send."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
         self._next: dict[str, Message] = {}
 
     def before(self, messages: Iterable[Message]) -> None:
-        """These have been said already."""
+        """Record messages sent by an earlier process."""
         self._said.update(map(name_of, messages))
         self._next = {name: message for name, message in self._next.items() if name not in self._said}
 
     def say(self, message: Message) -> None:
-        """To be said, unless it has been."""
+        """Queue a message, unless already sent."""
         name = name_of(message)
         if name not in self._said:
             self._next.setdefault(name, message)
 
     def take(self) -> list[Message]:
-        """What is to be said now; from here on it has been."""
+        """Return the messages to send now, and record the messages as sent."""
         messages = list(self._next.values())
         self._said.update(self._next)
         self._next = {}
         return messages
 
     def has(self, message: Message) -> bool:
-        """Whether it has been said."""
+        """Return whether the message was sent."""
         return name_of(message) in self._said
 
     def asked(self, step: Step) -> bool:
-        """Whether that request has been made."""
+        """Return whether the request of `step` was sent."""
         return _name(step) in self._said
 
     def asks(self, step: Step) -> bool:
-        """Whether it has been made, or is to be."""
+        """Return whether the request of `step` was sent or is queued."""
         return self.asked(step) or _name(step) in self._next
 
 

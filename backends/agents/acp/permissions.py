@@ -1,4 +1,4 @@
-"""An agent asks whether it may: what it wants to do, and who says yes. Pure."""
+"""Permission requests of an agent: the requested action, and the decision. Pure."""
 
 from __future__ import annotations
 
@@ -23,44 +23,49 @@ _MARKED = re.compile(r"(.*)\?asks-([0-9a-f]{16})", re.DOTALL)
 
 @value
 class Grant:
-    """What somebody has decided about a deed: the name of the option that was chosen."""
+    """A person's decision on an action."""
 
     deed: str
+    """Id of the action, as in `Wish`."""
     choice: str
+    """Name of the chosen option."""
 
 
 @value
 class Option:
-    """One answer that the agent offers. `kind` is the protocol's word, such as allow_once."""
+    """An answer offered by the agent."""
 
     identity: str
     name: str
     kind: str
+    """The protocol's name, such as allow_once."""
 
 
 @value
 class Wish:
-    """Something that an agent may not do unasked. `deed` tells it from all others, in any turn."""
+    """A permission request of an agent."""
 
     deed: str
+    """Id of the action: equal for an equal action in any turn."""
     about: str
+    """Short description of the action."""
     options: Sequence[Option]
 
     @property
     def question(self) -> Question:
-        """What a person is asked."""
+        """The question to a person."""
         names = [option.name for option in self.options]
         return Question(f"it asks for permission: {self.about} ({', '.join(names)})", {"enum": list(names)})
 
 
 def wish_of(params: JsonValue) -> Wish:
-    """What `session/request_permission` asks for."""
+    """Return the request in the parameters of `session/request_permission`."""
     tool = at(params, "toolCall")
     return Wish(_deed(tool), about(tool), _options(params))
 
 
 def about(tool: JsonValue) -> str:
-    """A tool's use in a few words."""
+    """Return a short description of a tool call."""
     title, told = text(tool, "title"), deed("", at(tool, "rawInput")).removeprefix(": ")
     if told and told not in title:
         title = f"{title}: {told}" if title else told
@@ -68,7 +73,7 @@ def about(tool: JsonValue) -> str:
 
 
 def choose(wish: Wish, policy: Policy, grant: Grant | None) -> Option | None:
-    """The option that is taken; None for none of them. A person's word about this very deed comes first."""
+    """Return the option to choose; None for none. A person's decision on the same action comes first."""
     if grant is not None and grant.deed == wish.deed:
         return next((option for option in wish.options if option.name == grant.choice), None)
     kinds = _FIRST["allow" if policy == "allow" else "deny"]
@@ -76,23 +81,23 @@ def choose(wish: Wish, policy: Policy, grant: Grant | None) -> Option | None:
 
 
 def has_to_be_asked(wish: Wish, policy: Policy, grant: Grant | None) -> bool:
-    """Whether a person is to decide, and has not."""
+    """Return whether a person has to decide and has not decided yet."""
     return policy == "ask" and bool(wish.options) and (grant is None or grant.deed != wish.deed)
 
 
 def marked(session_id: str, wish: Wish) -> str:
-    """The session's id, with what is asked behind it: whoever brings the answer knows what it is about."""
+    """Return the session id, extended by the id of the request, so that the answer can be matched to the request."""
     return f"{session_id}?asks-{wish.deed}"
 
 
 def unmarked(session_id: str | None) -> tuple[str | None, str | None]:
-    """The session's id itself, and the deed that was asked about when it was marked."""
+    """Return the plain session id, and the id of the action if `session_id` is marked."""
     found = _MARKED.fullmatch(session_id or "")
     return (found[1], found[2]) if found else (session_id, None)
 
 
 def told(answer: str) -> str:
-    """What the agent, which was stopped when it asked, hears about the answer."""
+    """Return the prompt that passes a person's answer to an agent stopped at a permission request."""
     return (
         "You asked for permission to use a tool, and were stopped until there was an answer. If the answer allows it, "
         "use the tool now exactly as you wanted to, and go on with what you were asked to do; if not, go on without "
@@ -103,7 +108,7 @@ def told(answer: str) -> str:
 def _deed(tool: JsonValue) -> str:
     given = at(tool, "rawInput")
     if isinstance(given, dict) and given:
-        # Why it wants to is worded anew each time.
+        # The description is worded differently each time.
         done: JsonValue = {key: given[key] for key in given if not ("command" in given and key == "description")}
     else:
         done = [text(tool, "title"), at(tool, "content")]

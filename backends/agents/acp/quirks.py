@@ -1,4 +1,4 @@
-"""What is known of single agents that speak ACP; others are taken at the protocol's word. Pure data."""
+"""Peculiarities of single agents that speak ACP. Other agents are expected to follow the protocol. Pure data."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ from plait.backends.values import value
 
 @value
 class Agent:
-    """What an agent does differently. `command` is its command's usual name, `name` a part of what it calls itself, in
-    lower case. `passes` and `sets` as in `Program`.
-
-    `forks`: it can branch off from a session. `spoils_loaded`: a session that it has loaded is gone the next time.
-    `counts_sessions`: its ids are those of a day, so where its home is another one, or was emptied, they name others.
-    `error_begins`: how an answer begins that is an error. `counts_answers`: one without a count of tokens is an error.
-    """
+    """The peculiarities of one agent."""
 
     command: str
+    """Usual name of the command."""
     name: str
+    """Part of the name in the agent's answer to `initialize`, in lower case."""
     passes: Sequence[str] = ()
+    """Variables passed to the agent, as in `Program.passes`."""
     sets: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Variables set for the agent, as in `Program.environment`."""
     forks: bool = False
+    """The agent can fork sessions."""
     spoils_loaded: bool = False
+    """A loaded session cannot be loaded again."""
     counts_sessions: bool = False
+    """Session ids are counted per day and home directory; in another or a cleared home the same id names a different
+    session.
+    """
     error_begins: str | None = None
+    """Start of an answer that is an error; None if errors are not reported as answers."""
     counts_answers: bool = False
+    """An answer without a token count is an error."""
 
 
 _OPENAI = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_HOST", "OPENAI_MODEL", "OPENROUTER_API_KEY")
@@ -80,12 +85,12 @@ KNOWN = (
 
 
 def of_command(words: Sequence[str]) -> Agent:
-    """The agent that a command starts; by the file names in it, so that a runner such as npx may stand in front."""
+    """Return the agent started by a command, found by file name, because a runner such as npx may come first."""
     names = [word.rpartition("/")[2].partition("@")[0] for word in words]
     return next((agent for name in names for agent in KNOWN if name == agent.command), UNKNOWN)
 
 
 def of_name(name: str) -> Agent:
-    """The agent that calls itself so."""
+    """Return the agent called `name` in its answer to `initialize`."""
     lowered = name.lower()
     return next((agent for agent in KNOWN if agent.name in lowered), UNKNOWN)

@@ -1,4 +1,4 @@
-"""How a session is opened with an agent that speaks ACP, by what the agent is able to do, and set as wanted. Pure."""
+"""Requests to open and set up a session with an agent that speaks ACP, according to the agent's capabilities. Pure."""
 
 from __future__ import annotations
 
@@ -17,18 +17,26 @@ from plait.backends.values import value
 
 @value
 class Able:
-    """What an agent says about itself. `title` is for people; `ways` are those to log in, as it lists them."""
+    """The capabilities of an agent, as announced."""
 
     agent: Agent = UNKNOWN
     title: str = "the agent"
+    """Name for people."""
     loads: bool = False
+    """The agent supports `session/load`."""
     resumes: bool = False
+    """The agent supports `session/resume`."""
     forks: bool = False
+    """The agent supports `session/fork`."""
     ways: JsonValue = None
+    """Login methods, as listed by the agent."""
 
 
 def able(initialized: JsonValue) -> Able:
-    """What the answer to `initialize` says. BackendError (invalid_request) where it speaks another version."""
+    """Return the capabilities in the answer to `initialize`.
+
+    Raises BackendError (invalid_request) if the agent speaks another version of the protocol.
+    """
     name = text(initialized, "agentInfo", "name")
     version = at(initialized, "protocolVersion")
     title = shown(text(initialized, "agentInfo", "title") or name or "the agent", 60)
@@ -45,8 +53,10 @@ def able(initialized: JsonValue) -> Able:
 
 
 def opening(step: Step, call: Call, cwd: str, who: Able, *, checks: bool) -> Message:
-    """The request that opens the session of `call`. With `checks` what was said in it is wanted back, if possible.
-    BackendError (session_lost) where the agent cannot open it.
+    """Return the request that opens the session of `call`.
+
+    With `checks`, the request makes the agent send the session's earlier messages, if possible. Raises BackendError
+    (session_lost) if the agent cannot open the session.
     """
     params: Message = {"cwd": cwd, "mcpServers": []}
     if call.resume:
@@ -66,7 +76,7 @@ def opening(step: Step, call: Call, cwd: str, who: Able, *, checks: bool) -> Mes
 
 
 def settings(opened: JsonValue, session: str, model: str | None, mode: str | None) -> Iterator[Message]:
-    """The requests that set what is wanted, where the session is not set so already."""
+    """Yield the requests that set model and mode, unless already set in the session."""
     if model is not None:
         yield from _setting(Step.MODEL, "model", opened, session, model)
     if mode is not None:
@@ -74,7 +84,7 @@ def settings(opened: JsonValue, session: str, model: str | None, mode: str | Non
 
 
 def choices(opened: JsonValue, what: str) -> Sequence[tuple[str, str]]:
-    """What the session offers as its "model" or "mode": each one's id and its name."""
+    """Return the ids and names of the models or modes offered by the session; `what` is "model" or "mode"."""
     listed = tables(opened, f"{what}s", f"available{what.title()}s")
     if listed:
         return [(text(one, "modelId") or text(one, "id"), text(one, "name")) for one in listed]
@@ -82,7 +92,7 @@ def choices(opened: JsonValue, what: str) -> Sequence[tuple[str, str]]:
 
 
 def current(opened: JsonValue, what: str) -> str:
-    """The id of the "model" or "mode" that the session has; no text where it does not say."""
+    """Return the id of the session's current "model" or "mode"; empty if unknown."""
     return text(opened, f"{what}s", f"current{what.title()}Id") or text(_config(opened, what), "currentValue")
 
 
@@ -108,6 +118,6 @@ def _config(opened: JsonValue, what: str) -> Mapping[str, JsonValue] | None:
 
 
 def _flat(options: Sequence[Mapping[str, JsonValue]]) -> Iterator[Mapping[str, JsonValue]]:
-    """Options may be in groups."""
+    """Yield the options, with groups flattened."""
     for option in options:
         yield from tables(option, "options") or [option]

@@ -1,7 +1,7 @@
-"""A turn with an agent that speaks ACP, as somebody hears it who only listens: what `plait log` tells of it.
+"""Follow a turn with an agent that speaks ACP without taking part, for `plait log`.
 
-The agent's output alone does not say what it was answered when it asked for permission; what was said to it does. The
-two are files without times: an answer that is not there yet is looked for again with the agent's next message.
+The agent's output does not contain the answers to permission requests; the file of messages to the agent does. Neither
+file has times: a missing answer is looked up again with the agent's next message.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from plait.backends.protocol import JsonValue, Output
 
 
 class Overheard(Talk):
-    """A `Reader` of the call with its files in `folder`. It shows what `Talk` does, but decides nothing, and tells what
-    was decided.
+    """A `Reader` of the call with its files in `folder`. Shows the outputs of `Talk` and the decisions, and decides
+    nothing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -28,10 +28,10 @@ class Overheard(Talk):
         self._place = 0
         self._answers: dict[str, Message] = {}
         self._wishes: dict[str, Wish] = {}
-        """Not known to be answered."""
+        """Requests without a known answer."""
 
     def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
-        """One message of the agent's; what it shows, and before that what it had been answered meanwhile."""
+        """Read one message of the agent, and return its outputs, preceded by decisions made in the meantime."""
         if "method" in event and not self._wishes:
             return super().read(event)
         self._listen()
@@ -46,7 +46,7 @@ class Overheard(Talk):
         self._shown += self._answered()
 
     def _listen(self) -> None:
-        """Hear what was said to it meanwhile."""
+        """Read the messages sent to the agent in the meantime."""
         messages, self._place = said_from(self._call.folder, self._place)
         self.has_said(messages)
         self._answers.update({name_of(message): message for message in messages if "method" not in message})

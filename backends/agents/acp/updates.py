@@ -1,4 +1,4 @@
-"""What an agent shows of its work in a turn, by `session/update`: its words, its tools, what it costs. Pure."""
+"""Read the progress of a turn from `session/update`: text, tools, usage. Pure."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from plait.backends.protocol import NO_USAGE, JsonValue, Output, Usage
 
 _UNNUMBERED = "\0"
 _TELLING = 500
-"""Characters of a prompt that tell it from others."""
+"""Number of characters that identify a prompt."""
 
 
 class Updates:
-    """All updates of one turn. What was said before it, which an agent tells when it loads a session, counts apart."""
+    """All updates of one turn. Earlier messages, sent by an agent that loads a session, are kept separately."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
-        """What the user had said before, in pieces."""
+        """Pieces of the user's earlier prompts."""
         self.used_tools = False
         self.is_silent = True
-        """Whether nothing was said since the beginning, or since it was denied something."""
+        """Whether the agent wrote no text since the start of the turn, or since the last refusal."""
         self._messages: dict[str, str] = {}
-        """By what they are known by, the one that grew last at the end."""
+        """Messages by id, the most recently extended message last."""
         self._notes = 0
         self._shown: dict[str, str] = {}
         self._counted = NO_USAGE
@@ -37,27 +37,27 @@ class Updates:
 
     @property
     def text(self) -> str:
-        """The last message. Agents that number theirs put notes of other kinds, without a number, between them."""
+        """The last message of the answer. Agents that number their messages insert notes without a number."""
         numbered = (said for known, said in reversed(self._messages.items()) if not known.startswith(_UNNUMBERED))
         return next(numbered, self.last_words)
 
     @property
     def usage(self) -> Usage:
-        """What was counted while it went on."""
+        """Usage counted during the turn."""
         return replace(self._counted, cost_usd=self._cost)
 
     def past(self, update: JsonValue) -> None:
-        """One update of what was before this turn."""
+        """Read an update about an earlier turn."""
         if text(update, "sessionUpdate") == "user_message_chunk":
             self.heard.append(text(update, "content", "text"))
 
     def holds(self, prompts: Sequence[str]) -> bool:
-        """Whether one of `prompts` was said before, if there are any."""
+        """Return whether one of `prompts` was sent earlier, or `prompts` is empty."""
         heard = " ".join("".join(self.heard).split())
         return not prompts or any(" ".join(prompt.split())[:_TELLING] in heard for prompt in prompts)
 
     def read(self, update: JsonValue) -> Sequence[Output]:
-        """One update; what it shows."""
+        """Read an update, and return its outputs."""
         match text(update, "sessionUpdate"):
             case "agent_message_chunk":
                 return self._piece(update)
@@ -73,7 +73,7 @@ class Updates:
         return []
 
     def total(self, result: JsonValue) -> Usage:
-        """What the turn has cost by its last word, or by what was counted before where that says nothing."""
+        """Return the turn's usage from its `result`, or the usage counted during the turn if `result` has no counts."""
         usage = _tokens(at(result, "usage"))
         if usage == NO_USAGE:
             quota = at(result, "_meta", "quota", "token_count")
@@ -91,7 +91,7 @@ class Updates:
         return [Output("text", piece, self.usage)]
 
     def tool(self, update: JsonValue) -> Sequence[Output]:
-        """What a tool is used for, or more about it; what is new of that."""
+        """Read a tool call, or an update of a tool call, and return an output if the description is new."""
         self.used_tools = True
         self._notes += 1
         if not (text(update, "title") or at(update, "rawInput")):
@@ -104,13 +104,15 @@ class Updates:
 
 
 def answering(result: JsonValue) -> str:
-    """The model that answered by the turn's last word, where that names one and no more."""
+    """Return the answering model named in the turn's `result`; empty unless exactly one model is named."""
     used = tables(result, "_meta", "quota", "model_usage")
     return text(used[0], "model") if len(used) == 1 else ""
 
 
 def _tokens(usage: JsonValue | Mapping[str, JsonValue]) -> Usage:
-    """Agents count what came from a cache, and what was thought, with the rest or beside it; the total tells which."""
+    """Return the tokens in `usage`. Agents count cached and thought tokens inside or beside the rest; the total shows
+    which.
+    """
     read, written, total = (count(usage, f"{name}Tokens") for name in ("input", "output", "total"))
     cached = count(usage, "cachedReadTokens") + count(usage, "cachedWriteTokens")
     if read + written == total:
