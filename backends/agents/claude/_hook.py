@@ -1,4 +1,4 @@
-"""The hook's program; see claude_asking.py. It is run by its path, in a bare interpreter."""
+"""The program of the hook; see questions.py. Run by path, in a bare interpreter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def decide(use: dict[str, Any], answer: Any) -> dict[str, Any]:
-    """What becomes of the use of a tool that a person has given that answer about."""
+    """Return the decision on a tool use, given a person's `answer`."""
     if use.get("tool_name") == "AskUserQuestion":
         given: dict[str, Any] = use["tool_input"]
         answers: Any = answer

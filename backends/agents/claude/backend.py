@@ -1,7 +1,7 @@
 """Claude Code (`claude -p`), run for one turn at a time. Tested with 2.1.330 and 2.1.197.
 
-It prints events (`stream-json`), of which `result` is the last word: neither its exit status nor the word "success"
-says that there is an answer, only `is_error` does. The session keeps the prompt of a turn that fails or is cut.
+The command prints events (`stream-json`); the last event is `result`. Neither the exit status nor the word "success"
+shows that the turn has an answer, only `is_error` does. The session keeps the prompt of a failed or interrupted turn.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from plait.backends.process.private import private_file
 
 _ENVIRONMENT: Mapping[str, str] = {
     "CLAUDE_CODE_MAX_RETRIES": "0",
-    # Else much of what it finds wrong before it starts is told on stderr alone.
+    # Otherwise many failures at startup are reported on stderr only.
     "CLAUDE_CODE_STARTUP_FAILURE_RESULTS": "1",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "DISABLE_TELEMETRY": "1",
@@ -35,7 +35,7 @@ _ENVIRONMENT: Mapping[str, str] = {
 }
 _CHOICES = frozenset({"anyOf", "oneOf", "allOf"})
 _LONGEST_ARGUMENT = 100_000
-"""Bytes; Linux takes arguments of 128 KiB."""
+"""Bytes. Linux accepts arguments of 128 KiB."""
 _PASSES = (
     "ANTHROPIC_API_KEY",
     "ANTHROPIC_AUTH_TOKEN",
@@ -75,21 +75,7 @@ _PASSES = (
 
 @dataclass(eq=False, kw_only=True)
 class ClaudeCodeBackend(CliBackend):
-    """Claude Code, run as `claude -p`, one process a turn. For what all agents have in common see `CliBackend`.
-
-    `permission_mode` is one of its own words, such as "acceptEdits"; without it and without `allowed_tools`
-    (such as "Read" or "Bash(git *)") it is denied whatever it would have to ask for, and goes on without.
-    `disallowed_tools` are denied in any case. `tools` are all built-in tools that it has; none at all for `()`, its
-    usual ones for None. `system` replaces its system prompt, `append_system` is added to it; a session keeps the one
-    that it began with. `max_turns` (model requests) and `max_budget_usd` limit one turn: where a limit is
-    reached, the turn fails as `context_overflow`, which is not tried again by itself; the session can be gone on with.
-    `bare` leaves out hooks, memory, plugins and CLAUDE.md files, and knows a key in ANTHROPIC_API_KEY alone.
-    `base_url` is another server for its requests. `now` tells the Unix time.
-
-    `ask_for` names tools (as its hooks match them, such as "Bash" or "mcp__.*") for whose every use a person is asked:
-    the turn ends, the task waits, and the answer, "allow", "deny" or "deny: REASON", goes to that very use, in any
-    process, at any time. "AskUserQuestion" among them lets it ask questions of its own.
-    """
+    """Claude Code, run as `claude -p`, one process per turn. See `CliBackend` for the common part."""
 
     kind: ClassVar[str] = "claude-code"
     program: ClassVar[str] = "claude"
@@ -98,18 +84,39 @@ class ClaudeCodeBackend(CliBackend):
     can_fork: ClassVar[bool] = True
 
     model: str | None = None
+    """Model; None for the agent's default."""
     permission_mode: str | None = None
+    """One of Claude Code's own modes, such as "acceptEdits". Without a mode and without `allowed_tools`, any tool use
+    that needs permission is denied, and the agent continues without.
+    """
     allowed_tools: tuple[str, ...] = ()
+    """Tools allowed without asking, such as "Read" or "Bash(git *)"."""
     disallowed_tools: tuple[str, ...] = ()
+    """Tools denied in any case."""
     ask_for: tuple[str, ...] = ()
+    """Tools (as matched by Claude Code's hooks, such as "Bash" or "mcp__.*") whose every use needs a person's answer.
+
+    The turn ends and the task waits. The answer, "allow", "deny" or "deny: REASON", applies to the same tool use, in
+    any process, at any time. "AskUserQuestion" lets the agent ask questions of its own.
+    """
     tools: tuple[str, ...] | None = None
+    """All built-in tools of the agent; no tools for `()`, the default tools for None."""
     system: str | None = None
+    """Replaces the system prompt. A session keeps its first system prompt."""
     append_system: str | None = None
+    """Added to the system prompt."""
     max_turns: int | None = None
+    """Limit of one turn, in model requests. At the limit the turn fails as `context_overflow`, which the runner does
+    not retry; the session can be continued.
+    """
     max_budget_usd: float | None = None
+    """Limit of one turn, in US dollars, with the same effect as `max_turns`."""
     bare: bool = False
+    """Leave out hooks, memory, plugins and CLAUDE.md files, and accept a key only from ANTHROPIC_API_KEY."""
     base_url: str | None = None
+    """Another server for the agent's requests."""
     now: Callable[[], float] = time.time
+    """Clock that returns the Unix time."""
 
     def __post_init__(self) -> None:
         if self.ask_for and self.bare:
@@ -120,11 +127,13 @@ class ClaudeCodeBackend(CliBackend):
 
     @property
     def passes(self) -> Sequence[str]:
-        """Its keys, its settings, and how the network is reached."""
+        """Names of the variables with keys, settings and network access."""
         return _PASSES
 
     def session_of(self, folder: Path) -> str | None:
-        """As for all agents; but an answer that the hook has not taken is not in the session, whatever else is."""
+        """Return the session as for all agents; None while an answer waits for the hook, because the session lacks that
+        answer.
+        """
         reader = self.reader(Call(folder))
         reread(reader, folder)
         if reader.session_id is None and (folder / ANSWER).exists():
@@ -132,13 +141,13 @@ class ClaudeCodeBackend(CliBackend):
         return super().session_of(folder)
 
     def session_files(self, session_id: str) -> Sequence[Path]:
-        """One, in a folder for each folder that it has worked in."""
+        """Return the files of the session: one file in the folder of each working folder."""
         home = Path(os.environ.get("CLAUDE_CONFIG_DIR") or "~/.claude").expanduser()
         return sorted(home.glob(f"projects/*/{glob.escape(session_id)}.jsonl"))
 
     def arguments(self, call: Call) -> Sequence[str]:
-        """The arguments; writes the system prompt into `call.folder`, where there is one."""
-        # Each value in one argument with its option: nothing that it begins with makes it an option of its own.
+        """Return the command's arguments. Writes system prompts, if any, into `call.folder`."""
+        # Join each value to its option, so that a value with a leading dash is not read as an option.
         return [
             *("-p", "--output-format=stream-json", "--verbose", "--include-partial-messages"),
             *(["--bare"] if self.bare else []),
@@ -156,7 +165,7 @@ class ClaudeCodeBackend(CliBackend):
         yield "max-turns", self.max_turns
         yield "max-budget-usd", self.max_budget_usd
         if call.output_schema is not None:
-            # It knows no other version than the one that it takes it for.
+            # Claude Code rejects any "$schema" except its own.
             schema = {key: call.output_schema[key] for key in call.output_schema if key != "$schema"}
             yield "json-schema", json.dumps(schema, ensure_ascii=False)
         for option, words in (("system-prompt", self.system), ("append-system-prompt", self.append_system)):
@@ -173,27 +182,31 @@ class ClaudeCodeBackend(CliBackend):
             hooks = {"PreToolUse": [{"matcher": "|".join(self.ask_for), "hooks": [hook]}]}
             yield f"--settings={json.dumps({'hooks': hooks})}"
         if "AskUserQuestion" in self.ask_for:
-            # It has that tool only where somebody seems to be there to be asked. The hook is asked first.
+            # Claude Code offers the tool only if a permission prompt is available. The hook is called first.
             yield "--permission-prompt-tool=stdio"
 
     def takes_schema(self, schema: Mapping[str, object]) -> bool:
-        """Whether it is one of the schemas that its server takes for a tool's input, and an argument can hold. Its own
-        check knows fewer words than we do: what it refuses it is told in words, too.
+        """Return whether the schema is valid for a tool's input at the server, and short enough for an argument.
+
+        Claude Code's own check supports fewer keywords than plait's: a rejected schema is described in the prompt
+        instead.
         """
         is_plain = schema.get("type") == "object" and _CHOICES.isdisjoint(schema)
         return is_plain and len(json.dumps(dict(schema))) < _LONGEST_ARGUMENT
 
     def says(self, call: Call, prompt: str) -> str:
-        """Nothing beside an answer: what it asked about is still waiting in the session, and goes on by itself."""
+        """Return the prompt, or no text with an answer: the tool use waits in the session and proceeds by itself."""
         return "" if self.ask_for and call.answer is not None else prompt
 
     def environment(self, call: Call) -> Mapping[str, str]:
-        """Retries inside, telemetry and updates are off, and what its tools leave lies beside the turn's files."""
+        """Return variables that disable retries, telemetry and updates, and place temporary files beside the turn's
+        files.
+        """
         own = {**_ENVIRONMENT, "CLAUDE_CODE_TMPDIR": str(call.folder)}
         return own if self.base_url is None else {**own, "ANTHROPIC_BASE_URL": self.base_url}
 
     def reader(self, call: Call) -> ClaudeReader:
-        """A reader for that turn's output."""
+        """Return a reader for the output of the call."""
         return ClaudeReader(call, self.now)
 
 

@@ -1,4 +1,4 @@
-"""What Claude Code says when a turn fails, by kind. Pure."""
+"""Translate Claude Code's failures into `ErrorKind`s. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from plait.backends.protocol import JsonValue
 
 PHRASES: Phrases = (
     ("no conversation found", ErrorKind.SESSION_LOST),
-    # The place to go on from is not in its file.
+    # The message to continue from is not in the session file.
     ("no message found with message.uuid", ErrorKind.SESSION_LOST),
-    # Another process has the session, or had it a moment ago.
+    # Another process holds the session, or held it a moment ago.
     ("already in use", ErrorKind.TRANSIENT),
     ("error: unknown option", ErrorKind.INVALID_REQUEST),
     ("error: --json-schema is not", ErrorKind.INVALID_REQUEST),
@@ -22,9 +22,9 @@ PHRASES: Phrases = (
     *COMMON,
 )
 REFUSES_SCHEMA = ("--json-schema is not", "input_schema")
-"""What it says of a schema that is more than its own check knows, or than its server takes for a tool's input."""
+"""Messages about a schema that exceeds Claude Code's own check, or the server's rules for a tool's input."""
 _LIMITS: Mapping[str, ErrorKind] = {
-    # What the user allowed is used up. Not a kind that is tried again by itself: that would spend it once more.
+    # The user's limit is used up. The kind must not be retried: a retry would spend the limit once more.
     "error_max_turns": ErrorKind.CONTEXT_OVERFLOW,
     "error_max_budget_usd": ErrorKind.CONTEXT_OVERFLOW,
     "error_max_structured_output_retries": ErrorKind.INVALID_OUTPUT,
@@ -48,7 +48,7 @@ _TYPED: Mapping[str, ErrorKind] = {
     "claude_code_version_too_old": ErrorKind.INVALID_REQUEST,
     "tool_history_mismatch": ErrorKind.INVALID_REQUEST,
 }
-"""`api_error` of a failed turn, where the status that comes with it would mislead."""
+"""`api_error` of a failed turn, where the HTTP status would mislead."""
 _UNTYPED: Mapping[str, ErrorKind] = {
     "authentication_failed": ErrorKind.AUTH,
     "billing_error": ErrorKind.AUTH,
@@ -62,11 +62,11 @@ _UNTYPED: Mapping[str, ErrorKind] = {
     "model_not_found": ErrorKind.INVALID_REQUEST,
     "max_output_tokens": ErrorKind.CONTEXT_OVERFLOW,
 }
-"""`error` of a failed turn, for errors that came with no status."""
+"""`error` of a failed turn, for errors without an HTTP status."""
 
 
 def kind_of_result(result: Mapping[str, JsonValue], message: str, error: str) -> ErrorKind:
-    """The kind of the failure that `result` tells of: `message` is its text, `error` that of its last message."""
+    """Return the kind of the failure in `result`; `message` is its text, `error` the error of its last message."""
     kind = _LIMITS.get(text(result, "subtype")) or _TYPED.get(text(result, "api_error"))
     if kind is not None:
         return kind

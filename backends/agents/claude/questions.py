@@ -1,8 +1,8 @@
-"""Claude Code asks a person: what it wants to know, and how it hears the answer.
+"""Questions of Claude Code to a person, and the path of the answer back to the agent.
 
-A hook of its own is called before each use of a tool that somebody is to be asked about. Without an answer the hook
-defers: the turn ends, and the use stays in the session. When the session is gone on with, the hook is called for it
-again, before anything else, and by then has the answer. Whatever comes next is asked about anew.
+Claude Code calls a hook before each tool use that needs a person's answer. Without an answer the hook defers: the turn
+ends, and the tool use stays in the session. When the session is continued, the hook is called first for the same tool
+use, and then finds the answer. Each later tool use is a new question.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _LONGEST = 50_000
 
 
 def hook_command(folder: Path) -> str:
-    """The hook as a shell's command line, which is what Claude Code wants; it finds the answer in `folder`."""
+    """Return the hook as a shell command line, as required by Claude Code. The hook finds the answer in `folder`."""
     return shlex.join([sys.executable, "-I", "-S", str(_HOOK), str(folder / ANSWER)])
 
 
 def write_answer(folder: Path, answer: JsonValue) -> None:
-    """Have the hook find it."""
+    """Write the answer for the hook."""
     private_file(folder / ANSWER, json.dumps(answer))
 
 
 def question_of(deferred: JsonValue) -> Question:
-    """What a person is asked about the use of a tool that was deferred."""
+    """Return the question to a person about a deferred tool use."""
     if text(deferred, "name") == _TOOL:
         return _own_question(deferred)
-    # All of it: who says yes has to have seen what to.
+    # Show the whole input: a person has to see everything to be allowed.
     given = json.dumps(at(deferred, "input"), ensure_ascii=False)
     what = shown(f"{text(deferred, 'name')} with {given}", _LONGEST)
     schema: dict[str, JsonValue] = {"anyOf": [{"enum": ["allow", "deny"]}, {"type": "string", "pattern": "^deny: ."}]}

@@ -1,4 +1,4 @@
-"""What `claude -p --output-format=stream-json` prints, one event a line. Pure."""
+"""Reader of the output of `claude -p --output-format=stream-json`, one event per line. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from plait.backends.protocol import NO_USAGE, JsonValue, Output, Usage
 from plait.backends.text import shown
 
 _FIRST_TO_ADD_UP = (2, 1, 300)
-"""From about here on `total_cost_usd` counts the whole session; before, the call alone."""
+"""From about this version on, `total_cost_usd` counts the whole session; before, the call alone."""
 
 
 class ClaudeReader:
-    """Reads what `claude -p --output-format=stream-json` prints. `now` tells the Unix time, for when a limit ends."""
+    """Reads the output of `claude -p --output-format=stream-json`. `now` returns the Unix time, to compute the end of a
+    limit.
+    """
 
     def __init__(self, call: Call, now: Callable[[], float]) -> None:
         self._handlers = {
@@ -51,7 +53,7 @@ class ClaudeReader:
         self._error = ""
         self._last_whole: str | None = None
         self._open_uses: set[str] = set()
-        """Uses of tools that have no result yet."""
+        """Tool uses without a result so far."""
         self._in_background = False
         self._is_final = False
         self._result: Mapping[str, JsonValue] | None = None
@@ -59,42 +61,42 @@ class ClaudeReader:
 
     @property
     def session_id(self) -> str | None:
-        """The session's id, once the model has said something: only then is the prompt sure to be in its file. The
-        announcement, and that a request is made, come up to half a second before.
+        """The session's id, once the model has produced output: only then is the prompt certain to be in the session
+        file. The announcement of the session and of a request come up to half a second earlier.
         """
         return self._session
 
     @property
     def announced(self) -> str | None:
-        """The session's id, said before there is a file of it."""
+        """The session's id, announced before the session file exists."""
         return self._announced
 
     @property
     def is_final(self) -> bool:
-        """Whether there was a `result` with nothing left at work: a command or an agent in the background is waited
-        for, and the conversation goes on about what it did, to another result.
+        """Whether a `result` was printed and no background work is left. Claude Code waits for a command or agent in
+        the background, continues the conversation about its outcome, and prints another result.
         """
         return self._is_final
 
     @property
     def usage(self) -> Usage:
-        """What the results say, or, before there is one, what the requests so far did. Tokens that were read from or
-        written to the prompt cache count as input.
+        """Usage from the results or, before the first result, from the requests so far. Tokens read from or written to
+        the prompt cache count as input.
         """
         return replace(self._tally.total if self._billed is None else self._billed, model=self._model)
 
     @property
     def last_whole(self) -> str | None:
-        """The last message in this turn, unless a tool was at work: that it was cut the session tells by itself, if
-        nothing is dropped from it.
+        """The last message in the turn; None while a tool use has no result, because a session cut there reports the
+        interruption by itself, provided that no message is dropped.
         """
         return self._last_whole
 
     def note(self, line: str) -> None:
-        """Nothing but events is of use."""
+        """Ignore `line`: only events matter."""
 
     def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
-        """One event."""
+        """Read one event."""
         kind, subtype = text(event, "type"), text(event, "subtype")
         self._announced = text(event, "session_id") or self._announced
         if kind in {"stream_event", "assistant", "user"} or subtype == "api_retry":
@@ -103,9 +105,9 @@ class ClaudeReader:
         return handler(event) if handler else []
 
     def end(self, ending: Ending) -> Answered:
-        """The answer, if the result is one."""
+        """Return the answer. Raises BackendError if the result is not an answer."""
         result = self._result
-        # Cut while something was at work in the background. By itself it may also give up waiting for that.
+        # The agent ended during background work. Claude Code may also stop waiting by itself, with status 0.
         is_cut = not self._is_final and ending.status != 0
         if result is None or is_cut:
             kind, message = no_outcome("Claude Code", ending, PHRASES)
@@ -140,7 +142,7 @@ class ClaudeReader:
         return []
 
     def _message(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
-        """A message, or a block of one; what is not of the main agent is seen, but said by nobody."""
+        """Read a message or a block of a message. Text of subagents is not part of the answer."""
         request, is_main = text(event, "message", "id"), not text(event, "parent_tool_use_id")
         if at(event, "is_api_error_message") is True or text(event, "error"):
             self._error = text(event, "error")
@@ -161,7 +163,7 @@ class ClaudeReader:
         return seen
 
     def _answers(self, model: str) -> None:
-        """Messages of its own making are of "<synthetic>"."""
+        """Record the answering model. Claude Code's own messages have the model "<synthetic>"."""
         if model and not model.startswith("<"):
             self._model = model
 
@@ -172,7 +174,7 @@ class ClaudeReader:
         return []
 
     def _whole(self, event: Mapping[str, JsonValue]) -> None:
-        """The session holds this message; it can be gone on from there unless a tool's result is missing."""
+        """Record a message held whole by the session: a place to continue from, unless a tool result is missing."""
         self._last_whole = None if self._open_uses else text(event, "uuid") or self._last_whole
 
     def _limit(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
@@ -196,7 +198,7 @@ class ClaudeReader:
         return []
 
     def _deny(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
-        """Told when it happens, which older versions do not, and again by the result, with what it was about."""
+        """Record a denial, reported when it happens (not in older versions), and again in the result with its input."""
         use = text(event, "tool_use_id")
         is_new = use not in self._denied
         self._denied[use] = deed(text(event, "tool_name"), at(event, "tool_input"))
@@ -210,7 +212,7 @@ class ClaudeReader:
         return [output for denial in tables(event, "permission_denials") for output in self._deny(denial)]
 
     def _cost(self, result: Mapping[str, JsonValue]) -> Usage:
-        """What this turn has cost by its result, which counts differently from version to version."""
+        """Return the cost of the turn from its result. Versions of Claude Code count differently."""
         since = at(result, "model_usage_since_last_result")
         if isinstance(since, dict):
             return sum((_of_model(since[model]) for model in since), Usage(cost_usd=0.0))
@@ -229,7 +231,7 @@ class ClaudeReader:
         return failure(kind, f"Claude Code: {message}", wait=self._hint(message), usage=self.usage, goes_on=kept)
 
     def _no_question(self, said: str) -> BackendError:
-        """ "success", but its model was not asked: what it says is no answer, and `/clear` says nothing."""
+        """Return the error for a "success" without a model request: the text is no answer, `/clear` prints no text."""
         message = (
             "Claude Code took the prompt for a command of its own and asked no model "
             f"({shown(said, 200) or 'no words'}); have the prompt begin with something else than a slash"
@@ -241,7 +243,9 @@ class ClaudeReader:
             raise SchemaRefused(message)
 
     def _hint(self, message: str) -> float | None:
-        """Seconds to wait: the limit's end, as a number or in words, or what its own last wait was."""
+        """Return the seconds to wait: until the end of the limit, given as a number or in words, or the last retry
+        delay.
+        """
         if self._until is not None:
             return max(0.0, self._until - self._now())
         told = seconds_left(message, self._now())

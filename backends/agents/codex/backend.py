@@ -1,7 +1,7 @@
 """Codex (`codex exec --json`), run for one turn at a time. Tested with 0.169.0.
 
-A turn is over with `turn.completed` or `turn.failed`; its exit is not waited for, which may take seconds. What it says
-of tokens counts the whole session. The session keeps the prompt of a turn that fails or is cut.
+A turn ends with `turn.completed` or `turn.failed`; the process may take seconds longer to exit and is not waited for.
+Token counts cover the whole session. The session keeps the prompt of a failed or interrupted turn.
 """
 
 from __future__ import annotations
@@ -28,21 +28,16 @@ _STRICT = frozenset({"type", "properties", "required", "additionalProperties", "
 _KINDS = frozenset({"type", "enum", "const", "anyOf"})
 _ALWAYS = (
     *("--json", "--skip-git-repo-check"),
-    # Else it fetches plugins with git, and tries for ever to connect.
+    # Otherwise Codex fetches plugins with git, and retries connections for ever.
     *("--disable=plugins", "--disable=unbounded_connection_retries"),
 )
 
 
 @dataclass(eq=False, kw_only=True)
 class CodexBackend(CliBackend):
-    """Codex, run as `codex exec`, one process a turn. For what all agents have in common see `CliBackend`.
+    """Codex, run as `codex exec`, one process per turn. See `CliBackend` for the common part.
 
-    `sandbox` is what its commands may do: "read-only", "workspace-write" (and write in its folder and in temporary
-    ones), "danger-full-access". Nobody is asked: what the sandbox forbids fails. `system` replaces its instructions,
-    `append_system` is added to them; a session keeps the ones that it began with. `base_url` is another server that
-    speaks the Responses API, asked without retries, with the key in environment variable `api_key_env`. `config` holds
-    settings beside those of its own file, by dotted key, such as {"model_reasoning_effort": "high"}; they win over
-    those that follow from other options. Its plugins are off, which it would fetch first. `now` tells the Unix time.
+    Codex's plugins are turned off, because Codex would fetch the plugins first.
     """
 
     kind: ClassVar[str] = "codex"
@@ -52,31 +47,44 @@ class CodexBackend(CliBackend):
     can_fork: ClassVar[bool] = True
 
     model: str | None = None
+    """Model; None for the agent's default."""
     sandbox: str = "read-only"
+    """Rights of the agent's commands: "read-only", "workspace-write" (may also write in the working folder and in
+    temporary folders), or "danger-full-access". There are no permission requests: an action forbidden by the sandbox
+    fails.
+    """
     system: str | None = None
+    """Replaces the instructions. A session keeps its first instructions."""
     append_system: str | None = None
+    """Added to the instructions."""
     base_url: str | None = None
+    """Another server that speaks the Responses API, used without retries."""
     api_key_env: str | None = None
+    """Environment variable with the key for `base_url`."""
     config: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+    """Settings in addition to Codex's own file, by dotted key, such as {"model_reasoning_effort": "high"}. These
+    settings override settings derived from other fields.
+    """
     now: Callable[[], float] = time.time
+    """Clock that returns the Unix time."""
 
     @property
     def passes(self) -> Sequence[str]:
-        """Its keys and folder, and how the network is reached."""
+        """Names of the variables with keys, Codex's folder and network access."""
         own = () if self.api_key_env is None else (self.api_key_env,)
         return ("CODEX_API_KEY", "CODEX_HOME", "OPENAI_API_KEY", *own, *NETWORK)
 
     def takes_schema(self, schema: Mapping[str, object]) -> bool:
-        """Whether it is one of the schemas that its server accepts."""
+        """Return whether the server accepts the schema."""
         return schema.get("type") == "object" and _is_strict(cast("JsonValue", dict(schema)))
 
     def session_files(self, session_id: str) -> Sequence[Path]:
-        """One, in a folder for each day."""
+        """Return the files of the session: one file, in a folder for each day."""
         home = Path(os.environ.get("CODEX_HOME") or "~/.codex").expanduser()
         return sorted(home.glob(f"sessions/*/*/*/rollout-*-{glob.escape(session_id)}.jsonl"))
 
     def arguments(self, call: Call) -> Sequence[str]:
-        """The arguments; writes instructions and schema into `call.folder`, where there are any."""
+        """Return the command's arguments. Writes instructions and schema, if any, into `call.folder`."""
         earlier = call.session_id if call.resume else call.forks
         begins = [] if earlier is None else ["resume" if call.resume else "fork"]
         schema = call.folder / "schema.json"
@@ -91,7 +99,7 @@ class CodexBackend(CliBackend):
         ]
 
     def _settings(self, call: Call) -> Iterator[tuple[str, JsonValue]]:
-        # A session does not remember its sandbox, and only a new one could be given it by an option.
+        # A session does not store its sandbox, and the option for the sandbox works for a new session only.
         yield "sandbox_mode", self.sandbox
         yield "analytics.enabled", False
         if self.system is not None:
@@ -112,16 +120,16 @@ class CodexBackend(CliBackend):
         return provider | {"request_max_retries": 0, "stream_max_retries": 0}
 
     def environment(self, call: Call) -> Mapping[str, str]:  # noqa: ARG002 - other agents need it
-        """Nothing: all that it is to heed stands in its arguments."""
+        """Return no variables: all settings are in the arguments."""
         return {}
 
     def reader(self, call: Call) -> CodexReader:
-        """A reader for that turn's output."""
+        """Return a reader for the output of the call."""
         return CodexReader(call, self.now, self.model)
 
 
 def _is_strict(schema: JsonValue) -> bool:
-    """Whether every object in `schema` names all its fields and wants them all, in words that the server knows."""
+    """Return whether every object in `schema` lists and requires all its fields, in keywords known to the server."""
     if not isinstance(schema, dict) or not _STRICT.issuperset(schema) or _KINDS.isdisjoint(schema):
         return False
     fields, wanted, choices = at(schema, "properties"), at(schema, "required"), at(schema, "anyOf")
@@ -140,7 +148,7 @@ def _is_strict(schema: JsonValue) -> bool:
 
 
 def _toml(value: JsonValue) -> str:
-    """`value` in TOML; text and lists are written as in JSON."""
+    """Return `value` in TOML. Text and lists are written as in JSON."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)} = {_toml(value[key])}" for key in value) + "}"
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What `codex exec --json` prints, one event a line. Pure."""
+"""Reader of the output of `codex exec --json`, one event per line. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plait.backends.text import shown
 _PHRASES: Phrases = (
     ("no rollout found", ErrorKind.SESSION_LOST),
     ("missing source rollout", ErrorKind.SESSION_LOST),
-    # Another process has the session, or had it a moment ago.
+    # Another process holds the session, or held it a moment ago.
     ("already has an active writer", ErrorKind.TRANSIENT),
     ("quota exceeded. check your plan", ErrorKind.AUTH),
     ("out of credits", ErrorKind.AUTH),
@@ -37,8 +37,10 @@ _NOISE = ("Reading prompt from stdin", "Reading additional input from stdin")
 
 
 class CodexReader:
-    """Reads what `codex exec --json` prints. `now` tells the Unix time, for when a limit ends. `model` is the one that
-    it was told to use: it never says which it did.
+    """Reads the output of `codex exec --json`.
+
+    `now` returns the Unix time, to compute the end of a limit. `model` is the requested model: Codex does not report
+    the answering model.
     """
 
     def __init__(self, call: Call, now: Callable[[], float], model: str | None = None) -> None:
@@ -54,41 +56,41 @@ class CodexReader:
 
     @property
     def session_id(self) -> str | None:
-        """The thread's id, once the model or its server has said something: only then is the prompt sure to be in the
-        thread's file. That the turn has begun is said before.
+        """The thread's id, once the model or its server has produced output: only then is the prompt certain to be in
+        the thread's file. The start of the turn is reported earlier.
         """
         return self._thread if self._has_said and not self._is_another else None
 
     @property
     def announced(self) -> str | None:
-        """The thread's id, said before the prompt is in its file."""
+        """The thread's id, announced before the thread's file holds the prompt."""
         return None if self._is_another else self._thread
 
     @property
     def is_final(self) -> bool:
-        """Whether the turn is completed or has failed, or is in a session that nobody asked for."""
+        """Whether the turn has completed or failed, or runs in a session other than requested."""
         return self._completed is not None or self._failed is not None or self._is_another
 
     @property
     def _is_another(self) -> bool:
-        # What is no UUID is taken for a name, and one that nobody has for a new session's.
+        # Codex treats an id that is not a UUID as a name, and starts a new session for an unknown name.
         return None not in {self._resumed, self._thread} and self._thread != self._resumed
 
     @property
     def usage(self) -> Usage:
-        """Nothing before the end, and then only what the session has come to."""
+        """No usage: the only counts, at the end, cover the whole session."""
         return NO_USAGE
 
     @property
     def last_whole(self) -> str | None:
-        """None: a session is gone on with from its end alone."""
+        """None: a session can be continued from its end only."""
         return None
 
     def note(self, line: str) -> None:
-        """Nothing but events is of use."""
+        """Ignore `line`: only events matter."""
 
     def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
-        """One event."""
+        """Read one event."""
         match text(event, "type"):
             case "thread.started":
                 self._thread = text(event, "thread_id") or None
@@ -106,7 +108,7 @@ class CodexReader:
         return []
 
     def end(self, ending: Ending) -> Answered:
-        """The answer, if the turn is completed and of the session that was asked for."""
+        """Return the answer. Raises BackendError unless the turn completed in the requested session."""
         if self._is_another:
             raise failure(ErrorKind.SESSION_LOST, f"Codex does not know session {self._resumed}, and began another one")
         if self._failed is not None:
@@ -120,7 +122,7 @@ class CodexReader:
 
     def _item(self, item: JsonValue, *, is_whole: bool) -> Sequence[Output]:
         kind, words = text(item, "type"), text(item, "text")
-        # An error among the items is a warning, which may come before everything else.
+        # An error item is a warning, and may precede all other items.
         self._has_said = self._has_said or kind not in {"", "error"}
         if kind == "agent_message" and is_whole:
             self._text = words

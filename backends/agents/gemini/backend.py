@@ -1,7 +1,7 @@
 """Gemini CLI (`gemini -o stream-json`), run for one turn at a time. Tested with 0.61.0.
 
-Its last word is `result`; its exit status is 0 after a signal and an HTTP status, cut to 8 bits, after an error. The
-session drops the prompt of a turn that failed, and keeps that of one that was cut.
+The last event is `result`. The exit status is 0 after a signal, and an HTTP status, cut to 8 bits, after an error. The
+session drops the prompt of a failed turn, and keeps the prompt of an interrupted turn.
 """
 
 from __future__ import annotations
@@ -36,15 +36,12 @@ _PASSES = (
 
 @dataclass(eq=False, kw_only=True)
 class GeminiBackend(CliBackend):
-    """Gemini CLI, run as `gemini`, one process a turn. For what all agents have in common see `CliBackend`.
+    """Gemini CLI, run as `gemini`, one process per turn. See `CliBackend` for the common part.
 
-    `approval_mode` is one of its own words: "auto_edit", "yolo", "plan"; without it, it has no tools that would have to
-    ask, such as a shell. `system` replaces its system prompt. `base_url` is another server for its requests: its own
-    settings file then has to choose "gemini-api-key" as `security.auth.selectedType`. The folder that it works in is
-    taken for trusted, without which it does not run. `now` tells the Unix time.
+    The working folder is declared as trusted, because Gemini CLI does not run otherwise.
 
-    It tries ten times by itself, for minutes, unless its settings file says less as `general.maxAttempts`: there is no
-    other way to tell it, and none to see it wait.
+    Gemini CLI retries a failed request ten times, for minutes, unless its settings file has a smaller
+    `general.maxAttempts`. No other option limits the retries, and the waiting is not visible from outside.
     """
 
     kind: ClassVar[str] = "gemini"
@@ -54,25 +51,36 @@ class GeminiBackend(CliBackend):
     can_fork: ClassVar[bool] = False
 
     model: str | None = None
+    """Model; None for the agent's default."""
     approval_mode: str | None = None
+    """One of Gemini CLI's own modes: "auto_edit", "yolo", "plan". Without a mode, tools that need permission, such as a
+    shell, are not available.
+    """
     system: str | None = None
+    """Replaces the system prompt."""
     base_url: str | None = None
+    """Another server for the agent's requests. Needs "gemini-api-key" as `security.auth.selectedType` in the agent's
+    own settings file.
+    """
     now: Callable[[], float] = time.time
+    """Clock that returns the Unix time."""
 
     @property
     def passes(self) -> Sequence[str]:
-        """Its keys, its settings, and how the network is reached."""
+        """Names of the variables with keys, settings and network access."""
         return _PASSES
 
     def new_session_id(self) -> str | None:
-        """A random id that is no UUID, since it forgets sessions that have one: see the code."""
-        # Resumed in a later minute, a session has a second file, an empty one. The next process cleans that away with
-        # all files whose names end in the same eight letters and digits, the session's own among them. With another
-        # sign among the eight, it takes the empty file alone.
+        """Return a random id that is not a UUID, because Gemini CLI loses sessions with UUIDs; the comment explains the
+        cause.
+        """
+        # A session resumed in a later minute gets a second, empty file. The next process deletes the empty file, and
+        # with it all files whose names end in the same eight letters and digits, including the session's own file. With
+        # another character among the eight, only the empty file is deleted.
         return f"_{uuid4().hex}"
 
     def arguments(self, call: Call) -> Sequence[str]:
-        """The arguments; writes the system prompt into `call.folder`, where there is one."""
+        """Return the command's arguments. Writes the system prompt, if any, into `call.folder`."""
         if self.system is not None:
             private_file(call.folder / "system-prompt.md", self.system)
         return ["--output-format=stream-json", "--skip-trust", *self._options(call)]
@@ -86,7 +94,7 @@ class GeminiBackend(CliBackend):
             yield f"--{'resume' if call.resume else 'session-id'}={call.session_id}"
 
     def environment(self, call: Call) -> Mapping[str, str]:
-        """One process instead of two, which also heeds signals; no telemetry."""
+        """Return variables for a single process, which obeys signals, without telemetry."""
         variables = {"GEMINI_CLI_NO_RELAUNCH": "true", "GEMINI_TELEMETRY_ENABLED": "false"}
         if self.system is not None:
             variables["GEMINI_SYSTEM_MD"] = str(call.folder / "system-prompt.md")
@@ -95,5 +103,5 @@ class GeminiBackend(CliBackend):
         return variables
 
     def reader(self, call: Call) -> GeminiReader:
-        """A reader for that turn's output."""
+        """Return a reader for the output of the call."""
         return GeminiReader(call, self.now)

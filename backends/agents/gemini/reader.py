@@ -1,4 +1,4 @@
-"""What `gemini -o stream-json` prints, one event a line. Pure."""
+"""Reader of the output of `gemini -o stream-json`, one event per line. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plait.backends.text import parse_json, shown
 _PHRASES: Phrases = (
     ("invalid session identifier", ErrorKind.SESSION_LOST),
     ("no previous sessions found", ErrorKind.SESSION_LOST),
-    # The id of a session that is there already.
+    # A session with the same id already exists.
     ("already exists. use --resume", ErrorKind.TRANSIENT),
     ("invalid auth method", ErrorKind.AUTH),
     ("set an auth method", ErrorKind.AUTH),
@@ -36,54 +36,56 @@ _PHRASES: Phrases = (
     *COMMON,
 )
 _EXITS = {status % 256: status for status in (400, 401, 403, 404, 408, 413, 429, 500, 502, 503, 504, 529)}
-"""Where it says nothing else about an error of the server's, its exit status is what is left of that one's."""
+"""HTTP status by exit status, for server errors reported only by the exit status (the HTTP status modulo 256)."""
 _SILENT = "it ended its turn without a word, as it does where prompt and history do not fit into its model's context"
 _NOISE = ("Warning: ", "Ripgrep is not available", "YOLO mode is enabled", "Loaded cached credentials")
 
 
 class GeminiReader:
-    """Reads what `gemini -o stream-json` prints. `now` tells the Unix time, for when a limit ends."""
+    """Reads the output of `gemini -o stream-json`. `now` returns the Unix time, to compute the end of a limit."""
 
-    def __init__(self, call: Call, now: Callable[[], float]) -> None:  # noqa: ARG002 - as the other readers have it
+    def __init__(self, call: Call, now: Callable[[], float]) -> None:  # noqa: ARG002 - same signature as other readers
         self._now = now
         self._announced: str | None = None
         self._model: str | None = None
         self._has_said = False
         self._pieces: list[str] = []
         self._error = ""
-        """What it said of its turn last, if nothing came after it."""
+        """The last error event, if no output followed."""
         self._result: Mapping[str, JsonValue] | None = None
 
     @property
     def session_id(self) -> str | None:
-        """The session's id, once the model has said something: only then is the prompt sure to be in its file."""
+        """The session's id, once the model has produced output: only then is the prompt certain to be in the session
+        file.
+        """
         return self._announced if self._has_said else None
 
     @property
     def announced(self) -> str | None:
-        """The session's id, said before it holds the prompt."""
+        """The session's id, announced before the session holds the prompt."""
         return self._announced
 
     @property
     def is_final(self) -> bool:
-        """Whether there was a `result`."""
+        """Whether a `result` was printed."""
         return self._result is not None
 
     @property
     def usage(self) -> Usage:
-        """What the result says; nothing is known before."""
+        """Usage from the result; no usage is known before."""
         return NO_USAGE if self._result is None else replace(_of_turn(at(self._result, "stats")), model=self._model)
 
     @property
     def last_whole(self) -> str | None:
-        """None: a session is gone on with from its end alone."""
+        """None: a session can be continued from its end only."""
         return None
 
     def note(self, line: str) -> None:
-        """Nothing but events is of use."""
+        """Ignore `line`: only events matter."""
 
     def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
-        """One event."""
+        """Read one event."""
         match text(event, "type"):
             case "init":
                 self._announced = text(event, "session_id") or None
@@ -94,7 +96,7 @@ class GeminiReader:
                 self._has_said, self._error = True, ""
                 return [Output("tool", deed(text(event, "tool_name"), at(event, "parameters")))]
             case "tool_result":
-                # The answer is what is said after the last of them.
+                # The answer is the text after the last tool result.
                 self._pieces.clear()
             case "error" if message := text(event, "message"):
                 self._error = message
@@ -107,13 +109,13 @@ class GeminiReader:
         return []
 
     def end(self, ending: Ending) -> Answered:
-        """The answer, if the result is one."""
+        """Return the answer. Raises BackendError if the result is not an answer."""
         if self._result is None:
             kind, message = no_outcome("Gemini", ending, _PHRASES, _NOISE)
             raise failure(kind, message, goes_on=self._has_said)
         if text(self._result, "status") != "success":
             raise self._failure(self._result, _EXITS.get(ending.status or 0, 0))
-        if self._error:  # the end of a turn that was stopped, in a loop or by a hook, is told as a success
+        if self._error:  # a turn stopped by a loop or a hook is reported as a success
             raise failure(classify(self._error, _PHRASES), f"Gemini: {self._error}", usage=self.usage)
         if not self._pieces:
             raise failure(ErrorKind.CONTEXT_OVERFLOW, f"Gemini: {_SILENT}", usage=self.usage)
@@ -137,7 +139,7 @@ class GeminiReader:
 
 
 def _unwrapped(message: str) -> JsonValue:
-    """The server's own error object, which may stand in the text of another one."""
+    """Return the server's own error object, which may be nested in the text of another error."""
     for _ in range(3):
         begin, end = message.find("{"), message.rfind("}")
         try:
@@ -152,12 +154,12 @@ def _unwrapped(message: str) -> JsonValue:
 
 
 def _delay(error: JsonValue) -> float | None:
-    """Seconds to wait, where the error's details say so: "38s"."""
+    """Return the seconds to wait, if given in the error's details ("38s"); None otherwise."""
     told = next((found for detail in tables(error, "details") if (found := text(detail, "retryDelay"))), "")
     return seconds_left(f"retry in {told}", 0.0)
 
 
 def _of_turn(stats: JsonValue) -> Usage:
-    """What the model thought counts as output; it stands in the total alone."""
+    """Return the usage in `stats`. Thinking counts as output, and is contained only in the total."""
     read, written = count(stats, "input_tokens"), count(stats, "output_tokens")
     return Usage(read, max(written, count(stats, "total_tokens") - read))
