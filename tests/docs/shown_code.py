@@ -15,10 +15,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.docs.documents import blocks
+from tests.docs.documents import blocks, pages
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = tuple(pages(ROOT))
 USES = (*sorted((ROOT / "examples").glob("*.py")), Path(__file__).with_name("ordinary_use.py"))
 
 

@@ -10,7 +10,7 @@ all of its page.
     sh       every line runs                        console    every line after `$ ` runs
     yaml     is a plan (`yaml fragment`: a part)    json, toml parse, and are plans when they have tasks
     sql      every query runs on a small store      mermaid    names a kind of diagram
-    text     anything
+    text     anything                               {toctree}  names pages that there are
 """
 
 from __future__ import annotations
@@ -36,7 +36,16 @@ import yaml
 
 from plait.persistence import SQLiteStore
 from plait.runner.plan import parse_plan
-from tests.docs.documents import Block, Command, blocks, broken_links, commands, indented_blocks, wrongly_installed
+from tests.docs.documents import (
+    Block,
+    Command,
+    blocks,
+    broken_links,
+    commands,
+    indented_blocks,
+    pages,
+    wrongly_installed,
+)
 from tests.support.obliging import oblige
 from tests.support.processes.page_server import PageServers
 from tests.support.stores.sample_store import sample_store
@@ -44,10 +53,7 @@ from tests.support.wire import serve
 
 ROOT = Path(__file__).parent.parent.parent
 FAKES = ROOT / "tests" / "support" / "bin"
-PAGES = {
-    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-}
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in pages(ROOT)}
 BLOCKS = [block for file, text in PAGES.items() for block in blocks(file, text)]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PYPROJECT["project"]["optional-dependencies"].keys()
@@ -108,7 +114,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for file in PAGES:
         made[file] = folder = tmp_path_factory.mktemp(Path(file).stem)
         for name in ("examples", "docs"):
-            shutil.copytree(ROOT / name, folder / name)
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("_build"))
         shutil.copy(ROOT / "README.md", folder)
         for block in BLOCKS:
             if block.file == file and block.name:
@@ -158,6 +164,8 @@ async def check_block(block: Block, place: Place, tmp_path: Path) -> None:
             assert block.text.split()[0] in DIAGRAMS
         case "text":
             pass
+        case "{toctree}":
+            check_toctree(block)
         case _:
             pytest.fail(f"{block.id}: {block.info!r} is no kind of block that is checked; see {__name__}")
 
@@ -213,6 +221,14 @@ def check_data(block: Block, place: Place) -> None:
     data: Any = json.loads(block.text) if block.info == "json" else tomllib.loads(block.text)
     if isinstance(data, dict) and "tasks" in data:
         check_plan(block.text, block.info, place)
+
+
+def check_toctree(block: Block) -> None:
+    """Fail unless each entry is a page, seen from the folder of the page that lists the entries."""
+    entries = [line for line in block.text.splitlines() if line and not line.startswith(":")]
+    assert entries
+    for entry in entries:
+        assert ((ROOT / block.file).parent / f"{entry}.md").is_file(), entry
 
 
 def check_plan(text: str, kind: str, place: Place) -> None:
@@ -282,6 +298,7 @@ WRONG = {
     "toml": "a = ",
     "sql": "SELECT nothing FROM runs",
     "mermaid": "picture\n",
+    "{toctree}": ":hidden:\nnowhere",
     "python fragment": "1",
     "": "1",
 }

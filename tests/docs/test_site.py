@@ -1,0 +1,50 @@
+"""The parts of the site that are generated: every command with its options, every public name."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import plait
+from plait import backends, persistence, runner
+from plait.runner.cli.app import cli
+
+EXTENSIONS = Path(__file__).parent.parent.parent / "docs" / "_ext"
+
+
+@pytest.fixture
+def extension(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXTENSIONS))
+    sys.modules.pop(request.param, None)
+    return import_module(request.param)
+
+
+@pytest.mark.parametrize("extension", ["command_reference"], indirect=True)
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_every_option_of_every_command_is_in_the_reference(extension: Any, name: str) -> None:
+    section = extension.reference().partition(f"## plait {name}\n")[2].partition("\n## ")[0]
+    command = cli.commands[name]
+    assert command.help is not None
+    flags = [flag for one in command.params for flag in one.opts if flag.startswith("-")]
+    assert [flag for flag in flags if flag not in section] == []
+
+
+@pytest.mark.parametrize("extension", ["python_reference"], indirect=True)
+@pytest.mark.parametrize("package", [plait, runner, backends, persistence], ids=lambda package: package.__name__)
+def test_every_public_name_is_in_the_reference(extension: Any, package: ModuleType) -> None:
+    text = extension.reference(package.__name__)
+    missing = [
+        name
+        for name in package.__all__
+        if f":: {package.__name__}.{name}\n" not in text
+        and f":: {getattr(getattr(package, name), '__name__', '')}\n" not in text
+    ]
+    assert missing == []
+    assert f"{package.__name__}.{package.__all__[0]}" not in extension.reference(
+        package.__name__, without=frozenset(package.__all__)
+    )
