@@ -1,5 +1,5 @@
 """The contract of every backend, as tests. Subclass `BackendContract` and add a fixture `subject`; see
-docs/backends.md.
+docs/guides/backends.md.
 """
 
 from __future__ import annotations

@@ -13,7 +13,14 @@ author = "The plait authors"
 project_copyright = "The plait authors"
 version = release = installed_version("plait")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "command_reference", "python_reference", "repository_links"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "command_reference",
+    "plan_reference",
+    "python_reference",
+    "repository_links",
+]
 exclude_patterns = ["_build"]
 nitpicky = True
 # A docstring names much that has no page of its own: parameters' types of other packages, internal classes.

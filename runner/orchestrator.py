@@ -62,7 +62,7 @@ class LoopState:
 
 class Orchestrator:
     """Reaches `goal` with three backends: one plans tasks, one executes them, in parallel where they do not depend on
-    each other, and one reflects on what has come of them; see docs/orchestrator.md.
+    each other, and one reflects on what has come of them; see docs/guides/orchestrator.md.
 
     `backends` has them by the names `planner`, `executor` and `reflector`, or is one for all three; functions count as
     backends. At most `max_iterations` tasks are executed, and then the answer is made of what is there. With

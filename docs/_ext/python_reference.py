@@ -52,7 +52,7 @@ def _plain(app: Sphinx, what: str, name: str, obj: object, options: object, line
     text = "\n".join(lines)
     parts = re.split(r"(`[^`]*`)", text)
     lines[:] = "".join(
-        f"`{part}`" if part[:1] == "`" else re.sub(r"([*|]|_(?!\w))", r"\\\1", part) for part in parts
+        f"`{part}`" if part[:1] == "`" else re.sub(r"([*|]|_(?![A-Za-z0-9]))", r"\\\1", part) for part in parts
     ).split("\n")
 
 

@@ -89,7 +89,7 @@ class Task:
     """One subtask: a prompt for a backend, run once everything in `depends_on` is done.
 
     `id` is 1 to 64 of letters, digits, `.`, `_`, `-`, not starting with a dot. `prompt` is a template: `{{ other }}` is
-    the result of upstream task `other` (see docs/plan-files.md). `backend` names one of the runner's backends; None is
+    the result of upstream task `other` (docs/guides/plan-files.md). `backend` names a backend of the runner; None is
     its default one, or the backend of the task in `continues`. `continues` goes on with that task's conversation and
     implies depending on it. `timeout` is seconds for one attempt, None for no limit. `output_schema` is a JSON Schema
     that the answer has to fit. `weight` is the expected relative duration, used to start long paths first. `item` is

@@ -1,4 +1,4 @@
-"""The layers of the packages (docs/design.md) as one ordered list, and the imports that break them.
+"""The layers of the packages (docs/explanation/design.md) as one ordered list, and the imports that break them.
 
 A module imports from the layers below its own, and from its own unit. Units of one layer do not import each other.
 Each import counts: at the head of a module, inside a function, and for types.

@@ -1,4 +1,4 @@
-"""The rules of docs/design.md as functions from a file to the lines that break them."""
+"""The rules of docs/explanation/design.md as functions from a file to the lines that break them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 project of theirs has it checked so. `python -m tests.docs.shown_code`, which `make lint` calls.
 
 Each block stands in a file of its own, at the lines where its page has it: what is said of growing_103.py:125 is about
-line 125 of docs/growing.md. All of them are in one folder, so that blocks find the files that their page names.
+line 125 of docs/guides/growing.md. All of them are in one folder, so that blocks find the files that their page names.
 """
 
 from __future__ import annotations

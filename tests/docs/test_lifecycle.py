@@ -1,4 +1,4 @@
-"""docs/lifecycle.md shows the table of transitions and the events that the stores write."""
+"""The pages show the table of transitions and the events that the stores write; the service of the guide works."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from plait.persistence.records import RunRecord
 from plait.runner import DAG, ParallelRunner, RunService, Task
 from plait.runner.domain.status import RUN_DONE, RUN_REOPENINGS, RUN_TRANSITIONS, RunStatus
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "lifecycle.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parent.parent.parent / "docs"
+GUIDE = (DOCS / "guides" / "lifecycle.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "reference" / "events-and-statuses.md").read_text(encoding="utf-8")
 AT = "2026-01-01T00:00:00.000Z"
 
 
@@ -71,7 +73,7 @@ class Away(MemoryStore):
 
 
 async def test_the_service_of_the_page_outlasts_a_store_that_is_away(capsys: pytest.CaptureFixture[str]) -> None:
-    code = PAGE.partition("# worker.py\n")[2].partition("asyncio.run(")[0].replace("sleep(30)", "sleep(0)")
+    code = GUIDE.partition("# worker.py\n")[2].partition("asyncio.run(")[0].replace("sleep(30)", "sleep(0)")
     page: dict[str, Any] = {}
     exec(code, page)
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 import pytest
@@ -130,12 +131,19 @@ def servers() -> Generator[PageServers]:
         yield servers
 
 
+@pytest.fixture(scope="module")
+def ports() -> dict[str, int]:
+    """The port of each page's model server: a later block goes on with a run that names the server."""
+    return {}
+
+
 @pytest.fixture
 async def place(
-    request: pytest.FixtureRequest, folders: dict[str, Path], servers: PageServers
+    request: pytest.FixtureRequest, folders: dict[str, Path], servers: PageServers, ports: dict[str, int]
 ) -> AsyncGenerator[Place]:
     block: Block = request.node.callspec.params["block"]
-    async with serve(oblige) as server:
+    async with serve(oblige, port=ports.get(block.file, 0)) as server:
+        ports[block.file] = urlsplit(server.url).port or 0
         yield Place(folders[block.file], server.url, servers)
 
 
@@ -255,6 +263,38 @@ def test_links_lead_somewhere(file: str) -> None:
 @pytest.mark.parametrize("file", PAGES)
 def test_every_block_has_a_fence(file: str) -> None:
     assert indented_blocks(file, PAGES[file]) == [], "put these between fences with an info string, so that they run"
+
+
+SEARCHED = [
+    "durable execution",
+    "human-in-the-loop",
+    "structured output",
+    "retries",
+    "rate limit",
+    "checkpoint",
+    "fan-out",
+    "coding agents",
+]
+
+
+@pytest.mark.parametrize("word", SEARCHED)
+def test_words_that_users_search_for_are_found(word: str) -> None:
+    found = [file for file, text in PAGES.items() if word in text.lower()]
+    assert "docs/concepts.md" in found
+    assert len(found) > 1, found
+
+
+def test_every_page_is_on_the_site() -> None:
+    listed = re.findall(r"^[\w/-]+$", "".join(b.text for b in BLOCKS if b.info == "{toctree}"), re.MULTILINE)
+    assert {f"docs/{name}.md" for name in listed} == PAGES.keys() - {"README.md", "docs/index.md"}
+
+
+def test_the_variables_that_the_page_names_are_those_of_the_code() -> None:
+    named = set(re.findall(r"^\| `([A-Z_]+)` \|", PAGES["docs/reference/configuration.md"], re.MULTILINE))
+    folders = ("runner", "backends", "persistence")
+    code = "".join(p.read_text(encoding="utf-8") for name in folders for p in (ROOT / name).rglob("*.py"))
+    assert {name for name in named if f'"{name}"' not in code} == set()
+    assert set(re.findall(r'environ\.get\("([A-Z_]+)"', code)) <= named
 
 
 PAGE = """# T

@@ -1,4 +1,4 @@
-"""docs/python-api.md lists the events, fields and errors that there are."""
+"""The reference lists the events, fields and errors that there are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from plait.runner import Retry, RunResult, Task, TaskResult
 from plait.runner.domain import events
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "python-api.md").read_text(encoding="utf-8")
+REFERENCE = Path(__file__).parent.parent.parent / "docs" / "reference"
+PAGE = "".join((REFERENCE / name).read_text(encoding="utf-8") for name in ("python-api.md", "events-and-statuses.md"))
 
 
 def rows(heading: str) -> dict[str, list[str]]:

@@ -13,6 +13,7 @@ import pytest
 import plait
 from plait import backends, persistence, runner
 from plait.runner.cli.app import cli
+from plait.runner.plan.schema import plan_schema
 
 EXTENSIONS = Path(__file__).parent.parent.parent / "docs" / "_ext"
 
@@ -32,6 +33,14 @@ def test_every_option_of_every_command_is_in_the_reference(extension: Any, name:
     assert command.help is not None
     flags = [flag for one in command.params for flag in one.opts if flag.startswith("-")]
     assert [flag for flag in flags if flag not in section] == []
+
+
+@pytest.mark.parametrize("extension", ["plan_reference"], indirect=True)
+def test_every_key_of_every_kind_of_backend_is_in_the_reference(extension: Any) -> None:
+    text = extension.reference()
+    for spec in (one for name, one in plan_schema()["$defs"].items() if name.endswith("Spec")):
+        section = text.partition(f"### kind: {spec['properties']['kind']['const']}\n")[2].partition("\n### ")[0]
+        assert [key for key in spec["properties"] if key != "kind" and f"| `{key}` |" not in section] == []
 
 
 @pytest.mark.parametrize("extension", ["python_reference"], indirect=True)

@@ -1,4 +1,4 @@
-"""docs/workflows.md says what the code does: its tables are read and tried."""
+"""docs/guides/workflows.md says what the code does: its tables are read and tried."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plait.runner.domain.status import TaskStatus
 from plait.runner.policies import workflow_session as session
 from plait.runner.policies.workflow import OnError
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "workflows.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "guides" / "workflows.md").read_text(encoding="utf-8")
 
 
 def rows(heading: str) -> list[list[str]]:

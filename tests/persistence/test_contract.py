@@ -1,4 +1,4 @@
-"""Every store of ours keeps the contract; tests/docs/test_pages.py has the one of docs/stores.md keep it."""
+"""Every store of ours keeps the contract; tests/docs/test_pages.py has the one of docs/guides/stores.md keep it."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from plait.backends.agents.catalog import AGENTS
 from tests.real_agents.install import known
 
-PAGE = Path(__file__).parents[2] / "docs" / "agents.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "agents.md"
 
 
 def rows() -> list[list[str]]:

@@ -87,8 +87,8 @@ class Script:
 
 
 @asynccontextmanager
-async def serve(*answers: Answer) -> AsyncGenerator[Script]:
-    """A server that gives these answers."""
+async def serve(*answers: Answer, port: int = 0) -> AsyncGenerator[Script]:
+    """A server that gives these answers, on `port` or on any free one."""
     script = Script(list(answers))
     handlers: set[asyncio.Task[None]] = set()
 
@@ -103,7 +103,7 @@ async def serve(*answers: Answer) -> AsyncGenerator[Script]:
         finally:
             handlers.discard(task)
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    server = await asyncio.start_server(handle, "127.0.0.1", port)
     script.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield script

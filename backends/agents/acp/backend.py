@@ -1,5 +1,5 @@
 """Backend for every agent that speaks the Agent Client Protocol (ACP): goose, opencode, Qwen Code, Gemini CLI, and, by
-an adapter, Claude Code and Codex. Tested versions are listed in docs/agents.md.
+an adapter, Claude Code and Codex. Tested versions are listed in docs/guides/agents.md.
 
 Each turn starts the agent, and reopens the session made in the first turn. Permission requests are decided by the
 backend's policy or by a person.

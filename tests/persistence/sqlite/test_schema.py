@@ -44,7 +44,10 @@ SESSION = SessionOpened(at(4), "a", 1, "session-b")
 ROOT = Path(__file__).parent.parent.parent.parent
 
 
-@pytest.mark.parametrize("sql", re.findall(r"```sql\n(.*?)```", (ROOT / "docs/stores.md").read_text(), re.DOTALL))
+PAGE = ROOT / "docs" / "guides" / "stores.md"
+
+
+@pytest.mark.parametrize("sql", re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL))
 async def test_documented_queries_find_something(path: Path, sql: str) -> None:
     async with SQLiteStore(path) as store:
         writer = Writer(store)

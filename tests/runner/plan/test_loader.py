@@ -282,7 +282,7 @@ def test_examples(name):
 
 
 def test_blocks_of_the_page():
-    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "plan-files.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "guides" / "plan-files.md").read_text(), re.DOTALL)
     assert len(blocks) == 5
     for block in blocks:
         Draft202012Validator(plan_schema()).validate(read_source(block).value)
