@@ -116,4 +116,4 @@ def test_the_rule_lets_the_neighbours_pass(rule: Rule) -> None:
 
 @pytest.mark.parametrize("pattern", [*PURE, *HOMES.values()])
 def test_the_places_that_rules_name_are_there(pattern: str) -> None:
-    assert any(source.lies_in(pattern) for source in SOURCES), f"{pattern} is gone: mend the list and docs/explanation/design.md"
+    assert any(source.lies_in(pattern) for source in SOURCES), f"{pattern} is gone: mend the list and design.md"
