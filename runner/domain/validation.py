@@ -12,7 +12,8 @@ from plait.backends.protocol import JsonInput
 from plait.runner.domain.reachability import not_upstream
 from plait.runner.domain.task import Retry, Task
 from plait.runner.errors import Problem, nearest
-from plait.runner.prompts.render import RESERVED_NAMES, PromptNames, look_into
+from plait.runner.prompts.base import RESERVED_NAMES, PromptNames
+from plait.runner.prompts.render import parse_names
 
 MOST_HINTS = 20
 """Unknown names of one graph for which the nearest right one is looked for."""
@@ -214,7 +215,7 @@ class Checks:
         for place, task in enumerate(self._tasks):
             if not _is_text(task.prompt) or "{" not in task.prompt:
                 continue
-            used, mistakes = look_into(task.prompt)
+            used, mistakes = parse_names(task.prompt)
             for mistake in mistakes:
                 yield Problem(str(mistake), task.id, "prompt", None, place, mistake.line)
             for name in sorted(used.names):
@@ -230,7 +231,7 @@ class Checks:
         for place, task in enumerate(self._tasks):
             if task.aliases:
                 direct = frozenset(self._graph.dependencies[self._start + place])
-                used = look_into(task.prompt)[0] if _is_text(task.prompt) else PromptNames()
+                used = parse_names(task.prompt)[0] if _is_text(task.prompt) else PromptNames()
                 whole = "results" in used.names and not used.results  # all of them, as in a loop
                 for alias, names in task.aliases.items():
                     is_used = whole or alias in used.names or alias in used.results

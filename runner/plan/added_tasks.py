@@ -1,4 +1,8 @@
-"""Tasks that a reply adds to a run, in the shape of a plan file's tasks."""
+"""Tasks that a reply adds to a run, in the shape of a plan file's tasks.
+
+A model wrote them, so their prompts are plain (`prompts/plain.py`): names and fields, and no template language. The
+check here is the only one: a plain prompt is plain by its text alone, wherever it is stored.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from plait.runner.plan.loader import salvage
 from plait.runner.plan.messages import findings
 from plait.runner.plan.schema import DefaultsPart, PlanPart, TaskPart
 from plait.runner.plan.tasks import make_task
+from plait.runner.prompts.plain import check_plain
 
 _LONGEST_NAME = 64
 
@@ -48,13 +53,20 @@ class Added:
 def read_added(specs: Sequence[object]) -> Added:
     """The tasks that `specs` describe, with everything that is wrong with their shape."""
     whole = cast("JsonValue", {"tasks": list(specs)})
+    names = [_name(spec) for spec in specs]
+    found: list[Problem] = []
+    lost: set[int] = set()
     try:
-        return Added(list(map(_task, PlanPart.model_validate(whole).tasks)))
+        part: PlanPart | None = PlanPart.model_validate(whole)
     except ValidationError as error:
-        names = [_name(spec) for spec in specs]
         found = [_mistake(path, message, names) for path, message, _ in findings(error, whole)]
         part, lost = salvage(whole, error)
-        return Added([] if part is None else list(map(_task, part.tasks)), found, lost, names)
+    tasks = [] if part is None else list(map(_task, part.tasks))
+    for place, task in enumerate(tasks):
+        if mistake := check_plain(task.prompt):
+            found.append(replace(_at(place, names, str(mistake)), field="prompt", line=mistake.line))
+            tasks[place] = replace(task, prompt="")
+    return Added(tasks, found, lost, names)
 
 
 def tasks_of(specs: Sequence[object]) -> Sequence[Task]:

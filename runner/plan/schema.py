@@ -12,7 +12,7 @@ from plait.backends.spec.build import BackendSpec
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.task import DEFAULT_RETRY, DEFAULT_RETRY_ON, MAX_DEPTH, MAX_TASKS, NEVER_RETRIED
 from plait.runner.policies.follow_ups import DEFAULT_CHAINS
-from plait.runner.prompts.render import RESERVED_NAMES
+from plait.runner.prompts.base import RESERVED_NAMES
 
 MAX_MADE = 100_000
 """How many tasks `for_each` over inputs may make of a plan."""

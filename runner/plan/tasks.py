@@ -21,7 +21,7 @@ from plait.runner.plan.for_each import MAX_EDGES, Families, Member
 from plait.runner.plan.messages import describe
 from plait.runner.plan.schema import MAX_MADE, DefaultsPart, FollowUpPart, PlanPart, TaskPart
 from plait.runner.plan.source import Source
-from plait.runner.prompts.render import look_into
+from plait.runner.prompts.render import parse_names
 
 _MOST_FIELDS = 20
 _USED = re.compile(r"the prompt uses \{\{ (\S+) \}\}")
@@ -157,7 +157,7 @@ class Graph:
 
     def _check_fields(self, index: int, prompt: str, name: str, elements: list[JsonValue]) -> None:
         """Fields that some elements have are theirs to lack; one that none of them has is a mistake in a name."""
-        needed = look_into(prompt)[0].item
+        needed = parse_names(prompt)[0].item
         if not needed:
             return
         if name not in self._fields:

@@ -14,7 +14,7 @@ from plait.runner.plan.schema import FollowUpPart, PlanPart
 from plait.runner.plan.source import Source
 from plait.runner.plan.tasks import check_schema, line_in, retry_of
 from plait.runner.policies.follow_ups import FollowUp, FollowUps, circle_of
-from plait.runner.prompts.render import look_into
+from plait.runner.prompts.render import parse_names
 
 
 def follow_ups_of(part: PlanPart, source: Source) -> FollowUps | None:
@@ -55,7 +55,7 @@ def _step_path(follow_ups: FollowUps, after: str, place: int) -> Path:
 def _made(step: FollowUpPart, path: Path, part: PlanPart, source: Source) -> FollowUp | None:
     check_schema(step.output_schema, (*path, "output_schema"), source)
     defaults = part.defaults
-    for mistake in look_into(step.prompt or "")[1]:
+    for mistake in parse_names(step.prompt or "")[1]:
         source.problems.append(source.problem((*path, "prompt"), str(mistake), line=mistake.line))
     try:
         return FollowUp(

@@ -23,7 +23,8 @@ from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, Mode, Retry, Task
 from plait.runner.errors import DAGError, Problem
 from plait.runner.policies.settings import made_of, settings_of
-from plait.runner.prompts.render import RESERVED_NAMES, names_used
+from plait.runner.prompts.base import RESERVED_NAMES
+from plait.runner.prompts.render import names_used
 
 WORK = "work"
 """What the result of the task that is followed is called in the prompts of its follow-ups."""

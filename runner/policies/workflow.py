@@ -31,7 +31,7 @@ from plait.runner.policies.workflow_session import (
     session_of,
     task_id,
 )
-from plait.runner.prompts.render import RESERVED_NAMES
+from plait.runner.prompts.base import RESERVED_NAMES
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,55}")
 """Eight characters fewer than a task's id may have, for the number of the try."""

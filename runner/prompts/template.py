@@ -1,150 +1,146 @@
-"""Prompts with more in them than plain names: jinja2, cut down to what a prompt needs. Pure.
+"""Prompts with more than plain names: templates of jinja2, written by the user. Pure.
 
-Prompts may have been written by a model, so they are taken to be hostile. Three locks, one behind the other: the parsed
-template may hold only the nodes of an allow-list (no calls, no arithmetic, no assignments); fields, loops and
-comparisons are rewritten into filters of ours that know keys and indexes alone and pay from a budget; and the result
-runs in jinja2's sandbox.
+A template is the user's own code, as a function is: loops and sizes have no limit but that of the rendered prompt.
+The values are not: a model wrote most of them. A value is never read as a template, fields are looked up by key and
+index alone, operators that would make a huge value of two small ones have limits, and jinja2's sandbox stands behind.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, wraps
+from typing import Any
 
-from jinja2 import StrictUndefined, TemplateSyntaxError, UndefinedError, nodes, pass_context
+from jinja2 import StrictUndefined, TemplateSyntaxError, nodes, pass_context, pass_environment
+from jinja2.filters import make_attrgetter
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
 
 from plait.backends.protocol import JsonInput
 from plait.runner.errors import PromptError
-from plait.runner.prompts.checker import TESTS, by_key, check_template
-from plait.runner.prompts.filters import BUDGET_KEY, FILTERS, GUARDS, Budget
-from plait.runner.prompts.render import PromptNames, first_of, text_of, too_long, unknown_name
+from plait.runner.prompts.base import (
+    PromptNames,
+    by_key,
+    field_of,
+    first_of,
+    json_of,
+    text_of,
+    too_long,
+    unknown_name,
+)
+from plait.runner.prompts.checker import check_template
+from plait.runner.prompts.plain import STEP
 
-MAX_TEMPLATE = 200_000  # characters; a prompt of plain names may be longer
+MAX_BITS = 100_000
+"""The length of the greatest whole number that `**` computes."""
 _FILE = "<prompt>"
 _NEVER = "\ufdd0" * 2  # no character, by the Unicode standard
 _NUMBERED = re.compile(r"\{\{-?\s*([0-9][0-9_]*[A-Za-z][\w-]*)", re.ASCII)
-"""A construct that begins with the id of a task such as `1a`, which the template language takes for a number."""
+"""A construct that begins with the id of a task such as `1a`, which the template language reads as a number."""
+_OF_TEXT = "capitalize center indent lower replace string title trim truncate upper wordcount wordwrap"
+_A_VALUE = "the value"
 
 
 class Template:
-    """A parsed and checked prompt; one with `mistakes` cannot be rendered."""
+    """A parsed and checked prompt; a prompt with `mistakes` cannot be rendered."""
+
+    names: PromptNames
+    mistakes: Sequence[PromptError]
 
     def __init__(self, prompt: str) -> None:
-        tree = _parse(prompt)
-        self.names: PromptNames
-        self.mistakes: Sequence[PromptError]
-        self.names, self.mistakes = check_template(tree)
-        self._compiled = None if self.mistakes else _compile(tree)
+        self._lines = prompt.splitlines()
+        try:
+            tree = _environment().parse(prompt)
+            self.names, self.mistakes = check_template(tree, prompt, _functions())
+            self._compiled = None if self.mistakes else _compile(tree)
+        except TemplateSyntaxError as error:
+            raise _syntax(prompt, error) from error
+        except (RecursionError, MemoryError, SyntaxError) as error:
+            raise PromptError("the prompt is nested too deep; make it simpler") from error
+        except (ValueError, ArithmeticError, TypeError) as error:  # such as a number of 5,000 digits
+            raise PromptError(f"the prompt cannot be read: {error}") from error
 
     def render(self, values: Mapping[str, JsonInput], limit: int) -> str:
-        """See `plait.runner.prompts.render.render`."""
+        """Return the prompt with `values`. Raise PromptError as `plait.runner.prompts.render.render` does."""
         if self._compiled is None:
             raise first_of(self.mistakes)
         try:
-            return _collect(self._compiled.generate({**values, BUDGET_KEY: Budget(limit)}), limit)
+            return _collect(self._compiled.generate(values), limit)
         except PromptError as error:
-            if error.line is None:
-                error.line = _line_of(error)
+            error.line = _line_of(error) if error.line is None else error.line
             raise
         except Exception as error:
-            # Undefined names arrive here, and whatever hostile values make the template do.
-            raise PromptError(_explain(error, values), _line_of(error)) from error
+            line = _line_of(error)
+            raise PromptError(self._explain(error, line, values), line) from error
+
+    def _explain(self, error: Exception, line: int | None, values: Mapping[str, JsonInput]) -> str:
+        message = str(error) or type(error).__name__
+        if isinstance(error, RecursionError):
+            return "a value in the prompt is nested too deep"
+        if unknown := re.fullmatch(r"'(\w+)' is undefined", message):
+            return unknown_name(unknown[1], values)
+        if line and (field := re.match(rf"{_A_VALUE} .*?no (?:field )?'?(-?\w+)", message)):
+            # The expression in front of the field, as its author wrote it.
+            owner = re.search(rf"(\b\w+ (?:{STEP})*?) [.\[]['\"]?{field[1]}\b", self._lines[line - 1], re.VERBOSE)
+            return message.replace(_A_VALUE, owner[1], 1) if owner else message
+        return message
 
 
 @lru_cache(maxsize=128)
 def compile_template(prompt: str) -> Template:
-    """The template of `prompt`. Raises PromptError for what cannot be parsed."""
+    """Return the template of `prompt`. Raise PromptError if the prompt cannot be parsed."""
     return Template(prompt)
 
 
-class _Guard(NodeTransformer):
-    """Puts our filters around everything that reaches into values or whose cost grows with them."""
+class _Environment(ImmutableSandboxedEnvironment):
+    """The language of the templates: values have keys and indexes, and objects of jinja2 have their safe attributes."""
 
-    def visit_Getattr(self, node: nodes.Getattr) -> nodes.Expr:  # noqa: N802
-        if isinstance(node.node, nodes.Name) and node.node.name == "loop":
-            return node
-        shown = show(node.node)
-        self.generic_visit(node)
-        return _filter(node.node, "_field", node.attr, shown)
+    intercepted_binops = frozenset({"*", "**", "%"})
 
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:  # noqa: N802
-        shown = show(node.node)
-        self.generic_visit(node)
-        return _filter(node.node, "_field", node.arg, shown)
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        return self._field(obj, attribute) if _is_value(obj) else super().getattr(obj, attribute)
 
-    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
-        step = sum(1 for _ in node.find_all(nodes.Node)) + 1
-        self.generic_visit(node)
-        node.iter = _filter(node.iter, "_loop", step)
-        return node
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        return self._field(obj, argument) if _is_value(obj) else super().getitem(obj, argument)
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:  # noqa: N802
-        self.generic_visit(node)
-        node.expr = _filter(node.expr, "_compared")
-        for operand in node.ops:
-            operand.expr = _filter(operand.expr, "_compared")
-        return node
+    def _field(self, value: Any, key: Any) -> Any:
+        if isinstance(value, Undefined):
+            return value
+        try:
+            return field_of(value, key)
+        except LookupError as error:
+            return self.undefined(f"{_A_VALUE} {error.args[0]}")
 
-
-def show(node: nodes.Node) -> str:
-    """The expression as a person wrote it, for messages."""
-    if isinstance(node, nodes.Name):
-        return node.name
-    if isinstance(node, nodes.Getattr):
-        return f"{show(node.node)}.{node.attr}"
-    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
-        return f"{show(node.node)}[{node.arg.value!r}]"
-    return "the value"
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        numbers = [side for side in map(_defined, (left, right)) if isinstance(side, int | float)]
+        if len(numbers) < 2:
+            raise PromptError(f"{operator!r} needs two numbers; fields that are numbers come with an output_schema")
+        if operator == "**" and left and math.log2(abs(left)) * abs(right) > MAX_BITS:
+            raise PromptError("'**' would make a number that is too large")
+        return super().call_binop(context, operator, left, right)
 
 
-def _filter(node: nodes.Node, name: str, *args: Any) -> nodes.Filter:
-    made = [arg if isinstance(arg, nodes.Expr) else nodes.Const(arg, lineno=node.lineno) for arg in args]
-    guarded = nodes.Filter(cast(nodes.Expr, node), name, made, [], None, None, lineno=node.lineno)
-    guarded.set_environment(_environment())
-    return guarded
-
-
-def _parse(prompt: str) -> nodes.Template:
-    if len(prompt) > MAX_TEMPLATE:
-        raise PromptError(
-            f"a prompt with more than plain names may have {MAX_TEMPLATE:,} characters, not {len(prompt):,}; "
-            "move the long text into an input or a task of its own"
-        )
-    try:
-        return _environment().parse(prompt)
-    except TemplateSyntaxError as error:
-        numbered = _NUMBERED.search(prompt)
-        if numbered is None:
-            raise PromptError(_syntax(error), error.lineno) from error
-        message = f"{{{{ {numbered[1]} }}}} begins with a digit, so it is no plain name; {by_key(numbered[1])}"
-        raise PromptError(message, prompt.count("\n", 0, numbered.start()) + 1) from error
-    except (RecursionError, MemoryError) as error:
-        raise PromptError("the prompt is nested too deep; make it simpler") from error
-    except ValueError as error:  # such as a number of 5,000 digits
-        raise PromptError(f"the prompt cannot be read: {error}") from error
+def _is_value(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float | Mapping | list | tuple | Undefined)
 
 
 def _compile(tree: nodes.Template) -> Any:
     environment = _environment()
-    try:
-        guarded: nodes.Template = _Guard().visit(tree)
-        code = environment.compile(guarded, name=None, filename=_FILE)
-        return environment.template_class.from_code(environment, code, {})
-    except TemplateSyntaxError as error:
-        raise PromptError(_syntax(error), error.lineno) from error
-    except (RecursionError, MemoryError, SyntaxError) as error:
-        raise PromptError("the prompt is nested too deep; make it simpler") from error
+    code = environment.compile(tree, name=None, filename=_FILE)
+    return environment.template_class.from_code(environment, code, _functions())
 
 
-def _syntax(error: TemplateSyntaxError) -> str:
+def _syntax(prompt: str, error: TemplateSyntaxError) -> PromptError:
+    numbered = _NUMBERED.search(prompt)
+    if numbered:
+        message = f"{{{{ {numbered[1]} }}}} begins with a digit, so it is no plain name; {by_key(numbered[1])}"
+        return PromptError(message, prompt.count("\n", 0, numbered.start()) + 1)
     message = (error.message or "it cannot be read").rstrip(".")
-    return f"the template cannot be read: {message}; to write two braces as they are, use {{{{ '{{{{' }}}}"
+    advice = "to write two braces as they are, use {{ '{{' }}"
+    return PromptError(f"the template cannot be read: {message}; {advice}", error.lineno)
 
 
 def _collect(chunks: Iterator[str], limit: int) -> str:
@@ -158,31 +154,55 @@ def _collect(chunks: Iterator[str], limit: int) -> str:
     return "".join(pieces)
 
 
-def _explain(error: Exception, values: Mapping[str, JsonInput]) -> str:
-    unknown = re.fullmatch(r"'(\w+)' is undefined", str(error)) if isinstance(error, UndefinedError) else None
-    if unknown:
-        return unknown_name(unknown[1], values)
-    if isinstance(error, RecursionError):
-        return "a value in the prompt is nested too deep"
-    return str(error) or type(error).__name__
-
-
 def _line_of(error: Exception) -> int | None:
     lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == _FILE]
     return lines[-1] if lines else None
 
 
-@pass_context  # also keeps jinja2 from working out constants while it compiles, outside of every limit
+def _defined(value: Any) -> Any:
+    return str(value) if isinstance(value, Undefined) else value  # an undefined value raises here
+
+
+def _text(value: Any) -> str:
+    return text_of(_defined(value))
+
+
+@pass_context  # keeps jinja2 from evaluating constants while a plan is only checked, as `optimized` does
 def _write(_context: Context, value: Any) -> str:
-    if isinstance(value, Undefined):
-        return str(value)  # raises: the class is strict
-    return text_of(value)
+    return _text(value)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json_of(_defined(value), indent)
+
+
+@pass_environment
+def _join(environment: Any, value: Any, d: str = "", attribute: str | int | None = None) -> str:
+    parts = value if attribute is None else map(make_attrgetter(environment, attribute), value)
+    return str(d).join(map(_text, parts))
+
+
+def _of_text(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the filter with its value as the text that a prompt shows."""
+    place = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    @wraps(function)
+    def filter_text(*args: Any, **options: Any) -> Any:
+        return function(*args[:place], _text(args[place]), *args[place + 1 :], **options)
+
+    return filter_text
 
 
 @lru_cache(maxsize=1)
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        # No comments: what stands between {# and #} is text, and would be left out of the prompt without a word.
+def _functions() -> dict[str, Any]:
+    """Return the functions of the template language, such as `range`."""
+    return ImmutableSandboxedEnvironment().globals
+
+
+@lru_cache(maxsize=1)
+def _environment() -> _Environment:
+    environment = _Environment(
+        # No comments: text between {# and #} stays in the prompt.
         comment_start_string=f"{_NEVER}#",
         comment_end_string=f"#{_NEVER}",
         undefined=StrictUndefined,
@@ -191,7 +211,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
         autoescape=False,
         optimized=False,
     )
+    # Functions are no globals of the environment: they would hide tasks of the same name.
     environment.globals.clear()
-    environment.filters = {**FILTERS, **GUARDS}
-    environment.tests = {name: environment.tests[name] for name in TESTS}
+    environment.policies["truncate.leeway"] = 0
+    environment.filters.update({name: _of_text(environment.filters[name]) for name in _OF_TEXT.split()})
+    environment.filters.update(join=_join, tojson=_to_json)
     return environment

@@ -1,7 +1,7 @@
 """Plans that come over HTTP: as in a plan file, but without a word on how and where they run.
 
-Whoever may post a plan may spend what the server's backends cost, and no more than that: such a plan names no server,
-no key, no function and no file.
+Whoever may post a plan may spend what the server's backends cost, and the server's time by the loops in a prompt, and
+no more than that: such a plan names no server, no key, no function and no file.
 """
 
 from __future__ import annotations

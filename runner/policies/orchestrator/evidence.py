@@ -16,7 +16,7 @@ from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.domain.task import FailureMode, Task
 from plait.runner.policies.orchestrator.prompts import ANSWER_ID
 from plait.runner.policies.orchestrator.replies import PREFIX, Known
-from plait.runner.prompts.render import text_of
+from plait.runner.prompts.base import text_of
 
 _OWN = re.compile(r"(plan|reflect)\.[0-9]+")
 _LEAST_SHOWN = 200

@@ -36,6 +36,17 @@ WRONG = {
     "unknown backend": (plan(spec("a", backend="gtp")), "no backend named 'gtp'"),
     "another backend's conversation": (plan(spec("a", continues="x", backend="other")), "continues 'x'"),
     "name that is not upstream": (plan(spec("a", "{{ x }}")), "'x' is not upstream"),
+    "template language": (
+        plan(spec("a", "{% for y in x %}{{ y }}{% endfor %}", depends_on=["x"])),
+        "task 'a': the prompt of an added task may hold names and fields, as in {{ name }} and {{ name.field }}, and "
+        "no other template syntax, such as {% for y in x %}, {% endfor %}; two braces as they are: {{ '{{' }}",
+    ),
+    "filter": (
+        plan(spec("a", "{{ x | upper }}", depends_on=["x"])),
+        "no other template syntax, such as {{ x | upper }};",
+    ),
+    "id with a dash": (plan(spec("a", "{{ my-x }}")), 'write {{ results["my-x"] }} for a task'),
+    "field that nothing is called": (plan(spec("a", "{{ y.z }}")), "uses {{ y }}, but 'y' is not upstream"),
     "broken template": (plan(spec("a", "{{ x", depends_on=["x"])), "'a'"),
     "lone surrogate": ('[{"id": "a", "prompt": "\\ud800"}]', "task"),
     "lone surrogate in a key": (
@@ -117,6 +128,31 @@ async def test_mistakes_of_all_kinds_are_told_at_once_and_none_twice() -> None:
         "- task 'x': id 'x' is used twice; the run has a task of that id",
         "- task 'c': unknown task 'cc'; did you mean 'c'?",
     ]
+
+
+@pytest.mark.parametrize("as_reply", [False, True])
+async def test_prompts_of_added_tasks_have_names_and_fields_also_after_a_resume(store: Store, as_reply: bool) -> None:
+    prompts = {
+        "next": "{{ plan.tasks.0.id }} {{ '{{' }} }} {{ results['e-f'] }}",
+        "each": "{{ item.name }} {{ item['n'] }}",
+    }
+    added = [
+        spec("e-f", "fail"),
+        spec("next", prompts["next"], depends_on=["plan", "e-f"]),
+        spec("list"),
+        spec("each", prompts["each"], for_each="list"),
+    ]
+    answer = {"tasks": added}
+    said = Reply("", {"tasks": [{"id": "e-f"}]}, tasks=tuple(added)) if as_reply else listed(answer)
+    items = listed([{"name": "{% x %}", "n": "{{ plan }}"}])
+    planner = Task("plan", prompt="plan", adds_tasks=not as_reply)
+    first = talker({"plan": said, "fail": ValueError("later"), "list": items})
+    result = await runner_of(first, store).run(DAG([planner]), "r")
+    assert (result.status, result.text["each.1"]) == (RunStatus.FAILED, "<{% x %} {{ plan }}>")
+    again = await runner_of(talker({"fail": "{{ done }}"}), store).resume("r", retry_failed=True)
+    assert (again.status, again.text["next"]) == (RunStatus.COMPLETED, "<e-f {{ }} {{ done }}>")
+    stored = {task.task_id: task.prompt for task in await store.list_tasks("r")}
+    assert {task_id: stored[task_id] for task_id in prompts} == prompts
 
 
 async def test_its_failure_mode_counts() -> None:

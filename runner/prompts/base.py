@@ -1,0 +1,104 @@
+"""Names, values, and errors that the modules of this package share. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import GeneratorType
+from typing import Any
+
+from plait.backends.protocol import JsonInput
+from plait.runner.errors import PromptError
+
+CONSTANTS: frozenset[str] = frozenset({"true", "false", "none", "True", "False", "None"})
+"""Names that are values in a prompt: a task or an input of that name would silently never be inserted."""
+RESERVED_NAMES: frozenset[str] = frozenset({"inputs", "results", "item", *CONSTANTS})
+"""Names that never stand for a task: the inputs of the run, all upstream results by id, the element of a `for_each`,
+and the constants.
+"""
+DEFAULT_LIMIT = 1_000_000
+"""Characters of a rendered prompt."""
+_MOST_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class PromptNames:
+    """The names that a prompt uses."""
+
+    names: frozenset[str] = frozenset()
+    """Every free top-level name, reserved names included."""
+    results: frozenset[str] = frozenset()
+    """The constant keys of `results`, such as `my-task` in `{{ results["my-task"] }}`."""
+    inputs: frozenset[str] = frozenset()
+    """The constant keys of `inputs`."""
+    item: frozenset[str] = frozenset()
+    """The fields of `item` without which the prompt cannot be rendered, whatever the other values are."""
+
+
+def text_of(value: object) -> str:
+    """Return `value` as a prompt shows it: text unchanged, None as nothing, everything else as JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json_of(value)
+
+
+def json_of(value: object, indent: int | None = None) -> str:
+    """Return `value` as JSON. Raise TypeError, ValueError, or RecursionError if JSON has no form for the value."""
+    return json.dumps(value, ensure_ascii=False, indent=indent, default=_plain)
+
+
+def field_of(value: Any, key: object) -> Any:
+    """Return the field of a mapping or the element of a list; Python attributes of a value do not exist for a prompt.
+
+    Raise LookupError with the end of a sentence that starts with the name of the value.
+    """
+    if isinstance(value, Mapping):
+        if isinstance(key, str) and key in value:
+            return value[key]
+        fields = [str(name) for name in value]
+        raise LookupError(f"has no field {key!r}; it has {', '.join(fields[:_MOST_SHOWN]) or 'no fields'}")
+    if isinstance(value, list | tuple):
+        size = len(value)
+        if isinstance(key, int) and not isinstance(key, bool) and -size <= key < size:
+            return value[key]
+        raise LookupError(f"is a list of {size}, so it has no {key!r}")
+    raise LookupError(f"is {_kind(value)}, so it has no field {key!r}; fields come with an output_schema")
+
+
+def by_key(name: str) -> str:
+    """Return how a prompt writes `name`, which is no plain name."""
+    return f'write {{{{ results["{name}"] }}}} for a task, {{{{ inputs["{name}"] }}}} for an input'
+
+
+def too_long(limit: int) -> PromptError:
+    """Return the error for a prompt of more than `limit` characters."""
+    return PromptError(
+        f"the rendered prompt has more than {limit:,} characters; insert less, for example with `| truncate(2000)`"
+    )
+
+
+def unknown_name(name: str, values: Mapping[str, JsonInput]) -> str:
+    """Return the message about a name that is not in `values`."""
+    known = sorted(key for key in values if key.isidentifier())
+    return f"nothing is called {name!r} here; the prompt may use {', '.join(known[:_MOST_SHOWN]) or 'no names at all'}"
+
+
+def first_of(mistakes: Sequence[PromptError]) -> PromptError:
+    """Return the first mistake as a new error: a cached error would collect a traceback with each raise."""
+    return PromptError(str(mistakes[0]), mistakes[0].line)
+
+
+def _kind(value: object) -> str:
+    for kind, name in ((str, "a text"), (bool, "true or false"), (int | float, "a number")):
+        if isinstance(value, kind):
+            return name
+    return "an empty value"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(value, Sequence | GeneratorType):
+        return list(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    raise TypeError(f"a {type(value).__name__} is not JSON")
