@@ -1,7 +1,7 @@
 """Stores: where plait writes down what it does."""
 
-from plait.persistence.batch import Batch
 from plait.persistence.changes import (
+    Batch,
     Change,
     LeaseRenewed,
     NewTask,
@@ -25,12 +25,18 @@ from plait.persistence.changes import (
     TurnAppended,
 )
 from plait.persistence.errors import Conflict, Fenced, StoreBusy, StoreError, StoreNotOpen, StoreUnusable
-from plait.persistence.facets import ContextStore, RunStore, TaskStore
-from plait.persistence.files import FilesStore
 from plait.persistence.memory.store import MemoryStore
-from plait.persistence.notes import Note, NoteRecord
-from plait.persistence.protocol import Store
-from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, Owner, RunRecord, TaskRecord
+from plait.persistence.protocol import ContextStore, FilesStore, RunStore, Store, TaskStore
+from plait.persistence.records import (
+    AttemptRecord,
+    EventRecord,
+    MessageRecord,
+    Note,
+    NoteRecord,
+    Owner,
+    RunRecord,
+    TaskRecord,
+)
 from plait.persistence.sqlite import SQLiteStore
 
 __all__ = [

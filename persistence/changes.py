@@ -297,3 +297,26 @@ Change: TypeAlias = (
     | TaskCancelled
     | TaskReopened
 )
+AttemptEnd: TypeAlias = TaskCompleted | TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting | TaskCancelled
+"""Every change that ends an attempt."""
+TaskTransition: TypeAlias = TaskStarted | TaskAnswered | TaskReopened | AttemptEnd
+"""Every change of a task's status."""
+
+
+@value
+class Batch:
+    """Changes to one run, applied all or none.
+
+    Change i has the sequence number `first_seq + i`; a run's numbers start at 1 and have no gap. A store skips every
+    change whose number it has applied already, so a batch (or a longer one that starts with it) can be written again
+    after an error without harm. `epoch` is the epoch that the writer holds, 0 before the first claim.
+    """
+
+    run_id: str
+    epoch: int
+    first_seq: int
+    changes: tuple[Change, ...]
+
+    @property
+    def last_seq(self) -> int:
+        return self.first_seq + len(self.changes) - 1

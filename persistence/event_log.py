@@ -6,28 +6,13 @@ import json
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from plait.persistence.changes import (
-    PolicyDecided,
-    RunCreated,
-    RunStatusChanged,
-    SessionOpened,
-    TaskAdopted,
-    TaskAnswered,
-    TaskCancelled,
-    TaskCompleted,
-    TaskFailed,
-    TaskInterrupted,
-    TaskReopened,
-    TaskRetried,
-    TasksAdded,
-    TaskStarted,
-    TaskWaiting,
-)
+from plait.persistence import changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from plait.persistence.changes import Change, NewTask
+
 
 EventParts = tuple[str, str, str | None, int | None, str]
 """at, kind, task_id, attempt, detail."""
@@ -41,21 +26,21 @@ def event_of(change: Change) -> EventParts | None:
     return None if make is None else make(change)
 
 
-def _run_created(change: RunCreated) -> EventParts:
+def _run_created(change: changes.RunCreated) -> EventParts:
     return change.at, "run_created", None, None, _tasks(change.tasks)
 
 
-def _run_status(change: RunStatusChanged) -> EventParts:
+def _run_status(change: changes.RunStatusChanged) -> EventParts:
     running = "resumed" if change.resumed else "started"
     kind = running if change.status == "running" else change.status
     return change.at, f"run_{kind}", None, None, "{}"
 
 
-def _tasks_added(change: TasksAdded) -> EventParts:
+def _tasks_added(change: changes.TasksAdded) -> EventParts:
     return change.at, "tasks_added", change.added_by, None, _tasks(change.tasks)
 
 
-def _policy_decided(change: PolicyDecided) -> EventParts:
+def _policy_decided(change: changes.PolicyDecided) -> EventParts:
     return change.at, "policy_decided", None, None, "{}"
 
 
@@ -63,28 +48,28 @@ def _tasks(tasks: tuple[NewTask, ...]) -> str:
     return f'{{"tasks":{len(tasks)}}}'
 
 
-def _task_started(change: TaskStarted) -> EventParts:
+def _task_started(change: changes.TaskStarted) -> EventParts:
     return change.at, "task_started", change.task_id, change.attempt, start_detail(change.backend)
 
 
-def _task_adopted(change: TaskAdopted) -> EventParts:
+def _task_adopted(change: changes.TaskAdopted) -> EventParts:
     return change.at, "task_adopted", change.task_id, change.attempt, "{}"
 
 
-def _session_opened(change: SessionOpened) -> EventParts:
+def _session_opened(change: changes.SessionOpened) -> EventParts:
     return change.at, "session_opened", change.task_id, change.attempt, "{}"
 
 
-def _task_completed(change: TaskCompleted) -> EventParts:
+def _task_completed(change: changes.TaskCompleted) -> EventParts:
     detail = f'{{"input_tokens":{change.input_tokens:d},"output_tokens":{change.output_tokens:d}}}'
     return change.at, "task_completed", change.task_id, change.attempt, detail
 
 
-def _task_failed(change: TaskFailed) -> EventParts:
+def _task_failed(change: changes.TaskFailed) -> EventParts:
     return change.at, f"task_{change.status}", change.task_id, change.attempt, _pair("error_kind", change.error_kind)
 
 
-def _task_retried(change: TaskRetried) -> EventParts:
+def _task_retried(change: changes.TaskRetried) -> EventParts:
     told: dict[str, str | float] = {"error_kind": change.error_kind, "delay_s": change.delay_s}
     if change.goes_on:
         told["goes_on"] = True
@@ -92,23 +77,23 @@ def _task_retried(change: TaskRetried) -> EventParts:
     return change.at, "task_retried", change.task_id, change.attempt, detail
 
 
-def _task_interrupted(change: TaskInterrupted) -> EventParts:
+def _task_interrupted(change: changes.TaskInterrupted) -> EventParts:
     return change.at, "task_interrupted", change.task_id, change.attempt, _pair("reason", change.reason)
 
 
-def _task_waiting(change: TaskWaiting) -> EventParts:
+def _task_waiting(change: changes.TaskWaiting) -> EventParts:
     return change.at, "task_waiting_input", change.task_id, change.attempt, "{}"
 
 
-def _task_answered(change: TaskAnswered) -> EventParts:
+def _task_answered(change: changes.TaskAnswered) -> EventParts:
     return change.at, "task_answered", change.task_id, None, "{}"
 
 
-def _task_cancelled(change: TaskCancelled) -> EventParts:
+def _task_cancelled(change: changes.TaskCancelled) -> EventParts:
     return change.at, "task_cancelled", change.task_id, None, "{}"
 
 
-def _task_reopened(change: TaskReopened) -> EventParts:
+def _task_reopened(change: changes.TaskReopened) -> EventParts:
     return change.at, "task_reopened", change.task_id, None, "{}"
 
 
@@ -123,19 +108,19 @@ def _pair(key: str, value: str) -> str:
 
 
 _EVENTS: dict[type, Callable[..., EventParts]] = {
-    RunCreated: _run_created,
-    RunStatusChanged: _run_status,
-    TasksAdded: _tasks_added,
-    PolicyDecided: _policy_decided,
-    TaskStarted: _task_started,
-    TaskAdopted: _task_adopted,
-    SessionOpened: _session_opened,
-    TaskCompleted: _task_completed,
-    TaskFailed: _task_failed,
-    TaskRetried: _task_retried,
-    TaskInterrupted: _task_interrupted,
-    TaskWaiting: _task_waiting,
-    TaskAnswered: _task_answered,
-    TaskCancelled: _task_cancelled,
-    TaskReopened: _task_reopened,
+    changes.RunCreated: _run_created,
+    changes.RunStatusChanged: _run_status,
+    changes.TasksAdded: _tasks_added,
+    changes.PolicyDecided: _policy_decided,
+    changes.TaskStarted: _task_started,
+    changes.TaskAdopted: _task_adopted,
+    changes.SessionOpened: _session_opened,
+    changes.TaskCompleted: _task_completed,
+    changes.TaskFailed: _task_failed,
+    changes.TaskRetried: _task_retried,
+    changes.TaskInterrupted: _task_interrupted,
+    changes.TaskWaiting: _task_waiting,
+    changes.TaskAnswered: _task_answered,
+    changes.TaskCancelled: _task_cancelled,
+    changes.TaskReopened: _task_reopened,
 }

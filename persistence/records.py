@@ -138,3 +138,26 @@ class EventRecord:
     task_id: str | None
     attempt: int | None
     detail: str
+
+
+@value
+class Note:
+    """What somebody asks of a run's owner: `kind` says what, `task_id` of which task if of one, `body` is JSON that the
+    store keeps and never reads. `at` as in `plait.persistence.changes`.
+    """
+
+    kind: str
+    at: str
+    task_id: str | None = None
+    body: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class NoteRecord:
+    """A stored note. `number` counts the notes of its run from 1, in the order in which they arrived."""
+
+    number: int
+    kind: str
+    at: str
+    task_id: str | None
+    body: str

@@ -10,31 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from plait.persistence.changes import (
-    LeaseRenewed,
-    PolicyDecided,
-    RunClaimed,
-    RunCreated,
-    RunReleased,
-    RunStatusChanged,
-    TaskAnswered,
-    TaskCancelled,
-    TaskCompleted,
-    TaskFailed,
-    TaskInterrupted,
-    TaskReopened,
-    TaskRetried,
-    TaskStarted,
-    TaskWaiting,
-    TurnAppended,
-)
+from plait.persistence import changes
 from plait.persistence.errors import Conflict, Fenced
+from plait.persistence.records import RunRecord
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from plait.persistence.batch import Batch
-    from plait.persistence.changes import Change, TasksAdded
+    from plait.persistence.changes import Batch, Change
     from plait.persistence.records import Owner
 
 RUN_MAY_BECOME: Mapping[str, frozenset[str]] = {
@@ -50,15 +33,15 @@ for results that were found damaged. A running run becomes running only as RunSt
 """
 
 TASK_MUST_BE: Mapping[type, frozenset[str]] = {
-    TaskStarted: frozenset({"pending"}),
-    TaskCompleted: frozenset({"running", "waiting_input"}),
-    TaskFailed: frozenset({"running", "waiting_input"}),
-    TaskRetried: frozenset({"running"}),
-    TaskInterrupted: frozenset({"running"}),
-    TaskWaiting: frozenset({"running"}),
-    TaskAnswered: frozenset({"waiting_input"}),
-    TaskCancelled: frozenset({"pending", "running", "waiting_input"}),
-    TaskReopened: frozenset({"failed"}),
+    changes.TaskStarted: frozenset({"pending"}),
+    changes.TaskCompleted: frozenset({"running", "waiting_input"}),
+    changes.TaskFailed: frozenset({"running", "waiting_input"}),
+    changes.TaskRetried: frozenset({"running"}),
+    changes.TaskInterrupted: frozenset({"running"}),
+    changes.TaskWaiting: frozenset({"running"}),
+    changes.TaskAnswered: frozenset({"waiting_input"}),
+    changes.TaskCancelled: frozenset({"pending", "running", "waiting_input"}),
+    changes.TaskReopened: frozenset({"failed"}),
 }
 """The statuses of a task from which each change may go on, but for those of which `must_be` knows better."""
 _ONLY_RUNNING = frozenset({"running"})
@@ -98,6 +81,31 @@ class RunHead:
     def epoch(self) -> int:
         return len(self.claims)
 
+    def record(
+        self, run_id: str, counts: dict[str, int], input_tokens: int, output_tokens: int, cost_usd: float | None
+    ) -> RunRecord:
+        """Return the head as a record, with the numbers of tasks by status and the usage of all attempts."""
+        return RunRecord(
+            run_id=run_id,
+            name=self.name,
+            status=self.status,
+            created_at=self.created_at,
+            started_at=self.started_at,
+            ended_at=self.ended_at,
+            error=self.error,
+            settings=self.settings,
+            epoch=self.epoch,
+            last_seq=self.last_seq,
+            owner=self.owner,
+            lease_expires_at=self.lease_expires_at,
+            counts=counts,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            cost_usd=cost_usd,
+            policy_state=self.policy_state,
+            policy_seq=self.policy_seq,
+        )
+
 
 def first_unapplied(batch: Batch, head: RunHead | None) -> int:
     """The index of the batch's first change that is not applied yet; its length when all of them are.
@@ -108,7 +116,7 @@ def first_unapplied(batch: Batch, head: RunHead | None) -> int:
         return 0
     if batch.first_seq < 1:
         raise Conflict(f"run {batch.run_id!r}: changes are numbered from 1, not from {batch.first_seq}")
-    created = batch.changes[0] if isinstance(batch.changes[0], RunCreated) else None
+    created = batch.changes[0] if isinstance(batch.changes[0], changes.RunCreated) else None
     if head is None:
         if batch.first_seq != 1 or created is None:
             raise Conflict(
@@ -142,10 +150,12 @@ def _numbers(batch: Batch, count: int) -> range:
 
 def _claims_of(batch: Batch, count: int) -> tuple[Claim, ...]:
     numbered = zip(_numbers(batch, count), batch.changes, strict=False)
-    return tuple(Claim(seq, change.owner.owner_id) for seq, change in numbered if isinstance(change, RunClaimed))
+    return tuple(
+        Claim(seq, change.owner.owner_id) for seq, change in numbered if isinstance(change, changes.RunClaimed)
+    )
 
 
-def _check_same_run(run_id: str, created: RunCreated, head: RunHead, *, same_claims: bool) -> None:
+def _check_same_run(run_id: str, created: changes.RunCreated, head: RunHead, *, same_claims: bool) -> None:
     stored = (head.created_at, head.name, head.settings)
     if stored != (created.at, created.name, created.settings) or not same_claims:
         raise Conflict(
@@ -155,7 +165,7 @@ def _check_same_run(run_id: str, created: RunCreated, head: RunHead, *, same_cla
 
 def new_head(change: Change, run_id: str) -> RunHead:
     """The head of a run that `change` creates."""
-    if not isinstance(change, RunCreated):
+    if not isinstance(change, changes.RunCreated):
         raise Conflict(f"run {run_id!r}: its first change has to be RunCreated, not {type(change).__name__}")
     return RunHead(name=change.name, settings=change.settings, created_at=change.at)
 
@@ -163,13 +173,13 @@ def new_head(change: Change, run_id: str) -> RunHead:
 def advance(head: RunHead, change: Change, seq: int, run_id: str) -> RunHead:
     """The run's head after a change to the run itself; the same head after any other change."""
     match change:
-        case RunClaimed() | LeaseRenewed() | RunReleased():
+        case changes.RunClaimed() | changes.LeaseRenewed() | changes.RunReleased():
             return _with_owner(head, change, seq)
-        case RunStatusChanged():
+        case changes.RunStatusChanged():
             return _with_status(head, change, run_id)
-        case PolicyDecided():
+        case changes.PolicyDecided():
             return replace(head, policy_state=change.state, policy_seq=seq)
-        case RunCreated():
+        case changes.RunCreated():
             if seq != 1:
                 raise Conflict(f"run {run_id!r}: RunCreated can only be change 1, not change {seq}")
             return head
@@ -177,16 +187,18 @@ def advance(head: RunHead, change: Change, seq: int, run_id: str) -> RunHead:
             return head
 
 
-def _with_owner(head: RunHead, change: RunClaimed | LeaseRenewed | RunReleased, seq: int) -> RunHead:
-    if isinstance(change, RunReleased):
+def _with_owner(
+    head: RunHead, change: changes.RunClaimed | changes.LeaseRenewed | changes.RunReleased, seq: int
+) -> RunHead:
+    if isinstance(change, changes.RunReleased):
         return replace(head, owner=None, lease_expires_at=None)
     owner, claims = head.owner, head.claims
-    if isinstance(change, RunClaimed):
+    if isinstance(change, changes.RunClaimed):
         owner, claims = change.owner, (*claims, Claim(seq, change.owner.owner_id))
     return replace(head, owner=owner, lease_expires_at=change.lease_expires_at, claims=claims)
 
 
-def _with_status(head: RunHead, change: RunStatusChanged, run_id: str) -> RunHead:
+def _with_status(head: RunHead, change: changes.RunStatusChanged, run_id: str) -> RunHead:
     goes_on = change.resumed and change.status == head.status == "running"
     if not goes_on and change.status not in RUN_MAY_BECOME.get(head.status, frozenset()):
         raise Conflict(f"run {run_id!r} is {head.status} and cannot become {change.status}")
@@ -197,38 +209,38 @@ def _with_status(head: RunHead, change: RunStatusChanged, run_id: str) -> RunHea
 
 def must_be(change: Change) -> frozenset[str]:
     """The statuses of its task from which `change` may go on."""
-    if isinstance(change, TaskCompleted):
+    if isinstance(change, changes.TaskCompleted):
         # After a question more was said than a prompt and its answer.
-        return TASK_MUST_BE[TaskCompleted] if change.prompt is None else _ONLY_RUNNING
-    if isinstance(change, TaskReopened) and change.damaged:
+        return TASK_MUST_BE[changes.TaskCompleted] if change.prompt is None else _ONLY_RUNNING
+    if isinstance(change, changes.TaskReopened) and change.damaged:
         return _ONLY_COMPLETED
     return TASK_MUST_BE[type(change)]
 
 
 def in_parts(change: Change) -> tuple[Change, ...]:
     """The changes that say the same as one that is several; else that one."""
-    if not isinstance(change, TaskCompleted) or change.prompt is None:
+    if not isinstance(change, changes.TaskCompleted) or change.prompt is None:
         return (change,)
     place = change.at, change.task_id, change.attempt
-    asked = TurnAppended(*place, "user", change.prompt)
-    said = TurnAppended(*place, "assistant", change.text, change.input_tokens, change.output_tokens)
+    asked = changes.TurnAppended(*place, "user", change.prompt)
+    said = changes.TurnAppended(*place, "assistant", change.text, change.input_tokens, change.output_tokens)
     return asked, said, replace(change, prompt=None)
 
 
-def check_failed(run_id: str, change: TaskFailed) -> None:
+def check_failed(run_id: str, change: changes.TaskFailed) -> None:
     """A failed task becomes failed or skipped, nothing else."""
     if change.status not in FAILED_STATUSES:
         raise Conflict(f"run {run_id!r}: TaskFailed of task {change.task_id!r} cannot make it {change.status}")
 
 
-def mentioned(change: TasksAdded) -> list[str]:
+def mentioned(change: changes.TasksAdded) -> list[str]:
     """Every task id that decides whether `change` follows, each once."""
     named = [upstream for task in change.tasks for upstream in task.depends_on]
     named += [task.task_id for task in change.tasks]
     return list(dict.fromkeys(named if change.added_by is None else [change.added_by, *named]))
 
 
-def check_added(run_id: str, change: TasksAdded, stored: Collection[str]) -> None:
+def check_added(run_id: str, change: changes.TasksAdded, stored: Collection[str]) -> None:
     """Added tasks are new, and what they name is there. `stored` are the mentioned ids that the run has already."""
     new: set[str] = set()
     for task in change.tasks:
@@ -251,7 +263,7 @@ def check_added(run_id: str, change: TasksAdded, stored: Collection[str]) -> Non
 def refusal(run_id: str, change: Change, found: tuple[str, int] | None) -> Conflict:
     """Why `change` was refused. `found` is the task's stored status and attempt, None where there is no such task."""
     what = f"run {run_id!r}: {type(change).__name__}"
-    if isinstance(change, RunCreated):
+    if isinstance(change, changes.RunCreated):
         return Conflict(f"{what} repeats a task, or a task depends on one that is not in the run; check the DAG first")
     task_id = getattr(change, "task_id", None)
     if found is None:

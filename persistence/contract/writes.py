@@ -29,7 +29,6 @@ from plait.persistence.contract.durability import ReopenedContract
 from plait.persistence.contract.growth import GrowingContract
 from plait.persistence.contract.interrupts import InterruptedContract
 from plait.persistence.contract.notes import NotesContract
-from plait.persistence.contract.prompts import PromptsContract
 from plait.persistence.contract.questions import AskingContract
 from plait.persistence.contract.reads import RecordsContract
 from plait.persistence.contract.samples import (
@@ -66,7 +65,6 @@ async def is_kept(store: Store, change: Any) -> None:
 
 
 class StoreContract(
-    PromptsContract,
     RecordsContract,
     InterruptedContract,
     NotesContract,

@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+from plait.persistence import changes, rules
 from plait.persistence import event_log as history
-from plait.persistence import rules
-from plait.persistence.changes import (
-    RunCreated,
-    SessionOpened,
-    TaskAnswered,
-    TaskCancelled,
-    TaskCompleted,
-    TaskFailed,
-    TaskInterrupted,
-    TaskReopened,
-    TaskRetried,
-    TasksAdded,
-    TaskStarted,
-    TaskWaiting,
-    TurnAppended,
-)
-from plait.persistence.notes import NoteRecord
-from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, TaskRecord
+from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, NoteRecord, TaskRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,17 +16,6 @@ if TYPE_CHECKING:
     from plait.persistence.rules import RunHead
 
 AttemptKey = tuple[str, int]
-TaskChange: TypeAlias = (
-    TaskStarted
-    | TaskCompleted
-    | TaskFailed
-    | TaskRetried
-    | TaskInterrupted
-    | TaskWaiting
-    | TaskAnswered
-    | TaskCancelled
-    | TaskReopened
-)
 
 
 @dataclass(slots=True)
@@ -90,22 +63,28 @@ class Staged:
     def apply(self, seq: int, change: Change) -> None:
         self._head = rules.advance(self._head, change, seq, self._run_id)
         match change:
-            case RunCreated():
+            case changes.RunCreated():
                 self._create(change)
-            case TasksAdded():
+            case changes.TasksAdded():
                 rules.check_added(self._run_id, change, self._stored(rules.mentioned(change)))
                 self._add(change.tasks, change.added_by)
-            case TaskStarted():
+            case changes.TaskStarted():
                 self._start(change)
-            case SessionOpened():
+            case changes.SessionOpened():
                 self._open_session(change)
-            case TurnAppended():
+            case changes.TurnAppended():
                 self._append(change)
-            case TaskCompleted():
+            case changes.TaskCompleted():
                 change = self._complete(change)
-            case TaskFailed() | TaskRetried() | TaskInterrupted() | TaskWaiting() | TaskCancelled():
+            case (
+                changes.TaskFailed()
+                | changes.TaskRetried()
+                | changes.TaskInterrupted()
+                | changes.TaskWaiting()
+                | changes.TaskCancelled()
+            ):
                 self._end_without_result(change)
-            case TaskReopened() | TaskAnswered():
+            case changes.TaskReopened() | changes.TaskAnswered():
                 self._requeue(change)
             case _:
                 pass
@@ -113,7 +92,7 @@ class Staged:
         if event is not None:
             self._events.append(EventRecord(seq, *event))
 
-    def _create(self, change: RunCreated) -> None:
+    def _create(self, change: changes.RunCreated) -> None:
         self._add(change.tasks)
         complete = all(upstream in self._tasks for new in change.tasks for upstream in new.depends_on)
         if not complete or len(self._tasks) < len(change.tasks):
@@ -128,9 +107,9 @@ class Staged:
     def _stored(self, task_ids: Sequence[str]) -> set[str]:
         return {task_id for task_id in task_ids if task_id in self._tasks or task_id in self._run.tasks}
 
-    def _requeue(self, change: TaskReopened | TaskAnswered) -> None:
+    def _requeue(self, change: changes.TaskReopened | changes.TaskAnswered) -> None:
         task, answers, confirmed = self._task(change), None, False
-        if isinstance(change, TaskAnswered):
+        if isinstance(change, changes.TaskAnswered):
             answers = task.answers if change.answers is None else change.answers
             confirmed = task.session_confirmed
         elif change.damaged:
@@ -147,11 +126,11 @@ class Staged:
             raise rules.refusal(self._run_id, change, None)
         return task
 
-    def _task(self, change: TaskChange) -> TaskRecord:
+    def _task(self, change: changes.TaskTransition) -> TaskRecord:
         """The task as it stands, where the table lets `change` follow."""
         task = self._find(change, change.task_id)
         attempt = getattr(change, "attempt", task.attempt)
-        expected = task.attempt + 1 if isinstance(change, TaskStarted) else task.attempt
+        expected = task.attempt + 1 if isinstance(change, changes.TaskStarted) else task.attempt
         if task.status not in rules.must_be(change) or attempt != expected:
             raise rules.refusal(self._run_id, change, (task.status, task.attempt))
         return task
@@ -163,7 +142,7 @@ class Staged:
     def _put(self, attempt: AttemptRecord) -> None:
         self._attempts[attempt.task_id, attempt.attempt] = attempt
 
-    def _start(self, change: TaskStarted) -> None:
+    def _start(self, change: changes.TaskStarted) -> None:
         task_id, number = change.task_id, change.attempt
         confirmed = change.confirmed
         self._tasks[task_id] = replace(
@@ -172,7 +151,7 @@ class Staged:
         ended = (None, None, None, 0, 0, None, None)
         self._put(AttemptRecord(task_id, number, "running", change.backend, change.session_id, change.at, *ended))
 
-    def _open_session(self, change: SessionOpened) -> None:
+    def _open_session(self, change: changes.SessionOpened) -> None:
         task = self._find(change, change.task_id)
         attempt = self._attempt(task, task.attempt)
         if attempt is None or change.attempt not in {0, task.attempt}:
@@ -180,18 +159,18 @@ class Staged:
         self._tasks[task.task_id] = replace(task, session_confirmed=task.session_confirmed or change.attempt > 0)
         self._put(replace(attempt, session_id=change.session_id))
 
-    def _append(self, change: TurnAppended) -> None:
+    def _append(self, change: changes.TurnAppended) -> None:
         self._find(change, change.task_id)
         appended = self._messages.setdefault(change.task_id, [])
         position = len(self._run.messages.get(change.task_id, ())) + len(appended)
         said = change.role, change.content, change.input_tokens, change.output_tokens, change.at
         appended.append(MessageRecord(change.task_id, position, change.attempt, *said))
 
-    def _complete(self, change: TaskCompleted) -> TaskCompleted:
+    def _complete(self, change: changes.TaskCompleted) -> changes.TaskCompleted:
         """The change as its event tells it: with the usage of the whole attempt."""
         task = replace(self._task(change), text=change.text, data=change.data)
         for part in rules.in_parts(change):
-            if isinstance(part, TurnAppended):
+            if isinstance(part, changes.TurnAppended):
                 self._append(part)
         if change.prompt is not None:
             self._answers[change.task_id, change.attempt] = self._messages[change.task_id][-1].position
@@ -200,28 +179,29 @@ class Staged:
         return replace(change, input_tokens=whole.input_tokens, output_tokens=whole.output_tokens)
 
     def _end_without_result(
-        self, change: TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting | TaskCancelled
+        self,
+        change: changes.AttemptEnd,
     ) -> None:
         task = self._task(change)
         match change:
-            case TaskFailed():
+            case changes.TaskFailed():
                 rules.check_failed(self._run_id, change)
                 self._end(change, task, change.status, change.status)
-            case TaskRetried():
+            case changes.TaskRetried():
                 self._end(change, replace(task, session_confirmed=change.goes_on), "pending", "retried")
-            case TaskInterrupted():
+            case changes.TaskInterrupted():
                 self._end(change, _crashed(task, change), "pending", "interrupted")
-            case TaskWaiting():
+            case changes.TaskWaiting():
                 ended_as = "interrupted" if change.asked is None else "asked"
                 self._end(change, _crashed(task, change), "waiting_input", ended_as)
                 waiting = self._tasks[task.task_id]
                 self._tasks[task.task_id] = replace(waiting, question=change.question, asked=change.asked)
-            case TaskCancelled():
+            case changes.TaskCancelled():
                 self._end(change, task, "cancelled", "cancelled")
 
     def _end(
         self,
-        change: TaskCompleted | TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting | TaskCancelled,
+        change: changes.AttemptEnd,
         task: TaskRecord,
         status: str,
         attempt_status: str,
@@ -229,30 +209,36 @@ class Staged:
         """The task and its last attempt, with these statuses. Cancelling changes no attempt that has ended."""
         self._tasks[task.task_id] = replace(task, status=status, question=None, asked=None)
         attempt = self._attempt(task, task.attempt)
-        if attempt is None or (isinstance(change, TaskCancelled) and task.status != "running"):
+        if attempt is None or (isinstance(change, changes.TaskCancelled) and task.status != "running"):
             return
         ended: dict[str, Any] = {"status": attempt_status, "ended_at": change.at}
         match change:
-            case TaskCompleted() | TaskFailed() | TaskRetried() | TaskWaiting():
+            case changes.TaskCompleted() | changes.TaskFailed() | changes.TaskRetried() | changes.TaskWaiting():
                 ended |= _cost(attempt, change)
-                if isinstance(change, TaskFailed | TaskRetried):
+                if isinstance(change, changes.TaskFailed | changes.TaskRetried):
                     ended |= {"error_kind": change.error_kind, "error": change.error}
-            case TaskInterrupted():
+            case changes.TaskInterrupted():
                 ended["error"] = change.reason
-            case TaskCancelled():
+            case changes.TaskCancelled():
                 ended |= _usage(attempt, change)
         self._put(replace(attempt, **ended))
 
 
 def _cost(
-    attempt: AttemptRecord, change: TaskCompleted | TaskFailed | TaskRetried | TaskWaiting
+    attempt: AttemptRecord,
+    change: changes.TaskCompleted | changes.TaskFailed | changes.TaskRetried | changes.TaskWaiting,
 ) -> dict[str, float | str | None]:
     """What the attempt took in all: one that ended as asked has a cost before a person settles its task."""
     return {**_usage(attempt, change), "duration_s": _sum(attempt.duration_s, change.duration_s)}
 
 
 def _usage(
-    attempt: AttemptRecord, change: TaskCompleted | TaskFailed | TaskRetried | TaskWaiting | TaskCancelled
+    attempt: AttemptRecord,
+    change: changes.TaskCompleted
+    | changes.TaskFailed
+    | changes.TaskRetried
+    | changes.TaskWaiting
+    | changes.TaskCancelled,
 ) -> dict[str, float | str | None]:
     return {
         "model": attempt.model if change.model is None else change.model,
@@ -266,5 +252,5 @@ def _sum(before: float | None, more: float | None) -> float | None:
     return more if before is None else before if more is None else before + more
 
 
-def _crashed(task: TaskRecord, change: TaskInterrupted | TaskWaiting) -> TaskRecord:
+def _crashed(task: TaskRecord, change: changes.TaskInterrupted | changes.TaskWaiting) -> TaskRecord:
     return replace(task, crashes=task.crashes + change.crashed)

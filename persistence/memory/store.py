@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Self
 from plait.persistence import rules
 from plait.persistence.errors import Conflict
 from plait.persistence.memory.staged import MemoryRun, Staged
-from plait.persistence.notes import NoteRecord
-from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, NoteRecord, RunRecord, TaskRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from plait.persistence.batch import Batch
-    from plait.persistence.notes import Note
+    from plait.persistence.changes import Batch
+    from plait.persistence.records import Note
 
 
 class MemoryStore:
@@ -100,28 +99,11 @@ class MemoryStore:
 
 
 def _record(run_id: str, run: MemoryRun) -> RunRecord:
-    head, attempts = run.head, run.attempts.values()
+    attempts = run.attempts.values()
     costs = [attempt.cost_usd for attempt in attempts if attempt.cost_usd is not None]
-    return RunRecord(
-        run_id=run_id,
-        name=head.name,
-        status=head.status,
-        created_at=head.created_at,
-        started_at=head.started_at,
-        ended_at=head.ended_at,
-        error=head.error,
-        settings=head.settings,
-        epoch=head.epoch,
-        last_seq=head.last_seq,
-        owner=head.owner,
-        lease_expires_at=head.lease_expires_at,
-        counts=dict(Counter(task.status for task in run.tasks.values())),
-        input_tokens=sum(attempt.input_tokens for attempt in attempts),
-        output_tokens=sum(attempt.output_tokens for attempt in attempts),
-        cost_usd=sum(costs) if costs else None,
-        policy_state=head.policy_state,
-        policy_seq=head.policy_seq,
-    )
+    counts = dict(Counter(task.status for task in run.tasks.values()))
+    tokens = sum(attempt.input_tokens for attempt in attempts), sum(attempt.output_tokens for attempt in attempts)
+    return run.head.record(run_id, counts, *tokens, sum(costs) if costs else None)
 
 
 def _with_attempt(run: MemoryRun, task: TaskRecord) -> TaskRecord:

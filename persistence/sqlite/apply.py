@@ -5,23 +5,8 @@ from __future__ import annotations
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Final
 
+from plait.persistence import changes, rules
 from plait.persistence import event_log as history
-from plait.persistence import rules
-from plait.persistence.changes import (
-    RunCreated,
-    SessionOpened,
-    TaskAnswered,
-    TaskCancelled,
-    TaskCompleted,
-    TaskFailed,
-    TaskInterrupted,
-    TaskReopened,
-    TaskRetried,
-    TasksAdded,
-    TaskStarted,
-    TaskWaiting,
-    TurnAppended,
-)
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.bulk import NO_NUMBER, NO_TEXT, Row
 from plait.persistence.sqlite.checksum import message_checksum, result_checksum
@@ -43,9 +28,9 @@ class Applying:
         self._base = book.base
         self._rows = rows
 
-    def apply(self, first_seq: int, changes: Sequence[Change]) -> None:
+    def apply(self, first_seq: int, batch: Sequence[Change]) -> None:
         """Raises Conflict where one of them does not follow."""
-        for seq, change in enumerate(changes, first_seq):
+        for seq, change in enumerate(batch, first_seq):
             kind = type(change)
             apply = _APPLY.get(kind)
             if apply is not None:
@@ -55,7 +40,7 @@ class Applying:
                 if event is not None:
                     self._rows.add(sql.ADD_EVENTS, (self._run_id, seq, *event))
 
-    def _standing(self, change: _OfTask, attempt: int | None = None) -> Standing:
+    def _standing(self, change: changes.TaskTransition, attempt: int | None = None) -> Standing:
         """How the task stands, where `rules.must_be` lets `change` follow, and its attempt is the last one."""
         task_id = change.task_id
         standing = self._book.tasks.get(task_id) or self._book.standing(change, task_id)
@@ -64,13 +49,13 @@ class Applying:
             raise rules.refusal(self._run_id, change, (status, last))
         return standing
 
-    def created(self, _seq: int, change: RunCreated) -> None:
+    def created(self, _seq: int, change: changes.RunCreated) -> None:
         known = {task.task_id for task in change.tasks}
         if len(known) < len(change.tasks) or not all(known.issuperset(task.depends_on) for task in change.tasks):
             raise rules.refusal(self._run_id, change, None)
         self._add(change.tasks, None)
 
-    def tasks_added(self, _seq: int, change: TasksAdded) -> None:
+    def tasks_added(self, _seq: int, change: changes.TasksAdded) -> None:
         rules.check_added(self._run_id, change, self._book.known(rules.mentioned(change)))
         self._add(change.tasks, change.added_by)
 
@@ -81,7 +66,7 @@ class Applying:
             backend = NO_TEXT if new.backend is None else new.backend
             self._rows.add(sql.ADD_TASKS, (task, number, new.task_id, backend, by, edges, new.spec, new.prompt))
 
-    def started(self, seq: int, change: TaskStarted) -> None:
+    def started(self, seq: int, change: changes.TaskStarted) -> None:
         task_id, attempt, session_id, at = change.task_id, change.attempt, change.session_id, change.at
         task, _, _, _ = self._standing(change, attempt - 1)
         start = self._base | seq
@@ -94,7 +79,7 @@ class Applying:
         if attempt > 1:  # it may have been set to pending
             self._rows.set_task(task, None)
 
-    def session(self, _seq: int, change: SessionOpened) -> None:
+    def session(self, _seq: int, change: changes.SessionOpened) -> None:
         task_id, attempt = change.task_id, change.attempt
         _, status, last, start = self._book.standing(change, task_id)
         if not last or attempt not in (0, last):
@@ -102,7 +87,7 @@ class Applying:
         self._rows.set_session(start, change.session_id, confirmed=True if attempt else None)
         self._rows.add(sql.ADD_SESSIONS, (self._run_id, task_id, change.session_id, attempt, change.at))
 
-    def turn(self, seq: int, change: TurnAppended) -> None:
+    def turn(self, seq: int, change: changes.TurnAppended) -> None:
         task_id, role, content = change.task_id, change.role, change.content
         task = self._book.standing(change, task_id)[0]
         checksum = bytearray(message_checksum(self._run_id, task_id, role, content))
@@ -111,7 +96,7 @@ class Applying:
         usage = change.input_tokens, change.output_tokens
         self._rows.add(bulk, (self._base | seq, task, change.attempt, role, change.at, *usage, checksum, kept))
 
-    def completed(self, seq: int, change: TaskCompleted) -> None:
+    def completed(self, seq: int, change: changes.TaskCompleted) -> None:
         task_id, text, data, prompt = change.task_id, change.text, change.data, change.prompt
         task, status, last, start = self._standing(change, change.attempt)
         self._book.done(task_id, (task, "completed", last, start))
@@ -147,7 +132,7 @@ class Applying:
         self._rows.add(sql.SETTLE_ENDS, row)
         self._rows.set_task(task, None)
 
-    def failed(self, seq: int, change: TaskFailed) -> None:
+    def failed(self, seq: int, change: changes.TaskFailed) -> None:
         rules.check_failed(self._run_id, change)
         task, status, last, start = self._standing(change, change.attempt)
         self._book.done(change.task_id, (task, change.status, last, start))
@@ -157,14 +142,14 @@ class Applying:
         else:
             self._rows.add(sql.ADD_ENDS, (*ended, *_NO_QUESTION))
 
-    def retried(self, seq: int, change: TaskRetried) -> None:
+    def retried(self, seq: int, change: changes.TaskRetried) -> None:
         task, _, last, start = self._standing(change, change.attempt)
         self._book.tasks[change.task_id] = (task, "pending", last, start)
         ended = self._ended(seq, change, start, "retried", (change.error_kind, change.error))
         self._rows.add(sql.ADD_ENDS, (*ended, *_NO_QUESTION))
         self._rows.set_session(start, confirmed=change.goes_on)
 
-    def interrupted(self, seq: int, change: TaskInterrupted) -> None:
+    def interrupted(self, seq: int, change: changes.TaskInterrupted) -> None:
         task, _, last, start = self._standing(change, change.attempt)
         self._book.tasks[change.task_id] = (task, "pending", last, start)
         ended = self._ended(seq, change, start, "interrupted", (None, change.reason))
@@ -172,7 +157,7 @@ class Applying:
         if change.crashed:
             self._rows.set_task(task, None, crashed=True)
 
-    def waiting(self, seq: int, change: TaskWaiting) -> None:
+    def waiting(self, seq: int, change: changes.TaskWaiting) -> None:
         task, _, last, start = self._standing(change, change.attempt)
         self._book.tasks[change.task_id] = (task, "waiting_input", last, start)
         ended_as, set_to = ("asked", None) if change.asked is not None else ("interrupted", "waiting_input")
@@ -180,7 +165,7 @@ class Applying:
         if set_to is not None or change.crashed:
             self._rows.set_task(task, set_to, crashed=change.crashed)
 
-    def cancelled(self, seq: int, change: TaskCancelled) -> None:
+    def cancelled(self, seq: int, change: changes.TaskCancelled) -> None:
         task, status, last, start = self._standing(change)
         self._book.done(change.task_id, (task, "cancelled", last, start))
         if status == "running":
@@ -188,18 +173,18 @@ class Applying:
         else:
             self._rows.set_task(task, "cancelled")
 
-    def _ended(self, seq: int, change: _Ends, start: int, status: str, error: Row = (None, None)) -> Row:
+    def _ended(self, seq: int, change: changes.AttemptEnd, start: int, status: str, error: Row = (None, None)) -> Row:
         """What every end of an attempt has, `error` with its kind."""
         usage: Row = (0, 0, None, None, None)
-        if not isinstance(change, TaskInterrupted):
-            took = None if isinstance(change, TaskCancelled) else change.duration_s
+        if not isinstance(change, changes.TaskInterrupted):
+            took = None if isinstance(change, changes.TaskCancelled) else change.duration_s
             usage = change.input_tokens, change.output_tokens, change.cost_usd, took, change.model
         return (start, self._base | seq, status, change.at, *usage, *error)
 
-    def requeued(self, _seq: int, change: TaskReopened | TaskAnswered) -> None:
+    def requeued(self, _seq: int, change: changes.TaskReopened | changes.TaskAnswered) -> None:
         task, _, last, start = self._standing(change)
         self._book.tasks[change.task_id] = (task, "pending", last, start)
-        if isinstance(change, TaskAnswered):
+        if isinstance(change, changes.TaskAnswered):
             self._rows.set_task(task, "pending", answers=0 if change.answers is None else change.answers)
         else:
             self._rows.set_task(task, "pending", answers=None)
@@ -210,25 +195,32 @@ class Applying:
 
 _NO_QUESTION: Final = (None, None)
 _NO_RESULT: Final = (None,) * 5
-_Ends = TaskCompleted | TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting | TaskCancelled
-_OfTask = TaskStarted | TaskAnswered | TaskReopened | _Ends
+_Ends = (
+    changes.TaskCompleted
+    | changes.TaskFailed
+    | changes.TaskRetried
+    | changes.TaskInterrupted
+    | changes.TaskWaiting
+    | changes.TaskCancelled
+)
+_OfTask = changes.TaskStarted | changes.TaskAnswered | changes.TaskReopened | _Ends
 _APPLY: Final[dict[type, Callable[..., None]]] = {
-    RunCreated: Applying.created,
-    TasksAdded: Applying.tasks_added,
-    TaskReopened: Applying.requeued,
-    TaskStarted: Applying.started,
-    SessionOpened: Applying.session,
-    TurnAppended: Applying.turn,
-    TaskCompleted: Applying.completed,
-    TaskFailed: Applying.failed,
-    TaskRetried: Applying.retried,
-    TaskInterrupted: Applying.interrupted,
-    TaskWaiting: Applying.waiting,
-    TaskAnswered: Applying.requeued,
-    TaskCancelled: Applying.cancelled,
+    changes.RunCreated: Applying.created,
+    changes.TasksAdded: Applying.tasks_added,
+    changes.TaskReopened: Applying.requeued,
+    changes.TaskStarted: Applying.started,
+    changes.SessionOpened: Applying.session,
+    changes.TurnAppended: Applying.turn,
+    changes.TaskCompleted: Applying.completed,
+    changes.TaskFailed: Applying.failed,
+    changes.TaskRetried: Applying.retried,
+    changes.TaskInterrupted: Applying.interrupted,
+    changes.TaskWaiting: Applying.waiting,
+    changes.TaskAnswered: Applying.requeued,
+    changes.TaskCancelled: Applying.cancelled,
 }
 """What applies each change that is more than an event, or a change of the run's head."""
-OF_TASKS: Final = _APPLY.keys() - {RunCreated}
+OF_TASKS: Final = _APPLY.keys() - {changes.RunCreated}
 """Changes that leave the run's head as it is, and have something to do here."""
-_WITHOUT_EVENT: Final = frozenset({TaskStarted, TaskCompleted, TurnAppended})
+_WITHOUT_EVENT: Final = frozenset({changes.TaskStarted, changes.TaskCompleted, changes.TurnAppended})
 """Changes whose event is read from the attempt itself, and those that leave none."""

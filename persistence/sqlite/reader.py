@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from plait.persistence.errors import StoreError
 from plait.persistence.event_log import start_detail
-from plait.persistence.notes import NoteRecord
-from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, Owner, RunRecord, TaskRecord
+from plait.persistence.records import (
+    AttemptRecord,
+    EventRecord,
+    MessageRecord,
+    NoteRecord,
+    Owner,
+    RunRecord,
+    TaskRecord,
+)
 from plait.persistence.rules import Claim, RunHead
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.checksum import message_checksum, result_checksum
@@ -101,26 +108,7 @@ def list_runs(connection: sqlite3.Connection, limit: int) -> tuple[RunRecord, ..
 def _run(connection: sqlite3.Connection, run_id: str, head: RunHead) -> RunRecord:
     counts: dict[str, int] = dict(connection.execute(sql.COUNT_TASKS, (run_id,)).fetchall())
     input_tokens, output_tokens, cost_usd = connection.execute(sql.SUM_USAGE, (run_id,)).fetchone()
-    return RunRecord(
-        run_id=run_id,
-        name=head.name,
-        status=head.status,
-        created_at=head.created_at,
-        started_at=head.started_at,
-        ended_at=head.ended_at,
-        error=head.error,
-        settings=head.settings,
-        epoch=head.epoch,
-        last_seq=head.last_seq,
-        owner=head.owner,
-        lease_expires_at=head.lease_expires_at,
-        counts=counts,
-        input_tokens=input_tokens or 0,
-        output_tokens=output_tokens or 0,
-        cost_usd=cost_usd,
-        policy_state=head.policy_state,
-        policy_seq=head.policy_seq,
-    )
+    return head.record(run_id, counts, input_tokens or 0, output_tokens or 0, cost_usd)
 
 
 def list_tasks(connection: sqlite3.Connection, run_id: str) -> tuple[TaskRecord, ...]:

@@ -19,9 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from types import TracebackType
 
-    from plait.persistence.batch import Batch
-    from plait.persistence.notes import Note, NoteRecord
-    from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+    from plait.persistence.changes import Batch
+    from plait.persistence.records import (
+        AttemptRecord,
+        EventRecord,
+        MessageRecord,
+        Note,
+        NoteRecord,
+        RunRecord,
+        TaskRecord,
+    )
     from plait.persistence.sqlite.purge import Purged
     from plait.persistence.sqlite.writer import Books
 

@@ -24,9 +24,8 @@ from plait.persistence.sqlite.task_cache import Book
 from plait.persistence.sqlite.transaction import transaction
 
 if TYPE_CHECKING:
-    from plait.persistence.batch import Batch
-    from plait.persistence.changes import Change
-    from plait.persistence.notes import Note
+    from plait.persistence.changes import Batch, Change
+    from plait.persistence.records import Note
     from plait.persistence.rules import RunHead
 
 Books = dict[str, Book]

@@ -22,8 +22,7 @@ import anyio
 import anyio.lowlevel
 
 from plait.persistence import changes as stored
-from plait.persistence.batch import Batch
-from plait.persistence.changes import Change, LeaseRenewed, RunClaimed, RunReleased
+from plait.persistence.changes import Batch, Change, LeaseRenewed, RunClaimed, RunReleased
 from plait.persistence.errors import Conflict, Fenced, StoreBusy, StoreError, StoreNotOpen
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store

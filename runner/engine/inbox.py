@@ -13,9 +13,8 @@ from typing import TypeAlias
 
 from plait.backends.protocol import JsonValue
 from plait.persistence.errors import StoreError
-from plait.persistence.notes import Note, NoteRecord
 from plait.persistence.protocol import Store
-from plait.persistence.records import RunRecord
+from plait.persistence.records import Note, NoteRecord, RunRecord
 from plait.runner.clock import Clock
 from plait.runner.domain.status import LAST_EVENTS, RUN_DONE, RunStatus
 from plait.runner.errors import PlaitError

@@ -17,8 +17,7 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.persistence.changes import Change, RunReleased
 from plait.persistence.errors import Conflict, Fenced, StoreError
 from plait.persistence.failpoints import reached
-from plait.persistence.files import files_root
-from plait.persistence.protocol import Store
+from plait.persistence.protocol import Store, files_root
 from plait.persistence.records import Owner
 from plait.runner.cancellation import require_asyncio
 from plait.runner.clock import iso, stamper

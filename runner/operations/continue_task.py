@@ -8,7 +8,7 @@ from plait.backends.errors import BackendError
 from plait.backends.protocol import Backend, Opening, OutlivingBackend, Reply
 from plait.backends.text import clean_text
 from plait.persistence.changes import Change, RunReleased, SessionOpened, TurnAppended
-from plait.persistence.files import files_root
+from plait.persistence.protocol import files_root
 from plait.persistence.records import TaskRecord
 from plait.runner.clock import iso
 from plait.runner.domain.status import TaskStatus

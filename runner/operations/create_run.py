@@ -16,8 +16,7 @@ from typing import cast
 
 from plait.backends.protocol import JsonInput
 from plait.backends.text import clean_text
-from plait.persistence.batch import Batch
-from plait.persistence.changes import RunCreated
+from plait.persistence.changes import Batch, RunCreated
 from plait.persistence.errors import Conflict
 from plait.persistence.protocol import Store
 from plait.runner.clock import iso, new_run_id

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 from plait.backends.agents.follow import TurnWatch
 from plait.backends.protocol import JsonValue
-from plait.persistence.files import files_root
-from plait.persistence.protocol import Store
+from plait.persistence.protocol import Store, files_root
 from plait.persistence.records import EventRecord, MessageRecord, TaskRecord
 from plait.runner.domain.question import answers_of
 from plait.runner.state.attempt_files import run_folder, turn_files

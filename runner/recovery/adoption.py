@@ -13,7 +13,7 @@ from dataclasses import replace
 from anyio.to_thread import run_sync
 
 from plait.backends.protocol import Files, LeftTurn, OutlivingBackend
-from plait.persistence.files import files_root
+from plait.persistence.protocol import files_root
 from plait.persistence.records import TaskRecord
 from plait.runner.domain import events
 from plait.runner.domain.question import unix

@@ -10,8 +10,7 @@ from typing import Literal
 
 import anyio
 
-from plait.persistence.batch import Batch
-from plait.persistence.changes import Change, RunClaimed, RunReleased
+from plait.persistence.changes import Batch, Change, RunClaimed, RunReleased
 from plait.persistence.errors import Conflict, Fenced, StoreError
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store

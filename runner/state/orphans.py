@@ -9,8 +9,7 @@ from pathlib import Path
 
 from anyio.to_thread import run_sync
 
-from plait.persistence.files import files_root
-from plait.persistence.protocol import Store
+from plait.persistence.protocol import Store, files_root
 from plait.persistence.records import TaskRecord
 from plait.runner.domain.status import TASK_STATUSES, TaskStatus
 from plait.runner.log import logger

@@ -9,12 +9,10 @@ from typing import TypeVar
 
 import anyio
 
-from plait.persistence.batch import Batch
+from plait.persistence.changes import Batch
 from plait.persistence.errors import StoreError
-from plait.persistence.files import files_root
-from plait.persistence.notes import Note, NoteRecord
-from plait.persistence.protocol import Store
-from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+from plait.persistence.protocol import Store, files_root
+from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, Note, NoteRecord, RunRecord, TaskRecord
 from plait.runner.cancellation import Cancels
 
 T = TypeVar("T")

@@ -27,8 +27,7 @@ LAYERS: list[list[str]] = [
     ["backends.contract"],
     # The contract of a store, and the rules that each store keeps.
     ["persistence.protocol persistence.changes persistence.records persistence.errors persistence.values "
-     "persistence.rules persistence.event_log persistence.failpoints persistence.batch persistence.facets "
-     "persistence.files persistence.notes"],
+     "persistence.rules persistence.event_log persistence.failpoints"],
     ["persistence.memory", "persistence.sqlite"],
     ["persistence"],  # the public names
     ["persistence.contract"],

@@ -13,8 +13,7 @@ from unittest import mock
 
 import anyio
 
-from plait.persistence.batch import Batch
-from plait.persistence.changes import Change
+from plait.persistence.changes import Batch, Change
 from plait.persistence.errors import Conflict, Fenced, StoreError
 from plait.persistence.records import TaskRecord
 from plait.runner import parallel
