@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-BOUNDARIES: Final = (
+FAILPOINTS: Final = (
     "file.before_link",  # a new database is whole, but not under its name yet
     "file.after_link",
     "schema.before_commit",

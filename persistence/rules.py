@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from plait.persistence.changes import Batch, Change
     from plait.persistence.records import Owner
 
-RUN_MAY_BECOME: Mapping[str, frozenset[str]] = {
+RUN_TRANSITIONS: Mapping[str, frozenset[str]] = {
     "queued": frozenset({"running", "cancelled"}),
     "running": frozenset({"waiting_input", "completed", "failed", "cancelling", "cancelled"}),
     "waiting_input": frozenset({"running", "cancelling", "cancelled"}),
@@ -32,7 +32,7 @@ RUN_MAY_BECOME: Mapping[str, frozenset[str]] = {
 for results that were found damaged. A running run becomes running only as RunStatusChanged says.
 """
 
-TASK_MUST_BE: Mapping[type, frozenset[str]] = {
+STATUSES_BEFORE: Mapping[type, frozenset[str]] = {
     changes.TaskStarted: frozenset({"pending"}),
     changes.TaskCompleted: frozenset({"running", "waiting_input"}),
     changes.TaskFailed: frozenset({"running", "waiting_input"}),
@@ -43,7 +43,7 @@ TASK_MUST_BE: Mapping[type, frozenset[str]] = {
     changes.TaskCancelled: frozenset({"pending", "running", "waiting_input"}),
     changes.TaskReopened: frozenset({"failed"}),
 }
-"""The statuses of a task from which each change may go on, but for those of which `must_be` knows better."""
+"""The statuses of a task from which each change may go on, but for those of which `statuses_before` knows better."""
 _ONLY_RUNNING = frozenset({"running"})
 _ONLY_COMPLETED = frozenset({"completed"})
 
@@ -107,7 +107,7 @@ class RunHead:
         )
 
 
-def first_unapplied(batch: Batch, head: RunHead | None) -> int:
+def count_applied(batch: Batch, head: RunHead | None) -> int:
     """The index of the batch's first change that is not applied yet; its length when all of them are.
 
     `head` is None for a run that is not stored. Raises Fenced or Conflict as `Store.write` says.
@@ -170,7 +170,7 @@ def new_head(change: Change, run_id: str) -> RunHead:
     return RunHead(name=change.name, settings=change.settings, created_at=change.at)
 
 
-def advance(head: RunHead, change: Change, seq: int, run_id: str) -> RunHead:
+def advance_head(head: RunHead, change: Change, seq: int, run_id: str) -> RunHead:
     """The run's head after a change to the run itself; the same head after any other change."""
     match change:
         case changes.RunClaimed() | changes.LeaseRenewed() | changes.RunReleased():
@@ -200,24 +200,24 @@ def _with_owner(
 
 def _with_status(head: RunHead, change: changes.RunStatusChanged, run_id: str) -> RunHead:
     goes_on = change.resumed and change.status == head.status == "running"
-    if not goes_on and change.status not in RUN_MAY_BECOME.get(head.status, frozenset()):
+    if not goes_on and change.status not in RUN_TRANSITIONS.get(head.status, frozenset()):
         raise Conflict(f"run {run_id!r} is {head.status} and cannot become {change.status}")
     started_at = head.started_at or (change.at if change.status == "running" else None)
     ended_at = change.at if change.status in _ENDED else None
     return replace(head, status=change.status, started_at=started_at, ended_at=ended_at, error=change.error)
 
 
-def must_be(change: Change) -> frozenset[str]:
+def statuses_before(change: Change) -> frozenset[str]:
     """The statuses of its task from which `change` may go on."""
     if isinstance(change, changes.TaskCompleted):
         # After a question more was said than a prompt and its answer.
-        return TASK_MUST_BE[changes.TaskCompleted] if change.prompt is None else _ONLY_RUNNING
+        return STATUSES_BEFORE[changes.TaskCompleted] if change.prompt is None else _ONLY_RUNNING
     if isinstance(change, changes.TaskReopened) and change.damaged:
         return _ONLY_COMPLETED
-    return TASK_MUST_BE[type(change)]
+    return STATUSES_BEFORE[type(change)]
 
 
-def in_parts(change: Change) -> tuple[Change, ...]:
+def split_completion(change: Change) -> tuple[Change, ...]:
     """The changes that say the same as one that is several; else that one."""
     if not isinstance(change, changes.TaskCompleted) or change.prompt is None:
         return (change,)
@@ -233,7 +233,7 @@ def check_failed(run_id: str, change: changes.TaskFailed) -> None:
         raise Conflict(f"run {run_id!r}: TaskFailed of task {change.task_id!r} cannot make it {change.status}")
 
 
-def mentioned(change: changes.TasksAdded) -> list[str]:
+def mentioned_task_ids(change: changes.TasksAdded) -> list[str]:
     """Every task id that decides whether `change` follows, each once."""
     named = [upstream for task in change.tasks for upstream in task.depends_on]
     named += [task.task_id for task in change.tasks]
@@ -241,7 +241,7 @@ def mentioned(change: changes.TasksAdded) -> list[str]:
 
 
 def check_added(run_id: str, change: changes.TasksAdded, stored: Collection[str]) -> None:
-    """Added tasks are new, and what they name is there. `stored` are the mentioned ids that the run has already."""
+    """Added tasks are new, and what they name is there. `stored`: the mentioned ids that the run has."""
     new: set[str] = set()
     for task in change.tasks:
         if task.task_id in new or task.task_id in stored:
@@ -260,7 +260,7 @@ def check_added(run_id: str, change: changes.TasksAdded, stored: Collection[str]
         )
 
 
-def refusal(run_id: str, change: Change, found: tuple[str, int] | None) -> Conflict:
+def conflict(run_id: str, change: Change, found: tuple[str, int] | None) -> Conflict:
     """Why `change` was refused. `found` is the task's stored status and attempt, None where there is no such task."""
     what = f"run {run_id!r}: {type(change).__name__}"
     if isinstance(change, changes.RunCreated):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class ReopenedContract(OpenedStore):
+class DurabilityContract(OpenedStore):
     """Nothing that was acknowledged is forgotten. Skipped where the test class has no `reopen_store`."""
 
     @pytest.mark.parametrize("start", AT_START)

@@ -39,7 +39,7 @@ IMPOSSIBLE = {
 }
 
 
-class GrowingContract(OpenedStore):
+class GrowthContract(OpenedStore):
     """Tasks that are added while the run goes on; the last state of a policy."""
 
     async def test_added_tasks_stand_behind_those_that_are_there(self, store: Store, writer: Writer) -> None:

@@ -36,7 +36,7 @@ async def task_a(store: Store) -> TaskRecord:
     return (await store.list_tasks(RUN))[0]
 
 
-class InterruptedContract(OpenedStore):
+class InterruptsContract(OpenedStore):
     """What is kept of attempts that ended with their owner."""
 
     async def test_crashes_are_counted_over_all_attempts(self, store: Store, writer: Writer) -> None:

@@ -31,7 +31,7 @@ async def task_a(store: Store) -> TaskRecord:
     return (await store.list_tasks(RUN))[0]
 
 
-class AskingContract(OpenedStore):
+class QuestionsContract(OpenedStore):
     """What is kept of a task that asks, while it waits and afterwards."""
 
     async def test_the_attempt_of_a_task_that_asks_has_its_cost(self, store: Store, writer: Writer) -> None:

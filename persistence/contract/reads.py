@@ -49,7 +49,7 @@ from plait.persistence.contract.samples import (
 )
 
 
-class RecordsContract(OpenedStore):
+class ReadsContract(OpenedStore):
     """Reads give back what was written; transitions follow the table."""
 
     # What is written is what is read.

@@ -19,7 +19,7 @@ from plait.persistence.contract.opened import OpenedStore
 from plait.persistence.contract.samples import ASKING, DONE_A, RUN, START_A, Writer, at
 
 
-class ModelsContract(OpenedStore):
+class UsageContract(OpenedStore):
     """Each attempt keeps the model that its end names."""
 
     async def test_each_attempt_keeps_the_model_that_answered(self, store: Store, writer: Writer) -> None:

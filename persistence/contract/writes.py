@@ -25,12 +25,12 @@ from plait.persistence import (
     TaskStarted,
     TurnAppended,
 )
-from plait.persistence.contract.durability import ReopenedContract
-from plait.persistence.contract.growth import GrowingContract
-from plait.persistence.contract.interrupts import InterruptedContract
+from plait.persistence.contract.durability import DurabilityContract
+from plait.persistence.contract.growth import GrowthContract
+from plait.persistence.contract.interrupts import InterruptsContract
 from plait.persistence.contract.notes import NotesContract
-from plait.persistence.contract.questions import AskingContract
-from plait.persistence.contract.reads import RecordsContract
+from plait.persistence.contract.questions import QuestionsContract
+from plait.persistence.contract.reads import ReadsContract
 from plait.persistence.contract.samples import (
     ANSWER,
     ASK,
@@ -48,7 +48,7 @@ from plait.persistence.contract.samples import (
     owner,
     whole,
 )
-from plait.persistence.contract.usage import ModelsContract
+from plait.persistence.contract.usage import UsageContract
 
 MANY, MANY_NOTES = 1500, 150
 """More than comes on one page of most databases."""
@@ -65,13 +65,13 @@ async def is_kept(store: Store, change: Any) -> None:
 
 
 class StoreContract(
-    RecordsContract,
-    InterruptedContract,
+    ReadsContract,
+    InterruptsContract,
     NotesContract,
-    GrowingContract,
-    AskingContract,
-    ModelsContract,
-    ReopenedContract,
+    GrowthContract,
+    QuestionsContract,
+    UsageContract,
+    DurabilityContract,
 ):
     """Every line of `persistence.Store`'s contract."""
 

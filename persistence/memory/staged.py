@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from plait.persistence import changes, rules
-from plait.persistence import event_log as history
+from plait.persistence import changes, event_log, rules
 from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, NoteRecord, TaskRecord
 
 if TYPE_CHECKING:
@@ -30,11 +29,11 @@ class MemoryRun:
     notes: list[NoteRecord] = field(default_factory=list[NoteRecord])
     answers: dict[AttemptKey, int] = field(default_factory=dict[AttemptKey, int])
     """Where among its task's messages an attempt's result stands, if it came with its prompt."""
-    thrown_away: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    discarded: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
     """Messages that went with their result, by task and place."""
 
 
-class Staged:
+class StagedRun:
     """What a batch makes of a run, apart from it until `publish`."""
 
     def __init__(self, run_id: str, run: MemoryRun) -> None:
@@ -47,7 +46,7 @@ class Staged:
         self._messages: dict[str, list[MessageRecord]] = {}
         self._events: list[EventRecord] = []
         self._answers: dict[AttemptKey, int] = {}
-        self._thrown_away: set[tuple[str, int]] = set()
+        self._discarded: set[tuple[str, int]] = set()
 
     def publish(self, last_seq: int) -> None:
         run = self._run
@@ -58,24 +57,25 @@ class Staged:
             run.messages.setdefault(task_id, []).extend(messages)
         run.events.extend(self._events)
         run.answers.update(self._answers)
-        run.thrown_away.update(self._thrown_away)
+        run.discarded.update(self._discarded)
 
     def apply(self, seq: int, change: Change) -> None:
-        self._head = rules.advance(self._head, change, seq, self._run_id)
+        self._head = rules.advance_head(self._head, change, seq, self._run_id)
         match change:
             case changes.RunCreated():
-                self._create(change)
+                self._create_run(change)
             case changes.TasksAdded():
-                rules.check_added(self._run_id, change, self._stored(rules.mentioned(change)))
-                self._add(change.tasks, change.added_by)
+                rules.check_added(self._run_id, change, self._existing(rules.mentioned_task_ids(change)))
+                self._add_tasks(change.tasks, change.added_by)
             case changes.TaskStarted():
-                self._start(change)
+                self._start_task(change)
             case changes.SessionOpened():
                 self._open_session(change)
             case changes.TurnAppended():
-                self._append(change)
+                self._append_message(change)
             case changes.TaskCompleted():
-                change = self._complete(change)
+                self._end_attempt(change)
+                change = self._with_total_usage(change)
             case (
                 changes.TaskFailed()
                 | changes.TaskRetried()
@@ -83,32 +83,32 @@ class Staged:
                 | changes.TaskWaiting()
                 | changes.TaskCancelled()
             ):
-                self._end_without_result(change)
+                self._end_attempt(change)
             case changes.TaskReopened() | changes.TaskAnswered():
-                self._requeue(change)
+                self._requeue_task(change)
             case _:
                 pass
-        event = history.event_of(change)
+        event = event_log.event_of(change)
         if event is not None:
             self._events.append(EventRecord(seq, *event))
 
-    def _create(self, change: changes.RunCreated) -> None:
-        self._add(change.tasks)
+    def _create_run(self, change: changes.RunCreated) -> None:
+        self._add_tasks(change.tasks)
         complete = all(upstream in self._tasks for new in change.tasks for upstream in new.depends_on)
         if not complete or len(self._tasks) < len(change.tasks):
-            raise rules.refusal(self._run_id, change, None)
+            raise rules.conflict(self._run_id, change, None)
 
-    def _add(self, tasks: Sequence[NewTask], added_by: str | None = None) -> None:
+    def _add_tasks(self, tasks: Sequence[NewTask], added_by: str | None = None) -> None:
         for position, new in enumerate(tasks, self._tasks_so_far):
             given = new.prompt, tuple(new.depends_on), new.backend, new.spec
             self._tasks[new.task_id] = TaskRecord(new.task_id, position, *given, "pending", 0, added_by=added_by)
         self._tasks_so_far += len(tasks)
 
-    def _stored(self, task_ids: Sequence[str]) -> set[str]:
+    def _existing(self, task_ids: Sequence[str]) -> set[str]:
         return {task_id for task_id in task_ids if task_id in self._tasks or task_id in self._run.tasks}
 
-    def _requeue(self, change: changes.TaskReopened | changes.TaskAnswered) -> None:
-        task, answers, confirmed = self._task(change), None, False
+    def _requeue_task(self, change: changes.TaskReopened | changes.TaskAnswered) -> None:
+        task, answers, confirmed = self._require_task(change), None, False
         if isinstance(change, changes.TaskAnswered):
             answers = task.answers if change.answers is None else change.answers
             confirmed = task.session_confirmed
@@ -116,90 +116,93 @@ class Staged:
             key = task.task_id, task.attempt
             place = self._answers.get(key, self._run.answers.get(key))
             if place is not None:
-                self._thrown_away.add((task.task_id, place))
+                self._discarded.add((task.task_id, place))
         left = replace(task, text=None, data=None, session_confirmed=confirmed, answers=answers)
         self._tasks[change.task_id] = replace(left, status="pending", question=None, asked=None)
 
-    def _find(self, change: Change, task_id: str) -> TaskRecord:
+    def _find_task(self, change: Change, task_id: str) -> TaskRecord:
         task = self._tasks.get(task_id) or self._run.tasks.get(task_id)
         if task is None:
-            raise rules.refusal(self._run_id, change, None)
+            raise rules.conflict(self._run_id, change, None)
         return task
 
-    def _task(self, change: changes.TaskTransition) -> TaskRecord:
+    def _require_task(self, change: changes.TaskTransition) -> TaskRecord:
         """The task as it stands, where the table lets `change` follow."""
-        task = self._find(change, change.task_id)
+        task = self._find_task(change, change.task_id)
         attempt = getattr(change, "attempt", task.attempt)
         expected = task.attempt + 1 if isinstance(change, changes.TaskStarted) else task.attempt
-        if task.status not in rules.must_be(change) or attempt != expected:
-            raise rules.refusal(self._run_id, change, (task.status, task.attempt))
+        if task.status not in rules.statuses_before(change) or attempt != expected:
+            raise rules.conflict(self._run_id, change, (task.status, task.attempt))
         return task
 
-    def _attempt(self, task: TaskRecord, attempt: int) -> AttemptRecord | None:
+    def _find_attempt(self, task: TaskRecord, attempt: int) -> AttemptRecord | None:
         key = task.task_id, attempt
         return self._attempts.get(key) or self._run.attempts.get(key)
 
-    def _put(self, attempt: AttemptRecord) -> None:
+    def _put_attempt(self, attempt: AttemptRecord) -> None:
         self._attempts[attempt.task_id, attempt.attempt] = attempt
 
-    def _start(self, change: changes.TaskStarted) -> None:
+    def _start_task(self, change: changes.TaskStarted) -> None:
         task_id, number = change.task_id, change.attempt
         confirmed = change.confirmed
         self._tasks[task_id] = replace(
-            self._task(change), status="running", attempt=number, session_confirmed=confirmed
+            self._require_task(change), status="running", attempt=number, session_confirmed=confirmed
         )
         ended = (None, None, None, 0, 0, None, None)
-        self._put(AttemptRecord(task_id, number, "running", change.backend, change.session_id, change.at, *ended))
+        self._put_attempt(
+            AttemptRecord(task_id, number, "running", change.backend, change.session_id, change.at, *ended)
+        )
 
     def _open_session(self, change: changes.SessionOpened) -> None:
-        task = self._find(change, change.task_id)
-        attempt = self._attempt(task, task.attempt)
+        task = self._find_task(change, change.task_id)
+        attempt = self._find_attempt(task, task.attempt)
         if attempt is None or change.attempt not in {0, task.attempt}:
-            raise rules.refusal(self._run_id, change, (task.status, task.attempt))
+            raise rules.conflict(self._run_id, change, (task.status, task.attempt))
         self._tasks[task.task_id] = replace(task, session_confirmed=task.session_confirmed or change.attempt > 0)
-        self._put(replace(attempt, session_id=change.session_id))
+        self._put_attempt(replace(attempt, session_id=change.session_id))
 
-    def _append(self, change: changes.TurnAppended) -> None:
-        self._find(change, change.task_id)
+    def _append_message(self, change: changes.TurnAppended) -> None:
+        self._find_task(change, change.task_id)
         appended = self._messages.setdefault(change.task_id, [])
         position = len(self._run.messages.get(change.task_id, ())) + len(appended)
         said = change.role, change.content, change.input_tokens, change.output_tokens, change.at
         appended.append(MessageRecord(change.task_id, position, change.attempt, *said))
 
-    def _complete(self, change: changes.TaskCompleted) -> changes.TaskCompleted:
-        """The change as its event tells it: with the usage of the whole attempt."""
-        task = replace(self._task(change), text=change.text, data=change.data)
-        for part in rules.in_parts(change):
-            if isinstance(part, changes.TurnAppended):
-                self._append(part)
-        if change.prompt is not None:
-            self._answers[change.task_id, change.attempt] = self._messages[change.task_id][-1].position
-        self._end(change, task, "completed", "completed")
-        whole = self._attempts[change.task_id, change.attempt]
-        return replace(change, input_tokens=whole.input_tokens, output_tokens=whole.output_tokens)
-
-    def _end_without_result(
-        self,
-        change: changes.AttemptEnd,
-    ) -> None:
-        task = self._task(change)
+    def _end_attempt(self, change: changes.AttemptEnd) -> None:
+        task = self._require_task(change)
         match change:
+            case changes.TaskCompleted():
+                self._append_exchange(change)
+                self._record_end(change, replace(task, text=change.text, data=change.data), "completed", "completed")
             case changes.TaskFailed():
                 rules.check_failed(self._run_id, change)
-                self._end(change, task, change.status, change.status)
+                self._record_end(change, task, change.status, change.status)
             case changes.TaskRetried():
-                self._end(change, replace(task, session_confirmed=change.goes_on), "pending", "retried")
+                self._record_end(change, replace(task, session_confirmed=change.goes_on), "pending", "retried")
             case changes.TaskInterrupted():
-                self._end(change, _crashed(task, change), "pending", "interrupted")
+                self._record_end(change, _crashed(task, change), "pending", "interrupted")
             case changes.TaskWaiting():
                 ended_as = "interrupted" if change.asked is None else "asked"
-                self._end(change, _crashed(task, change), "waiting_input", ended_as)
+                self._record_end(change, _crashed(task, change), "waiting_input", ended_as)
                 waiting = self._tasks[task.task_id]
                 self._tasks[task.task_id] = replace(waiting, question=change.question, asked=change.asked)
             case changes.TaskCancelled():
-                self._end(change, task, "cancelled", "cancelled")
+                self._record_end(change, task, "cancelled", "cancelled")
 
-    def _end(
+    def _append_exchange(self, change: changes.TaskCompleted) -> None:
+        """Append the prompt and the text of a completion that comes with its prompt."""
+        for part in rules.split_completion(change):
+            if isinstance(part, changes.TurnAppended):
+                self._append_message(part)
+        if change.prompt is not None:
+            self._answers[change.task_id, change.attempt] = self._messages[change.task_id][-1].position
+
+    def _with_total_usage(self, change: changes.TaskCompleted) -> changes.TaskCompleted:
+        """Return the change as its event shows it: with the usage of the whole attempt."""
+        attempt = self._attempts[change.task_id, change.attempt]
+        return replace(change, input_tokens=attempt.input_tokens, output_tokens=attempt.output_tokens)
+
+    def _record_end(
         self,
         change: changes.AttemptEnd,
         task: TaskRecord,
@@ -208,7 +211,7 @@ class Staged:
     ) -> None:
         """The task and its last attempt, with these statuses. Cancelling changes no attempt that has ended."""
         self._tasks[task.task_id] = replace(task, status=status, question=None, asked=None)
-        attempt = self._attempt(task, task.attempt)
+        attempt = self._find_attempt(task, task.attempt)
         if attempt is None or (isinstance(change, changes.TaskCancelled) and task.status != "running"):
             return
         ended: dict[str, Any] = {"status": attempt_status, "ended_at": change.at}
@@ -221,7 +224,7 @@ class Staged:
                 ended["error"] = change.reason
             case changes.TaskCancelled():
                 ended |= _usage(attempt, change)
-        self._put(replace(attempt, **ended))
+        self._put_attempt(replace(attempt, **ended))
 
 
 def _cost(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from plait.persistence import rules
 from plait.persistence.errors import Conflict
-from plait.persistence.memory.staged import MemoryRun, Staged
+from plait.persistence.memory.staged import MemoryRun, StagedRun
 from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, NoteRecord, RunRecord, TaskRecord
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ class MemoryStore:
 
     async def write(self, batch: Batch) -> None:
         run = self._runs.get(batch.run_id)
-        skipped = rules.first_unapplied(batch, None if run is None else run.head)
+        skipped = rules.count_applied(batch, None if run is None else run.head)
         changes = batch.changes[skipped:]
         if not changes:
             return
         run = run or MemoryRun(rules.new_head(changes[0], batch.run_id))
-        staged = Staged(batch.run_id, run)
+        staged = StagedRun(batch.run_id, run)
         for seq, change in enumerate(changes, batch.first_seq + skipped):
             staged.apply(seq, change)
         staged.publish(batch.last_seq)
@@ -76,8 +76,8 @@ class MemoryStore:
     async def list_messages(self, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
         run = self._runs.get(run_id)
         messages = [] if run is None else run.messages.get(task_id, [])
-        thrown_away = set[tuple[str, int]]() if run is None else run.thrown_away
-        kept = [message for message in messages if (task_id, message.position) not in thrown_away]
+        discarded = set[tuple[str, int]]() if run is None else run.discarded
+        kept = [message for message in messages if (task_id, message.position) not in discarded]
         return tuple(replace(message, position=position) for position, message in enumerate(kept))
 
     async def list_events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[EventRecord, ...]:

@@ -1,12 +1,11 @@
-"""What each change makes of the tables: it is held against the run's book, noted there, and turned into rows."""
+"""What each change makes of the tables: it is held against the run's cache, noted there, and turned into rows."""
 
 from __future__ import annotations
 
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Final
 
-from plait.persistence import changes, rules
-from plait.persistence import event_log as history
+from plait.persistence import changes, event_log, rules
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.bulk import NO_NUMBER, NO_TEXT, Row
 from plait.persistence.sqlite.checksum import message_checksum, result_checksum
@@ -15,17 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from plait.persistence.changes import Change, NewTask
-    from plait.persistence.sqlite.bulk import Rows
-    from plait.persistence.sqlite.task_cache import Book, Standing
+    from plait.persistence.sqlite.bulk import BatchRows
+    from plait.persistence.sqlite.task_cache import CachedTask, TaskCache
 
 
-class Applying:
+class ChangeApplier:
     """Applies changes, one after the other; what they come to is gathered in `rows`."""
 
-    def __init__(self, run_id: str, book: Book, rows: Rows) -> None:
+    def __init__(self, run_id: str, cache: TaskCache, rows: BatchRows) -> None:
         self._run_id = run_id
-        self._book = book
-        self._base = book.base
+        self._cache = cache
+        self._base = cache.base
         self._rows = rows
 
     def apply(self, first_seq: int, batch: Sequence[Change]) -> None:
@@ -36,41 +35,41 @@ class Applying:
             if apply is not None:
                 apply(self, seq, change)
             if kind not in _WITHOUT_EVENT:
-                event = history.event_of(change)
+                event = event_log.event_of(change)
                 if event is not None:
                     self._rows.add(sql.ADD_EVENTS, (self._run_id, seq, *event))
 
-    def _standing(self, change: changes.TaskTransition, attempt: int | None = None) -> Standing:
-        """How the task stands, where `rules.must_be` lets `change` follow, and its attempt is the last one."""
+    def _require_task(self, change: changes.TaskTransition, attempt: int | None = None) -> CachedTask:
+        """How the task stands, where `rules.statuses_before` lets `change` follow, and its attempt is the last one."""
         task_id = change.task_id
-        standing = self._book.tasks.get(task_id) or self._book.standing(change, task_id)
-        _, status, last, _ = standing
-        if (attempt is not None and attempt != last) or status not in rules.must_be(change):
-            raise rules.refusal(self._run_id, change, (status, last))
-        return standing
+        cached = self._cache.tasks.get(task_id) or self._cache.find(change, task_id)
+        _, status, last, _ = cached
+        if (attempt is not None and attempt != last) or status not in rules.statuses_before(change):
+            raise rules.conflict(self._run_id, change, (status, last))
+        return cached
 
-    def created(self, _seq: int, change: changes.RunCreated) -> None:
+    def create_run(self, _seq: int, change: changes.RunCreated) -> None:
         known = {task.task_id for task in change.tasks}
         if len(known) < len(change.tasks) or not all(known.issuperset(task.depends_on) for task in change.tasks):
-            raise rules.refusal(self._run_id, change, None)
-        self._add(change.tasks, None)
+            raise rules.conflict(self._run_id, change, None)
+        self._insert_tasks(change.tasks, None)
 
-    def tasks_added(self, _seq: int, change: changes.TasksAdded) -> None:
-        rules.check_added(self._run_id, change, self._book.known(rules.mentioned(change)))
-        self._add(change.tasks, change.added_by)
+    def add_tasks(self, _seq: int, change: changes.TasksAdded) -> None:
+        rules.check_added(self._run_id, change, self._cache.stored(rules.mentioned_task_ids(change)))
+        self._insert_tasks(change.tasks, change.added_by)
 
-    def _add(self, tasks: Sequence[NewTask], added_by: str | None) -> None:
-        number, by = self._book.number, NO_TEXT if added_by is None else added_by
-        for new, task in zip(tasks, self._book.add(tasks), strict=True):
+    def _insert_tasks(self, tasks: Sequence[NewTask], added_by: str | None) -> None:
+        number, by = self._cache.number, NO_TEXT if added_by is None else added_by
+        for new, task in zip(tasks, self._cache.add_tasks(tasks), strict=True):
             edges = f"[{', '.join(map(encode_basestring, new.depends_on))}]"  # JSON, in a third of json's time
             backend = NO_TEXT if new.backend is None else new.backend
             self._rows.add(sql.ADD_TASKS, (task, number, new.task_id, backend, by, edges, new.spec, new.prompt))
 
-    def started(self, seq: int, change: changes.TaskStarted) -> None:
+    def start_task(self, seq: int, change: changes.TaskStarted) -> None:
         task_id, attempt, session_id, at = change.task_id, change.attempt, change.session_id, change.at
-        task, _, _, _ = self._standing(change, attempt - 1)
+        task, _, _, _ = self._require_task(change, attempt - 1)
         start = self._base | seq
-        self._book.tasks[task_id] = (task, "running", attempt, start)
+        self._cache.tasks[task_id] = (task, "running", attempt, start)
         session = NO_TEXT if session_id is None else session_id
         row = (start, task, attempt, change.backend, session, int(change.confirmed), at)
         self._rows.add(sql.ADD_STARTS, row)
@@ -79,31 +78,31 @@ class Applying:
         if attempt > 1:  # it may have been set to pending
             self._rows.set_task(task, None)
 
-    def session(self, _seq: int, change: changes.SessionOpened) -> None:
+    def open_session(self, _seq: int, change: changes.SessionOpened) -> None:
         task_id, attempt = change.task_id, change.attempt
-        _, status, last, start = self._book.standing(change, task_id)
+        _, status, last, start = self._cache.find(change, task_id)
         if not last or attempt not in (0, last):
-            raise rules.refusal(self._run_id, change, (status, last))
+            raise rules.conflict(self._run_id, change, (status, last))
         self._rows.set_session(start, change.session_id, confirmed=True if attempt else None)
         self._rows.add(sql.ADD_SESSIONS, (self._run_id, task_id, change.session_id, attempt, change.at))
 
-    def turn(self, seq: int, change: changes.TurnAppended) -> None:
+    def append_message(self, seq: int, change: changes.TurnAppended) -> None:
         task_id, role, content = change.task_id, change.role, change.content
-        task = self._book.standing(change, task_id)[0]
+        task = self._cache.find(change, task_id)[0]
         checksum = bytearray(message_checksum(self._run_id, task_id, role, content))
         blob = self._rows.blob(content)
         bulk, kept = (sql.ADD_MESSAGES, content) if blob is None else (sql.ADD_LARGE_MESSAGES, blob)
         usage = change.input_tokens, change.output_tokens
         self._rows.add(bulk, (self._base | seq, task, change.attempt, role, change.at, *usage, checksum, kept))
 
-    def completed(self, seq: int, change: changes.TaskCompleted) -> None:
+    def complete_task(self, seq: int, change: changes.TaskCompleted) -> None:
         task_id, text, data, prompt = change.task_id, change.text, change.data, change.prompt
-        task, status, last, start = self._standing(change, change.attempt)
-        self._book.done(task_id, (task, "completed", last, start))
+        task, status, last, start = self._require_task(change, change.attempt)
+        self._cache.put_ended(task_id, (task, "completed", last, start))
         checksum = bytearray(result_checksum(self._run_id, task_id, text, data))
         if status == "waiting_input":
-            ended = self._ended(seq, change, start, "completed")
-            self._settle(task, (*ended, checksum, *self._result(text, data)))
+            ended = self._end_row(seq, change, start, "completed")
+            self._finish_waiting(task, (*ended, checksum, *self._result_values(text, data)))
             return
         asked: int | bytearray = NO_TEXT
         said: int | bytearray = NO_TEXT
@@ -121,59 +120,59 @@ class Applying:
             short = (NO_TEXT if key is not None else value for key, value in zip(large, kept, strict=True))
             self._rows.add(sql.ADD_LARGE_COMPLETIONS, (*ended, *short, *large))
 
-    def _result(self, text: str, data: str | None) -> Row:
+    def _result_values(self, text: str, data: str | None) -> Row:
         """Text and data where they are to stand in their row, and the keys of the blobs that they become."""
         keys = self._rows.blob(text), self._rows.blob(data)
         short = (None if key is not None else value for key, value in zip(keys, (text, data), strict=True))
         return (*short, *keys)
 
-    def _settle(self, task: int, row: Row) -> None:
+    def _finish_waiting(self, task: int, row: Row) -> None:
         """The task's attempt ended with a question, and the task is done without another one."""
-        self._rows.add(sql.SETTLE_ENDS, row)
+        self._rows.add(sql.FINISH_ENDS, row)
         self._rows.set_task(task, None)
 
-    def failed(self, seq: int, change: changes.TaskFailed) -> None:
+    def fail_task(self, seq: int, change: changes.TaskFailed) -> None:
         rules.check_failed(self._run_id, change)
-        task, status, last, start = self._standing(change, change.attempt)
-        self._book.done(change.task_id, (task, change.status, last, start))
-        ended = self._ended(seq, change, start, change.status, (change.error_kind, change.error))
+        task, status, last, start = self._require_task(change, change.attempt)
+        self._cache.put_ended(change.task_id, (task, change.status, last, start))
+        ended = self._end_row(seq, change, start, change.status, (change.error_kind, change.error))
         if status == "waiting_input":
-            self._settle(task, (*ended, *_NO_RESULT))
+            self._finish_waiting(task, (*ended, *_NO_RESULT))
         else:
             self._rows.add(sql.ADD_ENDS, (*ended, *_NO_QUESTION))
 
-    def retried(self, seq: int, change: changes.TaskRetried) -> None:
-        task, _, last, start = self._standing(change, change.attempt)
-        self._book.tasks[change.task_id] = (task, "pending", last, start)
-        ended = self._ended(seq, change, start, "retried", (change.error_kind, change.error))
+    def retry_task(self, seq: int, change: changes.TaskRetried) -> None:
+        task, _, last, start = self._require_task(change, change.attempt)
+        self._cache.tasks[change.task_id] = (task, "pending", last, start)
+        ended = self._end_row(seq, change, start, "retried", (change.error_kind, change.error))
         self._rows.add(sql.ADD_ENDS, (*ended, *_NO_QUESTION))
         self._rows.set_session(start, confirmed=change.goes_on)
 
-    def interrupted(self, seq: int, change: changes.TaskInterrupted) -> None:
-        task, _, last, start = self._standing(change, change.attempt)
-        self._book.tasks[change.task_id] = (task, "pending", last, start)
-        ended = self._ended(seq, change, start, "interrupted", (None, change.reason))
+    def interrupt_task(self, seq: int, change: changes.TaskInterrupted) -> None:
+        task, _, last, start = self._require_task(change, change.attempt)
+        self._cache.tasks[change.task_id] = (task, "pending", last, start)
+        ended = self._end_row(seq, change, start, "interrupted", (None, change.reason))
         self._rows.add(sql.ADD_ENDS, (*ended, *_NO_QUESTION))
         if change.crashed:
             self._rows.set_task(task, None, crashed=True)
 
-    def waiting(self, seq: int, change: changes.TaskWaiting) -> None:
-        task, _, last, start = self._standing(change, change.attempt)
-        self._book.tasks[change.task_id] = (task, "waiting_input", last, start)
+    def wait_for_input(self, seq: int, change: changes.TaskWaiting) -> None:
+        task, _, last, start = self._require_task(change, change.attempt)
+        self._cache.tasks[change.task_id] = (task, "waiting_input", last, start)
         ended_as, set_to = ("asked", None) if change.asked is not None else ("interrupted", "waiting_input")
-        self._rows.add(sql.ADD_ENDS, (*self._ended(seq, change, start, ended_as), change.question, change.asked))
+        self._rows.add(sql.ADD_ENDS, (*self._end_row(seq, change, start, ended_as), change.question, change.asked))
         if set_to is not None or change.crashed:
             self._rows.set_task(task, set_to, crashed=change.crashed)
 
-    def cancelled(self, seq: int, change: changes.TaskCancelled) -> None:
-        task, status, last, start = self._standing(change)
-        self._book.done(change.task_id, (task, "cancelled", last, start))
+    def cancel_task(self, seq: int, change: changes.TaskCancelled) -> None:
+        task, status, last, start = self._require_task(change)
+        self._cache.put_ended(change.task_id, (task, "cancelled", last, start))
         if status == "running":
-            self._rows.add(sql.ADD_ENDS, (*self._ended(seq, change, start, "cancelled"), *_NO_QUESTION))
+            self._rows.add(sql.ADD_ENDS, (*self._end_row(seq, change, start, "cancelled"), *_NO_QUESTION))
         else:
             self._rows.set_task(task, "cancelled")
 
-    def _ended(self, seq: int, change: changes.AttemptEnd, start: int, status: str, error: Row = (None, None)) -> Row:
+    def _end_row(self, seq: int, change: changes.AttemptEnd, start: int, status: str, error: Row = (None, None)) -> Row:
         """What every end of an attempt has, `error` with its kind."""
         usage: Row = (0, 0, None, None, None)
         if not isinstance(change, changes.TaskInterrupted):
@@ -181,16 +180,16 @@ class Applying:
             usage = change.input_tokens, change.output_tokens, change.cost_usd, took, change.model
         return (start, self._base | seq, status, change.at, *usage, *error)
 
-    def requeued(self, _seq: int, change: changes.TaskReopened | changes.TaskAnswered) -> None:
-        task, _, last, start = self._standing(change)
-        self._book.tasks[change.task_id] = (task, "pending", last, start)
+    def requeue_task(self, _seq: int, change: changes.TaskReopened | changes.TaskAnswered) -> None:
+        task, _, last, start = self._require_task(change)
+        self._cache.tasks[change.task_id] = (task, "pending", last, start)
         if isinstance(change, changes.TaskAnswered):
             self._rows.set_task(task, "pending", answers=0 if change.answers is None else change.answers)
         else:
             self._rows.set_task(task, "pending", answers=None)
             self._rows.set_session(start, confirmed=False)
             if change.damaged:
-                self._rows.add(sql.THROW_AWAY, (start,))
+                self._rows.add(sql.DISCARD_RESULTS, (start,))
 
 
 _NO_QUESTION: Final = (None, None)
@@ -205,19 +204,19 @@ _Ends = (
 )
 _OfTask = changes.TaskStarted | changes.TaskAnswered | changes.TaskReopened | _Ends
 _APPLY: Final[dict[type, Callable[..., None]]] = {
-    changes.RunCreated: Applying.created,
-    changes.TasksAdded: Applying.tasks_added,
-    changes.TaskReopened: Applying.requeued,
-    changes.TaskStarted: Applying.started,
-    changes.SessionOpened: Applying.session,
-    changes.TurnAppended: Applying.turn,
-    changes.TaskCompleted: Applying.completed,
-    changes.TaskFailed: Applying.failed,
-    changes.TaskRetried: Applying.retried,
-    changes.TaskInterrupted: Applying.interrupted,
-    changes.TaskWaiting: Applying.waiting,
-    changes.TaskAnswered: Applying.requeued,
-    changes.TaskCancelled: Applying.cancelled,
+    changes.RunCreated: ChangeApplier.create_run,
+    changes.TasksAdded: ChangeApplier.add_tasks,
+    changes.TaskReopened: ChangeApplier.requeue_task,
+    changes.TaskStarted: ChangeApplier.start_task,
+    changes.SessionOpened: ChangeApplier.open_session,
+    changes.TurnAppended: ChangeApplier.append_message,
+    changes.TaskCompleted: ChangeApplier.complete_task,
+    changes.TaskFailed: ChangeApplier.fail_task,
+    changes.TaskRetried: ChangeApplier.retry_task,
+    changes.TaskInterrupted: ChangeApplier.interrupt_task,
+    changes.TaskWaiting: ChangeApplier.wait_for_input,
+    changes.TaskAnswered: ChangeApplier.requeue_task,
+    changes.TaskCancelled: ChangeApplier.cancel_task,
 }
 """What applies each change that is more than an event, or a change of the run's head."""
 OF_TASKS: Final = _APPLY.keys() - {changes.RunCreated}

@@ -26,7 +26,7 @@ _INLINE_BYTES: Final = 64 * 1024
 _SHORT: Final = _INLINE_BYTES // 4  # characters: UTF-8 takes four bytes for one at most
 
 
-def executed(connection: sqlite3.Connection, bulk: sql.Bulk, values: list[Any]) -> Iterator[sqlite3.Cursor]:
+def execute_bulk(connection: sqlite3.Connection, bulk: sql.Bulk, values: list[Any]) -> Iterator[sqlite3.Cursor]:
     """`values`: those of all rows, one row after the other."""
     filling = (None, *repeat(0, bulk.width - 1))
     for start in range(0, len(values), sql.SIZES[-1] * bulk.width):
@@ -37,7 +37,7 @@ def executed(connection: sqlite3.Connection, bulk: sql.Bulk, values: list[Any]) 
         yield connection.execute(sql.bulk_sql(bulk, size), part)
 
 
-class Rows:
+class BatchRows:
     """What a batch adds and changes. Statements run in a fixed order, whatever the order in which rows were given: so
     what is changed twice is given once, as it is in the end.
     """
@@ -91,5 +91,5 @@ class Rows:
             self.add(sql.SET_TASKS, (task, *row))
         for bulk, values in self._waiting.items():
             if values:
-                for _ in executed(self._connection, bulk, values):
+                for _ in execute_bulk(self._connection, bulk, values):
                     pass

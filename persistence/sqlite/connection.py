@@ -20,8 +20,8 @@ from typing import Final, Literal
 from plait.persistence.errors import StoreUnusable
 from plait.persistence.failpoints import reached
 from plait.persistence.sqlite.schema import DATABASE_FORMAT, create_tables
-from plait.persistence.sqlite.transaction import forgiving
-from plait.persistence.sqlite.wal import is_at_rest, mending
+from plait.persistence.sqlite.transaction import decode_lossy
+from plait.persistence.sqlite.wal import is_checkpointed, repair_advice
 
 Mode = Literal["create", "existing", "read"]
 
@@ -114,7 +114,7 @@ def _access_for_reading(path: Path) -> _Access:
             connection.execute("PRAGMA user_version").fetchone()
     except sqlite3.Error as error:  # any other one comes again, and is told then
         locks_fail = error.sqlite_errorcode & 0xFF in {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
-        if locks_fail and not os.access(path.parent, os.W_OK) and is_at_rest(path):
+        if locks_fail and not os.access(path.parent, os.W_OK) and is_checkpointed(path):
             return "ro&immutable=1"
     return "ro"
 
@@ -136,7 +136,7 @@ def _inspect(path: Path, access: _Access, *, thoroughly: bool) -> None:
     """
     try:
         with closing(_connect(path, access)) as connection:
-            connection.text_factory = forgiving  # what a check says of a damaged page may hold bytes of it
+            connection.text_factory = decode_lossy  # what a check says of a damaged page may hold bytes of it
             (application_id,) = connection.execute("PRAGMA application_id").fetchone()
             version: int = connection.execute("PRAGMA user_version").fetchone()[0]
             if application_id != APPLICATION_ID or version < 1:
@@ -171,7 +171,9 @@ def _check_pages(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def _damaged(path: Path, reason: str) -> StoreUnusable:
-    return StoreUnusable(f"{path} is not a database or is damaged ({reason}); {mending(path)}, or choose another path")
+    return StoreUnusable(
+        f"{path} is not a database or is damaged ({reason}); {repair_advice(path)}, or choose another path"
+    )
 
 
 def _open_for_writing(path: Path) -> sqlite3.Connection:
@@ -233,7 +235,7 @@ def _create(path: Path) -> None:
         fresh.unlink(missing_ok=True)
 
 
-def half_made(path: Path) -> list[Path]:
+def unfinished_files(path: Path) -> list[Path]:
     """The files beside `path` that are to become it, or that a process left which died on the way."""
     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.new(-journal|-wal|-shm)?")
     return sorted(one for one in path.parent.iterdir() if name.fullmatch(one.name))
@@ -241,6 +243,6 @@ def half_made(path: Path) -> list[Path]:
 
 def _remove_abandoned(path: Path) -> None:
     with suppress(OSError):  # they only take room
-        for one in half_made(path):
+        for one in unfinished_files(path):
             if time.time() - one.stat().st_mtime > _ABANDONED_S:
                 one.unlink(missing_ok=True)

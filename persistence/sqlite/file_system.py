@@ -20,7 +20,7 @@ _IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
-class Place(Enum):
+class Locality(Enum):
     """What a kind of file system means for a store in WAL mode, which needs memory shared by all that use the file."""
 
     LOCAL = "local"
@@ -30,7 +30,7 @@ class Place(Enum):
     UNKNOWN = "unknown"
 
 
-def file_system_of(path: Path, mountinfo: str) -> str:
+def file_system_type(path: Path, mountinfo: str) -> str:
     """The type of the file system that `path`, absolute and without links, lies on; `mountinfo` is the text of
     /proc/self/mountinfo. Empty where it does not tell.
     """
@@ -47,9 +47,9 @@ def file_system_of(path: Path, mountinfo: str) -> str:
     return kind
 
 
-def place_of(kind: str) -> Place:
+def locality_of(kind: str) -> Locality:
     """What the type `kind` means for a store."""
-    for place, kinds in ((Place.NETWORK, _NETWORK), (Place.SHARED, _SHARED), (Place.IN_MEMORY, _IN_MEMORY)):
+    for locality, kinds in ((Locality.NETWORK, _NETWORK), (Locality.SHARED, _SHARED), (Locality.IN_MEMORY, _IN_MEMORY)):
         if kind in kinds:
-            return place
-    return Place.UNKNOWN if not kind or kind.startswith("fuse") else Place.LOCAL
+            return locality
+    return Locality.UNKNOWN if not kind or kind.startswith("fuse") else Locality.LOCAL

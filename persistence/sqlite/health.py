@@ -1,6 +1,6 @@
 """Whether this SQLite, a place and a file are fit for a store.
 
-It only looks: nothing is made or mended, and the file is opened by SQLite alone, for reading. (SQLite leaves
+It only looks: nothing is made or mended, and the file is opened by SQLite alone, for reader. (SQLite leaves
 an empty WAL and its index beside a file that was read, as after every read.)
 """
 
@@ -18,12 +18,12 @@ from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from plait.persistence.errors import StoreUnusable
-from plait.persistence.sqlite import reader as reading
-from plait.persistence.sqlite.connection import OLDEST_SQLITE, half_made, open_database
-from plait.persistence.sqlite.file_system import Place, file_system_of, place_of
+from plait.persistence.sqlite import reader
+from plait.persistence.sqlite.connection import OLDEST_SQLITE, open_database, unfinished_files
+from plait.persistence.sqlite.file_system import Locality, file_system_type, locality_of
 from plait.persistence.sqlite.schema import DATABASE_FORMAT
-from plait.persistence.sqlite.transaction import forgiving
-from plait.persistence.sqlite.wal import mending
+from plait.persistence.sqlite.transaction import decode_lossy
+from plait.persistence.sqlite.wal import repair_advice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,18 +76,18 @@ def file_system(path: Path, mountinfo: str | None) -> Finding:
     """Whether a store at `path` lies on a local disk. `mountinfo`: the text of /proc/self/mountinfo, None elsewhere
     than on Linux.
     """
-    kind = file_system_of(path.resolve(), mountinfo or "")
-    place, local = place_of(kind), "put the store on a local disk with --store"
+    kind = file_system_type(path.resolve(), mountinfo or "")
+    locality, local = locality_of(kind), "put the store on a local disk with --store"
     name = "file system"
-    if place is Place.NETWORK:
+    if locality is Locality.NETWORK:
         return Finding(
             name, Fitness.BAD, f"{kind} is a network file system; it lacks the memory that WAL shares", local
         )
-    if place is Place.SHARED:
+    if locality is Locality.SHARED:
         return Finding(name, Fitness.BAD, f"{kind} is a folder shared with another system; WAL is unsafe there", local)
-    if place is Place.IN_MEMORY:
+    if locality is Locality.IN_MEMORY:
         return Finding(name, Fitness.WARNING, f"{kind} is gone when this machine stops", local)
-    if place is Place.UNKNOWN:
+    if locality is Locality.UNKNOWN:
         found = f"cannot tell what {kind} is" if kind else "cannot tell"
         return Finding(name, Fitness.OK, found, "make sure that it is a local disk")
     return Finding(name, Fitness.OK, kind)
@@ -151,13 +151,13 @@ def file(path: Path) -> Iterator[Finding]:
         yield Finding("file", Fitness.BAD, str(error))
         return
     with closing(connection):
-        connection.text_factory = forgiving  # what is no text fits no checksum, and is named by it
+        connection.text_factory = decode_lossy  # what is no text fits no checksum, and is named by it
         yield Finding("schema", Fitness.OK, f"format {DATABASE_FORMAT}")  # no other one can be opened
         try:
             yield _pages(path, connection)
             yield _rows(connection)
         except (sqlite3.Error, UnicodeDecodeError) as error:  # a message of SQLite's may quote a damaged page
-            yield Finding("file", Fitness.BAD, f"{path} cannot be read: {error}", mending(path))
+            yield Finding("file", Fitness.BAD, f"{path} cannot be read: {error}", repair_advice(path))
             return
     yield _wal(path)
 
@@ -165,7 +165,7 @@ def file(path: Path) -> Iterator[Finding]:
 def leftovers(path: Path) -> Iterator[Finding]:
     """Half-made files that a crash at the very first start left beside `path`."""
     try:
-        names = [one.name for one in half_made(path)]
+        names = [one.name for one in unfinished_files(path)]
     except OSError:  # there is no such folder, or it is not ours to look into; other findings say so
         return
     if names:
@@ -182,16 +182,18 @@ def _pages(path: Path, connection: sqlite3.Connection) -> Finding:
     if verdict == "ok":
         return Finding("pages", Fitness.OK, "whole")
     damage = str(verdict).strip().replace("\n", "; ")
-    return Finding("pages", Fitness.BAD, f"damaged: {damage}", f"{mending(path)}; nothing can be resumed as it is")
+    return Finding(
+        "pages", Fitness.BAD, f"damaged: {damage}", f"{repair_advice(path)}; nothing can be resumed as it is"
+    )
 
 
 def _rows(connection: sqlite3.Connection) -> Finding:
     results = messages = 0
     damaged: list[str] = []
-    for run in reading.list_runs(connection, _ALL):
-        for task in reading.list_tasks(connection, run.run_id):
+    for run in reader.list_runs(connection, _ALL):
+        for task in reader.list_tasks(connection, run.run_id):
             name = f"{run.run_id}/{task.task_id}"
-            talk = reading.list_messages(connection, run.run_id, task.task_id)
+            talk = reader.list_messages(connection, run.run_id, task.task_id)
             results += task.status == "completed"
             messages += len(talk)
             damaged += [name] if task.damaged or any(message.damaged for message in talk) else []

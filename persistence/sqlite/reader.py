@@ -23,7 +23,7 @@ from plait.persistence.rules import Claim, RunHead
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.checksum import message_checksum, result_checksum
 from plait.persistence.sqlite.task_cache import ids_of
-from plait.persistence.sqlite.transaction import forgiving, transaction
+from plait.persistence.sqlite.transaction import decode_lossy, transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -41,7 +41,7 @@ def read(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> T:
-    """Run `function`, once more with a forgiving decoder where damage has left bytes that are no UTF-8: the checksum
+    """Run `function`, once more with a decode_lossy decoder where damage has left bytes that are no UTF-8: the checksum
     then tells which record it is, and the others can still be read.
     """
     try:
@@ -49,7 +49,7 @@ def read(
     except sqlite3.OperationalError as error:
         if "decode" not in str(error):
             raise
-    connection.text_factory = forgiving
+    connection.text_factory = decode_lossy
     try:
         return function(connection, *args, **kwargs)
     finally:

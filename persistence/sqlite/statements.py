@@ -73,7 +73,7 @@ ADD_ENDS = Bulk(
     error_kind, error, question, asked)
     WITH new AS {rows} SELECT * FROM new WHERE column1 IS NOT NULL""",
 )
-SETTLE_ENDS = Bulk(
+FINISH_ENDS = Bulk(
     16,
     """UPDATE ends SET end_id = column2, status = column3, ended_at = column4, input_tokens = input_tokens + column5,
     output_tokens = output_tokens + column6, cost_usd = coalesce(cost_usd + column7, column7, cost_usd),
@@ -83,7 +83,7 @@ SETTLE_ENDS = Bulk(
     FROM {rows} AS new WHERE id = column1""",
 )
 """For attempts whose task waited for a person, and is completed or failed without another one."""
-THROW_AWAY = Bulk(
+DISCARD_RESULTS = Bulk(
     1,
     """UPDATE ends SET text = NULL, data = NULL, checksum = NULL, text_checksum = NULL, text_sha256 = NULL,
     data_sha256 = NULL FROM {rows} AS new WHERE id = column1""",
@@ -129,8 +129,8 @@ IN_ORDER = (
     ADD_COMPLETIONS,
     ADD_LARGE_COMPLETIONS,
     ADD_ENDS,
-    SETTLE_ENDS,
-    THROW_AWAY,
+    FINISH_ENDS,
+    DISCARD_RESULTS,
     SET_SESSIONS,
     SET_TASKS,
     ADD_MESSAGES,
@@ -145,7 +145,7 @@ FIND_TASKS = Bulk(
     """SELECT tasks.task_id, position, status, attempt, started_seq FROM {rows} AS new
     CROSS JOIN tasks ON run_id = column1 AND tasks.task_id = column2""",
 )
-"""How some tasks stand, for the book. CROSS JOIN: they are looked up one by one, never all of them."""
+"""How some tasks stand, for the cache. CROSS JOIN: they are looked up one by one, never all of them."""
 NEXT_TASK = "SELECT ifnull(max(id) + 1, :first) FROM given_tasks WHERE id BETWEEN :first AND :last"
 
 ADD_BLOB = """

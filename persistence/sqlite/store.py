@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 from plait.persistence.errors import StoreBusy, StoreError, StoreNotOpen
-from plait.persistence.sqlite import purge as purging
-from plait.persistence.sqlite import reader as reading
+from plait.persistence.sqlite import purge, reader
 from plait.persistence.sqlite.connection import BUSY_TIMEOUT_S, Mode, open_database
 from plait.persistence.sqlite.thread import DatabaseThread
-from plait.persistence.sqlite.wal import has_log, make_log_anew
+from plait.persistence.sqlite.wal import has_wal, recreate_wal
 from plait.persistence.sqlite.writer import send_note, write_batch
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
         TaskRecord,
     )
     from plait.persistence.sqlite.purge import Purged
-    from plait.persistence.sqlite.writer import Books
+    from plait.persistence.sqlite.writer import TaskCaches
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,7 +72,7 @@ class SQLiteStore:
         self._thread: DatabaseThread | None = None
         self._file: tuple[int, int] | None = None
         self._real = self.path
-        self._books: Books = {}
+        self._caches: TaskCaches = {}
 
     @property
     def files_root(self) -> Path:
@@ -96,7 +95,7 @@ class SQLiteStore:
     async def close(self) -> None:
         """Finish what was asked for and close the file. Closing twice is fine."""
         thread, self._thread = self._thread, None
-        self._books = {}
+        self._caches = {}
         if thread is not None:
             await thread.stop()
 
@@ -105,39 +104,39 @@ class SQLiteStore:
         await self._call(self._write, batch)
 
     async def get_run(self, run_id: str) -> RunRecord | None:
-        return await self._call(reading.read, reading.get_run, run_id)
+        return await self._call(reader.read, reader.get_run, run_id)
 
     async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
-        return await self._call(reading.read, reading.list_runs, limit)
+        return await self._call(reader.read, reader.list_runs, limit)
 
     async def list_tasks(self, run_id: str) -> tuple[TaskRecord, ...]:
-        return await self._call(reading.read, reading.list_tasks, run_id)
+        return await self._call(reader.read, reader.list_tasks, run_id)
 
     async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
-        return await self._call(reading.read, reading.list_attempts, run_id, task_id)
+        return await self._call(reader.read, reader.list_attempts, run_id, task_id)
 
     async def list_messages(self, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
-        return await self._call(reading.read, reading.list_messages, run_id, task_id)
+        return await self._call(reader.read, reader.list_messages, run_id, task_id)
 
     async def list_events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[EventRecord, ...]:
-        return await self._call(reading.read, reading.list_events, run_id, after, limit)
+        return await self._call(reader.read, reader.list_events, run_id, after, limit)
 
     async def send(self, run_id: str, note: Note) -> None:
         self._check_writable()
         await self._call(send_note, run_id, note)
 
     async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
-        return await self._call(reading.read, reading.list_notes, run_id, after)
+        return await self._call(reader.read, reader.list_notes, run_id, after)
 
     async def run_sizes(self) -> dict[str, int]:
         """How many bytes of text each run holds: prompts, results, messages, settings. A large text counts once for
         each run that holds it, though it is stored only once. Reads the whole file.
         """
-        return await self._call(purging.run_sizes)
+        return await self._call(purge.run_sizes)
 
     async def session_ids(self) -> set[str]:
         """The sessions of all tasks, by the ids that their backends know."""
-        return await self._call(purging.session_ids)
+        return await self._call(purge.session_ids)
 
     async def purge(self, run_ids: Collection[str]) -> Purged:
         """Delete runs with all that is theirs, so that no byte of them is left in the file or in its WAL.
@@ -149,12 +148,12 @@ class SQLiteStore:
         `write`; cancelled, it is finished all the same.
         """
         self._check_writable()
-        return await self._call(purging.purge, tuple(run_ids))
+        return await self._call(purge.purge, tuple(run_ids))
 
     def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
-        if not has_log(self._real):
-            make_log_anew(connection)
-        write_batch(connection, batch, self._books)
+        if not has_wal(self._real):
+            recreate_wal(connection)
+        write_batch(connection, batch, self._caches)
 
     def _check_writable(self) -> None:
         if self.mode == "read":

@@ -115,7 +115,7 @@ class DatabaseThread:
         try:
             await connection
         except BaseException:
-            await _ended(thread)
+            await _join(thread)
             for database in opened:
                 database.close()
             raise
@@ -136,11 +136,11 @@ class DatabaseThread:
             try:
                 await self._connection.close()
             except BaseException:
-                await _ended(self._thread)
+                await _join(self._thread)
                 raise
 
 
-async def _ended(thread: Thread) -> None:
+async def _join(thread: Thread) -> None:
     """Wait for a thread that was told to end: its last words go to the event loop, which must still be there."""
     with anyio.CancelScope(shield=True):
         await anyio.to_thread.run_sync(thread.join)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 
-def forgiving(raw: bytes) -> str:
+def decode_lossy(raw: bytes) -> str:
     """A text factory for damaged text."""
     return raw.decode(errors="replace")
 

@@ -12,32 +12,32 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from plait.persistence.sqlite.transaction import forgiving
+from plait.persistence.sqlite.transaction import decode_lossy
 
 _PATIENCE: Final = "PRAGMA busy_timeout = 5000"
 """As connections are opened with: opening.BUSY_TIMEOUT_S."""
 
 
-def log_of(path: Path) -> Path:
+def wal_path(path: Path) -> Path:
     """Where the log of the database at `path` lies: links are followed, as SQLite does."""
     real = path.resolve()
     return real.with_name(f"{real.name}-wal")
 
 
-def is_at_rest(path: Path) -> bool:
+def is_checkpointed(path: Path) -> bool:
     """Whether all that was written is in the database itself: then nobody has it open for writing."""
     try:
-        return log_of(path).stat().st_size == 0
+        return wal_path(path).stat().st_size == 0
     except FileNotFoundError:
         return True
 
 
-def has_log(path: Path) -> bool:
+def has_wal(path: Path) -> bool:
     """Whether the database at `path`, a real path, has a log, as it has while it is open for writing."""
     return os.path.exists(f"{path}-wal")  # noqa: PTH110 - asked before each write, in a third of the time
 
 
-def make_log_anew(connection: sqlite3.Connection) -> None:
+def recreate_wal(connection: sqlite3.Connection) -> None:
     """For a log that somebody removed under the connection, with which all that goes into it would be lost as soon as
     its processes die: what it holds goes into the database, and there is one by its name again. The latter has to wait
     while others have the database open, who go on with the one that has no name.
@@ -54,11 +54,11 @@ def make_log_anew(connection: sqlite3.Connection) -> None:
         connection.execute(_PATIENCE).fetchall()
 
 
-def mending(path: Path) -> str:
+def repair_advice(path: Path) -> str:
     """What to do about the damaged database at `path`, which is only looked at."""
-    if is_at_rest(path) or not _is_whole_alone(path):
+    if is_checkpointed(path) or not _is_whole_alone(path):
         return "restore a copy"
-    log = log_of(path)
+    log = wal_path(path)
     return (
         f"the file alone is whole, with {log.name} it is not: if it is a copy that was put back, that log is of the "
         f"file before, so end what uses it and remove {log.name} and {log.name[: -len('wal')]}shm; else restore a copy"
@@ -69,7 +69,7 @@ def _is_whole_alone(path: Path) -> bool:
     try:
         # Immutable: SQLite then neither looks for a log nor takes locks.
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
-            connection.text_factory = forgiving
+            connection.text_factory = decode_lossy
             (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     except (sqlite3.Error, UnicodeDecodeError):
         return False

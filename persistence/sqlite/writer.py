@@ -1,9 +1,9 @@
 """One batch, one transaction, as one plain function on the database's thread.
 
-Theory: the run's book knows how its tasks stand. A change that does not follow from that is refused; any other one is
+Theory: the run's cache knows how its tasks stand. A change that does not follow from that is refused; any other one is
 noted there and turned into rows, which are gathered by statement, and each statement then runs over all of its rows at
-once. What the book allows the tables allow, too, since nobody else writes to a run between two batches of its owner
-without the run's head showing it. If anything goes wrong, the transaction is rolled back, and the book thrown away.
+once. What the cache allows the tables allow, too, since nobody else writes to a run between two batches of its owner
+without the run's head showing it. If anything goes wrong, the transaction is rolled back, and the cache thrown away.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from plait.persistence.changes import RunCreated, RunReleased
 from plait.persistence.errors import Conflict
 from plait.persistence.failpoints import reached
 from plait.persistence.sqlite import statements as sql
-from plait.persistence.sqlite.apply import OF_TASKS, Applying
-from plait.persistence.sqlite.bulk import Row, Rows
+from plait.persistence.sqlite.apply import OF_TASKS, ChangeApplier
+from plait.persistence.sqlite.bulk import BatchRows, Row
 from plait.persistence.sqlite.reader import read_head
-from plait.persistence.sqlite.task_cache import Book
+from plait.persistence.sqlite.task_cache import TaskCache
 from plait.persistence.sqlite.transaction import transaction
 
 if TYPE_CHECKING:
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     from plait.persistence.records import Note
     from plait.persistence.rules import RunHead
 
-Books = dict[str, Book]
-"""The books of the runs that somebody is writing to, by run."""
+TaskCaches = dict[str, TaskCache]
+"""The caches of the runs that somebody is writing to, by run."""
 
 
-def write_batch(connection: sqlite3.Connection, batch: Batch, books: Books) -> None:
+def write_batch(connection: sqlite3.Connection, batch: Batch, caches: TaskCaches) -> None:
     """Apply what is not applied yet, all or nothing. Raises Fenced, Conflict, or what sqlite3 raises."""
-    book = books.pop(batch.run_id, None)
+    cache = caches.pop(batch.run_id, None)
     try:
         with transaction(connection, "BEGIN IMMEDIATE"):
             reached("txn.begun")
-            book = _apply(connection, batch, book)
+            cache = _apply(connection, batch, cache)
             reached("txn.before_commit")
         reached("txn.after_commit")
     except UnicodeDecodeError:  # SQLite quotes a damaged page: not the batch's fault
         raise
     except (UnicodeEncodeError, OverflowError, ValueError, sqlite3.DataError, sqlite3.IntegrityError) as error:
         raise Conflict(f"run {batch.run_id!r}: a value of the batch cannot be stored: {error}") from error
-    if book is not None and not isinstance(batch.changes[-1], RunReleased):
-        books[batch.run_id] = book
+    if cache is not None and not isinstance(batch.changes[-1], RunReleased):
+        caches[batch.run_id] = cache
 
 
 def send_note(connection: sqlite3.Connection, run_id: str, note: Note) -> None:
@@ -63,37 +63,37 @@ def send_note(connection: sqlite3.Connection, run_id: str, note: Note) -> None:
         raise Conflict(f"run {run_id!r} is not in the store, so nobody can be sent a note about it")
 
 
-def _apply(connection: sqlite3.Connection, batch: Batch, book: Book | None) -> Book | None:
+def _apply(connection: sqlite3.Connection, batch: Batch, cache: TaskCache | None) -> TaskCache | None:
     run_id = batch.run_id
     found = read_head(connection, run_id, settings=any(isinstance(one, RunCreated) for one in batch.changes[:1]))
     before = None if found is None else found[1]
-    skipped = rules.first_unapplied(batch, before)
+    skipped = rules.count_applied(batch, before)
     changes = batch.changes[skipped:]
     if not changes:
         return None
-    rows = Rows(connection)
+    rows = BatchRows(connection)
     if found is None:
         number, head = _new_run(connection, run_id, changes[0], rows)
     else:
         number, head = found
-    if book is None or not book.holds(connection, number, head):
-        book = Book(connection, run_id, number)
+    if cache is None or not cache.is_current(connection, number, head):
+        cache = TaskCache(connection, run_id, number)
     first_seq = batch.first_seq + skipped
     if not OF_TASKS.issuperset(map(type, changes)):
         for seq, change in enumerate(changes, first_seq):
-            head = rules.advance(head, change, seq, run_id)
-    book.begin(changes)
-    Applying(run_id, book, rows).apply(first_seq, changes)
+            head = rules.advance_head(head, change, seq, run_id)
+    cache.begin_batch(changes)
+    ChangeApplier(run_id, cache, rows).apply(first_seq, changes)
     rows.write()
     if head is before:
         connection.execute(sql.SET_LAST_SEQ, (batch.last_seq, run_id))
     else:
         _set_head(connection, run_id, head, batch.last_seq)
-    book.keep(head, batch.last_seq)
-    return book
+    cache.mark_written(head, batch.last_seq)
+    return cache
 
 
-def _new_run(connection: sqlite3.Connection, run_id: str, change: Change, rows: Rows) -> tuple[int, RunHead]:
+def _new_run(connection: sqlite3.Connection, run_id: str, change: Change, rows: BatchRows) -> tuple[int, RunHead]:
     head = rules.new_head(change, run_id)
     key = rows.blob(head.settings)
     kept = head.settings if key is None else ""

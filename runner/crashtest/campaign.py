@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import chain, count, islice, zip_longest
 from pathlib import Path
 
-from plait.persistence.failpoints import BOUNDARIES
+from plait.persistence.failpoints import FAILPOINTS
 from plait.runner.crashtest.cases import Case, plan_case, random_case
 from plait.runner.crashtest.fork_server import get_ready
 from plait.runner.crashtest.mutants import PLANTED, Planted
@@ -193,7 +193,7 @@ def _more_points(hits: Counter[str], rng: random.Random) -> list[Point]:
     """Kills of the resumes that follow: early ones mostly, since less and less is left to do."""
     points: list[Point] = []
     for _ in range(rng.choice([1, 1, 2, 3, 4])):
-        name = rng.choice(BOUNDARIES[3:])
+        name = rng.choice(FAILPOINTS[3:])
         points.append(Point(name, rng.randint(1, max(1, hits[name] // 3))))
     return points
 

@@ -16,8 +16,7 @@ from typing import Any, Literal, NoReturn
 
 import anyio
 
-from plait.persistence import SQLiteStore, StoreError
-from plait.persistence import failpoints as boundaries
+from plait.persistence import SQLiteStore, StoreError, failpoints
 from plait.runner.clock import Clock
 from plait.runner.crashtest import ledger as words
 from plait.runner.crashtest.cases import Case, CasePolicy, digest
@@ -109,7 +108,7 @@ def be_child(start: Start) -> NoReturn:
         if start.plant is not None:
             start.plant()
         trap = Trap(start, ledger)
-        boundaries.on_reach = trap
+        failpoints.on_reach = trap
         anyio.run(_live, start, ledger)
         ledger.write(words.COUNT, trap.hits)
         code = 0

@@ -13,7 +13,7 @@ from typing import Any
 import anyio.lowlevel
 
 from plait.persistence import Batch, Fenced, PolicyDecided, TasksAdded, rules
-from plait.persistence.failpoints import BOUNDARIES
+from plait.persistence.failpoints import FAILPOINTS
 from plait.persistence.sqlite import reader as reading
 from plait.persistence.sqlite import store
 from plait.runner import parallel
@@ -53,7 +53,7 @@ class Planted:
     owner: Any
     attribute: str
     instead: Callable[..., Any]
-    names: Sequence[str] = BOUNDARIES[3:]
+    names: Sequence[str] = FAILPOINTS[3:]
     hits: range = range(1, 11)
     kind: Kind = Kind.KILLS
     fits: Callable[[Case], bool] = _any
@@ -150,9 +150,9 @@ def _forget_crashes(under_way: Original, task: Any, record: Any) -> Any:
     return under_way(task, replace(record, crashes=0))
 
 
-def _ignore_the_epoch(first_unapplied: Original, batch: Batch, head: Any) -> Any:
+def _ignore_the_epoch(count_applied: Original, batch: Batch, head: Any) -> Any:
     try:
-        return first_unapplied(batch, head)
+        return count_applied(batch, head)
     except Fenced:
         return min(len(batch.changes), max(0, head.last_seq - batch.first_seq + 1))
 
@@ -205,7 +205,7 @@ PLANTED = (
     Planted("a list unfolded again by resume", RunState, "_load", _forget_parts, hits=range(7, 11), fits=_grows),
     Planted("completed tasks queued again", RunState, "_load", _queue_completed),
     Planted("crashes not counted", verdict, "_under_way", _forget_crashes, kind=Kind.CRASHER),
-    Planted("no epoch check", rules, "first_unapplied", _ignore_the_epoch, _STOP, range(2, 11), Kind.RIVAL),
+    Planted("no epoch check", rules, "count_applied", _ignore_the_epoch, _STOP, range(2, 11), Kind.RIVAL),
     Planted(
         "claimed beside a living owner", parallel, "wait_until_free", _do_not_wait, _STOP, range(2, 11), Kind.RIVAL
     ),

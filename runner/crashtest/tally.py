@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from statistics import median
 
-from plait.persistence.failpoints import BOUNDARIES
+from plait.persistence.failpoints import FAILPOINTS
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Tally:
     @property
     def never_hit(self) -> list[str]:
         """The boundaries at which no kill landed."""
-        return [name for name in BOUNDARIES if not self.landed[name]]
+        return [name for name in FAILPOINTS if not self.landed[name]]
 
     @property
     def ok(self) -> bool:

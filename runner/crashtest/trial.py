@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from plait.persistence.failpoints import BOUNDARIES
+from plait.persistence.failpoints import FAILPOINTS
 
 
 class Kind(StrEnum):
@@ -61,9 +61,9 @@ def parse_trial(word: str) -> Trial:
         )
     places: list[Point] = []
     for match, point in zip(found, points, strict=True):
-        if match is None or match[1] not in BOUNDARIES:
-            raise ValueError(f"{point!r} is no place to stop at: a boundary and a number, as in {BOUNDARIES[0]}:1")
+        if match is None or match[1] not in FAILPOINTS:
+            raise ValueError(f"{point!r} is no place to stop at: a boundary and a number, as in {FAILPOINTS[0]}:1")
         places.append(Point(match[1], int(match[2])))
     if kind in {Kind.RIVAL, Kind.UNSURE} and not places:
-        raise ValueError(f"{word!r} names no place to stop at, and a trial of that kind needs one: -{BOUNDARIES[6]}:2")
+        raise ValueError(f"{word!r} names no place to stop at, and a trial of that kind needs one: -{FAILPOINTS[6]}:2")
     return Trial(Kind(kind), int(seed), tuple(places))

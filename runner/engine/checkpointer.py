@@ -26,7 +26,7 @@ from plait.persistence.changes import Batch, Change, LeaseRenewed, RunClaimed, R
 from plait.persistence.errors import Conflict, Fenced, StoreBusy, StoreError, StoreNotOpen
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store
-from plait.persistence.rules import in_parts
+from plait.persistence.rules import split_completion
 from plait.runner.cancellation import outlasting_cancellation
 from plait.runner.clock import Clock, iso
 from plait.runner.domain import events
@@ -212,7 +212,7 @@ class Checkpointer:
                 if limit == 1:
                     for _ in head:
                         self._unstored.popleft()
-                    if len(apart := in_parts(head[0])) > 1:  # what was asked may be it, not the result
+                    if len(apart := split_completion(head[0])) > 1:  # what was asked may be it, not the result
                         self._unstored.extendleft(reversed((*apart, *head[1:])))
                     else:
                         self._lost(error, len(head))

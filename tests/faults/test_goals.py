@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import get_args
 
-from plait.persistence.failpoints import BOUNDARIES
+from plait.persistence.failpoints import FAILPOINTS
 from plait.runner.crashtest.mutants import PLANTED
 from tests.faults.campaigns import (
     adoption_bugs,
@@ -31,7 +31,7 @@ def reports() -> dict[str, Report]:
     """Of a night on which all was well."""
     figures = {
         "kills": {
-            "boundaries": len(BOUNDARIES),
+            "boundaries": len(FAILPOINTS),
             "acknowledged results lost": 0,
             "completed tasks executed again": 0,
             "extra attempts per task in flight": 1,

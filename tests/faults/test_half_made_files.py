@@ -22,7 +22,7 @@ from tests.support.stores.database import in_child
 OPEN = """
 import asyncio, os, signal, sys
 from plait.persistence import SQLiteStore
-from plait.persistence import failpoints as boundaries
+from plait.persistence import failpoints
 
 def on_reach(name):
     if name == sys.argv[2]:
@@ -32,7 +32,7 @@ async def main():
     async with SQLiteStore(sys.argv[1]):
         pass
 
-boundaries.on_reach = on_reach
+failpoints.on_reach = on_reach
 asyncio.run(main())
 """
 
@@ -65,7 +65,7 @@ async def test_half_made_files_are_removed_when_nobody_makes_them_any_more(path:
 
 STOPPED = """
 import signal, sys, threading
-from plait.persistence import failpoints as boundaries
+from plait.persistence import failpoints
 from plait.runner.cli import main
 
 passed = []
@@ -77,7 +77,7 @@ def on_reach(name):
             # Sent to the process, it would leave this thread time to commit until another one has taken it.
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
-boundaries.on_reach = on_reach
+failpoints.on_reach = on_reach
 sys.argv[1:] = ["run", "plan.yaml", "-q"]
 main()
 """

@@ -27,8 +27,8 @@ from plait.persistence import (
     TaskCompleted,
     TasksAdded,
     TaskStarted,
+    failpoints,
 )
-from plait.persistence import failpoints as boundaries
 from plait.runner import Orchestrator, OrchestratorResult, Phase, RunStatus
 from plait.runner.orchestrator import LoopState, load_loop_state
 from tests.support.processes.forked import Child
@@ -105,7 +105,7 @@ async def orchestrate(folder: Path, position: str, side: str, places: int) -> Or
             if name == side and (watched.now or str(seen[name]) == position):
                 die()
 
-        boundaries.on_reach = at_boundary
+        failpoints.on_reach = at_boundary
         if await store.get_run("r") is None:
             made = Orchestrator(GOAL, 10, team, store=watched, run_id="r", reflect_every=2, concurrency=places)
         else:

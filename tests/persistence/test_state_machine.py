@@ -33,8 +33,8 @@ from plait.persistence import (
     StoreError,
     TasksAdded,
     TurnAppended,
+    failpoints,
 )
-from plait.persistence import failpoints as boundaries
 from plait.persistence.contract.samples import LEGAL, OPENING, TASKS, at, owner, status_changes, whole
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class StoreMachine(RuleBasedStateMachine):
         return self.loop.run(call)
 
     def teardown(self) -> None:
-        boundaries.on_reach = None
+        failpoints.on_reach = None
         self.do(self.store.close())
         self.loop.close()
         self.folder.cleanup()
@@ -218,9 +218,9 @@ class StoreMachine(RuleBasedStateMachine):
                     copies.append(self.copied())
                 raise PlantedError
 
-        boundaries.on_reach = on_reach
+        failpoints.on_reach = on_reach
         outcome = self.outcome(self.store, batch)
-        boundaries.on_reach = None
+        failpoints.on_reach = None
         if copies:
             self.reopen(copies[0])
         if outcome is PlantedError and name == "txn.after_commit":

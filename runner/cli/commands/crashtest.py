@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from plait.persistence.failpoints import BOUNDARIES
+from plait.persistence.failpoints import FAILPOINTS
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.exits import COMPLETED, FAILED, STORE, CliError, print_line, print_note
 from plait.runner.cli.options import command_line, json_option, read_plan, set_option, store_option
@@ -77,7 +77,7 @@ _MOST_SHOWN = 20
 
 def run_campaign(campaign: Campaign, as_json: bool) -> int:
     """The whole campaign and its certificate; the command's exit code."""
-    print_note(f"plait: landing {campaign.kills:,} kills at {len(BOUNDARIES)} boundaries, in {campaign.folder}")
+    print_note(f"plait: landing {campaign.kills:,} kills at {len(FAILPOINTS)} boundaries, in {campaign.folder}")
     tally = _run_interruptible(campaign.run)
     if as_json:
         print_json(as_value(tally))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from plait.persistence.failpoints import BOUNDARIES
+from plait.persistence.failpoints import FAILPOINTS
 from tests.faults.campaigns.report import Report
 
 
@@ -46,7 +46,7 @@ class Reached:
 
 GOALS = (
     Goal("SIGKILLs that landed", "kills", None, 10_000),
-    Goal("named boundaries", "kills", "boundaries", len(BOUNDARIES)),
+    Goal("named boundaries", "kills", "boundaries", len(FAILPOINTS)),
     Goal("acknowledged results lost by SIGKILLs", "kills", "acknowledged results lost", most=0),
     Goal("completed tasks executed again", "kills", "completed tasks executed again", most=0),
     Goal("extra attempts per task in flight at a kill", "kills", "extra attempts per task in flight", most=1),

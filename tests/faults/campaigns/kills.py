@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from plait.persistence.failpoints import BOUNDARIES
+from plait.persistence.failpoints import FAILPOINTS
 from plait.runner.crashtest.campaign import Campaign
 from tests.faults.campaigns.report import Report, Scale
 
@@ -25,7 +25,7 @@ def run(*, scale: Scale, seed: int = 0) -> Report:
         planted=tally.planted,
         seconds=tally.seconds,
         figures={
-            "boundaries": len(BOUNDARIES) - len(tally.never_hit),
+            "boundaries": len(FAILPOINTS) - len(tally.never_hit),
             "runs": tally.trials,
             "acknowledged results": tally.acks,
             "acknowledged results lost": tally.lost,

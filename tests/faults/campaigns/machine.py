@@ -23,7 +23,7 @@ from plait.persistence import TaskCompleted, TaskStarted
 from plait.persistence.contract.samples import TASKS, at
 from plait.persistence.sqlite import statements
 from plait.persistence.sqlite import writer as writing
-from plait.persistence.sqlite.task_cache import Book
+from plait.persistence.sqlite.task_cache import TaskCache
 from tests.faults.campaigns.report import Report, Scale
 from tests.persistence.test_state_machine import RUNS, SAID, TEXTS, StoreMachine
 
@@ -108,10 +108,10 @@ def _results_replaced() -> Generator[None]:
     def replacing(bulk: Any, size: int) -> str:
         return bulk_sql(bulk, size).replace(added, "INSERT OR REPLACE INTO ends")
 
-    def still_running(_book: Book, _task_id: str, _standing: object) -> None:
+    def still_running(_book: TaskCache, _task_id: str, _standing: object) -> None:
         return None
 
-    with mock.patch.object(statements, "bulk_sql", replacing), mock.patch.object(Book, "done", still_running):
+    with mock.patch.object(statements, "bulk_sql", replacing), mock.patch.object(TaskCache, "done", still_running):
         yield
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.persistence.failpoints import BOUNDARIES
+from plait.persistence.failpoints import FAILPOINTS
 from plait.runner.crashtest.certificate import as_lines, as_value
 from plait.runner.crashtest.fork_server import get_ready
 from plait.runner.crashtest.mutants import PLANTED
@@ -52,7 +52,7 @@ def test_three_hundred_kills_at_every_boundary_lose_nothing(tmp_path: Path) -> N
     assert value["ok"] is True
     assert 300 <= value["kills_landed"] <= value["kills_scheduled"]
     assert value["kills_landed"] == sum(value["boundaries"].values())
-    assert set(value["boundaries"]) == set(BOUNDARIES)
+    assert set(value["boundaries"]) == set(FAILPOINTS)
     assert all(value["boundaries"].values())
     assert value["never_hit"] == value["violations"] == []
     assert value["results_acknowledged"] > 300
@@ -69,12 +69,12 @@ def test_a_few_kills_at_every_boundary_certify_a_plan_without_its_backends_and_i
     assert done.code == 0, done.out + done.err
     lines = done.out.splitlines()
     assert lines[0].startswith("passed in ")
-    assert f"boundaries            {len(BOUNDARIES)} of {len(BOUNDARIES)} covered" in done.out
+    assert f"boundaries            {len(FAILPOINTS)} of {len(FAILPOINTS)} covered" in done.out
     assert f"planted bugs          {len(PLANTED)} of {len(PLANTED)} caught" in done.out
     assert re.search(r"all held; failure rate below [5-9]\.", done.out), "so few kills show little, and it says so"
     assert ", of which 0 lost" in done.out
     assert "0 executed again" in done.out
-    assert done.err == f"plait: landing 5 kills at {len(BOUNDARIES)} boundaries, in {tmp_path}\n"
+    assert done.err == f"plait: landing 5 kills at {len(FAILPOINTS)} boundaries, in {tmp_path}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
 
 
@@ -90,9 +90,9 @@ def test_who_is_told_to_leave_leaves_nothing_behind(tmp_path: Path, signum: sign
 
 
 def test_what_was_left_out_is_no_success() -> None:
-    tally = Tally(landed=Counter(dict.fromkeys(BOUNDARIES, 1)), planted={"a bug": True})
+    tally = Tally(landed=Counter(dict.fromkeys(FAILPOINTS, 1)), planted={"a bug": True})
     assert tally.ok
-    assert tally.bound == pytest.approx(3 / len(BOUNDARIES))
+    assert tally.bound == pytest.approx(3 / len(FAILPOINTS))
     for failed in (
         replace(tally, landed=tally.landed - Counter(["told"])),
         replace(tally, planted={"a bug": False}),

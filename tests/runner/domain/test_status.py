@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.persistence import changes
-from plait.persistence.rules import RUN_MAY_BECOME, TASK_MUST_BE
+from plait.persistence import changes, rules
 from plait.runner.domain.status import (
     RUN_DONE,
     RUN_REOPENINGS,
@@ -51,10 +50,12 @@ def test_terminal_states() -> None:
 def test_the_stores_keep_the_same_tables() -> None:
     """`persistence` imports nothing of `runner`, so it has tables of its own: they must say the same."""
     reopened = {s.value for s in RUN_REOPENINGS | {RunStatus.COMPLETED}}  # a completed one where results are damaged
-    assert {old: set(new) for old, new in RUN_MAY_BECOME.items() if old not in reopened} == {
+    assert {old: set(new) for old, new in rules.RUN_TRANSITIONS.items() if old not in reopened} == {
         old: set(new.split()) for old, new in LEGAL_RUN.items()
     }
-    assert reopened == {"failed", "completed"} and all(RUN_MAY_BECOME[status] == {"running"} for status in reopened)
+    assert reopened == {"failed", "completed"} and all(
+        rules.RUN_TRANSITIONS[status] == {"running"} for status in reopened
+    )
     becomes = {
         changes.TaskStarted: {"running"},
         changes.TaskCompleted: {"completed"},
@@ -66,6 +67,6 @@ def test_the_stores_keep_the_same_tables() -> None:
         changes.TaskCancelled: {"cancelled"},
     }
     for change, new in becomes.items():
-        for old in TASK_MUST_BE[change]:
+        for old in rules.STATUSES_BEFORE[change]:
             assert all(may_follow(TASK_TRANSITIONS, TaskStatus(old), TaskStatus(status)) for status in new)
-    assert TASK_MUST_BE[changes.TaskReopened] == {s.value for s in TASK_REOPENINGS}
+    assert rules.STATUSES_BEFORE[changes.TaskReopened] == {s.value for s in TASK_REOPENINGS}

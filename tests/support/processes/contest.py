@@ -155,7 +155,7 @@ async def resumed(runner: ParallelRunner) -> str:
 @contextmanager
 def sabotaged(sabotage: Sabotage | None) -> Generator[None]:
     """With the bug planted in this process."""
-    real = rules.first_unapplied
+    real = rules.count_applied
 
     def unfenced(batch: Batch, head: rules.RunHead | None) -> int:
         try:
@@ -175,5 +175,5 @@ def sabotaged(sabotage: Sabotage | None) -> Generator[None]:
         with mock.patch.object(parallel, "wait_until_free", by_wall_clock):
             yield
     else:
-        with mock.patch.object(rules, "first_unapplied", unfenced):
+        with mock.patch.object(rules, "count_applied", unfenced):
             yield

@@ -13,8 +13,7 @@ import anyio
 
 from examples.review import review
 from plait.backends import BackendError, ErrorKind, Opening, Reply
-from plait.persistence import SQLiteStore
-from plait.persistence import failpoints as boundaries
+from plait.persistence import SQLiteStore, failpoints
 from plait.runner import RunResult
 from tests.support.fakes import Talker
 
@@ -52,7 +51,7 @@ def kill_at(boundary: str, count: int) -> None:
         if not left:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    boundaries.on_reach = on_reach
+    failpoints.on_reach = on_reach
 
 
 if __name__ == "__main__":
