@@ -35,6 +35,7 @@ from plait.persistence.records import (
     NoteRecord,
     Owner,
     RunRecord,
+    Spent,
     TaskRecord,
 )
 from plait.persistence.sqlite import SQLiteStore
@@ -64,6 +65,7 @@ __all__ = [
     "RunStore",
     "SQLiteStore",
     "SessionOpened",
+    "Spent",
     "Store",
     "StoreBusy",
     "StoreError",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from plait.persistence.records import Owner
+from plait.persistence.records import NOTHING_SPENT, Owner, Spent
 from plait.persistence.values import value
 
 
@@ -161,11 +161,8 @@ class TaskCompleted:
     attempt: int
     text: str
     data: str | None = None
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost_usd: float | None = None
+    spent: Spent = NOTHING_SPENT
     duration_s: float = 0.0
-    model: str | None = None
     prompt: str | None = None
 
 
@@ -180,10 +177,7 @@ class TaskFailed:
     error_kind: str
     error: str
     duration_s: float = 0.0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost_usd: float | None = None
-    model: str | None = None
+    spent: Spent = NOTHING_SPENT
 
 
 @value
@@ -199,11 +193,8 @@ class TaskRetried:
     error: str
     delay_s: float
     duration_s: float = 0.0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost_usd: float | None = None
+    spent: Spent = NOTHING_SPENT
     goes_on: bool = False
-    model: str | None = None
 
 
 @value
@@ -235,10 +226,7 @@ class TaskWaiting:
     crashed: bool = False
     asked: str | None = None
     duration_s: float | None = None
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost_usd: float | None = None
-    model: str | None = None
+    spent: Spent = NOTHING_SPENT
 
 
 @value
@@ -258,10 +246,7 @@ class TaskCancelled:
 
     at: str
     task_id: str
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost_usd: float | None = None
-    model: str | None = None
+    spent: Spent = NOTHING_SPENT
 
 
 @value

@@ -61,7 +61,7 @@ def _session_opened(change: changes.SessionOpened) -> EventParts:
 
 
 def _task_completed(change: changes.TaskCompleted) -> EventParts:
-    detail = f'{{"input_tokens":{change.input_tokens:d},"output_tokens":{change.output_tokens:d}}}'
+    detail = f'{{"input_tokens":{change.spent.input_tokens:d},"output_tokens":{change.spent.output_tokens:d}}}'
     return change.at, "task_completed", change.task_id, change.attempt, detail
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from plait.persistence.values import value
 
@@ -17,6 +18,31 @@ class Owner:
     pid: int
     process_started: str
     claimed_at: str
+
+
+@value
+class Spent:
+    """The tokens and the cost of an attempt or of a run, and the model that answered."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float | None = None
+    """US dollars; None if the backend reports no cost."""
+    model: str | None = None
+    """The name that the backend reports; None if the backend reports no name, and for a sum over a run."""
+
+    def __add__(self, more: Spent) -> Spent:
+        """Return the sums. The model is that of `more`, or of `self` if `more` has none."""
+        costs = [cost for cost in (self.cost_usd, more.cost_usd) if cost is not None]
+        return Spent(
+            self.input_tokens + more.input_tokens,
+            self.output_tokens + more.output_tokens,
+            sum(costs) if costs else None,
+            self.model if more.model is None else more.model,
+        )
+
+
+NOTHING_SPENT: Final = Spent()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +66,7 @@ class RunRecord:
     owner: Owner | None
     lease_expires_at: float | None
     counts: dict[str, int]
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost_usd: float | None = None
+    spent: Spent = NOTHING_SPENT
     policy_state: str | None = None
     policy_seq: int = 0
 
@@ -71,9 +95,7 @@ class TaskRecord:
     error_kind: str | None = None
     error: str | None = None
     session_id: str | None = None
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost_usd: float | None = None
+    spent: Spent = NOTHING_SPENT
     duration_s: float | None = None
     started_at: str | None = None
     ended_at: str | None = None
@@ -84,7 +106,6 @@ class TaskRecord:
     asked: str | None = None
     answers: str | None = None
     added_by: str | None = None
-    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +123,8 @@ class AttemptRecord:
     ended_at: str | None
     error_kind: str | None
     error: str | None
-    input_tokens: int
-    output_tokens: int
-    cost_usd: float | None
+    spent: Spent
     duration_s: float | None
-    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from plait.persistence.changes import Batch, Change
-    from plait.persistence.records import Owner
+    from plait.persistence.records import Owner, Spent
 
 RUN_TRANSITIONS: Mapping[str, frozenset[str]] = {
     "queued": frozenset({"running", "cancelled"}),
@@ -81,9 +81,7 @@ class RunHead:
     def epoch(self) -> int:
         return len(self.claims)
 
-    def record(
-        self, run_id: str, counts: dict[str, int], input_tokens: int, output_tokens: int, cost_usd: float | None
-    ) -> RunRecord:
+    def record(self, run_id: str, counts: dict[str, int], spent: Spent) -> RunRecord:
         """Return the head as a record, with the numbers of tasks by status and the usage of all attempts."""
         return RunRecord(
             run_id=run_id,
@@ -99,9 +97,7 @@ class RunHead:
             owner=self.owner,
             lease_expires_at=self.lease_expires_at,
             counts=counts,
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            cost_usd=cost_usd,
+            spent=spent,
             policy_state=self.policy_state,
             policy_seq=self.policy_seq,
         )
@@ -223,7 +219,7 @@ def split_completion(change: Change) -> tuple[Change, ...]:
         return (change,)
     place = change.at, change.task_id, change.attempt
     asked = changes.TurnAppended(*place, "user", change.prompt)
-    said = changes.TurnAppended(*place, "assistant", change.text, change.input_tokens, change.output_tokens)
+    said = changes.TurnAppended(*place, "assistant", change.text, change.spent.input_tokens, change.spent.output_tokens)
     return asked, said, replace(change, prompt=None)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from plait.persistence import (
     Change,
+    Spent,
     TaskAnswered,
     TaskCancelled,
     TaskCompleted,
@@ -47,15 +48,10 @@ class QuestionsContract(OpenedStore):
         (attempt,) = await store.list_attempts(RUN)
         assert (attempt.status, attempt.started_at, attempt.ended_at, attempt.error) == ("asked", at(3), at(4), None)
         for one in (task, attempt):
-            assert (one.input_tokens, one.output_tokens, one.cost_usd, one.duration_s) == (3, 2, 0.25, 1.5)
+            assert (one.spent, one.duration_s) == (Spent(3, 2, 0.25, "sample-1"), 1.5)
         run = await store.get_run(RUN)
         assert run is not None
-        assert (run.counts, run.input_tokens, run.output_tokens, run.cost_usd) == (
-            {"waiting_input": 1, "pending": 2},
-            3,
-            2,
-            0.25,
-        )
+        assert (run.counts, run.spent) == ({"waiting_input": 1, "pending": 2}, Spent(3, 2, 0.25))
         last = (await store.list_events(RUN))[-1]
         assert (last.kind, last.task_id, last.attempt, last.detail) == ("task_waiting_input", "a", 1, "{}")
 
@@ -64,7 +60,7 @@ class QuestionsContract(OpenedStore):
         task = await task_a(store)
         assert (task.question, task.asked) == ("Was it sent?", None)
         (attempt,) = await store.list_attempts(RUN)
-        assert (attempt.status, attempt.duration_s, attempt.cost_usd) == ("interrupted", None, None)
+        assert (attempt.status, attempt.duration_s, attempt.spent.cost_usd) == ("interrupted", None, None)
 
     async def test_answers_outlast_attempts_until_others_come(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASKING, ANSWERED)
@@ -81,7 +77,12 @@ class QuestionsContract(OpenedStore):
         await writer.write(TaskAnswered(at(8), "a", '["this","that"]'))
         await writer.write(replace(START_A, attempt=6), replace(DONE_A, attempt=6))
         task = await task_a(store)
-        assert (task.status, task.answers, task.asked, task.input_tokens) == ("completed", '["this","that"]', None, 3)
+        assert (task.status, task.answers, task.asked, task.spent.input_tokens) == (
+            "completed",
+            '["this","that"]',
+            None,
+            3,
+        )
         statuses = [attempt.status for attempt in await store.list_attempts(RUN)]
         assert statuses == ["asked", "interrupted", "retried", "asked", "asked", "completed"]
         assert [t.answers for t in await store.list_tasks(RUN)] == ['["this","that"]', None, None]
@@ -104,12 +105,14 @@ class QuestionsContract(OpenedStore):
         assert (task.status, task.question, task.asked) == (status, None, None)
         (attempt,) = await store.list_attempts(RUN)
         assert (attempt.status, attempt.ended_at) == (attempt_status, at(6))
-        assert (attempt.input_tokens, attempt.output_tokens, attempt.cost_usd, attempt.duration_s) == (3, 2, 0.25, 3.5)
+        assert (attempt.spent, attempt.duration_s) == (Spent(3, 2, 0.25, "sample-1"), 3.5)
 
     async def test_settling_may_cost_more(self, store: Store, writer: Writer) -> None:
-        await writer.write(START_A, replace(ASKING, cost_usd=None), replace(DONE_A, duration_s=0.25))
+        await writer.write(
+            START_A, replace(ASKING, spent=replace(ASKING.spent, cost_usd=None)), replace(DONE_A, duration_s=0.25)
+        )
         (attempt,) = await store.list_attempts(RUN)
-        assert (attempt.input_tokens, attempt.output_tokens, attempt.cost_usd, attempt.duration_s) == (6, 4, 0.25, 1.75)
+        assert (attempt.spent, attempt.duration_s) == (Spent(6, 4, 0.25, "sample-1"), 1.75)
         assert (await store.list_events(RUN))[-1].detail == '{"input_tokens":6,"output_tokens":4}'
 
     async def test_cancelled_while_it_asks(self, store: Store, writer: Writer) -> None:
@@ -117,7 +120,7 @@ class QuestionsContract(OpenedStore):
         task = await task_a(store)
         assert (task.status, task.question, task.asked, task.ended_at) == ("cancelled", None, None, at(4))
         (attempt,) = await store.list_attempts(RUN)
-        assert (attempt.status, attempt.cost_usd) == ("asked", 0.25)
+        assert (attempt.status, attempt.spent.cost_usd) == ("asked", 0.25)
 
     @pytest.mark.parametrize("damaged", [False, True])
     async def test_reopening_forgets_the_answers(self, store: Store, writer: Writer, *, damaged: bool) -> None:
@@ -130,11 +133,11 @@ class QuestionsContract(OpenedStore):
 
     async def test_asking_written_again_changes_nothing(self, store: Store, writer: Writer) -> None:
         batches = [await writer.write(change) for change in (START_A, ASKING, ANSWERED)]
-        await writer.write(replace(START_A, attempt=2), replace(ASKING, attempt=2, input_tokens=40))
+        await writer.write(replace(START_A, attempt=2), replace(ASKING, attempt=2, spent=Spent(40)))
         before = await whole(store)
         for batch in batches:
             await store.write(batch)
         assert await whole(store) == before
         run = await store.get_run(RUN)
         assert run is not None
-        assert run.input_tokens == 43
+        assert run.spent.input_tokens == 43

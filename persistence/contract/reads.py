@@ -18,6 +18,7 @@ from plait.persistence import (
     RunReleased,
     RunStatusChanged,
     SessionOpened,
+    Spent,
     Store,
     TaskAnswered,
     TaskCancelled,
@@ -78,30 +79,21 @@ class ReadsContract(OpenedStore):
         task = (await store.list_tasks(RUN))[0]
         assert (task.status, task.attempt, task.text, task.data) == ("completed", 1, "The Moon.", '{"moon": true}')
         assert (task.session_id, task.started_at, task.ended_at) == ("session-a", at(3), at(4))
-        assert (task.input_tokens, task.output_tokens, task.cost_usd, task.duration_s) == (3, 2, 0.25, 1.5)
-        assert (task.model, task.damaged) == ("sample-1", False)
+        assert (task.spent, task.duration_s, task.damaged) == (Spent(3, 2, 0.25, "sample-1"), 1.5, False)
         run = await store.get_run(RUN)
         assert run is not None
-        assert (run.counts, run.input_tokens, run.output_tokens) == ({"completed": 1, "pending": 2}, 3, 2)
-        assert (run.cost_usd, run.started_at, run.owner, run.lease_expires_at) == (0.25, at(2), owner(), 1000.5)
+        assert (run.counts, run.spent) == ({"completed": 1, "pending": 2}, Spent(3, 2, 0.25))
+        assert (run.started_at, run.owner, run.lease_expires_at) == (at(2), owner(), 1000.5)
 
     async def test_a_cancelled_attempt_keeps_what_it_had_cost(self, store: Store, writer: Writer) -> None:
-        await writer.write(START_A, TaskCancelled(at(4), "a", 7, 5, 0.5), TaskCancelled(at(4), "c"))
+        await writer.write(START_A, TaskCancelled(at(4), "a", Spent(7, 5, 0.5)), TaskCancelled(at(4), "c"))
         tasks = {task.task_id: task for task in await store.list_tasks(RUN)}
-        assert [(tasks[name].input_tokens, tasks[name].output_tokens, tasks[name].cost_usd) for name in "ac"] == [
-            (7, 5, 0.5),
-            (0, 0, None),
-        ]
+        assert (tasks["a"].spent, tasks["c"].spent) == (Spent(7, 5, 0.5), Spent())
         (attempt,) = await store.list_attempts(RUN)
-        assert (attempt.status, attempt.input_tokens, attempt.output_tokens, attempt.cost_usd) == (
-            "cancelled",
-            7,
-            5,
-            0.5,
-        )
+        assert (attempt.status, attempt.spent) == ("cancelled", Spent(7, 5, 0.5))
         run = await store.get_run(RUN)
         assert run is not None
-        assert (run.input_tokens, run.output_tokens, run.cost_usd) == (7, 5, 0.5)
+        assert run.spent == Spent(7, 5, 0.5)
 
     async def test_messages_keep_their_order_over_many_writes(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASK)

@@ -15,6 +15,7 @@ from plait.persistence import (
     RunClaimed,
     RunCreated,
     RunStatusChanged,
+    Spent,
     Store,
     TaskAnswered,
     TaskCancelled,
@@ -46,7 +47,7 @@ RUNNING = RunStatusChanged(at(2), "running")
 START_A = TaskStarted(at(3), "a", 1, "fast", "session-a")
 ASK = TurnAppended(at(3), "a", 1, "user", "First.", 3, 0)
 ANSWER = TurnAppended(at(4), "a", 1, "assistant", "The Moon.", 0, 2)
-DONE_A = TaskCompleted(at(4), "a", 1, "The Moon.", '{"moon": true}', 3, 2, 0.25, 1.5, "sample-1")
+DONE_A = TaskCompleted(at(4), "a", 1, "The Moon.", '{"moon": true}', Spent(3, 2, 0.25, "sample-1"), 1.5)
 OPENING = (CREATED, CLAIMED, RUNNING)
 
 
@@ -83,10 +84,7 @@ ASKING = TaskWaiting(
     "Which one?",
     asked='{"kind": "choice"}',
     duration_s=1.5,
-    input_tokens=3,
-    output_tokens=2,
-    cost_usd=0.25,
-    model="sample-1",
+    spent=Spent(3, 2, 0.25, "sample-1"),
 )
 AT_START: dict[str, tuple[Change, ...]] = {
     "pending": (),
@@ -112,18 +110,20 @@ AT_START: dict[str, tuple[Change, ...]] = {
 
 def status_changes(task_id: str, attempt: int, text: str = "again", *, flag: bool = False) -> dict[str, Change]:
     """Every change of a task's status, with `attempt` as the last one; `flag` gives what may be left out."""
-    short = text[:20]
+    short, cost = text[:20], 0.25 if flag else None
     return {
         "start": TaskStarted(at(6), task_id, attempt + 1, "fast", short if flag else None, confirmed=flag),
-        "complete": TaskCompleted(at(6), task_id, attempt, text, text if flag else None, 3, 4, 0.5, 1.5),
-        "complete its prompt": TaskCompleted(at(6), task_id, attempt, text, None, 3, 4, prompt=text if flag else ""),
-        "fail": TaskFailed(at(6), task_id, attempt, "failed", "auth", short, 0.5, 1, 1, 0.25 if flag else None),
-        "skip": TaskFailed(at(6), task_id, attempt, "skipped", "auth", short, 0.5, 1, 1),
+        "complete": TaskCompleted(at(6), task_id, attempt, text, text if flag else None, Spent(3, 4, 0.5), 1.5),
+        "complete its prompt": TaskCompleted(
+            at(6), task_id, attempt, text, None, Spent(3, 4), prompt=text if flag else ""
+        ),
+        "fail": TaskFailed(at(6), task_id, attempt, "failed", "auth", short, 0.5, Spent(1, 1, cost)),
+        "skip": TaskFailed(at(6), task_id, attempt, "skipped", "auth", short, 0.5, Spent(1, 1)),
         "retry": TaskRetried(at(6), task_id, attempt, "transient", short, 0.5, goes_on=flag),
         "interrupt": TaskInterrupted(at(6), task_id, attempt, "gone", crashed=flag),
         "cancel": TaskCancelled(at(6), task_id),
         "wait": TaskWaiting(at(6), task_id, attempt, short, crashed=flag),
-        "ask": TaskWaiting(at(6), task_id, attempt, short, False, text, 0.5, 1, 1, 0.25 if flag else None),
+        "ask": TaskWaiting(at(6), task_id, attempt, short, False, text, 0.5, Spent(1, 1, cost)),
         "answer": TaskAnswered(at(6), task_id, text if flag else None),
         "reopen": TaskReopened(at(6), task_id),
         "reopen as damaged": TaskReopened(at(6), task_id, damaged=True),

@@ -19,6 +19,7 @@ from plait.persistence import (
     NewTask,
     Note,
     RunClaimed,
+    Spent,
     Store,
     StoreError,
     TaskCompleted,
@@ -61,7 +62,7 @@ async def is_kept(store: Store, change: Any) -> None:
         assert (kept.content, kept.input_tokens) == (change.content, change.input_tokens)
     else:
         task = (await store.list_tasks(RUN))[0]
-        assert (task.text, task.output_tokens) == (change.text, change.output_tokens)
+        assert (task.text, task.spent) == (change.text, change.spent)
 
 
 class StoreContract(
@@ -242,7 +243,7 @@ class StoreContract(
         assert started == names
 
     async def test_numbers_are_kept_to_the_last_digit(self, store: Store, writer: Writer) -> None:
-        done = replace(DONE_A, input_tokens=3_000_000_007, output_tokens=2**40, cost_usd=1234.1, duration_s=0.1)
+        done = replace(DONE_A, spent=Spent(3_000_000_007, 2**40, 1234.1), duration_s=0.1)
         await writer.write(START_A, done)
         task, (attempt,), run = (
             (await store.list_tasks(RUN))[0],
@@ -251,7 +252,7 @@ class StoreContract(
         )
         assert run is not None
         for one in (task, attempt, run):
-            assert (one.input_tokens, one.output_tokens, one.cost_usd) == (3_000_000_007, 2**40, 1234.1)
+            assert one.spent == Spent(3_000_000_007, 2**40, 1234.1)
         assert task.duration_s == attempt.duration_s == 0.1
 
     @pytest.mark.parametrize(
@@ -262,7 +263,7 @@ class StoreContract(
             replace(ASK, input_tokens=-(2**80)),
             replace(ASK, input_tokens=-5),
             replace(DONE_A, text="half \udc00"),
-            replace(DONE_A, output_tokens=2**70),
+            replace(DONE_A, spent=Spent(output_tokens=2**70)),
         ],
         ids=["surrogate in a turn", "2**63", "-2**80", "-5", "surrogate in a result", "2**70"],
     )

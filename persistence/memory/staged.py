@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from plait.persistence import changes, event_log, rules
-from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, NoteRecord, TaskRecord
+from plait.persistence.records import NOTHING_SPENT, AttemptRecord, EventRecord, MessageRecord, NoteRecord, TaskRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,7 +148,7 @@ class StagedRun:
         self._tasks[task_id] = replace(
             self._require_task(change), status="running", attempt=number, session_confirmed=confirmed
         )
-        ended = (None, None, None, 0, 0, None, None)
+        ended = (None, None, None, NOTHING_SPENT, None)
         self._put_attempt(
             AttemptRecord(task_id, number, "running", change.backend, change.session_id, change.at, *ended)
         )
@@ -200,7 +200,7 @@ class StagedRun:
     def _with_total_usage(self, change: changes.TaskCompleted) -> changes.TaskCompleted:
         """Return the change as its event shows it: with the usage of the whole attempt."""
         attempt = self._attempts[change.task_id, change.attempt]
-        return replace(change, input_tokens=attempt.input_tokens, output_tokens=attempt.output_tokens)
+        return replace(change, spent=attempt.spent)
 
     def _record_end(
         self,
@@ -215,40 +215,15 @@ class StagedRun:
         if attempt is None or (isinstance(change, changes.TaskCancelled) and task.status != "running"):
             return
         ended: dict[str, Any] = {"status": attempt_status, "ended_at": change.at}
-        match change:
-            case changes.TaskCompleted() | changes.TaskFailed() | changes.TaskRetried() | changes.TaskWaiting():
-                ended |= _cost(attempt, change)
-                if isinstance(change, changes.TaskFailed | changes.TaskRetried):
-                    ended |= {"error_kind": change.error_kind, "error": change.error}
-            case changes.TaskInterrupted():
-                ended["error"] = change.reason
-            case changes.TaskCancelled():
-                ended |= _usage(attempt, change)
+        if isinstance(change, changes.TaskInterrupted):
+            ended["error"] = change.reason
+        else:
+            ended["spent"] = attempt.spent + change.spent
+            if not isinstance(change, changes.TaskCancelled):
+                ended["duration_s"] = _sum(attempt.duration_s, change.duration_s)
+            if isinstance(change, changes.TaskFailed | changes.TaskRetried):
+                ended |= {"error_kind": change.error_kind, "error": change.error}
         self._put_attempt(replace(attempt, **ended))
-
-
-def _cost(
-    attempt: AttemptRecord,
-    change: changes.TaskCompleted | changes.TaskFailed | changes.TaskRetried | changes.TaskWaiting,
-) -> dict[str, float | str | None]:
-    """What the attempt took in all: one that ended as asked has a cost before a person settles its task."""
-    return {**_usage(attempt, change), "duration_s": _sum(attempt.duration_s, change.duration_s)}
-
-
-def _usage(
-    attempt: AttemptRecord,
-    change: changes.TaskCompleted
-    | changes.TaskFailed
-    | changes.TaskRetried
-    | changes.TaskWaiting
-    | changes.TaskCancelled,
-) -> dict[str, float | str | None]:
-    return {
-        "model": attempt.model if change.model is None else change.model,
-        "input_tokens": attempt.input_tokens + change.input_tokens,
-        "output_tokens": attempt.output_tokens + change.output_tokens,
-        "cost_usd": _sum(attempt.cost_usd, change.cost_usd),
-    }
 
 
 def _sum(before: float | None, more: float | None) -> float | None:

@@ -14,14 +14,22 @@ from typing import TYPE_CHECKING, Self
 from plait.persistence import rules
 from plait.persistence.errors import Conflict
 from plait.persistence.memory.staged import MemoryRun, StagedRun
-from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, NoteRecord, RunRecord, TaskRecord
+from plait.persistence.records import (
+    AttemptRecord,
+    EventRecord,
+    MessageRecord,
+    NoteRecord,
+    RunRecord,
+    Spent,
+    TaskRecord,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
     from plait.persistence.changes import Batch
-    from plait.persistence.records import Note
+    from plait.persistence.records import Note, Spent
 
 
 class MemoryStore:
@@ -99,11 +107,11 @@ class MemoryStore:
 
 
 def _record(run_id: str, run: MemoryRun) -> RunRecord:
-    attempts = run.attempts.values()
-    costs = [attempt.cost_usd for attempt in attempts if attempt.cost_usd is not None]
     counts = dict(Counter(task.status for task in run.tasks.values()))
-    tokens = sum(attempt.input_tokens for attempt in attempts), sum(attempt.output_tokens for attempt in attempts)
-    return run.head.record(run_id, counts, *tokens, sum(costs) if costs else None)
+    spent = [attempt.spent for attempt in run.attempts.values()]
+    tokens = sum(one.input_tokens for one in spent), sum(one.output_tokens for one in spent)
+    costs = [one.cost_usd for one in spent if one.cost_usd is not None]
+    return run.head.record(run_id, counts, Spent(*tokens, sum(costs) if costs else None))
 
 
 def _with_attempt(run: MemoryRun, task: TaskRecord) -> TaskRecord:
@@ -115,11 +123,8 @@ def _with_attempt(run: MemoryRun, task: TaskRecord) -> TaskRecord:
         error_kind=last.error_kind,
         error=last.error,
         session_id=last.session_id,
-        input_tokens=last.input_tokens,
-        output_tokens=last.output_tokens,
-        cost_usd=last.cost_usd,
+        spent=last.spent,
         duration_s=last.duration_s,
-        model=last.model,
         started_at=last.started_at,
         ended_at=last.ended_at,
     )

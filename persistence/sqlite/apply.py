@@ -109,8 +109,9 @@ class ChangeApplier:
         if prompt is not None:
             asked = bytearray(message_checksum(self._run_id, task_id, "user", prompt))
             said = NO_TEXT if data is None else bytearray(message_checksum(self._run_id, task_id, "assistant", text))
-        cost, model = change.cost_usd, change.model
-        usage = change.input_tokens, change.output_tokens, NO_NUMBER if cost is None else cost, change.duration_s
+        spent = change.spent
+        cost, model = spent.cost_usd, spent.model
+        usage = spent.input_tokens, spent.output_tokens, NO_NUMBER if cost is None else cost, change.duration_s
         ended = start, self._base | seq, change.at, *usage, NO_TEXT if model is None else model, checksum, asked, said
         kept: Row = (text, NO_TEXT if data is None else data, NO_TEXT if prompt is None else prompt)
         large = self._rows.blobs(text, data, prompt)
@@ -177,7 +178,8 @@ class ChangeApplier:
         usage: Row = (0, 0, None, None, None)
         if not isinstance(change, changes.TaskInterrupted):
             took = None if isinstance(change, changes.TaskCancelled) else change.duration_s
-            usage = change.input_tokens, change.output_tokens, change.cost_usd, took, change.model
+            spent = change.spent
+            usage = spent.input_tokens, spent.output_tokens, spent.cost_usd, took, spent.model
         return (start, self._base | seq, status, change.at, *usage, *error)
 
     def requeue_task(self, _seq: int, change: changes.TaskReopened | changes.TaskAnswered) -> None:

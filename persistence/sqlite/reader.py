@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from plait.persistence.errors import StoreError
 from plait.persistence.event_log import start_detail
 from plait.persistence.records import (
+    NOTHING_SPENT,
     AttemptRecord,
     EventRecord,
     MessageRecord,
     NoteRecord,
     Owner,
     RunRecord,
+    Spent,
     TaskRecord,
 )
 from plait.persistence.rules import Claim, RunHead
@@ -108,7 +110,8 @@ def list_runs(connection: sqlite3.Connection, limit: int) -> tuple[RunRecord, ..
 def _run(connection: sqlite3.Connection, run_id: str, head: RunHead) -> RunRecord:
     counts: dict[str, int] = dict(connection.execute(sql.COUNT_TASKS, (run_id,)).fetchall())
     input_tokens, output_tokens, cost_usd = connection.execute(sql.SUM_USAGE, (run_id,)).fetchone()
-    return head.record(run_id, counts, input_tokens or 0, output_tokens or 0, cost_usd)
+    spent = Spent(input_tokens or 0, output_tokens or 0, cost_usd)
+    return head.record(run_id, counts, spent)
 
 
 def list_tasks(connection: sqlite3.Connection, run_id: str) -> tuple[TaskRecord, ...]:
@@ -162,9 +165,7 @@ def _task(run_id: str, row: Row) -> TaskRecord:
         error_kind,
         error,
         session_id,
-        input_tokens or 0,
-        output_tokens or 0,
-        cost_usd,
+        Spent(input_tokens or 0, output_tokens or 0, cost_usd, model) if attempt else NOTHING_SPENT,
         duration_s,
         started_at,
         ended_at,
@@ -175,7 +176,6 @@ def _task(run_id: str, row: Row) -> TaskRecord:
         asked,
         answers,
         added_by,
-        model,
     )
 
 
@@ -192,7 +192,13 @@ def list_attempts(connection: sqlite3.Connection, run_id: str, task_id: str | No
         rows = connection.execute(sql.LIST_ATTEMPTS, (run_id,)).fetchall()
     else:
         rows = connection.execute(sql.LIST_TASK_ATTEMPTS, (run_id, task_id)).fetchall()
-    return tuple(AttemptRecord(*row) for row in rows)
+    return tuple(_attempt(row) for row in rows)
+
+
+def _attempt(row: Row) -> AttemptRecord:
+    task_id, attempt, status, backend, session_id, started_at, ended_at, error_kind, error, *spent, duration_s = row
+    ended = ended_at, error_kind, error, Spent(*spent), duration_s
+    return AttemptRecord(task_id, attempt, status, backend, session_id, started_at, *ended)
 
 
 def list_messages(connection: sqlite3.Connection, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:

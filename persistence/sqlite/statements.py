@@ -191,7 +191,7 @@ SELECT task_id, position, prompt, backend, spec, status, attempt,
 FROM tasks WHERE run_id = ? ORDER BY position
 """
 _ATTEMPT = """SELECT task_id, attempt, status, backend, session_id, started_at, ended_at, error_kind, error,
-    input_tokens, output_tokens, cost_usd, duration_s, model FROM attempts"""
+    input_tokens, output_tokens, cost_usd, model, duration_s FROM attempts"""
 LIST_ATTEMPTS = f"{_ATTEMPT} WHERE run_id = ? ORDER BY started_seq"
 LIST_TASK_ATTEMPTS = f"{_ATTEMPT} WHERE run_id = ? AND task_id = ? ORDER BY attempt"
 LIST_MESSAGES = """

@@ -17,6 +17,7 @@ from plait.runner.domain.question import Answered, OpenQuestion, answers_of, ask
 from plait.runner.domain.status import LAST_EVENTS, RUN_DONE, TASK_DONE, UNDER_WAY, RunStatus, TaskStatus
 from plait.runner.engine.retry import next_tries
 from plait.runner.errors import RunNotFound
+from plait.runner.state.codec import decode_usage
 from plait.runner.state.owner import seems_free
 
 _LOOKS_A_RECORD = 25
@@ -201,7 +202,7 @@ def run_info(run: RunRecord, now: float, tasks: Mapping[str, TaskInfo] | None = 
         run.ended_at,
         run.error,
         {TaskStatus(status): number for status, number in run.counts.items()},
-        Usage(run.input_tokens, run.output_tokens, run.cost_usd),
+        decode_usage(run.spent),
         tasks or {},
     )
 
@@ -228,7 +229,7 @@ def task_info(run_id: str, task: TaskRecord, next_try_at: str | None = None) -> 
         answers=_answers(task),
         session_id=task.session_id,
         session_confirmed=task.session_confirmed,
-        usage=Usage(task.input_tokens, task.output_tokens, task.cost_usd, task.model),
+        usage=decode_usage(task.spent),
         duration_s=task.duration_s,
         started_at=task.started_at,
         ended_at=task.ended_at,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from typing import TYPE_CHECKING
@@ -34,7 +34,6 @@ _ENDS = frozenset(
 )
 _OPENED = "session_opened"
 _NEED_TASKS = frozenset({"tasks_added", "task_waiting_input", "task_answered"})
-_OF_AN_ATTEMPT = ("error", "duration_s", "input_tokens", "output_tokens", "cost_usd", "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +171,11 @@ class Chronicle:
             return {}
         attempts = await self._store.list_attempts(self._run_id, record.task_id)
         found = next((one for one in attempts if one.attempt == record.attempt), None)
-        names = ("session_id",) if record.kind == _OPENED else _OF_AN_ATTEMPT
-        told = {name: getattr(found, name, None) for name in names}
+        if found is None:
+            return {}
+        told: dict[str, JsonValue] = {"session_id": found.session_id}
+        if record.kind != _OPENED:
+            told = {"error": found.error, "duration_s": found.duration_s, **asdict(found.spent)}
         return {name: value for name, value in told.items() if value is not None}
 
     def _of_tasks(self, record: EventRecord, tasks: Mapping[str, TaskRecord], first: int) -> Mapping[str, JsonValue]:

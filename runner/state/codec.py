@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
-from plait.backends.protocol import Message
+from plait.backends.protocol import Message, Usage
 from plait.backends.text import clean_text
 from plait.persistence import changes as stored
 from plait.persistence.errors import StoreError
-from plait.persistence.records import RunRecord, TaskRecord
+from plait.persistence.records import RunRecord, Spent, TaskRecord
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import encode_answers
@@ -29,6 +29,16 @@ def to_json(value: Any) -> str:
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text if text == clean_text(text) else json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def encode_usage(usage: Usage) -> Spent:
+    """Return the usage as it is stored."""
+    return Spent(usage.input_tokens, usage.output_tokens, usage.cost_usd, usage.model)
+
+
+def decode_usage(spent: Spent) -> Usage:
+    """Return the usage that a record holds."""
+    return Usage(spent.input_tokens, spent.output_tokens, spent.cost_usd, spent.model)
 
 
 def changes(event: events.Event) -> tuple[stored.Change, ...]:
@@ -78,18 +88,15 @@ def _session_opened(event: events.SessionOpened) -> tuple[stored.Change, ...]:
 
 
 def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
-    usage, said = event.usage, event.said
+    said = event.said
     completed = stored.TaskCompleted(
         event.at,
         event.task_id,
         event.attempt,
         event.text,
         event.data_json,
-        usage.input_tokens,
-        usage.output_tokens,
-        usage.cost_usd,
+        encode_usage(event.usage),
         event.duration_s,
-        usage.model,
         said if isinstance(said, str) else None,
     )
     return (completed,) if isinstance(said, str) else (*turns(event.at, event.task_id, event.attempt, said), completed)
@@ -106,7 +113,6 @@ def turns(at: str, task_id: str, attempt: int, messages: Sequence[Message]) -> l
 
 
 def _task_retrying(event: events.TaskRetrying) -> tuple[stored.Change, ...]:
-    tokens = event.usage.input_tokens, event.usage.output_tokens
     retried = stored.TaskRetried(
         event.at,
         event.task_id,
@@ -115,16 +121,13 @@ def _task_retrying(event: events.TaskRetrying) -> tuple[stored.Change, ...]:
         event.error,
         event.delay_s,
         event.duration_s,
-        *tokens,
-        event.usage.cost_usd,
+        encode_usage(event.usage),
         event.goes_on,
-        event.usage.model,
     )
     return (*turns(event.at, event.task_id, event.attempt, event.messages), retried)
 
 
 def _task_failed(event: events.TaskFailed) -> tuple[stored.Change, ...]:
-    tokens = event.usage.input_tokens, event.usage.output_tokens
     failed = stored.TaskFailed(
         event.at,
         event.task_id,
@@ -133,9 +136,7 @@ def _task_failed(event: events.TaskFailed) -> tuple[stored.Change, ...]:
         event.error_kind,
         event.error,
         event.duration_s,
-        *tokens,
-        event.usage.cost_usd,
-        event.usage.model,
+        encode_usage(event.usage),
     )
     return (*turns(event.at, event.task_id, event.attempt, event.messages), failed)
 
@@ -153,10 +154,7 @@ def _task_waiting(event: events.TaskWaiting) -> tuple[stored.Change, ...]:
         event.crashed,
         None if event.asking is None else event.asking.encoded(),
         event.duration_s,
-        event.usage.input_tokens,
-        event.usage.output_tokens,
-        event.usage.cost_usd,
-        event.usage.model,
+        encode_usage(event.usage),
     )
     return (*turns(event.at, event.task_id, event.attempt, event.messages), waiting)
 
@@ -175,9 +173,7 @@ def _policy_decided(event: events.PolicyDecided) -> tuple[stored.Change, ...]:
 
 
 def _task_cancelled(event: events.TaskCancelled) -> tuple[stored.Change, ...]:
-    usage = event.usage
-    spent = usage.input_tokens, usage.output_tokens, usage.cost_usd, usage.model
-    return (stored.TaskCancelled(event.at, event.task_id, *spent),)
+    return (stored.TaskCancelled(event.at, event.task_id, encode_usage(event.usage)),)
 
 
 def _task_reopened(event: events.TaskReopened) -> tuple[stored.Change, ...]:

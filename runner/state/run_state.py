@@ -20,6 +20,7 @@ from plait.runner.domain.question import Answered, Asking, Way, answers_of, aski
 from plait.runner.domain.result import Receipt, RunResult, TaskResult
 from plait.runner.domain.status import TASK_DONE, TASK_STATUSES, TASK_TRANSITIONS, RunStatus, TaskStatus, may_follow
 from plait.runner.domain.task import Task, last_chance
+from plait.runner.state.codec import decode_usage
 from plait.runner.state.failures import Failures
 
 
@@ -269,7 +270,7 @@ class RunState:
 
 
 def _stored_result(record: TaskRecord, status: TaskStatus) -> TaskResult:
-    usage = Usage(record.input_tokens, record.output_tokens, record.cost_usd, record.model)
+    usage = decode_usage(record.spent)
     if record.damaged:
         return TaskResult(
             record.task_id,

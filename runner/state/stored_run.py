@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from plait.backends.protocol import JsonValue, LeftTurn, Usage
+from plait.backends.protocol import JsonValue, LeftTurn
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store
 from plait.persistence.records import MessageRecord, RunRecord, TaskRecord
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RUN_DONE, RUN_REOPENINGS, RunStatus, TaskStatus
 from plait.runner.errors import RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
-from plait.runner.state.codec import dag_of
+from plait.runner.state.codec import dag_of, decode_usage
 from plait.runner.state.run_state import RunState
 
 
@@ -74,7 +74,7 @@ async def stored_run(store: Store | None, run_id: str) -> StoredRun:
     if damaged := await _with_damaged_talk(store, run_id, state):
         tasks = tuple(replace(task, damaged=True) if task.task_id in damaged else task for task in tasks)
         state = RunState(dag, tasks)
-    state.usage = Usage(record.input_tokens, record.output_tokens, record.cost_usd)
+    state.usage = decode_usage(record.spent)
     reached("resume.read")
     return StoredRun(store, record, tasks, state)
 

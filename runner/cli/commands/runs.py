@@ -98,7 +98,7 @@ def _print_if_more(runs: Sequence[RunRecord], found: Sequence[RunRecord]) -> Non
 
 def _long_row(run: RunRecord, held: int) -> tuple[str, ...]:
     *row, created = _run_row(run)
-    return (*row, dollars(run.cost_usd), size(held), created, _owner(run))
+    return (*row, dollars(run.spent.cost_usd), size(held), created, _owner(run))
 
 
 def _long_run_json(run: RunRecord, held: int) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def _run_row(run: RunRecord) -> tuple[str, ...]:
         one_line(run.name, 40),
         info.status.value,
         f"{info.done:,}/{sum(run.counts.values()):,}",
-        tokens(run.input_tokens, run.output_tokens),
+        tokens(run.spent.input_tokens, run.spent.output_tokens),
         age(time.time() - created),
     )
 

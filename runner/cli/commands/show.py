@@ -102,9 +102,11 @@ def _print_run(run: RunRecord, tasks: Sequence[TaskRecord]) -> None:
     _print_field("created", run.created_at)
     _print_field("ended", run.ended_at)
     _print_field("owner", f"process {owner.pid} on {owner.host}" if owner and status is RunStatus.RUNNING else None)
-    used = " ".join(filter(None, (tokens(run.input_tokens, run.output_tokens), dollars(run.cost_usd))))
+    used = " ".join(
+        filter(None, (tokens(run.spent.input_tokens, run.spent.output_tokens), dollars(run.spent.cost_usd)))
+    )
     _print_field("tokens", used)
-    models = Counter(task.model for task in tasks if task.model is not None)
+    models = Counter(task.spent.model for task in tasks if task.spent.model is not None)
     each = (f"{name} ({counted(number, 'task')})" for name, number in models.most_common())
     _print_field("model", next(iter(models)) if len(models) == 1 else ", ".join(each))
     print_line("")
@@ -144,6 +146,11 @@ def _task_row(run: RunRecord, task: TaskInfo) -> tuple[str, ...]:
     )
 
 
+def _attempt_json(attempt: AttemptRecord) -> dict[str, Any]:
+    value = asdict(attempt)
+    return {**value, **value.pop("spent")}
+
+
 async def show_task(path: Path, word: str, task_id: str, as_json: bool) -> int:
     """A task: its prompt, its conversation, its result and its attempts."""
     async with read_only_store(path) as store:
@@ -154,7 +161,7 @@ async def show_task(path: Path, word: str, task_id: str, as_json: bool) -> int:
         waiting = [] if task.question is None else await list_waiting(store, run.run_id)
         info = (await task_infos(store, run, [task]))[task.task_id]
     if as_json:
-        extra = {"messages": [asdict(one) for one in messages], "history": [asdict(one) for one in attempts]}
+        extra = {"messages": [asdict(one) for one in messages], "history": [_attempt_json(one) for one in attempts]}
         print_json({"run_id": run.run_id, **info.as_json(), **extra})
         return COMPLETED
     _print_task(run, task, messages)
@@ -183,12 +190,12 @@ def _print_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageReco
     print_line(f"{'run':<9} {visible(run.run_id)}")
     print_line(f"{'status':<9} {coloured(task.status, task.status, sys.stdout)}")
     _print_field("backend", task.backend)
-    _print_field("model", task.model)
+    _print_field("model", task.spent.model)
     _print_field("after", ", ".join(task.depends_on))
     _print_field("added by", task.added_by)
     _print_field("session", task.session_id)
     _print_field("time", seconds(task.duration_s))
-    _print_field("tokens", tokens(task.input_tokens, task.output_tokens))
+    _print_field("tokens", tokens(task.spent.input_tokens, task.spent.output_tokens))
     later = [one for one in messages if one.attempt == 0]
     if used := tokens(sum(one.input_tokens for one in later), sum(one.output_tokens for one in later)):
         print_line(f"{'':<9} and {used} in turns after the run, which its own do not count")
@@ -212,10 +219,10 @@ def _print_attempts(attempts: Sequence[AttemptRecord]) -> None:
         (
             str(one.attempt),
             one.status,
-            one_line(one.backend if one.model is None else f"{one.backend} ({one.model})"),
+            one_line(one.backend if one.spent.model is None else f"{one.backend} ({one.spent.model})"),
             one.started_at,
             seconds(one.duration_s),
-            tokens(one.input_tokens, one.output_tokens),
+            tokens(one.spent.input_tokens, one.spent.output_tokens),
             one_line(f"{one.error_kind}: {one.error}" if one.error_kind else one.error or "", _LONGEST_ERROR),
         )
         for one in attempts

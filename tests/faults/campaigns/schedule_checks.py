@@ -125,7 +125,7 @@ def _check_same(world: World, result: RunResult, status: str, stored: Mapping[st
             world.wrong(f"the result of {task_id} is {seen}, stored is {record.status, record.attempt, record.text}")
         if task.status in TASK_DONE - {TaskStatus.CANCELLED} and (task.error_kind, task.usage.input_tokens) != (
             record.error_kind,
-            record.input_tokens,
+            record.spent.input_tokens,
         ):
             world.wrong(f"the result of {task_id} is {task}, stored is {record}")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 import anyio
 
 from plait.backends import Opening, Output, Reply, Usage
-from plait.persistence import Store
+from plait.persistence import Spent, Store
 from plait.runner import DAG, ParallelRunner, RunStatus, Task
 
 SO_FAR, THEN, WHOLE = Usage(40, 3), Usage(100, 7, 0.25), Usage(120, 9, 0.5)
@@ -64,15 +65,12 @@ async def ended(store: Store, agent: Agent, how: str) -> Usage:
 async def test_a_cancelled_turn_has_cost_what_it_had_said(store: Store) -> None:
     assert await ended(store, Agent(), "cancel") == WHOLE + THEN
     tasks = {task.task_id: task for task in await store.list_tasks("r")}
-    assert [(tasks[name].input_tokens, tasks[name].output_tokens, tasks[name].cost_usd) for name in "bc"] == [
-        (100, 7, 0.25),
-        (0, 0, None),
-    ]
+    assert [replace(tasks[name].spent, model=None) for name in "bc"] == [Spent(100, 7, 0.25), Spent()]
     (attempt,) = await store.list_attempts("r", "b")
-    assert (attempt.status, attempt.input_tokens, attempt.cost_usd) == ("cancelled", 100, 0.25)
+    assert (attempt.status, attempt.spent.input_tokens, attempt.spent.cost_usd) == ("cancelled", 100, 0.25)
     record = await store.get_run("r")
     assert record is not None
-    assert (record.input_tokens, record.output_tokens, record.cost_usd) == (220, 16, 0.75)
+    assert record.spent == Spent(220, 16, 0.75)
 
 
 async def test_a_stopped_turn_is_not_counted_twice(store: Store) -> None:

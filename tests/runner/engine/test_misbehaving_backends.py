@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from plait.backends import BackendError, ErrorKind, Message, Opening, Output, Reply, Usage
-from plait.persistence import MemoryStore, SQLiteStore, Store
+from plait.persistence import MemoryStore, Spent, SQLiteStore, Store
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.runner.domain.events import TaskOutput
 from tests.support.fakes import Talker
@@ -213,13 +213,10 @@ async def test_what_a_failed_turn_cost_is_counted(kind: str, sqlite_store: SQLit
     result = await ParallelRunner(Talker(lambda *_: costly), store=store).run(dag)
     assert result["a"].usage == Usage(10, 5, 0.25)
     attempts = await store.list_attempts(result.run_id)
-    assert [(a.status, a.input_tokens, a.output_tokens, a.cost_usd) for a in attempts] == [
-        ("retried", 10, 5, 0.25),
-        ("failed", 10, 5, 0.25),
-    ]
+    assert [(a.status, a.spent) for a in attempts] == [("retried", Spent(10, 5, 0.25)), ("failed", Spent(10, 5, 0.25))]
     record = await store.get_run(result.run_id)
     assert record is not None
-    assert (record.input_tokens, record.output_tokens, record.cost_usd) == (20, 10, 0.5)
+    assert record.spent == Spent(20, 10, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ async def test_the_answer_goes_on_with_the_same_conversation(store: Store, own_i
         assert words(opening.history) == CONVERSATION[:said]
     assert await told(store, first.run_id) == CONVERSATION[2:]
     attempts = await store.list_attempts(first.run_id, "a")
-    assert [(one.status, one.output_tokens) for one in attempts] == [("asked", 0), ("asked", 7), ("completed", 5)]
+    assert [(one.status, one.spent.output_tokens) for one in attempts] == [("asked", 0), ("asked", 7), ("completed", 5)]
 
 
 async def test_a_conversation_is_whole_in_memory_and_for_a_person_who_goes_on_with_it(store: Store) -> None:
