@@ -29,6 +29,7 @@ from plait.persistence.memory.store import MemoryStore
 from plait.persistence.protocol import ContextStore, FilesStore, RunStore, Store, TaskStore
 from plait.persistence.records import (
     AttemptRecord,
+    EventKind,
     EventRecord,
     MessageRecord,
     Note,
@@ -46,6 +47,7 @@ __all__ = [
     "Change",
     "Conflict",
     "ContextStore",
+    "EventKind",
     "EventRecord",
     "Fenced",
     "FilesStore",

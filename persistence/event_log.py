@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from plait.persistence import changes
+from plait.persistence.records import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from plait.persistence.changes import Change, NewTask
 
 
-EventParts = tuple[str, str, str | None, int | None, str]
+EventParts = tuple[str, EventKind, str | None, int | None, str]
 """at, kind, task_id, attempt, detail."""
 
 
@@ -27,21 +28,21 @@ def event_of(change: Change) -> EventParts | None:
 
 
 def _run_created(change: changes.RunCreated) -> EventParts:
-    return change.at, "run_created", None, None, _tasks(change.tasks)
+    return change.at, EventKind.RUN_CREATED, None, None, _tasks(change.tasks)
 
 
 def _run_status(change: changes.RunStatusChanged) -> EventParts:
-    running = "resumed" if change.resumed else "started"
-    kind = running if change.status == "running" else change.status
-    return change.at, f"run_{kind}", None, None, "{}"
+    running = EventKind.RUN_RESUMED if change.resumed else EventKind.RUN_STARTED
+    kind = running if change.status == "running" else EventKind(f"run_{change.status}")
+    return change.at, kind, None, None, "{}"
 
 
 def _tasks_added(change: changes.TasksAdded) -> EventParts:
-    return change.at, "tasks_added", change.added_by, None, _tasks(change.tasks)
+    return change.at, EventKind.TASKS_ADDED, change.added_by, None, _tasks(change.tasks)
 
 
 def _policy_decided(change: changes.PolicyDecided) -> EventParts:
-    return change.at, "policy_decided", None, None, "{}"
+    return change.at, EventKind.POLICY_DECIDED, None, None, "{}"
 
 
 def _tasks(tasks: tuple[NewTask, ...]) -> str:
@@ -49,24 +50,25 @@ def _tasks(tasks: tuple[NewTask, ...]) -> str:
 
 
 def _task_started(change: changes.TaskStarted) -> EventParts:
-    return change.at, "task_started", change.task_id, change.attempt, start_detail(change.backend)
+    return change.at, EventKind.TASK_STARTED, change.task_id, change.attempt, start_detail(change.backend)
 
 
 def _task_adopted(change: changes.TaskAdopted) -> EventParts:
-    return change.at, "task_adopted", change.task_id, change.attempt, "{}"
+    return change.at, EventKind.TASK_ADOPTED, change.task_id, change.attempt, "{}"
 
 
 def _session_opened(change: changes.SessionOpened) -> EventParts:
-    return change.at, "session_opened", change.task_id, change.attempt, "{}"
+    return change.at, EventKind.SESSION_OPENED, change.task_id, change.attempt, "{}"
 
 
 def _task_completed(change: changes.TaskCompleted) -> EventParts:
     detail = f'{{"input_tokens":{change.spent.input_tokens:d},"output_tokens":{change.spent.output_tokens:d}}}'
-    return change.at, "task_completed", change.task_id, change.attempt, detail
+    return change.at, EventKind.TASK_COMPLETED, change.task_id, change.attempt, detail
 
 
 def _task_failed(change: changes.TaskFailed) -> EventParts:
-    return change.at, f"task_{change.status}", change.task_id, change.attempt, _pair("error_kind", change.error_kind)
+    kind = EventKind(f"task_{change.status}")
+    return change.at, kind, change.task_id, change.attempt, _pair("error_kind", change.error_kind)
 
 
 def _task_retried(change: changes.TaskRetried) -> EventParts:
@@ -74,27 +76,27 @@ def _task_retried(change: changes.TaskRetried) -> EventParts:
     if change.goes_on:
         told["goes_on"] = True
     detail = json.dumps(told, allow_nan=False, separators=(",", ":"))
-    return change.at, "task_retried", change.task_id, change.attempt, detail
+    return change.at, EventKind.TASK_RETRIED, change.task_id, change.attempt, detail
 
 
 def _task_interrupted(change: changes.TaskInterrupted) -> EventParts:
-    return change.at, "task_interrupted", change.task_id, change.attempt, _pair("reason", change.reason)
+    return change.at, EventKind.TASK_INTERRUPTED, change.task_id, change.attempt, _pair("reason", change.reason)
 
 
 def _task_waiting(change: changes.TaskWaiting) -> EventParts:
-    return change.at, "task_waiting_input", change.task_id, change.attempt, "{}"
+    return change.at, EventKind.TASK_WAITING_INPUT, change.task_id, change.attempt, "{}"
 
 
 def _task_answered(change: changes.TaskAnswered) -> EventParts:
-    return change.at, "task_answered", change.task_id, None, "{}"
+    return change.at, EventKind.TASK_ANSWERED, change.task_id, None, "{}"
 
 
 def _task_cancelled(change: changes.TaskCancelled) -> EventParts:
-    return change.at, "task_cancelled", change.task_id, None, "{}"
+    return change.at, EventKind.TASK_CANCELLED, change.task_id, None, "{}"
 
 
 def _task_reopened(change: changes.TaskReopened) -> EventParts:
-    return change.at, "task_reopened", change.task_id, None, "{}"
+    return change.at, EventKind.TASK_REOPENED, change.task_id, None, "{}"
 
 
 def start_detail(backend: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from plait.persistence.values import value
@@ -142,6 +143,46 @@ class MessageRecord:
     damaged: bool = False
 
 
+class EventKind(StrEnum):
+    """The kinds of events in the history of a run: the changes in snake case, and each status of a run by itself."""
+
+    RUN_CREATED = "run_created"
+    RUN_STARTED = "run_started"
+    RUN_RESUMED = "run_resumed"
+    RUN_WAITING_INPUT = "run_waiting_input"
+    RUN_CANCELLING = "run_cancelling"
+    RUN_COMPLETED = "run_completed"
+    RUN_FAILED = "run_failed"
+    RUN_CANCELLED = "run_cancelled"
+    TASKS_ADDED = "tasks_added"
+    POLICY_DECIDED = "policy_decided"
+    TASK_STARTED = "task_started"
+    TASK_ADOPTED = "task_adopted"
+    SESSION_OPENED = "session_opened"
+    TASK_COMPLETED = "task_completed"
+    TASK_FAILED = "task_failed"
+    TASK_SKIPPED = "task_skipped"
+    TASK_RETRIED = "task_retried"
+    TASK_INTERRUPTED = "task_interrupted"
+    TASK_WAITING_INPUT = "task_waiting_input"
+    TASK_ANSWERED = "task_answered"
+    TASK_CANCELLED = "task_cancelled"
+    TASK_REOPENED = "task_reopened"
+
+
+RUN_ENDS: Final = frozenset({EventKind.RUN_COMPLETED, EventKind.RUN_FAILED, EventKind.RUN_CANCELLED})
+"""The kinds of the events with which a run ends."""
+TASK_RESULTS: Final = frozenset({EventKind.TASK_COMPLETED, EventKind.TASK_FAILED, EventKind.TASK_SKIPPED})
+"""The kinds of the events with which a task gets its result."""
+ATTEMPT_ENDS: Final = TASK_RESULTS | {
+    EventKind.TASK_RETRIED,
+    EventKind.TASK_INTERRUPTED,
+    EventKind.TASK_WAITING_INPUT,
+    EventKind.TASK_CANCELLED,
+}
+"""The kinds of the events with which an attempt ends."""
+
+
 @dataclass(frozen=True, slots=True)
 class EventRecord:
     """One stored change as a line of the run's history. `seq` is the change's sequence number.
@@ -152,7 +193,7 @@ class EventRecord:
 
     seq: int
     at: str
-    kind: str
+    kind: EventKind
     task_id: str | None
     attempt: int | None
     detail: str

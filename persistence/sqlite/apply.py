@@ -37,7 +37,8 @@ class ChangeApplier:
             if kind not in _WITHOUT_EVENT:
                 event = event_log.event_of(change)
                 if event is not None:
-                    self._rows.add(sql.ADD_EVENTS, (self._run_id, seq, *event))
+                    at, event_kind, *rest = event
+                    self._rows.add(sql.ADD_EVENTS, (self._run_id, seq, at, event_kind.value, *rest))
 
     def _require_task(self, change: changes.TaskTransition, attempt: int | None = None) -> CachedTask:
         """How the task stands, where `rules.statuses_before` lets `change` follow, and its attempt is the last one."""

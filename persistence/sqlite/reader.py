@@ -13,6 +13,7 @@ from plait.persistence.event_log import start_detail
 from plait.persistence.records import (
     NOTHING_SPENT,
     AttemptRecord,
+    EventKind,
     EventRecord,
     MessageRecord,
     NoteRecord,
@@ -28,11 +29,13 @@ from plait.persistence.sqlite.task_cache import ids_of
 from plait.persistence.sqlite.transaction import decode_lossy, transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Mapping
 
 Row = tuple[Any, ...]
 _RESULT = 2
 """The part of the view `messages` that is checked as a result."""
+_EVENT_KINDS: Mapping[str, EventKind] = {kind.value: kind for kind in EventKind}
+"""By the words that are stored: calling the class takes several times as long as a look-up."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -232,7 +235,10 @@ def list_events(connection: sqlite3.Connection, run_id: str, after: int, limit: 
 
 def _event(row: Row) -> EventRecord:
     seq, at, kind, task_id, attempt, detail, started_by = row
-    return EventRecord(seq, at, kind, task_id, attempt, detail if started_by is None else start_detail(started_by))
+    known = _EVENT_KINDS.get(kind)
+    if known is None:
+        raise StoreError(f"the stored kind of event {seq} is damaged: {kind!r}; restore a copy")
+    return EventRecord(seq, at, known, task_id, attempt, detail if started_by is None else start_detail(started_by))
 
 
 def list_notes(connection: sqlite3.Connection, run_id: str, after: int) -> tuple[NoteRecord, ...]:

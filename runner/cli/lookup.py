@@ -12,7 +12,7 @@ from typing import Any, cast
 from plait.backends.protocol import JsonValue
 from plait.persistence import SQLiteStore
 from plait.persistence.protocol import Store
-from plait.persistence.records import RunRecord, TaskRecord
+from plait.persistence.records import EventKind, RunRecord, TaskRecord
 from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.display.text import age, one_line
 from plait.runner.cli.exits import STORE, CliError, print_note
@@ -219,9 +219,9 @@ async def _added_by_policy(store: Store, run: RunRecord) -> set[int]:
     end = after = 0
     while page := await store.list_events(run.run_id, after):
         for event in page:
-            if event.kind in {"run_created", "tasks_added"}:
+            if event.kind in {EventKind.RUN_CREATED, EventKind.TASKS_ADDED}:
                 start, end = end, end + json.loads(event.detail)["tasks"]
-                if event.kind == "tasks_added" and event.task_id is None:
+                if event.kind == EventKind.TASKS_ADDED and event.task_id is None:
                     positions.update(range(start, end))
         after = page[-1].seq
     return positions

@@ -85,8 +85,6 @@ TASK_STATUSES: Mapping[str, TaskStatus] = MappingProxyType({status.value: status
 
 TASK_DONE: frozenset[TaskStatus] = frozenset(s for s in TaskStatus if not TASK_TRANSITIONS[s])
 RUN_DONE: frozenset[RunStatus] = frozenset(s for s in RUN_TRANSITIONS if not RUN_TRANSITIONS[s])
-LAST_EVENTS = frozenset(f"run_{status.value}" for status in RUN_DONE)
-"""Kinds of the events with which a run ends."""
 
 Status = TypeVar("Status", TaskStatus, RunStatus)
 

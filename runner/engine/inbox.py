@@ -14,9 +14,9 @@ from typing import TypeAlias
 from plait.backends.protocol import JsonValue
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
-from plait.persistence.records import Note, NoteRecord, RunRecord
+from plait.persistence.records import RUN_ENDS, Note, NoteRecord, RunRecord
 from plait.runner.clock import Clock
-from plait.runner.domain.status import LAST_EVENTS, RUN_DONE, RunStatus
+from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.errors import PlaitError
 from plait.runner.log import logger
 from plait.runner.state.codec import to_json
@@ -148,7 +148,7 @@ def _seen(note: NoteRecord) -> int:
 
 async def _ended_since(store: Store, run_id: str, seq: int) -> bool:
     while events := await store.list_events(run_id, seq):
-        if any(event.kind in LAST_EVENTS for event in events):
+        if any(event.kind in RUN_ENDS for event in events):
             return True
         seq = events[-1].seq
     return False

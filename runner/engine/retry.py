@@ -16,7 +16,7 @@ import anyio.abc
 
 from plait.backends.errors import BackendError
 from plait.persistence.protocol import Store
-from plait.persistence.records import TaskRecord
+from plait.persistence.records import EventKind, TaskRecord
 from plait.runner.clock import Clock
 from plait.runner.domain.question import unix
 from plait.runner.domain.status import TASK_STATUSES, TaskStatus
@@ -80,7 +80,7 @@ async def next_tries(
     after = 0
     while failed and (page := await store.list_events(run_id, after)):
         for event in page:
-            if event.kind == "task_retried" and event.task_id and failed.get(event.task_id) == event.attempt:
+            if event.kind == EventKind.TASK_RETRIED and event.task_id and failed.get(event.task_id) == event.attempt:
                 times[event.task_id] = min(unix(event.at), now) + json.loads(event.detail)["delay_s"]
         after = page[-1].seq
     return times

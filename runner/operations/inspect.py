@@ -11,10 +11,10 @@ import anyio.to_thread
 
 from plait.backends.protocol import JsonValue, Usage
 from plait.persistence.protocol import Store
-from plait.persistence.records import EventRecord, RunRecord, TaskRecord
+from plait.persistence.records import RUN_ENDS, EventRecord, RunRecord, TaskRecord
 from plait.runner.clock import Clock, iso
 from plait.runner.domain.question import Answered, OpenQuestion, answers_of, asking_of
-from plait.runner.domain.status import LAST_EVENTS, RUN_DONE, TASK_DONE, UNDER_WAY, RunStatus, TaskStatus
+from plait.runner.domain.status import RUN_DONE, TASK_DONE, UNDER_WAY, RunStatus, TaskStatus
 from plait.runner.engine.retry import next_tries
 from plait.runner.errors import RunNotFound
 from plait.runner.state.codec import decode_usage
@@ -161,7 +161,7 @@ class StoredEvent:
     @property
     def is_last(self) -> bool:
         """Whether it ends the run: nothing follows, unless a person reopens the run."""
-        return self.kind in LAST_EVENTS
+        return self.kind in RUN_ENDS
 
 
 def shown_status(run: RunRecord, now: float) -> RunStatus:

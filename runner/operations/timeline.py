@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from plait.backends.agents.follow import TurnWatch
 from plait.backends.protocol import JsonValue
 from plait.persistence.protocol import Store, files_root
-from plait.persistence.records import EventRecord, MessageRecord, TaskRecord
+from plait.persistence.records import ATTEMPT_ENDS, EventKind, EventRecord, MessageRecord, TaskRecord
 from plait.runner.domain.question import answers_of
 from plait.runner.state.attempt_files import run_folder, turn_files
 
@@ -29,11 +29,8 @@ if TYPE_CHECKING:
 
 _LONGEST = 8000  # characters of a text that is kept until its line ends
 _LATER = "~"  # behind all times
-_ENDS = frozenset(
-    f"task_{how}" for how in ("completed", "failed", "skipped", "retried", "interrupted", "waiting_input", "cancelled")
-)
-_OPENED = "session_opened"
-_NEED_TASKS = frozenset({"tasks_added", "task_waiting_input", "task_answered"})
+_OF_ATTEMPTS = ATTEMPT_ENDS | {EventKind.SESSION_OPENED}
+_NEED_TASKS = frozenset({EventKind.TASKS_ADDED, EventKind.TASK_WAITING_INPUT, EventKind.TASK_ANSWERED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,7 @@ class Chronicle:
             for record in records:
                 self._after = record.seq
                 first = self._placed
-                if record.kind in {"run_created", "tasks_added"}:
+                if record.kind in {EventKind.RUN_CREATED, EventKind.TASKS_ADDED}:
                     self._placed += json.loads(record.detail)["tasks"]
                 if self._task_id in {None, record.task_id}:
                     async for entry in self._event(record, tasks, first):
@@ -120,7 +117,7 @@ class Chronicle:
             for entry in await self._said(turn):
                 yield entry
             turn.close()
-        if record.kind == "task_started":
+        if record.kind == EventKind.TASK_STARTED:
             self._turns.append(self._turn(record.task_id or "", record.attempt or 0))
         of_attempt = await self._of_attempt(record)
         detail = {**json.loads(record.detail), **of_attempt, **self._of_tasks(record, tasks, first)}
@@ -167,14 +164,14 @@ class Chronicle:
 
     async def _of_attempt(self, record: EventRecord) -> Mapping[str, JsonValue]:
         """What is stored of the attempt that the event is about, beside the event."""
-        if record.task_id is None or record.attempt is None or record.kind not in _ENDS | {_OPENED}:
+        if record.task_id is None or record.attempt is None or record.kind not in _OF_ATTEMPTS:
             return {}
         attempts = await self._store.list_attempts(self._run_id, record.task_id)
         found = next((one for one in attempts if one.attempt == record.attempt), None)
         if found is None:
             return {}
         told: dict[str, JsonValue] = {"session_id": found.session_id}
-        if record.kind != _OPENED:
+        if record.kind != EventKind.SESSION_OPENED:
             told = {"error": found.error, "duration_s": found.duration_s, **asdict(found.spent)}
         return {name: value for name, value in told.items() if value is not None}
 
@@ -184,16 +181,16 @@ class Chronicle:
         """
         if record.kind not in _NEED_TASKS:
             return {}
-        if record.kind == "tasks_added":
+        if record.kind == EventKind.TASKS_ADDED:
             return {"ids": list(islice(tasks, first, self._placed))}
         task = tasks.get(record.task_id or "")
         if task is None:
             return {}
-        if record.kind == "task_waiting_input":
+        if record.kind == EventKind.TASK_WAITING_INPUT:
             self._asked[task.task_id] = record.attempt or 0
         attempt = self._asked.get(task.task_id)
         given = next((one for one in answers_of(task.answers) if one.attempt == attempt), None)
-        if record.kind == "task_answered":
+        if record.kind == EventKind.TASK_ANSWERED:
             return {} if given is None else {"by": given.by, "answer": given.text}
         question = (
             task.question if given is None and task.attempt == attempt else None if given is None else given.question
@@ -216,9 +213,9 @@ class _Turn:
         """Whether the event says that the attempt is over."""
         if record.task_id != self.task_id:
             return False
-        if record.kind == "task_started":  # the end of this one was never written down
+        if record.kind == EventKind.TASK_STARTED:  # the end of this one was never written down
             return record.attempt != self.attempt
-        return record.kind in _ENDS and record.attempt in {None, self.attempt}
+        return record.kind in ATTEMPT_ENDS and record.attempt in {None, self.attempt}
 
     def next_at(self, until: str | None) -> str | None:
         """Where the next output stands in the order of time; None where there is none up to `until`. One without a time

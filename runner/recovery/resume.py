@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from plait.backends.errors import ErrorKind
 from plait.backends.protocol import JsonInput
-from plait.persistence.records import TaskRecord
+from plait.persistence.records import TASK_RESULTS, TaskRecord
 from plait.runner.clock import iso
 from plait.runner.domain import events
 from plait.runner.domain.conversation import NOT_ADDED, GoingOn, Past
@@ -117,13 +117,10 @@ async def _unasked(run: StoredRun, happened: Sequence[events.Event]) -> list[str
     ended: dict[str, None] = {}
     after = run.record.policy_seq
     while page := await run.store.list_events(run.record.run_id, after):
-        ended |= {event.task_id: None for event in page if event.kind in _ENDS and event.task_id is not None}
+        ended |= {event.task_id: None for event in page if event.kind in TASK_RESULTS and event.task_id is not None}
         after = page[-1].seq
     ended |= {event.task_id: None for event in happened if isinstance(event, events.TaskFailed)}
     return [task_id for task_id in ended if run.state.statuses[run.state.dag.position(task_id)] in TASK_DONE]
-
-
-_ENDS = frozenset({"task_completed", "task_failed", "task_skipped"})
 
 
 def _settled(run: StoredRun, position: int, verdict: Verdict, given: Given | None, at: str) -> events.Event | None:

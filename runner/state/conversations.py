@@ -8,7 +8,7 @@ from typing import cast
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Message, Role, Usage
 from plait.persistence.protocol import Store
-from plait.persistence.records import MessageRecord, TaskRecord
+from plait.persistence.records import EventKind, MessageRecord, TaskRecord
 from plait.runner.domain.conversation import NOT_ADDED, GoingOn, Past, mistakes_prompt
 from plait.runner.domain.status import TaskStatus
 from plait.runner.errors import PlaitError
@@ -75,9 +75,9 @@ async def _began_after(store: Store, run_id: str, its: TaskRecord, other: str) -
     began = ended = after = 0
     while page := await store.list_events(run_id, after):
         for event in page:
-            if event.kind == "task_started" and (event.task_id, event.attempt) == (its.task_id, its.attempt):
+            if event.kind == EventKind.TASK_STARTED and (event.task_id, event.attempt) == (its.task_id, its.attempt):
                 began = event.seq
-            elif event.kind == "task_completed" and event.task_id == other:
+            elif event.kind == EventKind.TASK_COMPLETED and event.task_id == other:
                 ended = event.seq
         after = page[-1].seq
     return began > ended

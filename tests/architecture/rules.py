@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 
+from plait.persistence import EventKind
 from tests.architecture.source import Import, Source
 
 PACKAGES = ("runner", "backends", "persistence")
@@ -47,6 +48,7 @@ HOMES = {
 LAZY = {"networkx", "openai", "anthropic", "langgraph", "xllamacpp"}
 STATUSES = {"pending", "queued", "running", "waiting_input", "completed", "failed", "skipped", "cancelling",
             "cancelled", "interrupted"}  # fmt: skip
+EVENT_KINDS = {kind.value for kind in EventKind}
 SPAWNERS = {"create_task", "ensure_future", "gather"}
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 SQL = re.compile(
@@ -121,7 +123,7 @@ def work_belongs_to_task_groups(source: Source) -> Findings:
 
 
 def statuses_are_no_strings(source: Source) -> Findings:
-    """The runner compares members of its enums, never their words."""
+    """The runner compares members of enums, never the words of a status or of an event's kind."""
     if not source.lies_in("runner/**/*.py", "runner/*.py"):
         return
     for node in source.nodes():
@@ -134,6 +136,8 @@ def statuses_are_no_strings(source: Source) -> Findings:
             for inner in part.elts if isinstance(part, ast.Tuple | ast.List | ast.Set) else [part]:
                 if isinstance(inner, ast.Constant) and inner.value in STATUSES:
                     yield inner.lineno, f"compares a status with {inner.value!r}; use TaskStatus or RunStatus"
+                elif isinstance(inner, ast.Constant) and inner.value in EVENT_KINDS:
+                    yield inner.lineno, f"compares an event's kind with {inner.value!r}; use EventKind"
 
 
 def nothing_is_executed_or_unpickled(source: Source) -> Findings:

@@ -58,6 +58,9 @@ RULES: dict[Rule, Sequence[tuple[str, str]]] = {
         ("runner/x.py", "done = status == 'completed'"),
         ("runner/cli/x.py", "done = status in {'failed', TaskStatus.SKIPPED}"),
         ("runner/x.py", "match status:\n    case 'running':\n        pass"),
+        ("runner/x.py", "ended = event.kind == 'task_completed'"),
+        ("runner/cli/x.py", "added = event.kind in {EventKind.RUN_CREATED, 'tasks_added'}"),
+        ("runner/x.py", "match event.kind:\n    case 'session_opened':\n        pass"),
     ],
     nothing_is_executed_or_unpickled: [
         ("runner/x.py", "import pickle"),

@@ -6,6 +6,7 @@ import json
 import select
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -15,7 +16,7 @@ import anyio
 import click
 
 from plait.persistence.protocol import Store
-from plait.persistence.records import RunRecord
+from plait.persistence.records import EventKind, RunRecord
 from plait.runner.cli.display.log_lines import entry_lines
 from plait.runner.cli.display.report import EXIT_CODES
 from plait.runner.cli.display.text import one_line
@@ -46,11 +47,11 @@ def log_command(run: str, task: str | None, follow: bool, store_path: Path, as_j
 _POLL_SECONDS = 0.2  # seconds
 _POLLS_PER_RECORD = 5  # to read a run's record counts its tasks
 _COLUMN = 12
-_END_CODES = {
-    "task_completed": COMPLETED,
-    "task_skipped": COMPLETED,
-    "task_failed": FAILED,
-    "task_cancelled": CANCELLED,
+_END_CODES: Mapping[str, int] = {
+    EventKind.TASK_COMPLETED: COMPLETED,
+    EventKind.TASK_SKIPPED: COMPLETED,
+    EventKind.TASK_FAILED: FAILED,
+    EventKind.TASK_CANCELLED: CANCELLED,
 }
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TypeAlias
 
 from plait.backends.protocol import JsonValue
+from plait.persistence.records import EventKind
 from plait.runner.cli.display.text import coloured, counted, dollars, one_line, seconds, tokens, visible
 from plait.runner.domain.status import TaskStatus
 from plait.runner.operations.timeline import Entry
@@ -30,7 +31,7 @@ def entry_lines(entry: Entry, run_id: str) -> list[str]:
     if words is None:
         return []
     line = words(entry.detail)
-    if entry.kind == "task_started" and entry.attempt is not None and entry.attempt > 1:
+    if entry.kind == EventKind.TASK_STARTED and entry.attempt is not None and entry.attempt > 1:
         line += f", attempt {entry.attempt}"
     return [line]
 
@@ -104,17 +105,17 @@ def _count(detail: Detail, name: str) -> int:
 
 
 _WORDS: Mapping[str, Callable[[Detail], str]] = {
-    "tasks_added": lambda detail: f"{counted(_count(detail, 'tasks'), 'task')} added{_suffix(_ids(detail))}",
-    "task_started": lambda detail: f"started ({one_line(_text(detail, 'backend'))})",
-    "task_adopted": lambda _: "is taken over: it has outlived the process that began it",
-    "session_opened": lambda detail: f"session {one_line(_text(detail, 'session_id'))}",
-    "task_completed": partial(_end_line, TaskStatus.COMPLETED),
-    "task_failed": partial(_end_line, TaskStatus.FAILED),
-    "task_skipped": partial(_end_line, TaskStatus.SKIPPED),
-    "task_cancelled": partial(_end_line, TaskStatus.CANCELLED),
-    "task_retried": _retry_line,
-    "task_interrupted": lambda detail: f"interrupted: {one_line(_text(detail, 'reason'), _LONGEST)}",
-    "task_waiting_input": lambda detail: f"waits for a person{_suffix(_text(detail, 'question'))}",
-    "task_answered": _answer_line,
-    "task_reopened": lambda _: "is to run again",
+    EventKind.TASKS_ADDED: lambda detail: f"{counted(_count(detail, 'tasks'), 'task')} added{_suffix(_ids(detail))}",
+    EventKind.TASK_STARTED: lambda detail: f"started ({one_line(_text(detail, 'backend'))})",
+    EventKind.TASK_ADOPTED: lambda _: "is taken over: it has outlived the process that began it",
+    EventKind.SESSION_OPENED: lambda detail: f"session {one_line(_text(detail, 'session_id'))}",
+    EventKind.TASK_COMPLETED: partial(_end_line, TaskStatus.COMPLETED),
+    EventKind.TASK_FAILED: partial(_end_line, TaskStatus.FAILED),
+    EventKind.TASK_SKIPPED: partial(_end_line, TaskStatus.SKIPPED),
+    EventKind.TASK_CANCELLED: partial(_end_line, TaskStatus.CANCELLED),
+    EventKind.TASK_RETRIED: _retry_line,
+    EventKind.TASK_INTERRUPTED: lambda detail: f"interrupted: {one_line(_text(detail, 'reason'), _LONGEST)}",
+    EventKind.TASK_WAITING_INPUT: lambda detail: f"waits for a person{_suffix(_text(detail, 'question'))}",
+    EventKind.TASK_ANSWERED: _answer_line,
+    EventKind.TASK_REOPENED: lambda _: "is to run again",
 }

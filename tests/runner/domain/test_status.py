@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.persistence import changes, rules
+from plait.persistence.records import RUN_ENDS
 from plait.runner.domain.status import (
     RUN_DONE,
     RUN_REOPENINGS,
@@ -45,6 +46,10 @@ def test_run_transitions(old: RunStatus, new: RunStatus) -> None:
 def test_terminal_states() -> None:
     assert {s.value for s in TASK_DONE} == {"completed", "failed", "skipped", "cancelled"}
     assert {s.value for s in RUN_DONE} == {"completed", "failed", "cancelled"}
+
+
+def test_a_run_ends_with_an_event_of_its_last_status() -> None:
+    assert {kind.value for kind in RUN_ENDS} == {f"run_{status.value}" for status in RUN_DONE}
 
 
 def test_the_stores_keep_the_same_tables() -> None:
