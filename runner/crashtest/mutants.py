@@ -120,9 +120,9 @@ async def _ask_about_all(_unasked: Original, run: Any, _happened: Any) -> list[s
     return [task.id for task, status in zip(run.state.dag, statuses, strict=True) if status in TASK_DONE]
 
 
-def _forget_parts(load: Original, state: RunState, position: int, record: Any) -> None:
+def _forget_parts(load: Original, state: Any, position: int, record: Any) -> None:
     load(state, position, record)
-    state.parts.clear()
+    state._parts.clear()
 
 
 async def _number_anew(try_write: Original, self: Any, head: Sequence[Any]) -> Any:
@@ -135,15 +135,15 @@ async def _number_anew(try_write: Original, self: Any, head: Sequence[Any]) -> A
 def _use_the_number_again(settled: Original, run: Any, position: int, *judged: Any) -> Any:
     event = settled(run, position, *judged)
     if isinstance(event, events.TaskInterrupted):
-        run.state.attempts[position] -= 1
+        run.state._attempts[position] -= 1
     return event
 
 
-def _queue_completed(load: Original, state: RunState, position: int, record: Any) -> None:
+def _queue_completed(load: Original, state: Any, position: int, record: Any) -> None:
     load(state, position, record)
     if state.statuses[position] is TaskStatus.COMPLETED:
-        state.statuses[position] = TaskStatus.PENDING
-        del state.results[position]
+        state._statuses[position] = TaskStatus.PENDING
+        del state._results[position]
 
 
 def _forget_crashes(under_way: Original, task: Any, record: Any) -> Any:

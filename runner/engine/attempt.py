@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -128,10 +128,10 @@ class Turns:
         self._outlive = {name: isinstance(backend, OutlivingBackend) for name, backend in around.backends.items()}
 
     def begin(self, position: int) -> Turn:
-        """The turn that is to be recorded as running."""
+        """Return the pending task's next attempt, which is to be recorded as running."""
         task = self._state.dag.tasks[position]
-        number = self._state.attempts[position]
-        if (going_on := self._taken_up(position)) is not None:
+        number = self._state.attempts[position] + 1
+        if (going_on := self._state.going_on.get(position)) is not None:
             session_id, confirmed = going_on.session_id, going_on.interrupted
             return Turn(position, task, number, session_id, going_on, confirmed=confirmed, resume=True)
         before = self._state.session_to_go_on_with(task)
@@ -140,10 +140,10 @@ class Turns:
         return Turn(position, task, number, self._new_session_id(self._around.names[position]), forks=before)
 
     def adopt(self, position: int, adopted: Adopted) -> Turn:
-        """The turn of an earlier process that goes on: as that began it, as far as can be told."""
+        """Take over the attempt that an earlier process began: as that process began it, as far as can be told."""
         task, number = self._state.dag.tasks[position], self._state.attempts[position]
-        self._state.adopted.add(position)
-        going_on = self._taken_up(position)
+        going_on = self._state.going_on.get(position)
+        self._state.adopt(position)
         before = None if going_on is not None else self._state.session_to_go_on_with(task)
         session_id = adopted.session_id
         # It may have gone on in a session of its own, where that one was lost.
@@ -152,14 +152,6 @@ class Turns:
         return Turn(
             position, task, number, session_id, going_on, adopted.confirmed, resume, forks, called=True, adopted=adopted
         )
-
-    def _taken_up(self, position: int) -> GoingOn | None:
-        """The conversation that the task's attempt takes up."""
-        going_on = self._state.going_on.pop(position, None)
-        if going_on is not None and going_on.says:
-            # Until it has taken it, each further attempt says it again.
-            self._state.going_on[position] = replace(going_on, interrupted=False)
-        return going_on
 
     def _forks(self, task: Task) -> bool:
         """Whether the task branches off from the conversation that it continues, so that this stays as it is: because
@@ -231,7 +223,7 @@ class Turns:
         past = self._state.past(task)
         if past is None:
             past = await self._around.recall(continues)
-            self._state.conversations[self._state.dag.position(continues)] = past
+            self._state.keep_conversation(self._state.dag.position(continues), past)
         return past
 
     def _opening(self, turn: Turn, past: Past) -> Opening:

@@ -176,9 +176,6 @@ class Execution:
         while self.ended_by is None and (position := self._schedule.take_gathering()) is not None:
             happened += self._gathered(position)
         while self.ended_by is None and (position := self._schedule.take()) is not None:
-            self._state.statuses[position] = TaskStatus.RUNNING
-            self._state.attempts[position] += 1
-            self._state.started.add(position)
             turn = self._turns.begin(position)
             turns.append(turn)
             if turn.task.at_most_once:
@@ -186,9 +183,8 @@ class Execution:
                 turn.waits = before.waits + 1 if before is not None else 0
                 self._under_way[position] = turn
             name = self._around.names[position]
-            happened.append(
-                events.TaskStarted(self._stamp(), turn.task.id, turn.number, name, turn.session_id, turn.confirmed)
-            )
+            started = self._state.start(position, self._stamp(), name, turn.session_id, confirmed=turn.confirmed)
+            happened.append(started)
         if self.ended_by is None and self._schedule.stand_in_line(self._offered) and not self._schedule.taken:
             self._idle.keep_one()
         return turns

@@ -49,7 +49,7 @@ class Growth:
         """Add the tasks of a reply of `task`, which is about to complete; none where it did so before, and only its
         result was lost. Raises DAGError.
         """
-        if self._state.dag.position(task.id) in self._state.have_added:
+        if self._state.has_added(self._state.dag.position(task.id)):
             return []
         specs: list[object] = list(reply.tasks)
         if task.adds_tasks:
@@ -75,21 +75,21 @@ class Growth:
         too_many = self._limit_problems(tasks, added_by)
         problems = [*mistakes, *too_many, *self._cancelled_problems(tasks), *self._unknown_backends(tasks)]
         problems += self._parts_problems(tasks, added_by)
-        start, names = len(self._state.dag), list[str]()
+        start, names, added = len(self._state.dag), list[str](), None
         if not too_many:
             try:
-                self._state.grow(tasks, added_by)
+                added = self._state.add_tasks(tasks, added_by, self._stamp())
                 names = self._backends_of(tasks)
             except DAGError as error:
                 problems += error.problems
-        if problems:
-            self._state.shrink(start)
+        if added is None or problems:
+            self._state.withdraw_tasks(start)
             raise DAGError(problems)
         self._names += names
         if gathered_by is not None:
-            self._state.dag.join(gathered_by, range(start, len(self._state.dag)))
+            self._state.expand(gathered_by)
         self._schedule.extend(self._names[start:], self._state.statuses)
-        return events.TasksAdded(self._stamp(), tuple(tasks), added_by)
+        return added
 
     def unfold(self, position: int) -> list[events.Event]:
         """Make the parts of the task with `for_each` at `position`. Raises DAGError."""
@@ -102,7 +102,7 @@ class Growth:
         if parts:
             happened.append(self.add(parts, task.id, gathered_by=position))
         else:
-            dag.join(position, self._state.parts.setdefault(position, []))
+            self._state.expand(position)
         self._schedule.join(position, len(parts))
         return happened
 

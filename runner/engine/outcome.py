@@ -13,9 +13,8 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import NO_USAGE, JsonValue, Message, Question, Reply
 from plait.runner.clock import iso
 from plait.runner.domain import events
-from plait.runner.domain.conversation import GoingOn, Past, mistakes_prompt, not_added
+from plait.runner.domain.conversation import GoingOn, mistakes_prompt, not_added
 from plait.runner.domain.question import Asking, Way
-from plait.runner.domain.result import TaskResult
 from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.task import FailureMode, at_most_once_question, failed_status
 from plait.runner.engine.attempt import Surroundings, Turn
@@ -54,9 +53,6 @@ class Settling:
 
     def settle(self, turn: Turn, outcome: Outcome, duration: float) -> list[events.Event]:
         """What the outcome of `turn` came to; the first event is the task's own."""
-        ended = outcome.reply or outcome.error
-        if ended is not None and ended.usage is not NO_USAGE:
-            self._state.usage += ended.usage
         if outcome.asked is not None:
             if turn.task.at_most_once:
                 return [self._failed(turn, BackendError(ErrorKind.UNEXPECTED, _TOO_LATE_TO_ASK), duration)]
@@ -80,64 +76,33 @@ class Settling:
             return self._retrying(turn, error, duration, 0.0)  # not the task's fault: it starts over
         if turn.task.at_most_once and not turn.called and self._around.sink.away and turn.waits < len(STORE_WAITS_S):
             return self._retrying(turn, error, duration, STORE_WAITS_S[turn.waits])
-        throttled = self._state.failures.note(turn.position, error.kind, self._schedule.closings(turn.position))
-        failures = self._state.failures.of(turn.position)
+        throttled = self._state.count_failure(turn.position, error.kind, self._schedule.closings(turn.position))
+        failures = self._state.failures(turn.position)
         if not turn.task.at_most_once and deserves_retry(turn.task.retry, failures, error):
             delay = retry_delay(turn.task.retry, max(failures, throttled), error.retry_after, self._around.rng)
-            goes_on = self._goes_on(turn, error)
-            return self._retrying(turn, error, duration, delay, goes_on=goes_on, throttled=throttled > 0)
+            going_on = _going_on_after(turn, error)
+            return self._retrying(turn, error, duration, delay, going_on, throttled=throttled > 0)
         return self._failed(turn, error, duration)
 
-    def _goes_on(self, turn: Turn, error: BackendError) -> bool:
-        """Whether the next attempt takes up this one's session, which has kept what was said in it."""
-        if not error.goes_on or turn.session_id is None:
-            return False
-        begun = turn.going_on or GoingOn(None)
-        self._state.going_on[turn.position] = replace(begun, session_id=turn.session_id, interrupted=True)
-        return True
-
     def _completed(self, turn: Turn, reply: Reply, data_json: str | None, duration: float) -> events.TaskCompleted:
-        position, task, number = turn.position, turn.task, turn.number
         said = turn.prompt if turn.going_on is None and not reply.messages else turn.messages(reply)
-        self._state.settle(
-            position,
-            TaskResult(
-                task.id,
-                TaskStatus.COMPLETED,
-                reply.text,
-                reply.data,
-                attempts=number,
-                usage=reply.usage,
-                duration_s=duration,
-                session_id=turn.session_id,
-            ),
-        )
-        if isinstance(said, str) and task.continues is None:
-            self._state.prompts[position] = said
-        else:
-            all_said = (*_said_before(turn), *turn.messages(reply))
-            self._state.conversations[position] = Past(turn.session_id, all_said, self._state.past(task))
-        self._state.going_on.pop(position, None)
-        self._schedule.finish(position, TaskStatus.COMPLETED)
-        return events.TaskCompleted(
+        completed = self._state.complete(
+            turn.position,
             self._stamp(),
-            task.id,
-            number,
-            reply.text,
-            reply.data,
+            reply,
             data_json,
-            reply.usage,
             duration,
             turn.session_id,
-            said,
+            said=said,
+            said_before=_said_before(turn),
         )
+        self._schedule.finish(turn.position, TaskStatus.COMPLETED)
+        return completed
 
     def stored(self, turn: Turn) -> None:
-        """What `turn` came to is stored, or the store is away: then its conversation is nowhere but in memory."""
-        state = self._state
-        if not (state.keeps_all or self._around.sink.away or state.times_continued(turn.position)):
-            state.prompts.pop(turn.position, None)
-            state.conversations.pop(turn.position, None)
+        """Free what only had to be in memory until the outcome of `turn` was stored. With the store away it stays."""
+        if not self._around.sink.away:
+            self._state.forget_conversation(turn.position)
 
     def _waiting(
         self, turn: Turn, question: Question, way: Way, reply: Reply | None, duration: float
@@ -145,38 +110,28 @@ class Settling:
         """The task waits for an answer. Its next attempt is prepared as far as it can be without one."""
         now = self._around.clock.wall()
         asking = Asking(question, way, None if question.deadline is None else iso(now + question.deadline))
-        self._state.ask(turn.position, question.text, asking)
-        self._schedule.park(turn.position)
-        messages = () if reply is None else turn.messages(reply)
+        messages: tuple[Message, ...] = ()
+        usage, going_on = NO_USAGE, None
         if reply is not None:
-            said = _said_before(turn)
-            self._state.going_on[turn.position] = GoingOn(turn.session_id, (*said, *messages))
-        self._log.info("task_waiting_input", task=turn.task.id)
-        usage = NO_USAGE if reply is None else reply.usage
-        return events.TaskWaiting(
-            self._stamp(),
-            turn.task.id,
-            turn.number,
-            question.text,
-            False,
-            asking,
-            duration,
-            usage,
-            messages,
+            messages, usage = turn.messages(reply), reply.usage
+            going_on = GoingOn(turn.session_id, (*_said_before(turn), *messages))
+        waiting = self._state.wait_for_answer(
+            turn.position, self._stamp(), asking, duration, usage, messages, going_on=going_on
         )
+        self._schedule.park(turn.position)
+        self._log.info("task_waiting_input", task=turn.task.id)
+        return waiting
 
     def _wrongly_planned(self, turn: Turn, reply: Reply, error: DAGError, duration: float) -> events.TaskEvent:
         """The reply's tasks cannot be added: it is told so once, and then fails."""
         text = not_added(error)
         failure = BackendError(ErrorKind.INVALID_OUTPUT, text, usage=reply.usage, messages=turn.messages(reply))
-        self._state.failures.note(turn.position, failure.kind)
-        if turn.position in self._state.corrected or turn.task.at_most_once:
+        self._state.count_failure(turn.position, failure.kind)
+        if self._state.is_corrected(turn.position) or turn.task.at_most_once:
             return self._failed(turn, failure, duration)
-        self._state.corrected.add(turn.position)
         said = _said_before(turn)
         going_on = GoingOn(turn.session_id, said, wrong=mistakes_prompt(text), refused=failure.messages)
-        self._state.going_on[turn.position] = going_on
-        return self._retrying(turn, failure, duration, 0.0)
+        return self._retrying(turn, failure, duration, 0.0, going_on)
 
     def _retrying(
         self,
@@ -184,26 +139,14 @@ class Settling:
         error: BackendError,
         duration: float,
         delay: float,
+        going_on: GoingOn | None = None,
         *,
-        goes_on: bool = False,
         throttled: bool = False,
     ) -> events.TaskRetrying:
-        position, task, number = turn.position, turn.task, turn.number
-        self._state.statuses[position] = TaskStatus.PENDING
-        (self._schedule.throttle if throttled else self._schedule.set_aside)(position)
-        self._log.info("task_retrying", task=task.id, error_kind=error.kind.value, delay_s=round(delay, 3))
-        return events.TaskRetrying(
-            self._stamp(),
-            task.id,
-            number,
-            error.kind.value,
-            error.message,
-            delay,
-            duration,
-            error.usage,
-            error.messages,
-            goes_on,
-        )
+        retrying = self._state.retry(turn.position, self._stamp(), error, delay, duration, going_on)
+        (self._schedule.throttle if throttled else self._schedule.set_aside)(turn.position)
+        self._log.info("task_retrying", task=turn.task.id, error_kind=error.kind.value, delay_s=round(delay, 3))
+        return retrying
 
     def _failed(self, turn: Turn, error: BackendError, duration: float) -> events.TaskFailed:
         # The prompt as it was sent is worth keeping where nothing else shows what the failure was about.
@@ -213,12 +156,9 @@ class Settling:
 
     def answer(self, position: int, value: JsonValue, by: str) -> events.TaskAnswered:
         """The waiting task at `position` has its answer, which fits."""
-        self._state.answer(position, value, by)
+        answered = self._state.answer(position, self._stamp(), value, by)
         self._schedule.unpark(position, self._state.statuses)
-        answers = self._state.answers[position]
-        return events.TaskAnswered(
-            self._stamp(), self._state.dag.tasks[position].id, self._state.attempts[position], answers
-        )
+        return answered
 
     def expire(self, position: int) -> events.TaskFailed:
         """Nobody has answered the waiting task at `position` in time."""
@@ -244,43 +184,30 @@ class Settling:
             return self._join(position, BackendError(ErrorKind.INVALID_REQUEST, str(error)[:2000]))
 
     def _join(self, position: int, outcome: JsonValue | BackendError) -> list[events.Event]:
-        state, task = self._state, self._state.dag.tasks[position]
-        state.statuses[position] = TaskStatus.RUNNING
-        state.attempts[position] += 1
-        state.started.add(position)
-        number = state.attempts[position]
-        started: events.Event = events.TaskStarted(self._stamp(), task.id, number, GATHERING)
+        started = self._state.start(position, self._stamp(), GATHERING)
         if isinstance(outcome, BackendError):
             failed = self.fail(position, outcome)
             self._schedule.settle(position, failed.status)
             return [started, failed]
         text = to_json(outcome)
-        result = TaskResult(task.id, TaskStatus.COMPLETED, text, outcome, attempts=number)
-        state.settle(position, result)
+        completed = self._state.complete(position, self._stamp(), Reply(text, outcome), text)
         self._schedule.settle(position, TaskStatus.COMPLETED)
-        return [started, events.TaskCompleted(self._stamp(), task.id, number, text, outcome, text)]
+        return [started, completed]
 
     def fail(
         self, position: int, error: BackendError, duration: float = 0.0, messages: tuple[Message, ...] = ()
     ) -> events.TaskFailed:
-        """The task, of which the schedule knows it already, failed."""
-        task, number = self._state.dag.tasks[position], self._state.attempts[position]
-        status = failed_status(task.failure_mode)
-        result = TaskResult(
-            task.id,
-            status,
-            error_kind=error.kind.value,
-            error=error.message,
-            attempts=number,
-            usage=error.usage,
-            duration_s=duration,
-        )
-        self._state.settle(position, result)
-        self._state.going_on.pop(position, None)
-        self._log.info("task_failed", task=task.id, error_kind=error.kind.value, status=status.value)
-        return events.TaskFailed(
-            self._stamp(), task.id, number, status, error.kind.value, error.message, duration, error.usage, messages
-        )
+        """Fail the task, of which the schedule knows it already."""
+        failed = self._state.fail(position, self._stamp(), error, duration, messages)
+        self._log.info("task_failed", task=failed.task_id, error_kind=failed.error_kind, status=failed.status.value)
+        return failed
+
+
+def _going_on_after(turn: Turn, error: BackendError) -> GoingOn | None:
+    """Return how the next attempt takes up the failed one's session, if this has kept what was said in it."""
+    if not error.goes_on or turn.session_id is None:
+        return None
+    return replace(turn.going_on or GoingOn(None), session_id=turn.session_id, interrupted=True)
 
 
 def _said_before(turn: Turn) -> tuple[Message, ...]:
@@ -305,16 +232,13 @@ def leave(run_id: str, state: RunState, ending: Ending, at: str) -> list[events.
     happened: list[events.Event] = []
     for_good = ending.by == "cancel" or (ending.by == "policy" and not _fails(ending))
     for position, status in enumerate(state.statuses):
-        task_id, number = state.dag.tasks[position].id, state.attempts[position]
         if for_good and status not in TASK_DONE:
             happened.append(state.cancel(position, at))
         elif status is TaskStatus.RUNNING and position in ending.called:
-            question = at_most_once_question(number)
-            state.ask(position, question)
-            happened.append(events.TaskWaiting(at, task_id, number, question))
+            question = at_most_once_question(state.attempts[position])
+            happened.append(state.wait_for_decision(position, at, question))
         elif status is TaskStatus.RUNNING:
-            state.statuses[position] = TaskStatus.PENDING
-            happened.append(events.TaskInterrupted(at, task_id, number, "the run was stopped"))
+            happened.append(state.interrupt(position, at, "the run was stopped"))
     happened.append(_last_event(run_id, state, ending, at))
     return happened
 

@@ -168,8 +168,8 @@ async def _answer_from_here(config: Config, run: StoredRun, task_id: str, value:
     """The run has no owner: it is claimed, the answer written down, and left."""
     position = run.state.dag.position(task_id)
     at = iso(config.clock.wall())
-    run.state.answer(position, value, "person")
-    answered = TaskAnswered(at, task_id, encode_answers(run.state.answers[position]))
+    event = run.state.answer(position, at, value, "person")
+    answered = TaskAnswered(at, task_id, encode_answers(event.answers or ()))
     await step_in(config, run, [answered], under_way(run.tasks))
     return True
 

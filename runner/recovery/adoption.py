@@ -83,6 +83,6 @@ async def take_up(run: StoredRun, position: int) -> Adopted:
     left = run.left[stored.task_id]
     going_on = await load_going_on(run.store, run_id, state, stored, interrupted=left.goes_on)
     if left.goes_on or going_on.says:
-        state.going_on[position] = going_on
+        state.continue_with(position, going_on)
     since = None if stored.started_at is None else unix(stored.started_at)
     return Adopted(stored.session_id, stored.session_confirmed, since, left)

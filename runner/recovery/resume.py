@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from plait.backends.errors import ErrorKind
+from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import JsonInput
 from plait.persistence.records import TASK_RESULTS, TaskRecord
 from plait.runner.clock import iso
 from plait.runner.domain import events
-from plait.runner.domain.conversation import NOT_ADDED, GoingOn, Past
+from plait.runner.domain.conversation import GoingOn, Past
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.question import Way, unix
-from plait.runner.domain.result import TaskResult
 from plait.runner.domain.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
-from plait.runner.domain.task import Task, failed_status
+from plait.runner.domain.task import Task
 from plait.runner.engine.config import Config, backend_names, require_policy_backends
 from plait.runner.engine.handover import Adopted, Inherited
 from plait.runner.engine.lifecycle import Prepared
@@ -29,7 +28,6 @@ from plait.runner.recovery.lease import claim
 from plait.runner.recovery.resume_plan import RUNS, Action, Heard, Verdict, is_to_be_corrected, judge
 from plait.runner.state.codec import changes
 from plait.runner.state.conversations import load_going_on, load_past, load_said
-from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredPolicy, StoredRun
 
 
@@ -52,7 +50,7 @@ async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared
         event = _settled(run, position, verdict, given.answers.get(verdict.task_id), at)
         if event is not None:
             happened += [*learned(run, position, at), event]
-    state.repeats = frozenset(position for position, verdict in enumerate(verdicts) if verdict.repeats)
+    state.mark_repeats(position for position, verdict in enumerate(verdicts) if verdict.repeats)
     names = backend_names(state.dag, config, state.statuses)
     if policy is not None:
         require_policy_backends(config, policy)
@@ -125,34 +123,20 @@ async def _unasked(run: StoredRun, happened: Sequence[events.Event]) -> list[str
 
 def _settled(run: StoredRun, position: int, verdict: Verdict, given: Given | None, at: str) -> events.Event | None:
     """Bring the state in line with `verdict`; the event that says so, if something changed."""
-    state, record = run.state, run.tasks[position]
-    task_id, attempt = record.task_id, record.attempt
+    state = run.state
     under_way = state.statuses[position] is TaskStatus.RUNNING
     if given is not None:
-        state.answer(position, given.value, given.by)
-        return events.TaskAnswered(at, task_id, attempt, state.answers[position])
+        return state.answer(position, at, given.value, given.by)
     if verdict.action is Action.FAIL:
         kind = ErrorKind.CRASHED if under_way else ErrorKind.TIMEOUT
-        return _failed(state, position, kind, verdict.reason, at)
+        return state.fail(position, at, BackendError(kind, verdict.reason))
     if under_way and verdict.action is Action.ASK:
-        state.ask(position, verdict.reason)
-        return events.TaskWaiting(at, task_id, attempt, verdict.reason, crashed=True)
+        return state.wait_for_decision(position, at, verdict.reason, crashed=True)
     if under_way:
-        state.statuses[position] = TaskStatus.PENDING
-        state.crashes[position] = record.crashes + 1
-        return events.TaskInterrupted(at, task_id, attempt, "its process ended", crashed=True)
+        return state.interrupt(position, at, "its process ended", crashed=True)
     if verdict.action is Action.START_OVER and state.statuses[position] in TASK_REOPENINGS:
-        state.reopen(position)
-        return events.TaskReopened(at, task_id, attempt, damaged=record.damaged)
+        return state.reopen(position, at)
     return None
-
-
-def _failed(state: RunState, position: int, kind: ErrorKind, reason: str, at: str) -> events.TaskFailed:
-    task, attempt = state.dag.tasks[position], state.attempts[position]
-    status = failed_status(task.failure_mode)
-    result = TaskResult(task.id, status, error_kind=kind.value, error=reason, attempts=attempt)
-    state.settle(position, result)
-    return events.TaskFailed(at, task.id, attempt, status, kind.value, reason, 0.0)
 
 
 async def _load_conversations(run: StoredRun, verdicts: Sequence[Verdict]) -> dict[int, Adopted]:
@@ -163,9 +147,9 @@ async def _load_conversations(run: StoredRun, verdicts: Sequence[Verdict]) -> di
             continue
         if task.continues is not None:
             before = state.dag.position(task.continues)
-            if state.statuses[before] is TaskStatus.COMPLETED and before not in state.conversations:
+            if state.statuses[before] is TaskStatus.COMPLETED and not state.keeps_conversation(before):
                 past = await load_past(run.store, run.record.run_id, state, task.continues)
-                state.conversations[before] = Past(run.tasks[before].session_id, past.messages)
+                state.keep_conversation(before, Past(run.tasks[before].session_id, past.messages))
         if verdict.action is Action.ADOPT:
             adopted[position] = await take_up(run, position)
         elif verdict.action in RUNS:
@@ -175,7 +159,7 @@ async def _load_conversations(run: StoredRun, verdicts: Sequence[Verdict]) -> di
         elif position in state.asking:
             record = run.tasks[position]
             said = await load_said(run.store, run.record.run_id, state, record.task_id, record.attempt)
-            state.going_on[position] = GoingOn(record.session_id, said)
+            state.continue_with(position, GoingOn(record.session_id, said))
     return adopted
 
 
@@ -191,7 +175,7 @@ async def _load_own(run: StoredRun, position: int, verdict: Verdict) -> None:
     if interrupted or answer is not None or may_correct:
         going_on = await load_going_on(run.store, run.record.run_id, state, record, interrupted=interrupted)
         if interrupted or going_on.says:
-            state.going_on[position] = going_on
+            state.continue_with(position, going_on)
 
 
 def _may_correct(task: Task, record: TaskRecord, verdict: Verdict) -> bool:
@@ -231,16 +215,8 @@ def _retrying(run: StoredRun, position: int, until: float, at: str) -> events.Ta
 
 
 async def _load_failures(run: StoredRun) -> None:
-    """Count the failed attempts of earlier processes: a crash gives a task no new tries, and a planner no new word."""
-    state = run.state
+    """Count the failed attempts of earlier processes."""
     for position, record in enumerate(run.tasks):
-        if not record.attempt or state.statuses[position] in TASK_DONE:
-            continue
-        for attempt in await run.store.list_attempts(run.record.run_id, record.task_id):
-            if attempt.status == "retried" and attempt.error_kind != ErrorKind.SESSION_LOST.value:
-                state.failures.note(position, attempt.error_kind)
-                if (attempt.error or "").startswith(NOT_ADDED):
-                    state.corrected.add(position)
-            elif attempt.status in {TaskStatus.FAILED.value, TaskStatus.COMPLETED.value}:  # reopened since, by a person
-                state.failures.forget(position)
-                state.corrected.discard(position)
+        if record.attempt and run.state.statuses[position] not in TASK_DONE:
+            attempts = await run.store.list_attempts(run.record.run_id, record.task_id)
+            run.state.count_stored_failures(position, attempts)

@@ -1,296 +1,325 @@
-"""What a run knows of its tasks: statuses, attempts, results and conversations, by position in the DAG.
+"""`RunState`: everything that a run knows of its tasks, by position in the DAG, and the only code that changes it.
 
-Kept in step with what was handed to the store: `Execution` changes it in the same step in which it submits the event.
+Reading is open: the public fields are read-only views. Every change is a verb, a method of this class. A verb that
+moves a task to another status checks the move against TASK_TRANSITIONS, changes all fields that belong to the move, and
+returns the event that reports it:
+
+    start                               pending -> running
+    complete, fail                      running or waiting_input -> completed; failed or skipped
+    retry, interrupt                    running -> pending
+    wait_for_answer, wait_for_decision  running -> waiting_input
+    answer                              waiting_input -> pending
+    cancel                              pending, running or waiting_input -> cancelled
+    reopen                              failed -> pending, as TASK_REOPENINGS allows when a person asks for it
+
+The caller submits the event to the checkpointer in the same step, with no await between the verb and the submission.
+State and submission therefore agree at every await, and the stored events lead a later process to the same state.
+
+A move that the table refuses is a bug of plait, never a mistake of a user: the verb raises IllegalTransition and has
+changed nothing. The other verbs change what is known beside the statuses: tasks that are added, conversations that are
+kept in memory, failures that a retry policy counts. A test searches the rest of the runner for writes to these fields.
 """
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from plait.backends.protocol import NO_USAGE, JsonValue, Reply, Usage
-from plait.persistence.records import TaskRecord
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.protocol import NO_USAGE, JsonValue, Message, Reply, Usage
+from plait.persistence.records import AttemptRecord
 from plait.runner.domain import events
-from plait.runner.domain.conversation import GoingOn, Past
-from plait.runner.domain.dag import DAG
-from plait.runner.domain.prompt_values import rendered
-from plait.runner.domain.question import Answered, Asking, Way, answers_of, asking_of
-from plait.runner.domain.result import Receipt, RunResult, TaskResult
-from plait.runner.domain.status import TASK_DONE, TASK_STATUSES, TASK_TRANSITIONS, RunStatus, TaskStatus, may_follow
-from plait.runner.domain.task import Task, last_chance
-from plait.runner.state.codec import decode_usage
-from plait.runner.state.failures import Failures
+from plait.runner.domain.conversation import NOT_ADDED, GoingOn, Past
+from plait.runner.domain.question import Answered, Asking, Way
+from plait.runner.domain.result import TaskResult
+from plait.runner.domain.status import TASK_REOPENINGS, TASK_TRANSITIONS, TaskStatus
+from plait.runner.domain.task import Task, failed_status
+from plait.runner.state.readable_state import ReadableState
+
+_PENDING, _RUNNING, _WAITING = TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.WAITING_INPUT
 
 
-class RunState:
-    """The state of a run's tasks, all pending unless `records` of a stored run are given. Its `dag` grows with it."""
+class IllegalTransition(RuntimeError):  # noqa: N818 - reads as what it is
+    """A verb was called for a task whose status does not allow it: a bug of plait."""
 
-    def __init__(self, dag: DAG, records: tuple[TaskRecord, ...] = (), *, keeps_all: bool = False) -> None:
-        self.dag = dag
-        self.records = records
-        self.keeps_all = keeps_all
-        """Whether every conversation is kept in memory, because there is no store to read it from."""
-        self.statuses = [TaskStatus.PENDING] * len(dag)
-        self.attempts = [0] * len(dag)
-        self.failures = Failures()
-        self.results: dict[int, TaskResult] = {}
-        """Results of the tasks that are done."""
-        self.continued = Counter(dag.position(task.continues) for task in dag if task.continues is not None)
-        """Tasks whose conversation later ones go on with, and how many."""
-        self.conversations: dict[int, Past] = {}
-        """Conversations kept in memory: of the tasks that are continued, and of those that are not stored yet."""
-        self.prompts: dict[int, str] = {}
-        """Of those conversations that are a prompt and the task's answer, nothing else, the prompt alone. A text costs
-        the collector of garbage nothing, messages do.
+
+class RunState(ReadableState):
+    """The state of a run's tasks, and the verbs that change it. Its `dag` grows with it."""
+
+    # Verbs that move a task to another status.
+
+    def start(
+        self, position: int, at: str, backend: str, session_id: str | None = None, *, confirmed: bool = False
+    ) -> events.TaskStarted:
+        """Begin the pending task's next attempt. The conversation that the attempt takes up is then taken."""
+        self._move(position, _PENDING, _RUNNING)
+        self._attempts[position] = number = self._attempts[position] + 1
+        self._started.add(position)
+        self._take_up(position)
+        return events.TaskStarted(at, self.dag.tasks[position].id, number, backend, session_id, confirmed)
+
+    def complete(  # noqa: PLR0913 - what a result consists of
+        self,
+        position: int,
+        at: str,
+        reply: Reply,
+        data_json: str | None,
+        duration_s: float = 0.0,
+        session_id: str | None = None,
+        *,
+        said: tuple[Message, ...] | str = (),
+        said_before: tuple[Message, ...] = (),
+    ) -> events.TaskCompleted:
+        """Complete the task with `reply`, and keep its conversation until `forget_conversation`.
+
+        `said` is as in TaskCompleted; `said_before` is what earlier attempts of the task said in its conversation.
         """
-        self.going_on: dict[int, GoingOn] = {}
-        """Tasks whose conversation is known to have begun, by position: their next attempt goes on with it."""
-        self.added_by: dict[int, str | None] = {}
-        """For each task that was added to the run, who did: see TasksAdded."""
-        self.depths: dict[int, int] = {}
-        """How many additions deep each of those lies that a task has added: 1 where that was there from the start."""
-        self.have_added: set[int] = set()
-        """The tasks that brought others in: nobody does so twice."""
-        self.corrected: set[int] = set()
-        """The tasks that were told once already what was wrong with the tasks of their reply."""
-        self.parts: dict[int, list[int]] = {}
-        """The parts of each task with `for_each` that was unfolded, by position."""
-        self.crashes: dict[int, int] = {}
-        """How often an owner died while the task ran, where it did."""
-        self.questions: dict[int, str] = {}
-        """What a person is asked, by position."""
-        self.asking: dict[int, Asking] = {}
-        """More about it, where the task asked itself."""
-        self.answers: dict[int, tuple[Answered, ...]] = {}
-        """What a task's questions were answered with so far."""
-        self.started: set[int] = set()
-        """Tasks that this process has begun."""
-        self.adopted: set[int] = set()
-        """Tasks whose attempt an earlier process began, and this one has taken over."""
-        self.repeats: frozenset[int] = frozenset()
-        """Tasks with an attempt that may be paid for twice, once they are begun."""
-        self.usage = NO_USAGE
-        """What all attempts that have ended cost, those of earlier processes included."""
-        self._spent: dict[int, tuple[int, Usage]] = {}
-        """What the last attempt of tasks said to have cost so far, and which one it was."""
-        for position, record in enumerate(records):
-            self._load(position, record)
+        task, number, usage = self.dag.tasks[position], self._attempts[position], reply.usage
+        self._finish(
+            position,
+            TaskResult(
+                task.id,
+                TaskStatus.COMPLETED,
+                reply.text,
+                reply.data,
+                attempts=number,
+                usage=usage,
+                duration_s=duration_s,
+                session_id=session_id,
+            ),
+        )
+        if isinstance(said, str) and task.continues is None:
+            self._prompts[position] = said
+        elif task.for_each is None:  # a task that only gathers has no conversation
+            messages = reply.turn(said) if isinstance(said, str) else said
+            self._conversations[position] = Past(session_id, (*said_before, *messages), self.past(task))
+        return events.TaskCompleted(
+            at, task.id, number, reply.text, reply.data, data_json, usage, duration_s, session_id, said
+        )
 
-    def _load(self, position: int, record: TaskRecord) -> None:
-        status = TASK_STATUSES[record.status]
-        self.attempts[position] = record.attempt
-        if record.crashes:
-            self.crashes[position] = record.crashes
-        if record.answers is not None:
-            self.answers[position] = answers_of(record.answers)
-        if record.added_by is not None:
-            self.note_added(position, record.added_by)
-        if status in TASK_DONE:
-            result = _stored_result(record, status)
-            self.statuses[position] = result.status
-            self.results[position] = result
-        else:
-            self.statuses[position] = status
-            if status is TaskStatus.WAITING_INPUT:
-                self.questions[position] = record.question or ""
-                if record.asked is not None:
-                    self.asking[position] = asking_of(record.question or "", record.asked)
-
-    def settle(self, position: int, result: TaskResult) -> None:
-        """The task is done. Refused, as a bug of ours, unless the table of transitions allows it."""
-        assert may_follow(TASK_TRANSITIONS, self.statuses[position], result.status), (position, result.status)
-        self.statuses[position] = result.status
-        self.results[position] = result
-        if position in self.questions:
-            del self.questions[position]
-            self.asking.pop(position, None)
+    def fail(
+        self,
+        position: int,
+        at: str,
+        error: BackendError,
+        duration_s: float = 0.0,
+        messages: tuple[Message, ...] = (),
+    ) -> events.TaskFailed:
+        """Fail the task for good, or skip it, as its failure mode says."""
+        task, number, kind = self.dag.tasks[position], self._attempts[position], error.kind.value
+        status = failed_status(task.failure_mode)
+        self._finish(
+            position,
+            TaskResult(
+                task.id,
+                status,
+                error_kind=kind,
+                error=error.message,
+                attempts=number,
+                usage=error.usage,
+                duration_s=duration_s,
+            ),
+        )
+        return events.TaskFailed(at, task.id, number, status, kind, error.message, duration_s, error.usage, messages)
 
     def cancel(self, position: int, at: str) -> events.TaskCancelled:
-        """The task, which is not done, is cancelled; the event that says so."""
-        task_id, number = self.dag.tasks[position].id, self.attempts[position]
-        attempt, usage = self._spent.pop(position, (0, NO_USAGE))
-        if attempt != number or self.statuses[position] is not TaskStatus.RUNNING:
+        """Cancel the task, which is not done. An attempt that is under way costs what it has reported so far."""
+        task_id, number = self.dag.tasks[position].id, self._attempts[position]
+        attempt, usage = self._spent.get(position, (0, NO_USAGE))
+        if attempt != number or self._statuses[position] is not _RUNNING:
             usage = NO_USAGE
-        self.usage += usage
-        self.settle(position, TaskResult(task_id, TaskStatus.CANCELLED, attempts=number, usage=usage))
+        self._finish(position, TaskResult(task_id, TaskStatus.CANCELLED, attempts=number, usage=usage))
         return events.TaskCancelled(at, task_id, number, usage)
 
-    def spend(self, position: int, usage: Usage) -> None:
-        """The attempt of the task that is under way says that it has cost so much so far, if it says anything."""
+    def retry(
+        self,
+        position: int,
+        at: str,
+        error: BackendError,
+        delay_s: float,
+        duration_s: float,
+        going_on: GoingOn | None = None,
+    ) -> events.TaskRetrying:
+        """Make the running task, whose attempt failed, pending again. `going_on`: its next attempt takes this up."""
+        self._move(position, _RUNNING, _PENDING)
+        self._add_usage(error.usage)
+        if going_on is not None:
+            self._going_on[position] = going_on
+            if going_on.wrong is not None:
+                self._corrected.add(position)
+        goes_on = going_on is not None and going_on.interrupted
+        task_id, number, kind = self.dag.tasks[position].id, self._attempts[position], error.kind.value
+        return events.TaskRetrying(
+            at, task_id, number, kind, error.message, delay_s, duration_s, error.usage, error.messages, goes_on
+        )
+
+    def interrupt(self, position: int, at: str, reason: str, *, crashed: bool = False) -> events.TaskInterrupted:
+        """Make the running task, whose attempt ended with its owner, pending again."""
+        self._move(position, _RUNNING, _PENDING)
+        if crashed:
+            self._crashes[position] = self._crashes.get(position, 0) + 1
+        return events.TaskInterrupted(
+            at, self.dag.tasks[position].id, self._attempts[position], reason, crashed=crashed
+        )
+
+    def wait_for_answer(  # noqa: PLR0913 - what a turn that ends with a question consists of
+        self,
+        position: int,
+        at: str,
+        asking: Asking,
+        duration_s: float,
+        usage: Usage = NO_USAGE,
+        messages: tuple[Message, ...] = (),
+        *,
+        going_on: GoingOn | None = None,
+    ) -> events.TaskWaiting:
+        """Let the running task wait for the answer to its own question. `going_on` as in `retry`."""
+        self._move(position, _RUNNING, _WAITING)
+        question = asking.question.text
+        self._questions[position] = question
+        self._asking[position] = asking
+        if going_on is not None:
+            self._going_on[position] = going_on
+        self._add_usage(usage)
+        task_id, number = self.dag.tasks[position].id, self._attempts[position]
+        return events.TaskWaiting(at, task_id, number, question, False, asking, duration_s, usage, messages)
+
+    def wait_for_decision(self, position: int, at: str, question: str, *, crashed: bool = False) -> events.TaskWaiting:
+        """Let the running task, whose attempt ended with its owner, wait for a person to say whether it took effect."""
+        self._move(position, _RUNNING, _WAITING)
+        self._questions[position] = question
+        return events.TaskWaiting(at, self.dag.tasks[position].id, self._attempts[position], question, crashed=crashed)
+
+    def answer(self, position: int, at: str, value: JsonValue, by: str) -> events.TaskAnswered:
+        """Answer the waiting task's own question with `value`, which fits it; the task is pending again."""
+        if position not in self._asking:
+            raise self._illegal(position, _PENDING)
+        self._move(position, _WAITING, _PENDING)
+        asking, number = self._asking.pop(position), self._attempts[position]
+        answered = Answered(number, asking.way, self._questions.pop(position), value, by)
+        self._answers[position] = answers = (*self._answers.get(position, ()), answered)
+        if position in self._going_on and answered.way is Way.REPLY:
+            self._going_on[position] = replace(self._going_on[position], answer=answered)
+        return events.TaskAnswered(at, self.dag.tasks[position].id, number, answers)
+
+    def reopen(self, position: int, at: str) -> events.TaskReopened:
+        """Make the failed task of a stored run pending again, as a person asked for it."""
+        if self._statuses[position] not in TASK_REOPENINGS:
+            raise self._illegal(position, _PENDING)
+        self._statuses[position] = _PENDING
+        del self._results[position]
+        self._answers.pop(position, None)
+        damaged = self.records[position].damaged
+        return events.TaskReopened(at, self.dag.tasks[position].id, self._attempts[position], damaged=damaged)
+
+    def _move(self, position: int, old: TaskStatus, new: TaskStatus) -> None:
+        """Change the task's status from `old` to `new`. Raise IllegalTransition if it is another, or may not follow."""
+        if self._statuses[position] is not old or new not in TASK_TRANSITIONS[old]:
+            raise self._illegal(position, new)
+        self._statuses[position] = new
+
+    def _finish(self, position: int, result: TaskResult) -> None:
+        """End the task with `result`. Raise IllegalTransition if the status of the result may not follow."""
+        if result.status not in TASK_TRANSITIONS[self._statuses[position]]:
+            raise self._illegal(position, result.status)
+        self._statuses[position] = result.status
+        self._results[position] = result
+        self._add_usage(result.usage)
+        if position in self._going_on:
+            del self._going_on[position]
+        if position in self._questions:
+            del self._questions[position]
+            self._asking.pop(position, None)
+
+    def _illegal(self, position: int, new: TaskStatus) -> IllegalTransition:
+        task_id, old = self.dag.tasks[position].id, self._statuses[position]
+        return IllegalTransition(f"task {task_id!r} is {old.value} and cannot become {new.value} here; a bug of plait")
+
+    def _add_usage(self, usage: Usage) -> None:
         if usage is not NO_USAGE:
-            self._spent[position] = self.attempts[position], usage
+            self._usage += usage
 
-    def reopen(self, position: int) -> None:
-        """The failed task is pending again."""
-        self.statuses[position] = TaskStatus.PENDING
-        del self.results[position]
-        self.answers.pop(position, None)
+    # Verbs that change what is known beside the statuses.
 
-    def ask(self, position: int, question: str, asking: Asking | None = None) -> None:
-        """The running task waits for a person."""
-        self.statuses[position] = TaskStatus.WAITING_INPUT
-        self.questions[position] = question
-        if asking is not None:
-            self.asking[position] = asking
+    def adopt(self, position: int) -> None:
+        """Take over the running task's attempt, which an earlier process began. The run's resume has told of it."""
+        if self._statuses[position] is not _RUNNING:
+            raise self._illegal(position, _RUNNING)
+        self._adopted.add(position)
+        self._take_up(position)
 
-    def answer(self, position: int, value: JsonValue, by: str) -> None:
-        """The waiting task's own question has its answer; the task is pending again."""
-        asking = self.asking.pop(position)
-        answered = Answered(self.attempts[position], asking.way, self.questions.pop(position), value, by)
-        self.answers[position] = (*self.answers.get(position, ()), answered)
-        self.statuses[position] = TaskStatus.PENDING
-        if position in self.going_on and answered.way is Way.REPLY:
-            self.going_on[position] = replace(self.going_on[position], answer=answered)
-
-    def answers_for(self, position: int) -> list[tuple[str, JsonValue]]:
-        """What `ask` finds in the task's next attempt: the answers since the conversation last moved."""
-        found: list[tuple[str, JsonValue]] = []
-        for answered in self.answers.get(position, ()):
-            if answered.way is Way.REPLY:
-                found.clear()
-            else:
-                found.append((answered.question, answered.value))
-        return found
-
-    def answer_to_say(self, position: int) -> Answered | None:
-        """The last answer that the task's conversation goes on with; None where it has none."""
-        return next((one for one in reversed(self.answers.get(position, ())) if one.way is Way.REPLY), None)
-
-    def asked_in(self, task_id: str) -> set[int]:
-        """The attempts in which the task's conversation ended with a question that it went on from."""
-        answers = self.answers.get(self.dag.position(task_id), ())
-        return {answered.attempt for answered in answers if answered.way is Way.REPLY}
-
-    def grow(self, tasks: Sequence[Task], added_by: str | None) -> None:
-        """Add `tasks`, pending. Raises DAGError, and then has changed nothing."""
+    def add_tasks(self, tasks: Sequence[Task], added_by: str | None, at: str) -> events.TasksAdded:
+        """Add `tasks`, pending. Raise DAGError if the DAG cannot take them, and then change nothing."""
         start = len(self.dag)
         self.dag.extend(tasks)
-        self.statuses += [TaskStatus.PENDING] * len(tasks)
-        self.attempts += [0] * len(tasks)
+        self._statuses += [_PENDING] * len(tasks)
+        self._attempts += [0] * len(tasks)
         for position, task in enumerate(tasks, start):
-            self.note_added(position, added_by)
+            self._note_added(position, added_by)
             if task.continues is not None:
-                self.continued[self.dag.position(task.continues)] += 1
+                self._continued[self.dag.position(task.continues)] += 1
+        return events.TasksAdded(at, tuple(tasks), added_by)
 
-    def shrink(self, start: int) -> None:
-        """Take back the last `grow`, which began at position `start`."""
+    def withdraw_tasks(self, start: int) -> None:
+        """Take back the last `add_tasks`, which began at position `start`, before its event is submitted."""
         for position in range(start, len(self.dag)):
-            added_by = self.added_by.pop(position)
-            self.depths.pop(position, None)
+            added_by = self._added_by.pop(position)
+            self._depths.pop(position, None)
             if added_by is not None:
-                self.have_added.discard(self.dag.position(added_by))
-                self.parts.pop(self.dag.position(added_by), None)
+                self._have_added.discard(self.dag.position(added_by))
+                self._parts.pop(self.dag.position(added_by), None)
             if (before := self.dag.tasks[position].continues) is not None:
-                self.continued[self.dag.position(before)] -= 1
+                self._continued[self.dag.position(before)] -= 1
         self.dag.cut(start)
-        del self.statuses[start:], self.attempts[start:]
+        del self._statuses[start:], self._attempts[start:]
 
-    def note_added(self, position: int, added_by: str | None) -> None:
-        """Keep in mind who added the task."""
-        self.added_by[position] = added_by
-        if added_by is not None:
-            brought_in_by = self.dag.position(added_by)
-            self.have_added.add(brought_in_by)
-            self.depths[position] = self.depths.get(brought_in_by, 0) + 1
-            if self.dag.tasks[brought_in_by].for_each is not None:
-                self.parts.setdefault(brought_in_by, []).append(position)
+    def expand(self, position: int) -> None:
+        """Have the task with `for_each` wait for its parts, all of which were added, or for nothing if it has none."""
+        self.dag.join(position, self._parts.setdefault(position, []))
 
-    def on_their_last_chance(self) -> list[int]:
-        """Positions of tasks that are to run alone, because the next crash while they run is their last."""
-        return [
-            position for position, crashes in self.crashes.items() if last_chance(self.dag.tasks[position], crashes)
-        ]
+    def spend(self, position: int, usage: Usage) -> None:
+        """Note that the task's attempt under way has reported to cost `usage` so far, if it reports anything."""
+        if usage is not NO_USAGE:
+            self._spent[position] = self._attempts[position], usage
 
-    def receipt(self) -> Receipt:
-        """What a resume came to."""
-        reused = sum(result.reused for result in self.results.values())
-        return Receipt(reused, len(self.started), len(self.started & self.repeats), len(self.adopted))
+    def count_failure(self, position: int, kind: ErrorKind, in_a_row: int = 0) -> int:
+        """Count a failed attempt of the task. Return how often its backend was throttled, as `Failures.note`."""
+        return self._failures.note(position, kind, in_a_row)
 
-    def is_ours(self, position: int) -> bool:
-        """Whether this process has begun the task, or taken it over while it was under way."""
-        return position in self.started or position in self.adopted
+    def count_stored_failures(self, position: int, attempts: Iterable[AttemptRecord]) -> None:
+        """Count the task's failed attempts of earlier processes: a crash gives a task no new tries, and a planner no
+        second correction.
+        """
+        for attempt in attempts:
+            if attempt.status == "retried" and attempt.error_kind != ErrorKind.SESSION_LOST.value:
+                self._failures.note(position, attempt.error_kind)
+                if (attempt.error or "").startswith(NOT_ADDED):
+                    self._corrected.add(position)
+            elif attempt.status in {TaskStatus.FAILED.value, TaskStatus.COMPLETED.value}:  # reopened since, by a person
+                self._failures.forget(position)
+                self._corrected.discard(position)
 
-    def is_completed(self, task_id: str) -> bool:
-        """Whether the task has a result and a conversation to go on with."""
-        return self.statuses[self.dag.position(task_id)] is TaskStatus.COMPLETED
+    def mark_repeats(self, positions: Iterable[int]) -> None:
+        """Note the tasks with an attempt that may be paid for twice, once they are begun."""
+        self._repeats = frozenset(positions)
 
-    def times_continued(self, position: int) -> int:
-        """How many tasks go on with this one's conversation, or will; of a part those that continue its task, too."""
-        times, folded = self.continued.get(position, 0), self.added_by.get(position)
-        if folded is None or self.dag[folded].for_each is None:
-            return times
-        return max(times, self.continued.get(self.dag.position(folded), 0))
+    def continue_with(self, position: int, going_on: GoingOn) -> None:
+        """Note how the task's next attempt takes up a conversation that earlier attempts began."""
+        self._going_on[position] = going_on
 
-    def session_to_go_on_with(self, task: Task) -> str | None:
-        """The session of the conversation that `task` continues; None where it has none."""
-        if task.continues is None or not self.is_completed(task.continues):
-            return None
-        return self.results[self.dag.position(task.continues)].session_id
+    def _take_up(self, position: int) -> None:
+        """Let the task's attempt take up its conversation."""
+        going_on = self._going_on.pop(position, None)
+        if going_on is not None and going_on.says:
+            # Until the conversation has taken it, each further attempt says it again.
+            self._going_on[position] = replace(going_on, interrupted=False)
 
-    def past(self, task: Task) -> Past | None:
-        """The conversation that `task` goes on with; None when it begins one."""
-        if task.continues is None:
-            return None
-        return self.conversation(task.continues)
+    def keep_conversation(self, position: int, past: Past) -> None:
+        """Keep the completed task's conversation, read back from the store, for the tasks that continue it."""
+        self._conversations[position] = past
 
-    def conversation(self, task_id: str) -> Past | None:
-        """The completed task's conversation, if it is kept in memory."""
-        position = self.dag.position(task_id)
-        if position in self.prompts:
-            result = self.results[position]
-            said = Reply(result.text, usage=result.usage).turn(self.prompts[position])
-            return Past(result.session_id, said)
-        return self.conversations.get(position)
-
-    def prompt(self, task: Task) -> str:
-        """The task's prompt, rendered. Raises PromptError."""
-        return rendered(task, self.dag, self.results)
-
-    def result(
-        self, run_id: str, status: RunStatus, error: str | None = None, receipt: Receipt | None = None
-    ) -> RunResult:
-        """What the run of that id has come to."""
-        usage = replace(self.usage, model=None)  # several may have answered
-        return RunResult(run_id, status, self.all_results(), error, receipt=receipt, usage=usage)
-
-    def all_results(self) -> Mapping[str, TaskResult]:
-        """Every task by id, those that are not done included."""
-        return {
-            task.id: self.results.get(position)
-            or TaskResult(
-                task.id,
-                self.statuses[position],
-                attempts=self.attempts[position],
-                question=self.questions.get(position) if self.statuses[position] is TaskStatus.WAITING_INPUT else None,
-            )
-            for position, task in enumerate(self.dag.tasks)
-        }
-
-
-def _stored_result(record: TaskRecord, status: TaskStatus) -> TaskResult:
-    usage = decode_usage(record.spent)
-    if record.damaged:
-        return TaskResult(
-            record.task_id,
-            TaskStatus.FAILED,
-            error_kind="damaged",
-            error="the stored result does not fit its checksum, so it is not used; resume with retry_failed "
-            "(--retry-failed) runs it again",
-            attempts=record.attempt,
-            usage=usage,
-        )
-    return TaskResult(
-        id=record.task_id,
-        status=status,
-        text=record.text or "",
-        data=None if record.data is None else json.loads(record.data),
-        error_kind=record.error_kind,
-        error=record.error,
-        attempts=record.attempt,
-        usage=usage,
-        duration_s=record.duration_s or 0.0,
-        session_id=record.session_id,
-        reused=status is TaskStatus.COMPLETED,
-    )
+    def forget_conversation(self, position: int) -> None:
+        """Free the memory of the task's conversation, which is stored by now, unless another task continues it."""
+        if not (self._keeps_all or self.times_continued(position)):
+            self._prompts.pop(position, None)
+            self._conversations.pop(position, None)

@@ -70,11 +70,11 @@ async def stored_run(store: Store | None, run_id: str) -> StoredRun:
     if not tasks:
         raise RunNotFound(f"run {run_id!r} was deleted from the store just now")
     dag = dag_of(record, tasks)
-    state = RunState(dag, tasks)
+    usage = decode_usage(record.spent)
+    state = RunState(dag, tasks, usage=usage)
     if damaged := await _with_damaged_talk(store, run_id, state):
         tasks = tuple(replace(task, damaged=True) if task.task_id in damaged else task for task in tasks)
-        state = RunState(dag, tasks)
-    state.usage = decode_usage(record.spent)
+        state = RunState(dag, tasks, usage=usage)
     reached("resume.read")
     return StoredRun(store, record, tasks, state)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from plait.runner import DAG, FailureMode, RunStatus, Task, TaskResult, TaskStatus
 from plait.runner.domain.policy import Decision, Policy, RunView
+from plait.runner.domain.prompt_values import rendered
 from plait.runner.policies import policy_of
-from plait.runner.state.run_state import RunState
 
 Outcome = Callable[[Task, str], "str | Exception"]
 """What a task comes to, given its rendered prompt."""
@@ -44,9 +44,7 @@ class Grown:
         return next((task for task in free if all(map(self.passes, task.upstream))), None)
 
     def run_one(self, task: Task, outcome: Outcome) -> None:
-        state = RunState(self.dag)
-        state.results = {self.dag.position(name): result for name, result in self.results.items()}
-        prompt = state.prompt(task)
+        prompt = rendered(task, self.dag, {self.dag.position(name): result for name, result in self.results.items()})
         self.ran.append(task.id)
         self.prompts.append(prompt)
         came = outcome(task, prompt)

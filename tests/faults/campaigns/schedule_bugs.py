@@ -162,7 +162,8 @@ def _done_tasks_again() -> AbstractContextManager[object]:
     def forgetting(self: Any, position: int, record: TaskRecord) -> None:
         load(self, position, record)
         if self.statuses[position] is TaskStatus.COMPLETED:
-            self.reopen(position)
+            self._statuses[position] = TaskStatus.PENDING
+            del self._results[position]
 
     return mock.patch.object(state.RunState, "_load", forgetting)
 
@@ -179,10 +180,15 @@ def _stop_taken_for_crash() -> AbstractContextManager[object]:
 
 
 def _at_most_once_tried_again() -> AbstractContextManager[object]:
-    def unasking(self: Any, position: int, _question: str, _asking: object = None) -> None:
-        self.statuses[position] = TaskStatus.PENDING
+    wait = state.RunState.wait_for_decision
 
-    return mock.patch.object(state.RunState, "ask", unasking)
+    def unasking(self: Any, position: int, *about: Any, **more: Any) -> events.TaskWaiting:
+        waiting = wait(self, position, *about, **more)
+        self._statuses[position] = TaskStatus.PENDING
+        del self._questions[position]
+        return waiting
+
+    return mock.patch.object(state.RunState, "wait_for_decision", unasking)
 
 
 BUGS: dict[str, Callable[[], AbstractContextManager[object]]] = {
