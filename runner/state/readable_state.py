@@ -53,9 +53,7 @@ class ReadableState:
         self._conversations: dict[int, Past] = {}
         """Conversations kept in memory: of tasks that others continue, and of tasks that are not stored yet."""
         self._prompts: dict[int, str] = {}
-        """Of conversations that are a prompt and the task's answer, nothing else, the prompt alone. A text costs the
-        collector of garbage nothing, messages do.
-        """
+        """Prompts of conversations that are a prompt and an answer, nothing else. The garbage collector skips a text."""
         self._going_on: dict[int, GoingOn] = {}
         self.going_on: Final[Mapping[int, GoingOn]] = self._going_on
         """Tasks whose conversation is known to have begun: their next attempt continues it."""
@@ -91,7 +89,7 @@ class ReadableState:
         self._usage = usage
         """The cost of all attempts that have ended, those of earlier processes included."""
         self._spent: dict[int, tuple[int, Usage]] = {}
-        """The number of a task's last attempt that has reported a cost before its end, and the cost."""
+        """The last attempt of a task that reported a cost before its end, and the cost."""
         for position, record in enumerate(records):
             self._load(position, record)
 
