@@ -11,6 +11,7 @@ from tests.architecture.rules import (
     HOMES,
     PACKAGES,
     PURE,
+    STATE_WRITERS,
     Rule,
     files_and_functions_stay_short,
     heavy_libraries_load_lazily,
@@ -18,6 +19,7 @@ from tests.architecture.rules import (
     nothing_is_executed_or_unpickled,
     only_sqlite_opens_the_database,
     pure_packages_stay_pure,
+    run_state_has_one_writer,
     sql_is_written_out,
     statuses_are_no_strings,
     work_belongs_to_task_groups,
@@ -81,6 +83,22 @@ RULES: dict[Rule, Sequence[tuple[str, str]]] = {
         ("persistence/sqlite/x.py", "head = path.read_bytes()"),
         ("persistence/x.py", "os.open(path, os.O_RDWR)"),
     ],
+    run_state_has_one_writer: [
+        ("runner/engine/x.py", "def f(self):\n    self._state.statuses[position] = TaskStatus.RUNNING"),
+        ("runner/engine/x.py", "def f(run):\n    run.state.attempts[position] += 1"),
+        ("runner/engine/x.py", "def f(state):\n    state.usage, state._usage = 1, 2"),
+        ("runner/engine/x.py", "def f(state):\n    del state.results[position]"),
+        ("runner/recovery/x.py", "async def f(state):\n    state.parts[position].append(part)"),
+        ("runner/recovery/x.py", "def f(state):\n    state.going_on.pop(position, None)"),
+        ("runner/recovery/x.py", "def f(it: RunState):\n    it._answers.update(answers)"),
+        ("runner/x.py", "def f():\n    fresh = RunState(dag)\n    fresh._started |= {1}"),
+        ("runner/x.py", "def f(run):\n    its = run.state\n    its._attempts += [0]"),
+        ("runner/x.py", "def f(state):\n    dag, known = state.dag, state.statuses\n    known[0] = TaskStatus.FAILED"),
+        ("runner/x.py", "def f(state):\n    known = state.attempts\n    known += [0]"),
+        ("runner/x.py", "def f(state):\n    dag = state.dag\n    dag.join(position, parts)"),
+        ("runner/x.py", "def f(state):\n    for state._usage in usages:\n        pass"),
+        ("runner/x.py", "def f(state):\n    setattr(state, '_keeps_all', True)"),
+    ],
     files_and_functions_stay_short: [
         ("runner/x.py", "#\n" * 501),
         ("backends/x.py", LONG_FUNCTION),
@@ -109,6 +127,10 @@ def test_the_rule_can_fail(rule: Rule) -> None:
 def test_the_rule_lets_the_neighbours_pass(rule: Rule) -> None:
     innocent = [
         Source("runner/x.py", "from plait.backends.protocol import Reply\nimport time\nkind = mode == 'skip'"),
+        Source(
+            "runner/y.py",
+            "def f(state):\n    state.start(0)\n    mine = dict(state.results)\n    mine[0] = state.results[0]",
+        ),
         Source("backends/llm/openai.py", "def f():\n    import openai"),
         Source("runner/domain/dag.py", "if TYPE_CHECKING:\n    import networkx as nx\nimport re"),
         Source("persistence/sqlite/x.py", "import sqlite3\nfd = os.open(p, os.O_CREAT | os.O_EXCL)\nos.close(fd)"),
@@ -117,6 +139,6 @@ def test_the_rule_lets_the_neighbours_pass(rule: Rule) -> None:
     assert _report(rule, innocent) == []
 
 
-@pytest.mark.parametrize("pattern", [*PURE, *HOMES.values()])
+@pytest.mark.parametrize("pattern", [*PURE, *HOMES.values(), *STATE_WRITERS])
 def test_the_places_that_rules_name_are_there(pattern: str) -> None:
     assert any(source.lies_in(pattern) for source in SOURCES), f"{pattern} is gone: mend the list and design.md"
