@@ -1,6 +1,6 @@
-"""plait: run a DAG of LLM subtasks in parallel, write every step down, resume after a crash.
+"""plait: run a DAG of LLM subtasks in parallel, store every step, resume after a crash.
 
-The public names are imported when first used, so that `plait --help` does not wait for what it does not need.
+Public names are imported at first use, which keeps the start of `plait --help` fast.
 """
 
 from __future__ import annotations

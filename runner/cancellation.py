@@ -1,4 +1,4 @@
-"""Telling our own cancellation from somebody else's."""
+"""Distinguish cancellation of the current task from a `CancelledError` raised by an awaited task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import anyio
 
 
 def require_asyncio() -> None:
-    """Raise RuntimeError on any other event loop, such as trio's: stores and backends are made for this one."""
+    """Raise RuntimeError unless an asyncio event loop is running. Stores and backends do not support other loops
+    (trio).
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -19,7 +21,7 @@ def require_asyncio() -> None:
 
 
 class Cancels:
-    """How often somebody has asked for the running task's end, by a cancel scope or natively, from here on."""
+    """Cancellation requests sent to the current task since construction, by a cancel scope or by `Task.cancel()`."""
 
     __slots__ = ("_before", "_task")
 
@@ -29,16 +31,19 @@ class Cancels:
 
     @property
     def since(self) -> bool:
-        """Whether the task itself is being cancelled.
+        """True if the current task itself has been cancelled since construction.
 
-        False when a CancelledError merely came out of what was awaited, such as a task of the backend's own that
-        somebody cancelled: it is a failure like any other, and must not pass for the end of the run.
+        False if only the awaited code raised CancelledError, such as a backend's own task cancelled by other code. An
+        error of the latter kind is an ordinary failure and must not end the run.
         """
         return self._task is not None and self._task.cancelling() > self._before
 
     def forget(self) -> None:
-        """For a task of ours that has called a backend: one that has cancelled that task and caught this itself, as
-        home-made time-outs do, must not have it taken for cancelled from then on. A cancelled scope cancels it again.
+        """Withdraw the recorded cancellation requests from the current task.
+
+        Needed after a backend call: a home-made time-out may cancel the calling task and catch the error without
+        calling `uncancel`, and the task would count as cancelled from then on. A cancelled scope delivers its
+        cancellation again.
         """
         while self._task is not None and self._task.cancelling() > self._before:
             self._task.uncancel()
@@ -46,8 +51,10 @@ class Cancels:
 
 @contextmanager
 def outlasting_cancellation() -> Generator[None]:
-    """For a task that ends when it is told so, and not before: a native cancellation, such as the end of `asyncio.run`
-    has for every task, ends what is waited for in the block, and nothing else. That of a scope would come again.
+    """Absorb a native `Task.cancel()`, such as `asyncio.run` sends at shutdown.
+
+    The await inside the block is interrupted and the task goes on. Cancellation by a cancel scope is re-raised, because
+    the scope would deliver the cancellation again.
     """
     cancels = Cancels()
     try:

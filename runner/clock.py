@@ -1,4 +1,4 @@
-"""Time, passed in. Wall time is only for people and for lease expiry; durations and delays use the monotonic clock."""
+"""Time as an argument. Wall time serves display and lease expiry only; durations and delays use the monotonic clock."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from random import SystemRandom
 
 import anyio
 
-_UNIQUE = SystemRandom()  # a generator of our own would be copied with the process by a fork, and give both the same id
+_UNIQUE = SystemRandom()  # `random.Random()` would be copied by a fork: equal ids
 
 
 class Clock:
-    """The real clock. Tests pass another one with the same three calls."""
+    """The system clock. Tests pass another object with the same three methods."""
 
     def wall(self) -> float:
-        """Unix time in seconds."""
+        """Return the Unix time in seconds."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment; never jumps."""
+        """Return the seconds since a fixed moment. The value never jumps."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> Awaitable[None]:
-        """Wait. Cancellable."""
+        """Wait for `seconds`. Cancellable."""
         return anyio.sleep(seconds)
 
 
 def stamper(clock: Clock) -> Callable[[], str]:
-    """A function that gives the wall time as UTC ISO 8601 text with milliseconds.
+    """Return a function that returns the wall time as UTC ISO 8601 text with milliseconds.
 
-    Most stamps of a busy run fall into the same millisecond, so the last text is kept.
+    Most timestamps of a busy run fall into the same millisecond, so the function caches the last text.
     """
     last_ms, text = -1, ""
 
@@ -46,12 +46,12 @@ def stamper(clock: Clock) -> Callable[[], str]:
 
 
 def iso(seconds: float) -> str:
-    """Unix seconds as text such as `2026-11-21T23:01:16.123Z`."""
+    """Return Unix seconds as text such as `2026-11-21T23:01:16.123Z`."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def new_run_id(clock: Clock) -> str:
-    """A run id that sorts by creation time and is readable and typeable: `20261121-230116-123-k3f9ab`."""
+    """Return a run id that sorts by creation time and is easy to read and type: `20261121-230116-123-k3f9ab`."""
     now = clock.wall()
     moment = datetime.fromtimestamp(now, UTC)
     tail = "".join(_UNIQUE.choices("abcdefghijkmnpqrstuvwxyz23456789", k=6))

@@ -1,4 +1,4 @@
-"""What can go wrong with a graph, a plan or a run, said so that a person can act on it."""
+"""Errors of graphs, plans and runs. Each message says what happened and how to correct the mistake."""
 
 from __future__ import annotations
 
@@ -14,101 +14,105 @@ _MOST_SHOWN = 20
 
 
 class PlaitError(Exception):
-    """Base of the errors that `runner` raises. The message is for a person and says what to do next."""
+    """Base of all errors raised by `runner`. The message is written for a person and names the next step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake in a graph: the task and its field where it is, and what is wrong with it.
-
-    `task_id` is None for a mistake of the whole graph; `field` is a name of `Task`'s, or None. `index` tells apart
-    entries of a list field (`depends_on`), counted from 0; `position` is the task's place in the list of tasks, from 0;
-    `line` is the line within a prompt, from 1.
-    """
+    """One mistake in a graph."""
 
     message: str
+    """The mistake, in words."""
     task_id: str | None = None
+    """The id of the task with the mistake; None for a mistake of the whole graph."""
     field: str | None = None
+    """The name of the `Task` field with the mistake, if known."""
     index: int | None = None
+    """The index of the wrong entry in a list field such as `depends_on`, from 0."""
     position: int | None = None
+    """The index of the task in the list of tasks, from 0."""
     line: int | None = None
+    """The line within the prompt, from 1."""
 
     def __str__(self) -> str:
         return self.message if self.task_id is None else f"task {self.task_id!r}: {self.message}"
 
 
 class DAGError(PlaitError):
-    """The tasks do not make a graph that can run. `problems` lists every mistake found; the message shows the first 20,
-    a line for each, and says how many more there are.
-    """
+    """Raised if the tasks do not form a valid graph. The message lists the first 20 problems and counts the rest."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
+        """All mistakes found."""
         super().__init__(first_of(self.problems, _MOST_SHOWN))
 
 
 class PromptError(PlaitError):
-    """A prompt template cannot be parsed or rendered. `line` counts from 1 within the prompt, None if unknown."""
+    """Raised if a prompt template cannot be parsed or rendered."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         self.line = line
+        """The line within the prompt, from 1; None if unknown."""
         super().__init__(message)
 
 
 class RunNotFound(PlaitError):  # noqa: N818
-    """The store holds no run of this id."""
+    """Raised if the store holds no run with the given id."""
 
 
 class TaskNotFound(PlaitError):  # noqa: N818
-    """The run has no task of this id."""
+    """Raised if the run has no task with the given id."""
 
 
 class RunExists(PlaitError):  # noqa: N818
-    """A run of the given id is already in the store."""
+    """Raised if the store already holds a run with the given id."""
 
 
 class KeyConflict(PlaitError):  # noqa: N818
-    """The key of a new run was used before, for another DAG or other settings."""
+    """Raised if the key of a new run is already in use for another DAG or other settings."""
 
 
 class RunOwned(PlaitError):  # noqa: N818
-    """Another live process runs this run. The message says which one and since when."""
+    """Raised if another live process executes the run. The message names the process and the start of its ownership."""
 
 
 class RunNotResumable(PlaitError):  # noqa: N818
-    """The run has ended in a way that `resume` does not go on from, such as cancelled."""
+    """Raised if `resume` cannot continue the run, for example because the run was cancelled."""
 
 
 class BackendMissing(PlaitError):  # noqa: N818
-    """A task names a backend that the runner does not have."""
+    """Raised if a task or a policy needs a backend that the runner does not have."""
 
 
 class OwnershipLost(PlaitError):  # noqa: N818
-    """Another process took this run over while we slept; our first write was refused and we stopped."""
+    """Raised if another process took the run over while the current process was suspended. The store refused the next
+    write, and execution stopped.
+    """
 
 
 class StoreRequired(PlaitError):  # noqa: N818
-    """The call needs a store and the runner has none."""
+    """Raised if an operation needs a store and the runner has none."""
 
 
 class AnswerConflict(PlaitError):  # noqa: N818
-    """The question was answered before, or its deadline has passed, or it is not asked any more."""
+    """Raised if a question was already answered, is past its deadline, or is no longer open."""
 
 
 class PolicyMissing(PlaitError):  # noqa: N818
-    """The run is led by a policy that the caller did not give, and that is none of ours."""
+    """Raised if a run needs a policy that does not come with plait and the caller did not pass the policy."""
 
 
 class TurnNotStored(PlaitError):  # noqa: N818
-    """A person's turn was answered, but could not be stored. `text` is the answer, so that it is not lost."""
+    """Raised if the backend replied to a person's message but the turn could not be stored."""
 
     def __init__(self, message: str, text: str) -> None:
         self.text = text
+        """The text of the reply, kept here to prevent its loss."""
         super().__init__(message)
 
 
 def first_of(problems: Sequence[object], most: int) -> str:
-    """The first `most` of them, a line for each, and how many more there are."""
+    """Return the first `most` problems, one per line, followed by the number of the remaining problems, if any."""
     lines = [str(problem) for problem in problems[:most]]
     if more := len(problems) - len(lines):
         lines.append(f"and {more:,} more")
@@ -116,6 +120,8 @@ def first_of(problems: Sequence[object], most: int) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest right one, or nothing."""
+    """Return the end of a message about an unknown name: `; did you mean 'x'?`, or an empty text if no known name is
+    close.
+    """
     close = difflib.get_close_matches(name, list(known)[:10_000], n=1)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,6 +1,7 @@
-"""Logs through structlog over the standard library's logger `plait`: quiet until somebody asks for more.
+"""Logging through structlog, on top of the standard library's logger `plait`. Silent until a caller configures a
+handler.
 
-Nothing of a prompt, an answer or a key is ever logged above debug level.
+Prompts, answers and keys are never logged above debug level.
 """
 
 from __future__ import annotations
@@ -18,30 +19,30 @@ LogFormat = Literal["console", "json"]
 
 
 class Log:
-    """Lines that carry the same context. structlog takes longer to import than most of ours together, so that waits
-    for the first line that somebody wants.
+    """A logger whose lines all carry the same context. structlog is slow to import, so the first written line imports
+    the library.
     """
 
     def __init__(self, context: dict[str, str]) -> None:
         self._context = context
 
     def info(self, event: str, **values: Any) -> None:
-        """What happened."""
+        """Log a normal event."""
         self._write(logging.INFO, event, values)
 
     def warning(self, event: str, **values: Any) -> None:
-        """What somebody may have to look after."""
+        """Log an event that may need attention."""
         self._write(logging.WARNING, event, values)
 
     def error(self, event: str, **values: Any) -> None:
-        """What went wrong."""
+        """Log a failure."""
         self._write(logging.ERROR, event, values)
 
     def debug(self, event: str, error: BaseException, **values: Any) -> None:
-        """What went wrong in somebody else's code, with its traceback, which may quote prompts and answers."""
+        """Log a foreign error with its traceback, which may quote prompts and answers."""
         if logging.getLogger("plait").isEnabledFor(logging.DEBUG):
             told = "".join(traceback.format_exception(error))
-            # What an error quotes may hold what acts on a terminal.
+            # A quoted prompt or answer may contain terminal control characters.
             plain = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in told)
             self._write(logging.DEBUG, event, {**values, "exception": plain})
 
@@ -66,12 +67,12 @@ class Log:
 
 
 def logger(**context: str) -> Log:
-    """A logger whose every line carries `context`, such as `run` and `task`."""
+    """Return a logger whose lines all carry `context`, such as `run` and `task`."""
     return Log(context)
 
 
 def configure(style: LogFormat, level: str = "info") -> None:
-    """Write plait's log lines to standard error, as text for people or as JSON. What the command's options do."""
+    """Write plait's log lines to standard error, as text or as JSON. Used by the command's options."""
     import structlog  # noqa: PLC0415
 
     renderer: structlog.typing.Processor = (

@@ -1,4 +1,4 @@
-"""`ParallelRunner`: run a DAG, resume a run, go on with a task's conversation."""
+"""`ParallelRunner`: run a DAG, resume a run, continue the conversation of a task."""
 
 from __future__ import annotations
 
@@ -45,23 +45,33 @@ _Drive: TypeAlias = Callable[[Feed, Control], Awaitable[RunResult]]
 
 
 class ParallelRunner:
-    """Runs DAGs: every task as soon as what it depends on is done and a place is free.
+    """Executes DAGs: each task starts once its dependencies are done and a slot is free.
 
-    `backend` is the default one, `backends` further ones by name; an `async def f(prompt) -> str` counts as a backend.
-    `default` names the default one among these; if there is only one, it is that. `concurrency` is how many tasks run
-    at once in all, `limits` how many on one backend. `store` may be None: then nothing is written down and nothing can
-    be resumed. A store that fails never ends a run, unless `strict`; one call to it may take `store_timeout` seconds.
-    `lease` is for how many seconds a claim on a run holds without renewal, the same for all who share a store; an owner
-    that cannot be seen from here is given that long to show that it lives. `cancel_grace` is for how many seconds what
-    is under way may go on to its end once another process has cancelled the run; 0 ends it at once. `growth` bounds
-    what tasks and policies may add to a run. `on_question` is asked, beside all else, what tasks ask: what it returns
-    is the answer, None leaves it to others. `clock` is where time comes from, `rng` what spreads retries by chance. One
-    runner may run several DAGs at the same time: `concurrency` and `limits` hold for each, or, with `shared_limits`,
-    for all together, as a backend's rate limit then does. Runs of one event loop get these places in turn, and no task
-    may wait for another run, which might wait for that task's place.
+    A runner may execute several DAGs at the same time. Parameters:
+
+    - `backend`: the default backend. An `async def f(prompt) -> str` counts as a backend.
+    - `backends`: further backends, by name.
+    - `default`: the name of the default backend among `backends`. A single backend is the default by itself.
+    - `store`: the place for checkpoints. With None, nothing is stored and nothing can be resumed.
+    - `concurrency`: the number of tasks running at once.
+    - `limits`: the number of tasks running at once per backend, by backend name.
+    - `shared_limits`: if True, `concurrency` and `limits` apply to all runs of an event loop together, as a provider's
+      rate limit does; otherwise to each run. Runs with shared limits receive slots in turn. Tasks must then never wait
+      for another run: the other run may need the waiting task's slot.
+    - `strict`: if True, a failure of the store ends the run. By default a failing store never ends a run.
+    - `store_timeout`: the time limit of one store call, in seconds.
+    - `lease`: the number of seconds for which a claim on a run holds without renewal. All users of a store need the
+      same value. An owner with unknown state is watched for `lease` seconds before a takeover.
+    - `cancel_grace`: the number of seconds for which running attempts may continue after another process cancelled the
+      run; 0 ends the attempts at once.
+    - `growth`: limits on the tasks added to a run by tasks and policies.
+    - `on_question`: a callback for questions of tasks, in addition to all other ways of answering. The returned value
+      is the answer; None defers to the other ways.
+    - `clock`: the source of time.
+    - `rng`: the source of random retry delays.
     """
 
-    def __init__(  # noqa: PLR0913 - every one is a keyword with a sound default
+    def __init__(  # noqa: PLR0913 - all parameters are keywords with defaults
         self,
         backend: Backend | Callable[[str], Any] | None = None,
         *,
@@ -98,7 +108,7 @@ class ParallelRunner:
             growth,
             on_question,
             clock or Clock(),
-            rng or random.SystemRandom(),  # two processes that come from one by a fork have to retry apart
+            rng or random.SystemRandom(),  # forked processes need different retry delays
         )
 
     async def run(
@@ -109,16 +119,19 @@ class ParallelRunner:
         settings: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
     ) -> RunResult:
-        """Run `dag` to its end.
+        """Run `dag` to its end and return the result.
 
-        A given `run_id` is kept, else a sortable unique one is made. `settings` is kept with the run in the store; what
-        is no JSON, or has a key that plait keeps there itself, such as `policy` or `inputs`, raises ValueError.
-        `policy` decides, whenever a task has ended, what is added to the run or that it is over. When nothing can go on
-        before somebody has answered a task's question, the run is waiting_input and this returns.
-        A failing task never raises: see `RunResult.status`. Before anything starts it raises BackendMissing, and
-        DAGError where what `policy` would add is wrong; RunExists when the store has a run of that id, OwnershipLost
-        when another process took the run over, StoreNotOpen for a store that is not open, and with `strict` any
-        StoreError. Cancellation ends all attempts, writes down where the run stands, and leaves it to `resume`.
+        `run_id` defaults to a new unique id that sorts by creation time. `settings` are stored with the run. After each
+        task's end, `policy` decides which tasks to add, or ends the run. Once all remaining tasks wait for the answer
+        of a person, the run is `waiting_input` and the call returns.
+
+        A failing task never raises: see `RunResult.status`. Raises before the first task starts: ValueError if
+        `settings` is not JSON or contains a key reserved by plait, such as `policy` or `inputs`; BackendMissing;
+        DAGError if the tasks to be added by `policy` are invalid; RunExists if the store already holds `run_id`;
+        StoreNotOpen if the store is not open. Raises OwnershipLost if another process takes the run over, and with
+        `strict` any StoreError.
+
+        Cancellation ends all attempts and stores the state of the run; `resume` continues it.
         """
         return await self._new(dag, run_id, settings, policy)[1](Feed(), Control())
 
@@ -130,7 +143,7 @@ class ParallelRunner:
         settings: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
     ) -> Run:
-        """Like `run`, beside the caller: `async with runner.start(dag) as run:`. See `Run`."""
+        """Start `dag` in the background: `async with runner.start(dag) as run:`. Parameters as in `run`; see `Run`."""
         return Run(*self._new(dag, run_id, settings, policy))
 
     async def create_run(
@@ -142,17 +155,18 @@ class ParallelRunner:
         settings: _Settings = None,
         policy: Policy | None = None,
     ) -> str:
-        """Store a run of `dag` as queued, for `resume` to begin here or in another process; its id.
+        """Store a run of `dag` as queued and return its id. `resume` begins the run, here or in another process.
 
-        There is one run for a `key` (1 to 200 characters, no `run_id`): who comes again with it, also in a race or
-        after a crash, gets that run's id; KeyConflict if with another DAG, settings or policy. Raises StoreRequired,
-        BackendMissing, DAGError, RunExists for a taken `run_id`, and StoreError: then nobody knows if it was stored.
+        `key` (1 to 200 characters, excludes `run_id`) makes the call idempotent: a repeated call with the same key,
+        also in a race or after a crash, returns the id of the existing run. Raises KeyConflict if the existing run has
+        another DAG, other settings or another policy. Raises StoreRequired, BackendMissing, DAGError, RunExists if
+        `run_id` is taken, and StoreError. After a StoreError the run may or may not be stored.
         """
         return await create(self._config, dag, run_id, key, with_policy(self._config, dag, settings, policy))
 
     @property
     def config(self) -> Config:
-        """What this runner was made with."""
+        """The options of this runner."""
         return self._config
 
     async def resume(
@@ -163,23 +177,25 @@ class ParallelRunner:
         answers: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
     ) -> RunResult:
-        """Go on with a stored run: what is completed is kept, what was under way or never began is run.
+        """Continue a stored run: keep completed tasks, run interrupted and pending tasks.
 
-        Needs nothing but the store and the backends. A task that was under way when its process died is followed where
-        its agent outlived that, goes on with its conversation where its backend had confirmed one, and starts over
-        otherwise, or waits for a person if it is `at_most_once`; `preview_resume` tells beforehand. Failed tasks stay
-        failed, unless `retry_failed`, which also runs completed ones again whose stored result is damaged. A run that
-        is complete, or has failed with nothing left to run, comes back as it is; one that was being cancelled is
-        cancelled, and nothing of it is run.
+        Only the store and the backends are needed. A task interrupted by the death of its process is handled as
+        follows: a turn still alive in its agent is followed; otherwise a conversation confirmed by the backend is
+        continued; otherwise the task starts over, or waits for a person if it is `at_most_once`. `preview_resume`
+        returns the decision for each task beforehand. Failed tasks stay failed. `retry_failed` reopens failed tasks,
+        and completed tasks with a damaged stored result. A completed run, or a failed run without remaining work, is
+        returned unchanged. If the run was being cancelled, the cancellation is completed and no task runs.
 
-        `answers` answers the questions of waiting tasks, by task; others are answered by what `answer_question` has
-        left for them, or, past their deadline, by their default. `policy` is needed where the run was started with one
-        that does not come with plait. Raises AnswerConflict for an answer that comes too late, PolicyMissing, and
-        RunNotResumable for answers to a failed run without `retry_failed`.
+        `answers` maps the ids of waiting tasks to answers. Other questions receive the answers stored by
+        `answer_question`, or, past their deadline, their defaults. `policy` is required for a run started with a policy
+        that does not come with plait.
 
-        An owner that is provably dead is succeeded at once; one that cannot be judged from here is watched for one
-        `lease` first. Raises StoreRequired, RunNotFound, RunOwned while another live process runs it, RunNotResumable
-        for a cancelled run, BackendMissing, and StoreError when the store cannot be read or claimed; else as `run`.
+        A provably dead owner is replaced at once. An owner with unknown state is watched for one `lease` first.
+
+        Raises StoreRequired, RunNotFound, RunOwned if another live process executes the run, RunNotResumable if the run
+        is cancelled, or if it has failed and `answers` are given without `retry_failed`, AnswerConflict if an answer
+        comes too late, PolicyMissing, BackendMissing, StoreError if the store cannot be read or claimed, and the errors
+        of `run`.
         """
         return await self._resume(run_id, Resumption(retry_failed, answers, policy))(Feed(), Control())
 
@@ -191,73 +207,77 @@ class ParallelRunner:
         answers: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
     ) -> Run:
-        """Like `resume`, beside the caller: see `start`."""
+        """Resume a run in the background. Parameters as in `resume`; see `start`."""
         return Run(run_id, self._resume(run_id, Resumption(retry_failed, answers, policy)))
 
     async def preview_resume(self, run_id: str, *, retry_failed: bool = False) -> Preview:
-        """What `resume` would do now with each task, and why. Changes nothing and claims nothing.
+        """Return the action and the reason for each task if `resume` were called now. Changes and claims nothing.
 
-        Raises StoreRequired, RunNotFound, RunOwned while another live process runs it, RunNotResumable for a cancelled
-        run, StoreError.
+        Raises StoreRequired, RunNotFound, RunOwned if another live process executes the run, RunNotResumable if the run
+        is cancelled, StoreError.
         """
         return await preview(self._config, await stored_run(self._config.store, run_id), retry_failed)
 
     async def answer(self, run_id: str, task_id: str, how: How, text: str = "") -> None:
-        """Settle a task that waits for a person; `resume` then goes on with the run.
+        """Resolve a task that waits for a person; a following `resume` continues the run.
 
-        `done`: it took effect, and `text` is its result, JSON where the task has an output_schema. `again`: it is run
-        again. `fail`: it failed, `text` saying why. Raises ValueError for any other `how`, RunNotFound, RunOwned while
-        a live process runs the run, TaskNotFound, PlaitError for a task that waits for nobody or a text that does not
-        fit, StoreError.
+        `how` is `done` if the task took effect, with `text` as its result (JSON if the task has an `output_schema`);
+        `again` to run the task again; `fail` to fail the task, with `text` as the reason.
+
+        Raises ValueError for another `how`, RunNotFound, RunOwned if a live process executes the run, TaskNotFound,
+        PlaitError if the task is not waiting or the text does not fit, StoreError.
         """
         settlement = Settlement(how, text)
         await settle(self._config, await stored_run(self._config.store, run_id), task_id, settlement)
 
     async def cancel_run(self, run_id: str, *, wait: float = 0.0) -> RunStatus:
-        """Cancel a stored run for good, wherever it runs; the status that it then has.
+        """Cancel a stored run permanently, whichever process executes it, and return its status.
 
-        A run that has ended stays as it is. One that nobody runs is cancelled at once. A process that runs it is told
-        through the store, where it looks every second: it stores the run as cancelling, starts nothing more, gives what
-        is under way its own `cancel_grace` to come to an end, and stores the run as cancelled. Up to `wait` seconds are
-        spent on waiting for that; before it has happened, the answer is `cancelling`. Should that process die first,
-        the next `resume` or `cancel_run` finishes the cancellation. Calling it again does no harm.
+        An ended run is not changed. A run without an owner is cancelled at once. Otherwise the owner reads the request
+        from the store, polled every second: the owner stores the run as cancelling, starts no further task, lets
+        running attempts continue for its own `cancel_grace` seconds, and stores the run as cancelled. This call waits
+        up to `wait` seconds for the end and returns `cancelling` if the end is still outstanding. If the owner dies
+        first, the next `resume` or `cancel_run` completes the cancellation. Repeated calls are harmless.
 
-        An owner that cannot be judged from here is told, and watched for one `lease`. Raises StoreRequired,
-        RunNotFound, StoreError. Cancelling this call takes nothing back.
+        An owner with unknown state receives the request and is watched for one `lease`. Raises StoreRequired,
+        RunNotFound, StoreError. Cancelling this call does not withdraw the request.
         """
         return await cancel(self._config, run_id, wait)
 
     async def continue_task(self, run_id: str, task_id: str, message: str) -> Reply:
-        """Go on with a task's conversation after the run: say `message`, store the turn, return the reply.
+        """Continue the conversation of a task after the run: send `message`, store the turn, return the reply.
 
-        The task's result stays as it is. There is a conversation once something was answered in it, or once its backend
-        has said that it keeps it, as an agent does; that of a task that waits for an answer takes nothing else. Raises
-        RunNotFound, RunOwned while a live process runs the run, TaskNotFound, PlaitError for one without a
-        conversation, BackendError when the backend fails, and TurnNotStored (with the reply) when the answer came but
-        could not be stored. What the turn cost is told by the reply; the run's usage stays what its attempts used.
+        The task's result and the run's usage do not change; the reply carries the cost of the turn. A conversation
+        exists once a prompt was answered, or once the backend confirmed the session (as an agent does). A conversation
+        waiting for an answer accepts no other message.
+
+        Raises StoreRequired, RunNotFound, RunOwned if a live process executes the run, TaskNotFound, PlaitError if the
+        task has no usable conversation, BackendError if the backend fails, StoreError, and TurnNotStored (with the
+        reply) if the turn could not be stored.
         """
         run = await stored_run(self._config.store, run_id)
         return await say(self._config, run, task_id, message)
 
     async def questions(self, run_id: str) -> list[OpenQuestion]:
-        """What the tasks of a stored run ask and nobody has answered yet, in the order of the tasks. Raises
-        StoreRequired, RunNotFound, StoreError.
+        """Return the unanswered questions of a stored run, in the order of the tasks.
+
+        Raises StoreRequired, RunNotFound, StoreError.
         """
         return await unanswered_questions(self._config, run_id)
 
     async def answer_question(
         self, run_id: str, task_id: str, value: JsonInput, *, attempt: int | None = None, wait: float = 10.0
     ) -> bool:
-        """Answer the question that a task of a stored run waits with, from any process. The first answer counts.
+        """Answer the question of a waiting task, from any process. The first answer counts.
 
-        `attempt` is that of the question as `questions` gave it; the task may ask something else by now. A process that
-        runs the run is told through the store, where it looks every second, and its task goes on at once; up to `wait`
-        seconds are spent on waiting for that. A run that nobody runs goes on when it is resumed. True once the answer
-        is the task's; False if it is left in the store for an owner that has not taken it yet.
+        `attempt` is the attempt number from `questions`; the check prevents an answer to a later question of the same
+        task. An owner of the run reads the answer from the store, polled every second, and the task continues at once;
+        this call waits up to `wait` seconds. A run without an owner continues at the next resume. Returns True once the
+        task has the answer, False if the answer is stored but not yet read by the owner.
 
-        Raises AnswerConflict when the question was answered before, is past its deadline or is not asked any more,
-        PlaitError for a value that does not fit, RunNotResumable when the run has failed with the question open (resume
-        it with `retry_failed` first), StoreRequired, RunNotFound, TaskNotFound, StoreError.
+        Raises AnswerConflict if the question was already answered, is past its deadline or is no longer open;
+        PlaitError if the value does not fit; RunNotResumable if the run has failed with the question open (resume with
+        `retry_failed` first); StoreRequired, RunNotFound, TaskNotFound, StoreError.
         """
         return await answer_question(self._config, run_id, task_id, value, attempt, wait)
 

@@ -17,11 +17,11 @@ from plait.runner.errors import PlaitError
 
 
 class Run:
-    """A run going on beside the caller, inside `async with runner.start(dag) as run:`.
+    """A run executing in the background of the caller, inside `async with runner.start(dag) as run:`.
 
-    Nothing runs before the block is entered. Leaving it waits for the run to end; leaving it with an exception, or
-    being cancelled in it, stops the run so that `resume` can go on with it. All methods belong to the event loop's
-    thread; of `stop` and `cancel` the first one called decides.
+    Execution begins when the block is entered. A normal exit from the block waits for the end of the run. An exception
+    or a cancellation inside the block stops the run; `resume` can continue it later. All methods must be called from
+    the event loop's thread. The first call of `stop` or `cancel` decides how the run ends.
     """
 
     def __init__(self, run_id: str, drive: Callable[[Feed, Control], Awaitable[RunResult]]) -> None:
@@ -47,17 +47,19 @@ class Run:
     ) -> bool | None:
         assert self._group is not None
         if isinstance(error, Exception):
-            # The block's own error goes on as it is, not inside a group: the run's errors come from `result` alone.
+            # The error of the block is raised unchanged, not inside a group; errors of the run are raised by `result`
+            # alone.
             self.stop()
             await self._group.__aexit__(None, None, None)
             return None
         return await self._group.__aexit__(kind, error, trace)
 
     def events(self) -> EventReader:
-        """The run's events, in order, ending after the one that ends the run: `async for event in run.events()`.
+        """Return an iterator over the run's events, in order: `async for event in run.events()`.
 
-        The first call gives all of them from the start, a later one those that come from then on. A reader that is
-        slow loses nothing but task outputs, and is told how many. Raises RuntimeError before the block is entered.
+        The iterator ends after the event that ends the run. The first call returns all events from the start; later
+        calls return events from the moment of the call. A slow reader misses only task outputs; an `EventsDropped`
+        event counts the missed outputs. Raises RuntimeError before the block is entered.
         """
         self._require_begun()
         reader, self._first_reader = self._first_reader, None
@@ -65,11 +67,14 @@ class Run:
 
     @property
     def status(self) -> RunStatus:
-        """Where the run stands, as its store has it: it changes when the change is stored, and events tell of it."""
+        """The stored status of the run. The value changes once a change is stored; events report each change."""
         return self._feed.status
 
     async def result(self) -> RunResult:
-        """Wait for the end. Raises what `ParallelRunner.run` raises. Cancelling the wait leaves the run going."""
+        """Wait for the end of the run and return the result. Raises the errors of `ParallelRunner.run`.
+
+        Cancelling the wait does not affect the run.
+        """
         self._require_begun()
         await self._ended.wait()
         if self._error is not None:
@@ -82,11 +87,13 @@ class Run:
             raise RuntimeError("the run has not begun; use it as `async with runner.start(dag) as run:`")
 
     def stop(self) -> None:
-        """Leave the run now: start nothing more, end what is under way, write it down. `resume` goes on with it."""
+        """Stop the run now: start no further task, end the running attempts, store the state. `resume` continues the
+        run.
+        """
         self._control.end("stop")
 
     def cancel(self) -> None:
-        """Cancel the run for good: as `stop`, and every task that is not done becomes cancelled."""
+        """Cancel the run permanently: stop it, and mark all unfinished tasks as cancelled."""
         self._control.end("cancel")
 
     async def _run(self) -> None:

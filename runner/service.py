@@ -1,4 +1,4 @@
-"""`RunService`: runs made, started, watched and cancelled by a process that serves many of them."""
+"""`RunService`: create, start, watch and cancel runs in a process that serves many runs."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ POLL_SECONDS = 0.2
 
 @dataclass(slots=True)
 class _Driven:
-    """A run that this service drives. `began` is set once it is ours, or once it is known that it will not be, `gone`
-    once the service drives it no more.
-    """
+    """A run executed by this service."""
 
     run: Run
     began: anyio.Event = field(default_factory=anyio.Event)
+    """Set once this process owns the run, or once acquiring the run has failed."""
     gone: anyio.Event = field(default_factory=anyio.Event)
+    """Set once the service no longer executes the run."""
     error: Exception | None = None
 
     async def begin(self) -> None:
-        """Wait until it began. Raises what kept it from that."""
+        """Wait until the run has begun. Raises the error that prevented the start."""
         await self.began.wait()
         if self.error is not None:
             raise self.error
 
 
 class RunService:
-    """The life of runs, in one process that serves many: `async with RunService(runner) as service:`.
+    """Management of many runs in one process: `async with RunService(runner) as service:`.
 
-    The store is what counts, not this object: every answer is read from it, so runs of other processes are listed,
-    followed and cancelled just the same, and `start_run` and `resume_run` take over what a dead process left. What a
-    caller may have to repeat can be repeated. Leaving the block stops the runs that go on here, so that `resume_run`
-    goes on with them, and waits until that is written down. `events` looks into the store every `poll` seconds.
+    All answers are read from the store. Runs of other processes are therefore listed, followed and cancelled in the
+    same way, and `start_run` and `resume_run` take over runs of dead processes. Calls that a client may have to repeat
+    are idempotent. An exit from the block stops the runs executing here, waits until their state is stored, and lets
+    `resume_run` continue them later. `poll` is the interval in seconds at which `events` reads the store.
 
-    Raises StoreRequired for a `runner` without a store. All methods belong to the event loop's thread; all but reads
-    raise PlaitError outside the block. Any of them may raise StoreError.
+    Raises StoreRequired if `runner` has no store. All methods must be called from the event loop's thread. Methods
+    other than reads raise PlaitError outside the block. Every method may raise StoreError.
     """
 
     def __init__(self, runner: ParallelRunner, *, poll: float = POLL_SECONDS) -> None:
@@ -83,7 +83,7 @@ class RunService:
         for driven in self._driven.values():
             driven.run.stop()
         if isinstance(error, Exception):
-            # The block's own error goes on as it is, not inside a group.
+            # The error of the block is raised unchanged, not inside a group.
             await self._group.__aexit__(None, None, None)
             return None
         return await self._group.__aexit__(kind, error, trace)
@@ -96,16 +96,17 @@ class RunService:
         settings: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
     ) -> str:
-        """Store a run of `dag` as queued; its id. See `ParallelRunner.create_run`."""
+        """Store a run of `dag` as queued and return its id. See `ParallelRunner.create_run`."""
         return await self._runner.create_run(dag, key=key, settings=settings, policy=policy)
 
     async def start_run(self, run_id: str, *, policy: Policy | None = None) -> None:
-        """Begin the run here, or go on with it, and return once it is this process's, durably.
+        """Begin or continue the run here. Return once the store records this process as the owner.
 
-        Changes nothing when it goes on here already or has come to its end. Raises RunNotFound, RunOwned while another
-        live process runs it, RunNotResumable for a cancelled run, BackendMissing, and PolicyMissing where `policy`, as
-        in `ParallelRunner.resume`, is needed. Cancelling this call leaves the run going. What becomes of the run
-        afterwards is in the store: see `events` and `get_run`.
+        A run that already executes here, or has ended, is not changed. Later progress is read from the store: see
+        `events` and `get_run`. Cancelling this call does not affect the run.
+
+        Raises RunNotFound, RunOwned if another live process executes the run, RunNotResumable if the run is cancelled,
+        BackendMissing, and PolicyMissing if the run needs a `policy` (see `ParallelRunner.resume`).
         """
         await self._go_on(run_id, Resumption(policy=policy))
 
@@ -117,44 +118,46 @@ class RunService:
         retry_failed: bool = False,
         policy: Policy | None = None,
     ) -> None:
-        """As `start_run`, for a run that stopped; `answers`, `retry_failed` and `policy` as in `ParallelRunner.resume`.
+        """Continue a stopped run, as `start_run` does. The options are those of `ParallelRunner.resume`.
 
-        Where the run goes on here already, its tasks get the answers one by one, as from `answer_question`. Raises
-        AnswerConflict for an answer that comes too late, PlaitError for one that does not fit.
+        If the run already executes here, each answer is passed to its task, as by `answer_question`. Raises
+        AnswerConflict if an answer comes too late, PlaitError if an answer does not fit its question.
         """
         await self._go_on(run_id, Resumption(retry_failed, answers, policy))
 
     async def answer_question(
         self, run_id: str, task_id: str, value: JsonInput, *, attempt: int | None = None, wait: float = 10.0
     ) -> bool:
-        """Answer what a task asks, whoever runs the run. See `ParallelRunner.answer_question`."""
+        """Answer the question of a task, whichever process executes the run. See `ParallelRunner.answer_question`."""
         return await self._runner.answer_question(run_id, task_id, value, attempt=attempt, wait=wait)
 
     async def cancel_run(self, run_id: str, *, wait: float = 0.0) -> RunStatus:
-        """Cancel the run for good, wherever it runs; the status that it then has. See `ParallelRunner.cancel_run`."""
+        """Cancel the run permanently, whichever process executes it, and return its status. See
+        `ParallelRunner.cancel_run`.
+        """
         return await self._runner.cancel_run(run_id, wait=wait)
 
     async def get_run(self, run_id: str, *, tasks: bool = True) -> RunInfo:
-        """The run as it is stored now, and its tasks unless they are not wanted. Raises RunNotFound."""
+        """Return the stored state of the run, with its tasks unless `tasks` is False. Raises RunNotFound."""
         return await look_up(self._store, run_id, self._clock.wall(), tasks)
 
     @property
     def driven(self) -> tuple[str, ...]:
-        """The ids of the runs that go on here at this moment."""
+        """The ids of the runs executing here now."""
         return tuple(self._driven)
 
     async def list_runs(self, limit: int = 50) -> tuple[RunInfo, ...]:
-        """The last created runs, newest first, without their tasks."""
+        """Return the most recently created runs, newest first, without their tasks."""
         now = self._clock.wall()
         return tuple(run_info(record, now) for record in await self._store.list_runs(limit))
 
     def events(self, run_id: str, after: int = 0) -> AsyncGenerator[StoredEvent]:
-        """The run's stored events with a number above `after`, oldest first, whichever process makes them.
+        """Return an iterator over the run's stored events numbered above `after`, oldest first, from any process.
 
-        Goes on while the run has not ended; the event that ends it (run_completed, run_failed, run_cancelled) is the
-        last, but for the sessions of whoever goes on with a conversation later. A run that is waiting, interrupted or
-        queued is waited for. The first step of reading raises RunNotFound. It may be given up or cancelled at any time,
-        and gone on with from the number of the last event seen.
+        Iteration waits while the run is queued, waiting, interrupted or running, and ends after the event that ends the
+        run (run_completed, run_failed, run_cancelled); only session events of a conversation continued later may
+        follow. The first step of the iteration raises RunNotFound if the run does not exist. A reader may stop or be
+        cancelled at any time and continue with the number of the last event read.
         """
         return history(self._store, run_id, after, self._clock, self._poll)
 
@@ -164,8 +167,8 @@ class RunService:
         while driven := self._driven.get(run_id):
             await driven.began.wait()
             if driven.error is not None or await self._is_left(run_id):
-                # Nothing more will come of it here, and an error is that of whoever began it: only after it can the
-                # run go on.
+                # The run will make no further progress here, and `driven.error` belongs to the caller that began the
+                # run. A new start is possible only after `gone`.
                 await driven.gone.wait()
             elif not answers:
                 return
@@ -185,7 +188,7 @@ class RunService:
         return self._group
 
     async def _is_left(self, run_id: str) -> bool:
-        """Whether the run is nobody's in the store, where it stopped being this service's before it is so here."""
+        """Return whether the store records no owner. The store may release a run before this service removes it."""
         record = await self._store.get_run(run_id)
         return record is None or record.owner is None
 
@@ -198,7 +201,7 @@ class RunService:
                         driven.began.set()
             await run.result()
         except Exception as error:
-            # One run's error must not end the others. Before it began it is its caller's.
+            # An error of one run must not end the others. Before the run began, its caller receives the error.
             if driven.began.is_set():
                 logger(run=run_id).error("run_left", error=f"{type(error).__name__}: {error}")
             driven.error = error
