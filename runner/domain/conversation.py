@@ -1,4 +1,4 @@
-"""What a task's conversation goes on from: another task's, or what an earlier attempt of its own began."""
+"""Starting points of a task's conversation: the conversation of another task, or of the task's earlier attempts."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from plait.runner.domain.question import Answered
 from plait.runner.errors import DAGError
 
 NOT_ADDED = "the tasks of its answer cannot be added"
-"""How the error begins of an attempt whose reply brought tasks that are wrong."""
+"""First words of the error of an attempt whose reply contained invalid tasks."""
 
 
 @value
 class Past:
-    """A conversation so far: what was `said` since `before`, where it continues one that is kept as well. In a long
-    chain each holds its own part alone.
+    """A conversation up to now, as a linked list: in a long chain of continued tasks each link holds only its own
+    messages.
     """
 
     session_id: str | None = None
+    """The backend's id of the conversation, if known."""
     said: tuple[Message, ...] = ()
+    """The messages after `before`, oldest first."""
     before: Past | None = None
+    """The earlier part of the conversation; None at the start."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """All of it, oldest first."""
+        """All messages, oldest first."""
         parts, before = [self.said], self.before
         while before is not None:
             parts.append(before.said)
@@ -40,32 +43,37 @@ NO_PAST = Past()
 
 @dataclass(frozen=True, slots=True)
 class GoingOn:
-    """How the next attempt of a task takes up a conversation that has begun: `said` is what earlier attempts of the
-    task said in it, and are stored with. It says the `answer` to the question that stopped it, or what was `wrong` with
-    the last reply; `refused` is the turn that this ended, whose attempt failed: what comes of the task is stored with
-    it. `interrupted`: the turn had begun already, and was cut.
-    """
+    """Instructions for the next attempt of a task to continue a conversation already begun."""
 
     session_id: str | None
+    """The backend's id of the conversation, if known."""
     said: tuple[Message, ...] = ()
+    """The messages of earlier attempts, to be stored with the next result."""
     answer: Answered | None = None
+    """The answer to the question that ended the previous attempt."""
     wrong: str | None = None
+    """The description of the mistakes in the previous reply."""
     interrupted: bool = False
+    """True if the turn had already begun and was cut off."""
     refused: tuple[Message, ...] = ()
+    """The messages of the previous, failed turn, to be stored together with the outcome of the task."""
 
     @property
     def says(self) -> bool:
-        """Whether the next attempt has something else to say than the task's prompt, until that is taken."""
+        """True if the next attempt sends an answer or a correction first, in place of the task's prompt."""
         return self.answer is not None or self.wrong is not None
 
 
 def not_added(error: DAGError) -> str:
-    """The error of an attempt whose reply brought tasks that are wrong."""
+    """Return the error text of an attempt whose reply contained invalid tasks."""
     listed = "".join(f"\n- {problem}" for problem in error.problems[:20])
     return clean_text(f"{NOT_ADDED}:{listed}")[:2000]
 
 
 def mistakes_prompt(failure: str) -> str:
-    """What a planner is told whose attempt failed so: made from the error alone, which is stored, and so made again."""
+    """Return the prompt that asks a planner for corrected tasks after the error `failure`.
+
+    The prompt depends on the stored error alone, so a resumed run sends the same text.
+    """
     listed = failure.removeprefix(f"{NOT_ADDED}:")
     return f"These tasks cannot be added:{listed}\nAnswer again with all of the tasks, corrected."

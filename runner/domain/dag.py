@@ -1,10 +1,11 @@
-"""`DAG`: a checked graph of tasks. Pure, and the only importer of networkx.
+"""`DAG`: a validated graph of tasks. Pure; the only module that imports networkx.
 
-The check counts instead of building a graph object: it is linear in tasks and edges, so 100,000 tasks take well under a
-second. A networkx graph is made only when somebody asks for analysis. Inside, a task is its position in the list.
+Validation counts dependencies instead of building a graph object and is linear in tasks and edges: 100,000 tasks take
+well under a second. Only analysis methods build a networkx graph. Internally, a task is identified by its position in
+the list of tasks.
 
-A DAG that somebody holds never changes. A run works on a copy of its own, which `extend` lets grow: new tasks come
-behind the old ones and may wait for them, never the other way round, but for a task that gathers what it brought in.
+A DAG never changes for its holder. A run works on a copy and grows the copy with `extend`. New tasks follow the old
+tasks and may depend on old tasks, never vice versa; the exception is a `for_each` task waiting for its own parts.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ __all__ = ["DAG", "nearest"]
 
 
 class DAG:
-    """Tasks whose dependencies all exist and form no cycle, in the order in which they were given.
+    """Tasks in the given order, with existing dependencies and without cycles.
 
-    `inputs` are values that every prompt may use by name. `name` is shown, nothing more. `growth` is how far a run of
-    it may grow, if less than its runner allows. Graphs that are read back have `gathered`, the ids of its parts for
-    each task with `for_each` that was unfolded. Raises DAGError listing every mistake.
+    - `tasks`: the tasks.
+    - `name`: a name for display.
+    - `inputs`: JSON values available to every prompt, by name.
+    - `growth`: limits on the tasks added during a run; the limits of the runner apply too.
+    - `gathered`: only for stored graphs: the ids of the parts of each expanded `for_each` task.
+
+    Raises DAGError with all mistakes.
     """
 
     def __init__(
@@ -46,33 +51,35 @@ class DAG:
         self.tasks: list[Task] = []
         self._position: dict[str, int] = {}
         self.dependencies: list[tuple[int, ...]] = []
-        """For each task, the positions of the tasks that it waits for."""
+        """For each task, the positions of its dependencies."""
         self.dependents: list[list[int]] = []
-        """For each task, the positions of the tasks that wait for it, in order of declaration."""
+        """For each task, the positions of its dependents, in order of declaration."""
         self._order: list[int] = []
         self._inherited: dict[str, str | None] = {}
-        """What `backend_of` has found so far for tasks that go on with a conversation where it runs."""
+        """Cache of `backend_of` for tasks that inherit the backend of a continued conversation."""
         self._shared: set[int] = set()
-        """Whose `dependents` are those of the graph that this is a copy of, so that they have to be copied to grow."""
+        """Positions whose `dependents` list is shared with the original of this copy and must be copied before a
+        change.
+        """
         self._named: dict[int, dict[int, None]] = {}
         self._named_by: dict[int, dict[int, None]] = {}
-        """What prompts name that lies further up than what their tasks depend on, and the other way round."""
+        """Indirect upstream tasks named in prompts (`_named`), and the reverse mapping (`_named_by`)."""
         self._unfolded: set[int] = set()
-        """The tasks with `for_each` whose parts are there."""
+        """Positions of the expanded `for_each` tasks."""
         tasks = list(tasks)
         problems = [] if tasks else [Problem("there are no tasks; add at least one", None, "tasks")]
         problems += self._append(tasks, gathered or {})
-        if gathered is None:  # what is stored has its parts among its tasks
+        if gathered is None:  # stored graphs contain generated parts
             lists = lists_gone_over(tasks)
             problems += [*taken_from_parts(tasks, lists), *go_on_with_many(tasks, lists)]
-            if growth is not None and growth.max_tasks < min(len(tasks), MAX_TASKS):  # the default is no word on these
+            if growth is not None and growth.max_tasks < min(len(tasks), MAX_TASKS):  # the default does not apply
                 message = f"there are {len(tasks)} tasks, and growth allows {growth.max_tasks} in all (max_tasks)"
                 problems.append(Problem(message, None, "growth"))
         if problems:
             raise DAGError(problems)
 
     def copy(self) -> DAG:
-        """The same graph, to be extended."""
+        """Return a copy of the graph, for `extend`."""
         same = DAG.__new__(DAG)
         same.name, same.inputs, same.growth = self.name, self.inputs, self.growth
         same.tasks, same.dependencies = self.tasks.copy(), self.dependencies.copy()
@@ -84,8 +91,8 @@ class DAG:
         return same
 
     def extend(self, tasks: Sequence[Task]) -> None:
-        """Add `tasks` behind those that are there. Raises DAGError listing every mistake, and then has changed nothing;
-        the places that it names count from the first of `tasks`.
+        """Append `tasks`. Raises DAGError with all mistakes and then leaves the graph unchanged; the positions in the
+        error count from the first new task.
         """
         start = len(self.tasks)
         try:
@@ -97,7 +104,7 @@ class DAG:
             raise
 
     def join(self, position: int, parts: Sequence[int]) -> None:
-        """Have the task with `for_each` at `position` wait for its `parts` too, none of which waits for it."""
+        """Make the `for_each` task at `position` wait for its `parts`. No part may depend on the task."""
         self.dependencies[position] += tuple(parts)
         for part in parts:
             self._own_dependents(part).append(position)
@@ -105,25 +112,30 @@ class DAG:
         self._order = []
 
     def note_named(self, earlier: int, position: int) -> None:
-        """The prompt of the task at `position` names the one at `earlier`, which others that it depends on wait for."""
+        """Record that the prompt at `position` names the indirect upstream task at `earlier`."""
         self._named.setdefault(position, {})[earlier] = None
         self._named_by.setdefault(earlier, {})[position] = None
 
     def needed(self, position: int) -> Sequence[int]:
-        """What has to be done before the task at `position`: its dependencies, and what its prompt names further up.
-        That is done earlier, but may have to be done again: where it is damaged, or failed and is tried once more.
+        """Return the positions of the tasks required by the task at `position`: dependencies and prompt names further
+        upstream.
+
+        A named task further upstream is always done before, but may have to run again, after damage or a retried
+        failure.
         """
         further = self._named.get(position)
         return self.dependencies[position] if further is None else (*self.dependencies[position], *further)
 
     def needed_by(self, position: int) -> Sequence[int]:
-        """The tasks that need the one at `position`."""
+        """Return the positions of the tasks that require the task at `position`."""
         further = self._named_by.get(position)
         return self.dependents[position] if further is None else (*self.dependents[position], *further)
 
     def pairs_up(self, position: int, other: int) -> bool:
-        """Whether each part of the task at `position` waits for one part of the task at `other`, both going over the
-        same, and `position` therefore not for `other`. Only once `other` is unfolded: then its parts can be named.
+        """Return whether each part of the task at `position` waits for the corresponding part of the task at `other`.
+
+        Both tasks must have the same `for_each`. True only once `other` is expanded, because only then can its parts be
+        named; the task at `position` then does not wait for `other` itself.
         """
         over = self.tasks[position].for_each
         return other in self._unfolded and over is not None and over == self.tasks[other].for_each
@@ -160,7 +172,9 @@ class DAG:
         return problems
 
     def cut(self, start: int) -> None:
-        """Forget the tasks from position `start` on, which nothing before them gathers, and what is known of them."""
+        """Remove the tasks from position `start` on, with all derived data. No earlier `for_each` task may wait for a
+        removed task.
+        """
         for needed in self.dependencies[start:]:
             for earlier in needed:
                 while (waiting := self.dependents[earlier]) and waiting[-1] >= start:
@@ -174,7 +188,7 @@ class DAG:
 
     @property
     def order(self) -> list[int]:
-        """All positions, each behind those that it waits for."""
+        """All positions in topological order."""
         if not self._order:
             self._order = _topological(self.dependencies, self.dependents, 0)
         return self._order
@@ -192,11 +206,13 @@ class DAG:
         return self.tasks[self._position[task_id]]
 
     def position(self, task_id: str) -> int:
-        """Where `task_id` stands in `tasks`. Raises KeyError."""
+        """Return the index of `task_id` in `tasks`. Raises KeyError."""
         return self._position[task_id]
 
     def backend_of(self, task: Task) -> str | None:
-        """The backend's name that the task runs on: its own, or that of the conversation it continues."""
+        """Return the name of the task's backend: its own, or the backend of the conversation it continues. None if
+        unnamed.
+        """
         asking: list[str] = []
         while task.backend is None and task.continues is not None and task.id not in self._inherited:
             asking.append(task.id)
@@ -206,8 +222,11 @@ class DAG:
         return name
 
     def priorities(self, start: int = 0, earlier: Sequence[float] = ()) -> list[float]:
-        """For each task from position `start` on, the weight of the longest path from its start to the end of the
-        graph. `earlier` are those of the tasks before, which only what is gathered leads back to.
+        """Return, for each task from position `start` on, the weight of the longest path from the task to the end of
+        the graph.
+
+        `earlier` holds the priorities of the tasks before `start`; only paths through an expanded `for_each` task need
+        the values.
         """
         longest = [0.0] * (len(self.tasks) - start)
         order = self.order if not start else _topological(self.dependencies, self.dependents, start)
@@ -223,11 +242,12 @@ class DAG:
         return longest
 
     def graph(self) -> nx.DiGraph[str]:
-        """A networkx graph for analysis: task ids with their `Task` as `task`, edges from a task to its dependents.
+        """Return a networkx graph for analysis: nodes are task ids with the attribute `task`, edges point to
+        dependents.
 
-        Costs about 16 microseconds and 1 KiB a task; the runner never calls it.
+        Costs about 16 microseconds and 1 KiB per task. The runner never calls this method.
         """
-        import networkx as nx  # noqa: PLC0415 - 0.2 s that only analysis should pay
+        import networkx as nx  # noqa: PLC0415 - the import takes 0.2 s
 
         graph: nx.DiGraph[str] = nx.DiGraph()
         graph.add_nodes_from((task.id, {"task": task}) for task in self.tasks)
@@ -235,7 +255,7 @@ class DAG:
         return graph
 
     def critical_path(self) -> list[str]:
-        """The ids along the path of the greatest weight, first to last; empty for an empty graph."""
+        """Return the ids along the path of the greatest weight, first to last; empty for an empty graph."""
         longest = self.priorities()
         path: list[str] = []
         candidates: Sequence[int] = range(len(self.tasks))
@@ -246,8 +266,8 @@ class DAG:
         return path
 
     def _cycle_problems(self, start: int, order: Sequence[int]) -> list[Problem]:
-        """One cycle of each part of the graph whose tasks all wait for each other."""
-        import networkx as nx  # noqa: PLC0415 - only on the way to an error
+        """Return one problem for each strongly connected component with a cycle."""
+        import networkx as nx  # noqa: PLC0415 - needed only for an error
 
         left = set(range(start, len(self.tasks))) - set(order)
         graph: nx.DiGraph[int] = nx.DiGraph()
@@ -255,10 +275,10 @@ class DAG:
         problems: list[Problem] = []
         for part in sorted(map(sorted, nx.strongly_connected_components(graph))):
             if len(part) == 1 and not graph.has_edge(part[0], part[0]):
-                continue  # it only waits for those in a cycle
+                continue  # downstream of a cycle, not part of a cycle
             edges = cast("list[tuple[int, int]]", nx.find_cycle(graph.subgraph(part)))  # pyright: ignore[reportUnknownMemberType]
             cycle = [self.tasks[one].id for one, _ in edges]
-            # Start at the one declared first, so that the same mistake always reads the same.
+            # Start with the task declared first, for a deterministic message.
             first = min(range(len(cycle)), key=lambda i: self._position[cycle[i]])
             cycle = cycle[first:] + cycle[:first]
             spelt = " -> ".join([*cycle, cycle[0]])
@@ -268,8 +288,8 @@ class DAG:
 
 
 def _topological(dependencies: Sequence[tuple[int, ...]], dependents: Sequence[list[int]], start: int) -> list[int]:
-    """Positions from `start` on, in an order that respects the dependencies; fewer than there are exactly when there is
-    a cycle.
+    """Return the positions from `start` on in topological order. The list is incomplete if and only if there is a
+    cycle.
     """
     missing = (
         [sum(earlier >= start for earlier in needed) for needed in dependencies[start:]]

@@ -1,7 +1,7 @@
-"""What happens in a run, as typed events: plain frozen values, in the order in which they were made durable.
+"""Events of a run: frozen values, delivered in the order in which their changes became durable.
 
-An event is told only after it was stored (or, when the store is away, after it was found to be). `at` is UTC in ISO
-8601 with milliseconds. Durations are seconds.
+An event is delivered only after the store wrote it, or, during an outage of the store, after the outage was detected.
+`at` is UTC in ISO 8601 with milliseconds. Durations are seconds.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from plait.runner.domain.task import Task
 
 @value
 class Event:
-    """Base of all events. `kind` is the event's name in snake case."""
+    """Base of all events. `kind` is the name of the event in snake case."""
 
     kind: ClassVar[str] = "event"
     at: str
+    """The time of the event, UTC in ISO 8601 with milliseconds."""
 
 
 @value
 class RunCreated(Event):
-    """The run and its whole DAG are stored. `settings` is kept with it."""
+    """The run and its whole DAG are stored."""
 
     kind: ClassVar[str] = "run_created"
     run_id: str
     dag: DAG
     settings: Mapping[str, JsonInput]
+    """The settings stored with the run."""
 
 
 @value
@@ -45,37 +47,40 @@ class RunStarted(Event):
 
 @value
 class RunResumed(Event):
-    """The run goes on: `reused` tasks were done already. `previous` is the status that it had."""
+    """The run continues."""
 
     kind: ClassVar[str] = "run_resumed"
     run_id: str
     previous: RunStatus
+    """The status before the resume."""
     reused: int
+    """The number of tasks already done."""
 
 
 @value
 class TasksAdded(Event):
-    """Tasks were added to the run by the task `added_by`, or, where that is None, by the run's policy."""
+    """Tasks were added to the run."""
 
     kind: ClassVar[str] = "tasks_added"
     tasks: tuple[Task, ...]
     added_by: str | None = None
+    """The id of the task whose answer or expansion added the tasks; None for the policy of the run."""
 
 
 @value
 class PolicyDecided(Event):
-    """The run's policy was asked about what had happened. `state` is what it will see next time, `state_json` the same
-    as it is stored.
-    """
+    """The policy of the run made a decision."""
 
     kind: ClassVar[str] = "policy_decided"
     state: JsonValue
+    """The state for the policy's next decision."""
     state_json: str
+    """`state` as stored text."""
 
 
 @value
 class RunCancelling(Event):
-    """Somebody cancelled the run: nothing more starts, and what is under way has a grace time to come to its end."""
+    """The run was cancelled by a request: no further task starts, and running attempts have a grace time to end."""
 
     kind: ClassVar[str] = "run_cancelling"
     run_id: str
@@ -83,7 +88,7 @@ class RunCancelling(Event):
 
 @value
 class RunWatched(Event):
-    """Whether the run's owner still lives cannot be told from here; it is given `seconds` to show it."""
+    """The state of the run's owner is unknown; the owner has `seconds` to renew its lease."""
 
     kind: ClassVar[str] = "run_watched"
     run_id: str
@@ -93,11 +98,13 @@ class RunWatched(Event):
 
 @value
 class RunEnded(Event):
-    """Base of the events that end a run for this process; nothing follows one."""
+    """Base of the events that end a run for this process. No event follows."""
 
     run_id: str
     status: RunStatus
+    """The status of the run."""
     error: str | None = None
+    """The reason for a failure, in one line."""
 
 
 @value
@@ -109,56 +116,58 @@ class RunCompleted(RunEnded):
 
 @value
 class RunFailed(RunEnded):
-    """At least one task failed; all that could run has run."""
+    """At least one task failed, and every task able to run has run."""
 
     kind: ClassVar[str] = "run_failed"
 
 
 @value
 class RunCancelled(RunEnded):
-    """The run was cancelled for good."""
+    """The run was cancelled permanently."""
 
     kind: ClassVar[str] = "run_cancelled"
 
 
 @value
 class RunInterrupted(RunEnded):
-    """This process left the run before its end; `resume` goes on with it."""
+    """This process stopped executing the run before its end. `resume` continues the run."""
 
     kind: ClassVar[str] = "run_interrupted"
 
 
 @value
 class RunWaitingInput(RunEnded):
-    """Nothing can run any more before a person has answered; `resume` goes on after that."""
+    """No task can run before a person answers a question. `resume` continues the run afterwards."""
 
     kind: ClassVar[str] = "run_waiting_input"
 
 
 @value
 class TaskEvent(Event):
-    """Base of the events of one task."""
+    """Base of the events of a task."""
 
     task_id: str
     attempt: int
+    """The number of the attempt, from 1."""
 
 
 @value
 class TaskStarted(TaskEvent):
-    """The attempt is recorded as running; its backend is called next. `confirmed`: it goes on with the conversation of
-    an attempt that was interrupted. `adopted`: it was begun by a process that has died since; its turn lived on.
-    """
+    """The attempt is stored as running. The call of the backend follows."""
 
     kind: ClassVar[str] = "task_started"
     backend: str
     session_id: str | None = None
+    """The id of the conversation, if known before the call."""
     confirmed: bool = False
+    """True if the attempt continues the conversation of an interrupted attempt."""
     adopted: bool = False
+    """True if a process that has died began the attempt and the turn outlived the process."""
 
 
 @value
 class SessionOpened(TaskEvent):
-    """The conversation's id became known during the turn, or its backend confirmed the one that was chosen."""
+    """The id of the conversation became known during the turn, or the backend confirmed the chosen id."""
 
     kind: ClassVar[str] = "session_opened"
     session_id: str
@@ -166,7 +175,7 @@ class SessionOpened(TaskEvent):
 
 @value
 class TaskOutput(TaskEvent):
-    """Something seen while the turn goes on. Not stored."""
+    """Output observed during the turn. Not stored."""
 
     kind: ClassVar[str] = "task_output"
     output: Literal["text", "tool", "waiting", "notice"]
@@ -176,28 +185,30 @@ class TaskOutput(TaskEvent):
 
 @value
 class TaskCompleted(TaskEvent):
-    """The result is stored. `data_json` is `data` as stored. `said` are the turn's messages, or, where these are the
-    prompt and `text` alone, the prompt: most tasks have no more to say, and need no messages of their own for that.
-    """
+    """The result is stored."""
 
     kind: ClassVar[str] = "task_completed"
     text: str
     data: JsonValue = None
     data_json: str | None = None
+    """`data` as stored text."""
     usage: Usage = NO_USAGE
     duration_s: float = 0.0
     session_id: str | None = None
     said: tuple[Message, ...] | str = ()
+    """The messages of the turn; the prompt alone if the turn consists of the prompt and `text` (true for most
+    tasks).
+    """
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The turn's messages, the prompt included."""
+        """The messages of the turn, including the prompt."""
         return Reply(self.text, usage=self.usage).turn(self.said) if isinstance(self.said, str) else self.said
 
 
 @value
 class TaskRetrying(TaskEvent):
-    """The attempt failed; the next one follows after `delay_s`, told anew by a resume, and may go on in its session."""
+    """The attempt failed. The next attempt follows after `delay_s` seconds; a resume repeats the event."""
 
     kind: ClassVar[str] = "task_retrying"
     error_kind: str
@@ -207,11 +218,12 @@ class TaskRetrying(TaskEvent):
     usage: Usage = NO_USAGE
     messages: tuple[Message, ...] = ()
     goes_on: bool = False
+    """True if the next attempt may continue the session of the failed attempt."""
 
 
 @value
 class TaskFailed(TaskEvent):
-    """The task failed for good, or is skipped, as `status` says."""
+    """The task failed for good or is skipped, depending on `status`."""
 
     kind: ClassVar[str] = "task_failed"
     status: TaskStatus
@@ -224,23 +236,25 @@ class TaskFailed(TaskEvent):
 
 @value
 class TaskInterrupted(TaskEvent):
-    """The attempt ended with its owner; the task is pending again. `crashed`: the owner died, rather than left."""
+    """The attempt ended with its owner; the task is pending again."""
 
     kind: ClassVar[str] = "task_interrupted"
     reason: str
     crashed: bool = False
+    """True if the owner died, False if the owner stopped."""
 
 
 @value
 class TaskWaiting(TaskEvent):
-    """The task waits for a person. `asking` is what its own code or its conversation asked; None where the attempt
-    ended with its owner, and only a person can say whether it took effect.
-    """
+    """The task waits for a person."""
 
     kind: ClassVar[str] = "task_waiting_input"
     question: str
     crashed: bool = False
     asking: Asking | None = None
+    """The question asked by the task's code or conversation. None if the attempt ended with its owner and a person has
+    to decide whether the attempt took effect.
+    """
     duration_s: float | None = None
     usage: Usage = NO_USAGE
     messages: tuple[Message, ...] = ()
@@ -248,35 +262,34 @@ class TaskWaiting(TaskEvent):
 
 @value
 class TaskAnswered(TaskEvent):
-    """The question of a waiting task has its answer, the last of `answers`; the task goes on. None where a person just
-    had it run again.
-    """
+    """The question of a waiting task is answered; the task continues."""
 
     kind: ClassVar[str] = "task_answered"
     answers: tuple[Answered, ...] | None = None
+    """All answers of the task, the newest last. None if a person decided to run the task again."""
 
 
 @value
 class TaskCancelled(TaskEvent):
-    """The task was cancelled with its run. `usage` is what its attempt had cost, as far as its backend had said."""
+    """The task was cancelled with its run."""
 
     kind: ClassVar[str] = "task_cancelled"
     usage: Usage = NO_USAGE
+    """The usage of the attempt, as far as reported by the backend."""
 
 
 @value
 class TaskReopened(TaskEvent):
-    """The failed task is pending again because `resume` was asked to retry failed tasks. `damaged`: it was completed,
-    but its stored result cannot be used.
-    """
+    """The failed task is pending again, because `resume` was called with `retry_failed`."""
 
     kind: ClassVar[str] = "task_reopened"
     damaged: bool = False
+    """True if the task was completed with a stored result that is now unusable."""
 
 
 @value
 class StoreDegraded(Event):
-    """The store failed; the run goes on, and what it does is kept in memory until the store answers."""
+    """The store failed. The run continues and keeps its changes in memory until the store answers again."""
 
     kind: ClassVar[str] = "store_degraded"
     error: str
@@ -284,15 +297,16 @@ class StoreDegraded(Event):
 
 @value
 class StoreRecovered(Event):
-    """The store answers again and everything kept in memory is stored."""
+    """The store answers again and has stored all changes kept in memory."""
 
     kind: ClassVar[str] = "store_recovered"
     changes: int
+    """The number of changes stored after the outage."""
 
 
 @value
 class EventsDropped(Event):
-    """This reader was too slow: `count` task outputs were left out here. Other events are never dropped."""
+    """The reader was too slow: `count` task outputs were omitted here. Other events are never dropped."""
 
     kind: ClassVar[str] = "events_dropped"
     count: int

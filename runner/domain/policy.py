@@ -1,8 +1,8 @@
-"""A policy: a pure function from a run's recorded state to what is added or decided next.
+"""Policies: pure functions from the recorded state of a run to further tasks or the end of the run.
 
-The runner asks it whenever a task has ended, and once more when nothing is left that could run. What it decides is
-stored in the same transaction as the end that it was asked about, and so is the word that it was asked: after a crash
-it is asked about what it has not been asked about, and about nothing else. It has no state but what it gives back.
+The runner calls the policy after the end of each task, and once more when no task is left to run. Each decision is
+stored in the same transaction as the end of the task it follows, with a mark that the policy was called. After a crash
+the policy is called exactly for the ends not yet marked. A policy has no state besides `Decision.state`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """What a policy sees of a run. `tasks` are all of them, in the order in which they came in; `result` tells where
-    one of them stands; `state` is what the policy gave back last, None at first. `ended` is the task that it is asked
-    about, None when nothing is left that could run.
-    """
+    """The view of a run presented to a policy."""
 
     tasks: Sequence[Task]
+    """All tasks, in the order of their addition."""
     result: Callable[[str], TaskResult]
+    """A function from a task id to the current result of the task."""
     state: JsonInput = None
+    """The state returned by the policy's previous decision; None at first."""
     ended: str | None = None
+    """The id of the ended task; None if no task is left to run."""
     position: Callable[[str], int] | None = None
-    """Where a task stands in `tasks`; a view without it looks through them."""
+    """A function from a task id to the index in `tasks`. Without it, lookups search the whole list."""
 
     def task(self, task_id: str) -> Task:
-        """The task of that id. Raises KeyError."""
+        """Return the task with the id `task_id`. Raises KeyError."""
         if self.position is not None:
             return self.tasks[self.position(task_id)]
         found = next((task for task in self.tasks if task.id == task_id), None)
@@ -46,50 +47,56 @@ class RunView:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to follow. `add` are further tasks, checked like those of a DAG; `cancel` are tasks that have not
-    begun, or wait for a person, and that no longer matter, those of `add` included: they, what waits for them, and
-    the parts of a `for_each` become cancelled. `state` is what the policy wants to see next time: small, and JSON.
-    `end` ends the run as that, and what is under way with it; nothing can be added then. In a run that is completed
-    so, what is not done becomes cancelled; in one that failed it is left, so that a resume with `retry_failed` goes
-    on. `error` says in one line why. Without `end`, a run ends when nothing is left that could run.
-    """
+    """The decision of a policy. Without `end`, a run ends when no task is left to run."""
 
     add: tuple[Task, ...] = ()
+    """Further tasks, validated like the tasks of a DAG. Must be empty if `end` is set."""
     cancel: tuple[str, ...] = ()
+    """Ids of pending or waiting tasks to cancel, tasks of `add` included. Dependents and `for_each` parts are cancelled
+    too.
+    """
     state: JsonInput = None
+    """The state for the next decision: small, and JSON."""
     end: Literal[RunStatus.COMPLETED, RunStatus.FAILED] | None = None
+    """The status with which to end the run and all running attempts. On completed, the unfinished tasks become
+    cancelled; on failed, they are kept for a resume with `retry_failed`.
+    """
     error: str | None = None
+    """The reason for a failure, in one line."""
 
 
 class Policy(Protocol):
-    """Decides how a run goes on. Pure: the same view gives the same decision; no clock, no chance, no I/O, and quick,
-    for the whole run waits for it. What it raises fails the run.
+    """A strategy for extending and ending runs.
+
+    Implementations must be pure: the same view gives the same decision, without clock, randomness or I/O. Decisions
+    must be quick, because the whole run waits for each decision. An exception fails the run.
     """
 
     @property
     def kind(self) -> str:
-        """Its name, stored with the run: `resume` needs a policy of the same kind."""
+        """The name of the policy, stored with the run. `resume` needs a policy of the same kind."""
         ...
 
     def settings(self) -> Mapping[str, JsonInput]:
-        """What it was made with, stored with the run, so that `resume` can make it again."""
+        """Return the settings of the policy, stored with the run. `resume` recreates the policy from the settings."""
         ...
 
     def backends(self) -> Collection[str | None]:
-        """The names of the backends that tasks it adds may run on, None for the runner's default one: without them no
-        run with it begins, or goes on.
+        """Return the names of the backends for added tasks, with None for the default backend of the runner.
+
+        A run with the policy begins or resumes only if the runner has all of the backends.
         """
         ...
 
     def decide(self, run: RunView) -> Decision:
-        """What follows after the end of `run.ended`."""
+        """Return the decision that follows the end of the task `run.ended`."""
         ...
 
 
 @runtime_checkable
 class CheckingPolicy(Policy, Protocol):
-    """A policy that can tell beforehand what would be wrong with the tasks that it adds."""
+    """A policy able to validate its future tasks before the run."""
 
     def check(self, dag: DAG) -> None:
-        """Raises DAGError with every mistake in what it would add to a run of `dag`: then no run is begun."""
+        """Raise DAGError with all mistakes in the tasks to be added to a run of `dag`. The run is then not created."""
         ...

@@ -1,4 +1,4 @@
-"""What the names in a task's prompt stand for: results of other tasks, inputs, its own item. Pure."""
+"""Values for the names in a task's prompt: results of other tasks, inputs, the item of a `for_each` part. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from plait.runner.prompts.render import names_used, render
 
 
 def named(task: Task) -> set[str]:
-    """The names of tasks that the task's prompt uses or its aliases stand for; also other names."""
+    """Return the task names used in the prompt or listed in the aliases of `task`. The set may contain other
+    names too.
+    """
     used = names_used(task.prompt)
     aliased = chain.from_iterable((names,) if isinstance(names, str) else names for names in task.aliases.values())
     return {*((used.names | used.results) - task.aliases.keys()), *aliased}
 
 
 def rendered(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> str:
-    """The prompt of `task`, with the results of tasks that are done, by position. Raises PromptError."""
+    """Return the rendered prompt of `task`. `results` maps positions to the results of done tasks. Raises
+    PromptError.
+    """
     if "{" not in task.prompt:
         return task.prompt
     upstream = _Upstream(task, dag, results)
@@ -40,7 +44,7 @@ class _Upstream:
         self._results = results
 
     def value(self, name: str) -> JsonInput:
-        """What `name` stands for. The DAG was checked, so it stands for something."""
+        """Return the value of `name`. The DAG is validated, so every name has a value."""
         task, inputs = self._task, self._dag.inputs
         if name in task.aliases:
             alias = task.aliases[name]
@@ -54,6 +58,6 @@ class _Upstream:
         return None if name == "results" else self._result(name)
 
     def _result(self, task_id: str) -> JsonValue:
-        """A task's value; the empty text when it was skipped or failed softly."""
+        """Return the value of a task; an empty text if the task was skipped or failed softly."""
         result = self._results.get(self._dag.position(task_id))
         return "" if result is None or result.status is not TaskStatus.COMPLETED else result.value

@@ -1,4 +1,4 @@
-"""Questions that tasks ask, and the answers they get: how they are checked, and how they read in the store. Pure."""
+"""Questions asked by tasks and the answers to questions: validation and stored form. Pure."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from plait.runner.errors import PlaitError
 
 
 class Way(StrEnum):
-    """How a task asked, which decides how it goes on."""
+    """The way in which a task asked a question, which determines how the task continues."""
 
     REPLY = "reply"
-    """Its conversation ended with the question: the answer is the next thing said in it."""
+    """The conversation ended with the question: the answer is the next message of the conversation."""
     CALL = "call"
-    """Its code called `ask`: it is run again from its start, and the call returns the answer."""
+    """The code of the task called `ask`: the task runs again from its start, and the call returns the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A question that waits: `deadline_at` is a time as the store writes it, or None."""
+    """An open question of a task."""
 
     question: Question
     way: Way
     deadline_at: str | None = None
+    """The deadline, UTC in ISO 8601; None without a deadline."""
 
     def encoded(self) -> str:
-        """As `TaskWaiting.asked`. Raises TypeError or ValueError for what JSON does not have."""
+        """Return the JSON text stored in `TaskWaiting.asked`. Raises TypeError or ValueError for values outside
+        JSON.
+        """
         asked = self.question
         kept: dict[str, Any] = {"way": self.way.value}
         if asked.schema is not None:
@@ -46,17 +49,17 @@ class Asking:
         return _json(kept)
 
     def is_late(self, now: float) -> bool:
-        """Whether the deadline has passed at Unix time `now`."""
+        """Return whether the deadline has passed at Unix time `now`."""
         return self.deadline_at is not None and unix(self.deadline_at) <= now
 
     def checked(self, value: JsonInput) -> JsonValue:
-        """`value`, if the question can be answered with it. Raises PlaitError saying why not."""
+        """Return `value` if it is a valid answer. Raises PlaitError with the reason otherwise."""
         if self.question.schema is None:
             if not isinstance(value, str):
                 raise PlaitError(f"the question {_short(self.question.text)!r} wants a text, not {_short(repr(value))}")
             return clean_text(value)
         try:
-            # As JSON reads it back: a value that the store cannot hold must not get as far as there.
+            # Encode and parse the value here, to reject values that the store cannot hold.
             plain = parse_json(clean_text(_json(value)))
         except (TypeError, ValueError, RecursionError) as error:
             asked = _short(self.question.text)
@@ -67,8 +70,9 @@ class Asking:
             raise PlaitError(f"the answer does not fit the question {_short(self.question.text)!r}: {error}") from None
 
     def read(self, text: str) -> JsonValue:
-        """The value that `text`, as a person typed it, stands for: itself, or with a schema its JSON, and where that
-        does not fit, the text as a JSON string. Raises PlaitError.
+        """Return the answer typed as `text`: the text itself, or with a schema the parsed JSON.
+
+        Text that does not fit the schema as JSON is tried as a JSON string. Raises PlaitError if neither fits.
         """
         if self.question.schema is None:
             return clean_text(text)
@@ -80,7 +84,7 @@ class Asking:
             except PlaitError as mismatch:
                 if len(text) <= _SHORT_ANSWER and not _is_json(
                     text
-                ):  # "yes" is told that it is no boolean, not no JSON
+                ):  # report a type mismatch for `yes`, not invalid JSON
                     raise mismatch from None
                 asked = _short(self.question.text)
                 raise PlaitError(f"the answer does not fit the question {asked!r}: {error}") from None
@@ -98,7 +102,9 @@ def _is_json(text: str) -> bool:
 
 
 def asking_of(text: str, encoded: str) -> Asking:
-    """What `encoded` holds of the question `text`. Raises ValueError, KeyError or TypeError where it is damaged."""
+    """Return the stored question with the text `text`. Raises ValueError, KeyError or TypeError if `encoded` is
+    damaged.
+    """
     kept = json.loads(encoded)
     question = Question(text, kept.get("schema"), kept.get("default"))
     return Asking(question, Way(kept["way"]), kept.get("deadline"))
@@ -106,45 +112,47 @@ def asking_of(text: str, encoded: str) -> Asking:
 
 @dataclass(frozen=True, slots=True)
 class OpenQuestion:
-    """A question that waits for its answer: which attempt of which task ended with it, and what was asked. `schema`,
-    `default` as in `Question`; `deadline_at` is UTC in ISO 8601, None for no deadline.
-    """
+    """A question waiting for an answer."""
 
     run_id: str
     task_id: str
     attempt: int
+    """The number of the attempt that ended with the question."""
     text: str
     schema: Mapping[str, object] | None
+    """The JSON Schema of the answer; None for a text. See `Question`."""
     default: JsonValue
+    """The answer used after the deadline. See `Question`."""
     deadline_at: str | None
+    """The deadline, UTC in ISO 8601; None without a deadline."""
 
     @classmethod
     def of(cls, run_id: str, task_id: str, attempt: int, asking: Asking) -> OpenQuestion:
-        """The question with which `attempt` of the task ended."""
+        """Return the question that ended attempt number `attempt` of the task."""
         asked = asking.question
         return cls(run_id, task_id, attempt, asked.text, asked.schema, asked.default, asking.deadline_at)
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer as it is kept: to the question that ended `attempt`. `by` says who gave it: `person`, `default`
-    (nobody had by the deadline) or `callback`.
-    """
+    """A stored answer."""
 
     attempt: int
+    """The number of the attempt that ended with the question."""
     way: Way
     question: str
     value: JsonValue
     by: str
+    """The source of the answer: `person`, `default` (no answer by the deadline) or `callback`."""
 
     @property
     def text(self) -> str:
-        """What is said in the conversation."""
+        """The message sent in the conversation."""
         return self.value if isinstance(self.value, str) else _json(self.value)
 
 
 def encode_answers(answers: Sequence[Answered]) -> str:
-    """As `TaskAnswered.answers`."""
+    """Return the JSON text stored in `TaskAnswered.answers`."""
     return _json(
         [
             {"attempt": a.attempt, "way": a.way.value, "question": a.question, "value": a.value, "by": a.by}
@@ -154,7 +162,7 @@ def encode_answers(answers: Sequence[Answered]) -> str:
 
 
 def answers_of(encoded: str | None) -> tuple[Answered, ...]:
-    """What is stored. Raises ValueError, KeyError or TypeError where it is damaged."""
+    """Return the stored answers. Raises ValueError, KeyError or TypeError if `encoded` is damaged."""
     if encoded is None:
         return ()
     return tuple(replace(Answered(**one), way=Way(one["way"])) for one in json.loads(encoded))
@@ -169,9 +177,9 @@ def _short(text: str) -> str:
 
 
 OnQuestion: TypeAlias = Callable[[OpenQuestion], Awaitable[JsonInput]]
-"""Answers a question in the process that runs the run; None leaves it to others."""
+"""Callback that answers a question in the process executing the run; None defers to other ways of answering."""
 
 
 def unix(at: str) -> float:
-    """The Unix time of a stored one."""
+    """Return the Unix time of a stored timestamp."""
     return datetime.strptime(at, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC).timestamp()

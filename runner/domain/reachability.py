@@ -1,4 +1,4 @@
-"""Which tasks of a graph wait for which others, directly or not: for many pairs at once. Pure."""
+"""Reachability in a graph of tasks, direct or indirect, for many pairs at once. Pure."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 Neighbours: TypeAlias = Sequence[Sequence[int]]
-"""For each task, by position, the positions of the tasks that it waits for, or of those that wait for it."""
+"""For each position, the positions of the dependencies, or of the dependents."""
 
 _NEAR = 100
-"""Tasks and dependencies that are looked at upwards, before one task is looked for from another on downwards."""
+"""The number of steps of an upward search before the search from the other task downward takes over."""
 
 
 def not_upstream(
     dependencies: Neighbours, dependents: Neighbours, pairs: Iterable[tuple[int, int]]
 ) -> set[tuple[int, int]]:
-    """Those of `pairs` of positions whose second task does not wait, directly or through others, for the first.
+    """Return the pairs `(target, position)` whose second task does not depend, directly or indirectly, on the first.
 
-    Most are near each other, so it is looked for upwards, where there is little. Of the others all those with the
-    same first task are looked for at once, from there, and nothing is kept from one to the next.
+    Most pairs are close together, so a short upward search comes first. The remaining pairs with the same first task
+    share a single downward search, and nothing is cached between searches.
     """
     apart: set[tuple[int, int]] = set()
     far: dict[int, set[int]] = {}
@@ -35,7 +35,7 @@ def not_upstream(
 
 
 def _is_near_above(dependencies: Neighbours, target: int, position: int) -> bool | None:
-    """Whether `target` is upstream of `position`; None if that is not known after `_NEAR` steps."""
+    """Return whether `target` is upstream of `position`; None if undecided after `_NEAR` steps."""
     steps, seen, waiting = 0, {position}, deque([position])
     while waiting:
         needed = dependencies[waiting.popleft()]
@@ -50,7 +50,7 @@ def _is_near_above(dependencies: Neighbours, target: int, position: int) -> bool
 
 
 def _not_reached(dependents: Neighbours, start: int, positions: Iterable[int]) -> set[int]:
-    """Those of `positions` that are not downstream of `start`."""
+    """Return the `positions` that are not downstream of `start`."""
     missing, seen, waiting = set(positions), {start}, deque([start])
     while waiting and missing:
         for dependent in dependents[waiting.popleft()]:

@@ -1,4 +1,4 @@
-"""What a run came to: plain frozen values."""
+"""Results of runs and tasks: frozen values."""
 
 from __future__ import annotations
 
@@ -12,73 +12,83 @@ from plait.runner.domain.status import RunStatus, TaskStatus
 
 @value
 class TaskResult:
-    """Where a task stands at the end. `text` and `data` are set when it completed, the error fields when it failed.
-
-    `attempts` counts all attempts, earlier processes included. `reused` is True when an earlier process did it.
-    `usage` and `duration_s` (seconds) are those of the last one. `question` is what a person is asked while it is
-    waiting_input.
-    """
+    """The state of a task at the end of a run."""
 
     id: str
     status: TaskStatus = TaskStatus.PENDING
     text: str = ""
+    """The text of the result; empty unless completed."""
     data: JsonValue = None
+    """The structured result, for a task with an `output_schema`; None unless completed."""
     error_kind: str | None = None
+    """The kind of the error, an `ErrorKind` value; None unless failed."""
     error: str | None = None
+    """The error message; None unless failed."""
     attempts: int = 0
+    """The number of all attempts, including attempts of earlier processes."""
     usage: Usage = NO_USAGE
+    """The usage of the last attempt."""
     duration_s: float = 0.0
+    """The duration of the last attempt, in seconds."""
     session_id: str | None = None
+    """The backend's id of the conversation, if known."""
     reused: bool = False
+    """True if an earlier process did the task."""
     question: str | None = None
+    """The question for a person while the task is waiting_input."""
 
     @property
     def value(self) -> JsonValue:
-        """What `{{ id }}` stands for in the prompts of dependents: the data if there is any, else the text."""
+        """The value of `{{ id }}` in prompts of dependents: `data` unless None, else `text`."""
         return self.text if self.data is None else self.data
 
 
 @dataclass(frozen=True, slots=True)
 class Degradation:
-    """A time during which the store failed. `until` is None when it never answered again. `lost` changes are not
-    stored: the last ones of the run, or one that the store would never have taken.
-    """
+    """A period during which the store failed."""
 
     since: str
+    """The start, UTC in ISO 8601."""
     until: str | None
+    """The end; None if the store never answered again."""
     error: str
+    """The error of the store."""
     lost: int = 0
+    """The number of changes not stored: the last changes of the run, or changes the store would never have accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a resume did, in numbers of tasks: `reused` were done before, `ran` were executed by this process, and
-    `repeated` of these had an attempt under way when they were interrupted, so that they may be billed twice. `adopted`
-    had an attempt under way that had outlived its process, and nothing was said in it again.
-    """
+    """Summary of a resume, in numbers of tasks."""
 
     reused: int
+    """Tasks done before the resume."""
     ran: int
+    """Tasks executed by this process."""
     repeated: int
+    """Executed tasks that were interrupted during an attempt and may be billed twice."""
     adopted: int = 0
+    """Tasks whose running attempt outlived its process and was continued without a new prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run came to. `tasks` holds every task by id, in the order of the DAG.
-
-    `status` is completed, failed, waiting_input, cancelled or interrupted. `degraded` lists when the store was away;
-    empty is good. `receipt` is there after a resume that found something left to do. `usage` sums up all attempts,
-    those that failed and those of earlier processes included; turns of `continue_task` are none.
-    """
+    """The result of a run."""
 
     run_id: str
+    """The id of the run."""
     status: RunStatus
+    """The final status: completed, failed, waiting_input, cancelled or interrupted."""
     tasks: Mapping[str, TaskResult]
+    """The result of every task by id, in the order of the DAG."""
     error: str | None = None
+    """The reason for a failure, in one line."""
     degraded: tuple[Degradation, ...] = ()
+    """The periods during which the store failed; empty for a healthy store."""
     receipt: Receipt | None = None
+    """The summary of a resume; None if there was no resume or nothing left to do."""
     usage: Usage = NO_USAGE
+    """The sum over all attempts, failed attempts and earlier processes included, without turns of `continue_task`."""
     text: Mapping[str, str] = field(init=False)
     """The text of every completed task, by id."""
 
@@ -91,22 +101,24 @@ class RunResult:
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Ids of the tasks that failed."""
+        """Ids of the failed tasks."""
         return tuple(task.id for task in self.tasks.values() if task.status is TaskStatus.FAILED)
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """Ids of the tasks that wait for a person."""
+        """Ids of the tasks waiting for a person."""
         return tuple(task.id for task in self.tasks.values() if task.status is TaskStatus.WAITING_INPUT)
 
     @property
     def blocked(self) -> tuple[str, ...]:
-        """Ids of the tasks that could not start because one that they depend on failed. Empty unless the run ended."""
+        """Ids of the tasks that could not start because a dependency failed. Empty unless the run is completed or
+        failed.
+        """
         if self.status not in {RunStatus.COMPLETED, RunStatus.FAILED}:
             return ()
         return tuple(task.id for task in self.tasks.values() if task.status is TaskStatus.PENDING)
 
     @property
     def reused(self) -> int:
-        """How many tasks an earlier process had completed."""
+        """The number of tasks done by earlier processes."""
         return sum(task.reused for task in self.tasks.values())

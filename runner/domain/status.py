@@ -1,4 +1,4 @@
-"""The states of a run and of a task, and the one table that says which may follow which. Pure."""
+"""Statuses of runs and tasks, and the tables of allowed transitions. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class TaskStatus(StrEnum):
-    """Where a task stands. *Eligible* and *blocked* are computed from the graph, never stored."""
+    """The status of a task. *Eligible* and *blocked* are computed from the graph, never stored."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -19,15 +19,15 @@ class TaskStatus(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     SKIPPED = "skipped"
-    """It failed, and its failure mode is `skip`: dependents go on as if it had completed with an empty result."""
+    """The task failed with failure mode `skip`: dependents continue as after a completion with an empty result."""
     CANCELLED = "cancelled"
 
-    # Enum's own takes ten times as long, and differs from that of the equal text.
+    # `Enum.__hash__` is ten times slower, and differs from the hash of the equal text.
     __hash__ = str.__hash__
 
 
 class RunStatus(StrEnum):
-    """Where a run stands."""
+    """The status of a run."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -37,7 +37,7 @@ class RunStatus(StrEnum):
     CANCELLING = "cancelling"
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
-    """Shown, never stored: the run is stored as running, and nobody runs it any more. `resume` goes on with it."""
+    """Displayed, never stored: the run is stored as running without a live owner. `resume` continues the run."""
 
     __hash__ = str.__hash__
 
@@ -47,7 +47,7 @@ _T, _R = TaskStatus, RunStatus
 TASK_TRANSITIONS: Mapping[TaskStatus, frozenset[TaskStatus]] = MappingProxyType(
     {
         _T.PENDING: frozenset({_T.RUNNING, _T.CANCELLED}),
-        # Back to pending: a retry, or an attempt that ended with its owner.
+        # Back to pending: a retry, or the attempt ended with its owner.
         _T.RUNNING: frozenset(
             {_T.PENDING, _T.WAITING_INPUT, _T.COMPLETED, _T.FAILED, _T.SKIPPED, _T.CANCELLED},
         ),
@@ -60,10 +60,10 @@ TASK_TRANSITIONS: Mapping[TaskStatus, frozenset[TaskStatus]] = MappingProxyType(
         _T.CANCELLED: frozenset(),
     }
 )
-"""What may follow what. A failed task leaves its state only when a person asks for it: see TASK_REOPENINGS."""
+"""Allowed transitions of tasks. A failed task changes its status only on request of a person: see TASK_REOPENINGS."""
 
 TASK_REOPENINGS: frozenset[TaskStatus] = frozenset({_T.FAILED})
-"""States that `resume(retry_failed=True)` puts back to pending. A completed task is never among them."""
+"""Statuses that `resume(retry_failed=True)` resets to pending. Never includes completed."""
 
 RUN_TRANSITIONS: Mapping[RunStatus, frozenset[RunStatus]] = MappingProxyType(
     {
@@ -76,12 +76,13 @@ RUN_TRANSITIONS: Mapping[RunStatus, frozenset[RunStatus]] = MappingProxyType(
         _R.CANCELLED: frozenset(),
     }
 )
+"""Allowed transitions of runs."""
 
 RUN_REOPENINGS: frozenset[RunStatus] = frozenset({_R.FAILED})
-"""States from which `resume(retry_failed=True)` makes a run running again."""
+"""Statuses from which `resume(retry_failed=True)` returns a run to running."""
 
 TASK_STATUSES: Mapping[str, TaskStatus] = MappingProxyType({status.value: status for status in TaskStatus})
-"""By the words that are stored. To call the class takes ten times as long, and a resume asks for that of every task."""
+"""Statuses by stored text. A lookup is ten times faster than a call of the class, and a resume needs one per task."""
 
 TASK_DONE: frozenset[TaskStatus] = frozenset(s for s in TaskStatus if not TASK_TRANSITIONS[s])
 RUN_DONE: frozenset[RunStatus] = frozenset(s for s in RUN_TRANSITIONS if not RUN_TRANSITIONS[s])
@@ -90,9 +91,9 @@ Status = TypeVar("Status", TaskStatus, RunStatus)
 
 
 def may_follow(table: Mapping[Status, frozenset[Status]], old: Status, new: Status) -> bool:
-    """Whether `table` lets `new` follow `old`."""
+    """Return whether `table` allows the transition from `old` to `new`."""
     return new in table.get(old, frozenset())
 
 
 UNDER_WAY = frozenset({RunStatus.RUNNING, RunStatus.CANCELLING})
-"""Statuses of a run that somebody runs; where nobody does, it is interrupted."""
+"""Statuses of a run with an owner. Without a live owner, a run with such a status is interrupted."""

@@ -1,4 +1,4 @@
-"""A task and its policies: plain frozen values. Pure."""
+"""Tasks, retry policies, growth limits, and the rules for crashed and failed tasks: frozen values. Pure."""
 
 from __future__ import annotations
 
@@ -14,49 +14,59 @@ from plait.runner.errors import nearest
 
 
 class FailureMode(StrEnum):
-    """What a task's failure does to the tasks that depend on it."""
+    """The effect of a task's failure on its dependents."""
 
     HARD = "hard"
     """Dependents stay blocked. The default."""
     SOFT = "soft"
-    """Dependents run without it: its name renders as an empty text. The run still counts as failed."""
+    """Dependents run; the name of the failed task renders as an empty text. The run still counts as failed."""
     SKIP = "skip"
-    """As if it had completed with an empty result: the task ends as *skipped* and does not fail the run."""
+    """The task ends as *skipped*, as if completed with an empty result, and does not fail the run."""
 
 
 Mode: TypeAlias = FailureMode | Literal["hard", "soft", "skip"]
-"""A failure mode as it may be written; what is kept is a `FailureMode`."""
+"""Accepted spellings of a failure mode; stored as `FailureMode`."""
 DEFAULT_RETRY_ON: frozenset[str] = frozenset(
     {"transient", "rate_limited", "overloaded", "timeout", "crashed", "invalid_output"}
 )
-"""Error kinds (`backends.ErrorKind` values) that a second try may not meet. The rest fail the task at once."""
+"""Error kinds (`backends.ErrorKind` values) that may disappear with a second attempt. Other kinds fail the task at
+once.
+"""
 NEVER_RETRIED: frozenset[str] = frozenset({"unavailable"})
-"""Error kinds that every try meets until a person has done something about it, whatever a policy says."""
+"""Error kinds that persist until a person acts. Never retried, whatever the retry policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """When and how often a failed attempt is tried again.
+    """The retry policy for failed attempts.
 
-    `attempts` counts all tries, the first included. Before try n+1 the runner waits a random time between 0 and
-    min(`max_delay`, `base_delay` * 2**(n-1)) seconds (exponential backoff, full jitter). Where the server said how long
-    to wait, it waits that long plus up to `base_delay`, or, after less than `base_delay`, plus the backoff: a hint is
-    never shortened, also by a resume, and one of more than a day fails the task. A backend that says it is rate limited
-    or overloaded is left alone meanwhile: nothing more starts on it, and then fewer tasks at once. Its saying so is not
-    counted in `attempts`, unless a task has met it 20 times, or it has said nothing else for 20 such waits; with
-    `attempts` 1 the task fails at once. `on` is any collection of `ErrorKind` values, kept as a frozenset; a backend
-    that cannot be had here is never tried again.
-    Raises ValueError for what is none of them, and for numbers that make no sense.
-    A task that was running when its process died is run again by `resume`, until that has happened `max_crashes` times:
-    then it fails as crashed. Its last try is made with nothing else running, so that no other task's crash convicts it;
-    with `max_crashes` 1 the first try is the last one, and no such care is taken.
+    The wait before attempt n+1 is random, between 0 and min(`max_delay`, `base_delay` * 2**(n-1)) seconds (exponential
+    backoff, full jitter). A wait requested by the server is extended by up to `base_delay`, or by the backoff if the
+    request is shorter than `base_delay`. Requested waits are never shortened, not even by a resume; a request of more
+    than a day fails the task.
+
+    While a backend reports a rate limit or an overload, no further task starts on the backend; afterwards, fewer tasks
+    run at once. Such reports do not count as attempts, up to 20 per task, or 20 consecutive waits of the backend
+    without any other response. With `attempts` 1, such a report fails the task at once. A backend unavailable on this
+    machine is never retried.
+
+    `resume` runs a task interrupted by the death of its process again, until the task has been interrupted
+    `max_crashes` times; then the task fails as crashed. The last attempt runs alone, so that a crash caused by another
+    task cannot count against it. With `max_crashes` 1 the first attempt is the last, and does not run alone.
+
+    Raises ValueError for unknown error kinds and invalid numbers.
     """
 
     attempts: int = 3
+    """The maximum number of attempts, including the first."""
     base_delay: float = 1.0
+    """The initial backoff limit, in seconds."""
     max_delay: float = 60.0
+    """The maximum backoff, in seconds."""
     on: Collection[str] = DEFAULT_RETRY_ON
+    """The error kinds to retry: any collection of `ErrorKind` values, stored as a frozenset."""
     max_crashes: int = 3
+    """The number of process deaths during the task after which the task fails."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -86,52 +96,66 @@ DEFAULT_RETRY = Retry()
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One subtask: a prompt for a backend, run once everything in `depends_on` is done.
-
-    `id` is 1 to 64 of letters, digits, `.`, `_`, `-`, not starting with a dot. `prompt` is a template: `{{ other }}` is
-    the result of upstream task `other` (docs/guides/plan-files.md). `backend` names a backend of the runner; None is
-    its default one, or the backend of the task in `continues`. `continues` goes on with that task's conversation and
-    implies depending on it. `timeout` is seconds for one attempt, None for no limit. `output_schema` is a JSON Schema
-    that the answer has to fit. `weight` is the expected relative duration, used to start long paths first. `item` is
-    what `{{ item }}` stands for, and `aliases` gives further template names: each stands for one task's result, or for
-    the list of several; plan files fill both for `for_each`. `metadata` is carried along and shown; only policies read
-    it, such as the task's `role`.
-
-    `for_each` names a task whose result is a list, or has one as its only field that is a list: when that task is done,
-    this one becomes one task for each element (`id.1`, `id.2`, ...; in their prompts it is `{{ item }}`), and is itself
-    the list of their results, once all of them are done. Another task with the same `for_each` that depends on it,
-    directly or through others, or continues it, pairs up with it: `other.2` waits for `id.2`, and `{{ id }}` is the
-    result of that one. `adds_tasks` has the task's answer, in the shape of a plan file's `tasks`, added to the run.
-
-    `at_most_once` is for what must not happen twice: it is never retried, not begun while its start cannot be written
-    down, and when its process ends before it does, it is waiting_input: a person says what follows (`answer`).
-    """
+    """A subtask: a prompt for a backend, run once all tasks in `depends_on` are done."""
 
     id: str
+    """1 to 64 letters, digits, `.`, `_` or `-`, not starting with a dot."""
     prompt: str = ""
+    """A template: `{{ other }}` is the result of the upstream task `other`. See docs/plan-files.md."""
     depends_on: Sequence[str] = ()
+    """The ids of the tasks to be done before."""
     backend: str | None = None
+    """The name of a backend of the runner. None means the backend of the task in `continues`, or the default
+    backend.
+    """
     continues: str | None = None
+    """The id of a task whose conversation to continue. Implies a dependency."""
     failure_mode: Mode = FailureMode.HARD
+    """The effect of a failure on the dependents."""
     retry: Retry = DEFAULT_RETRY
+    """The retry policy."""
     timeout: float | None = None
+    """The time limit of an attempt in seconds; None for no limit."""
     output_schema: Mapping[str, object] | None = None
+    """A JSON Schema for the answer."""
     weight: float = 1.0
+    """The expected relative duration; long paths start first."""
     item: JsonInput = None
+    """The value of `{{ item }}`. Filled by `for_each` in plan files."""
     aliases: Mapping[str, str | Sequence[str]] = field(default_factory=dict[str, "str | Sequence[str]"])
+    """Further template names: each stands for the result of a task, or for the list of several results. Filled by
+    `for_each` in plan files.
+    """
     metadata: Mapping[str, JsonInput] = field(default_factory=dict[str, "JsonInput"])
+    """JSON values for display. Only policies read the values, such as `role`."""
     at_most_once: bool = False
+    """True for a task with effects that must not happen twice: the task is never retried, and never started while its
+    start cannot be stored. If the process ends first, the task becomes waiting_input, and a person decides (see
+    `answer`).
+    """
     for_each: str | None = None
+    """The id of a task whose result is a list, or an object with exactly one list among its fields.
+
+    Once the named task is done, this task is expanded into a part for each element (`id.1`, `id.2`, ...), with the
+    element as `{{ item }}`. The result of this task is the list of the parts' results, available once all parts are
+    done.
+
+    Tasks with the same `for_each` are paired if one depends on the other, directly or indirectly, or continues the
+    other: `other.2` waits for `id.2`, and in its prompt `{{ id }}` is the result of `id.2`.
+    """
     adds_tasks: bool = False
+    """True if the answer, in the shape of a plan file's `tasks`, is to be added to the run."""
 
     def __post_init__(self) -> None:
-        # "soft" is as good as FailureMode.SOFT to whoever writes it, and must be so here too.
+        # Convert a plain text such as "soft" to the enum.
         if type(self.failure_mode) is not FailureMode:
             object.__setattr__(self, "failure_mode", FailureMode(self.failure_mode))
 
     @property
     def upstream(self) -> tuple[str, ...]:
-        """What has to be done before this task: `depends_on`, and `continues` and `for_each` if not listed there."""
+        """The ids of all tasks to be done before: `depends_on`, then `continues` and `for_each` if not already
+        listed.
+        """
         if self.continues is None and self.for_each is None:
             return tuple(self.depends_on)
         further = dict.fromkeys((self.continues, self.for_each))
@@ -158,20 +182,20 @@ TASKS_SCHEMA: Mapping[str, JsonValue] = {
     "required": ["tasks"],
     "additionalProperties": False,
 }
-"""An `output_schema` for a planner: a mapping whose `tasks` have an id, a prompt, and what they depend on. There is no
-`backend` in it, so they run on the default one; give the planner a schema of its own to let it choose.
+"""An `output_schema` for planners: an object whose `tasks` have an id, a prompt and dependencies. Without a field
+`backend`, the new tasks run on the default backend; a planner that chooses backends needs a custom schema.
 """
 
 
 def last_chance(task: Task, crashes: int) -> bool:
-    """Whether the next death of its process would convict the task: then it runs alone, so that no other's is held
-    against it.
+    """Return whether another death of the process fails the task. The last attempt runs alone, which excludes crashes
+    caused by other tasks.
     """
     return 0 < crashes == task.retry.max_crashes - 1
 
 
 def at_most_once_question(attempt: int) -> str:
-    """What a person is asked about a task that must not run twice."""
+    """Return the question for a person about an interrupted task marked `at_most_once`."""
     return (
         f"attempt {attempt} was under way when its process ended, and the task is marked at_most_once: "
         f"did it take effect? Answer --done TEXT, --again or --fail"
@@ -179,27 +203,29 @@ def at_most_once_question(attempt: int) -> str:
 
 
 def failed_status(mode: Mode) -> TaskStatus:
-    """What a failed task becomes."""
+    """Return the status of a failed task with the failure mode `mode`."""
     return TaskStatus.SKIPPED if mode is FailureMode.SKIP else TaskStatus.FAILED
 
 
 MAX_TASKS = 10_000
+"""Default limit on the tasks of a run."""
 
 
 MAX_DEPTH = 10
+"""Default limit on the depth of added tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far a run may grow: to `max_tasks` tasks in all, and to tasks added by tasks that were added themselves, at
-    most `max_depth` levels deep.
-    """
+    """Limits on the growth of a run."""
 
     max_tasks: int = MAX_TASKS
+    """The maximum number of tasks in all."""
     max_depth: int = MAX_DEPTH
+    """The maximum number of levels at which tasks added by tasks may add tasks."""
 
     def within(self, others: Limits | None) -> Limits:
-        """The narrower of both."""
+        """Return the narrower limits of `self` and `others`."""
         if others is None:
             return self
         return Limits(min(self.max_tasks, others.max_tasks), min(self.max_depth, others.max_depth))

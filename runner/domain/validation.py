@@ -1,4 +1,4 @@
-"""What can be wrong with tasks: every mistake at once, of a new graph as of tasks that are added to one. Pure."""
+"""Validation of tasks: all mistakes at once, for a new graph and for tasks added to an existing graph. Pure."""
 
 from __future__ import annotations
 
@@ -16,31 +16,35 @@ from plait.runner.prompts.base import RESERVED_NAMES, PromptNames
 from plait.runner.prompts.render import parse_names
 
 MOST_HINTS = 20
-"""Unknown names of one graph for which the nearest right one is looked for."""
+"""The number of unknown names per graph for which the closest known name is searched."""
 _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _MOST_FOLDED = 58
-"""Characters of the id of a task with `for_each`: its parts add a dot and their number to it."""
+"""The maximum length of the id of a `for_each` task. Parts append a dot and a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Unless:
-    """A problem, unless the second task of the `pair` of positions waits, through others, for the first; `behind` is
-    what is said where the first waits for the second. `used`: the prompt needs the first one's result.
-    """
+    """A problem, unless the second task of `pair` depends, directly or indirectly, on the first."""
 
     pair: tuple[int, int]
+    """The positions of the two tasks."""
     problem: Problem
+    """The problem if neither task depends on the other."""
     behind: Problem
+    """The problem if the first task depends on the second."""
     used: bool = True
+    """True if the prompt needs the result of the first task."""
 
 
 def lists_gone_over(tasks: Iterable[Task]) -> dict[str, str]:
-    """For each of those tasks that have `for_each`, by id: the task that it names."""
+    """Return the `for_each` target of each task that has one, by task id."""
     return {task.id: task.for_each for task in tasks if task.for_each is not None}
 
 
 def taken_from_parts(tasks: Iterable[Task], lists: Collection[str]) -> Iterator[Problem]:
-    """Those of `tasks` that have the id of a part of a task with `for_each` whose id is in `lists`."""
+    """Yield a problem for each task whose id is the id of a generated part (`<id>.<n>`) of a `for_each` task in
+    `lists`.
+    """
     if not lists:
         return
     for place, task in enumerate(tasks):
@@ -51,8 +55,9 @@ def taken_from_parts(tasks: Iterable[Task], lists: Collection[str]) -> Iterator[
 
 
 def go_on_with_many(tasks: Iterable[Task], lists: Mapping[str, str]) -> Iterator[Problem]:
-    """Those of `tasks` that continue a task with `for_each`, which is in `lists`, without pairing up with it: it has
-    no conversation.
+    """Yield a problem for each task that continues a `for_each` task in `lists` without being paired with it.
+
+    A `for_each` task itself has no conversation; only its parts do.
     """
     for place, task in enumerate(tasks):
         before = task.continues
@@ -68,20 +73,20 @@ def go_on_with_many(tasks: Iterable[Task], lists: Mapping[str, str]) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The parts of a DAG that its checks read, and fill for new tasks."""
+    """The parts of a DAG used by its validation. Validation fills in the entries of new tasks."""
 
     tasks: Sequence[Task]
     inputs: Mapping[str, JsonInput]
     positions: dict[str, int]
     """The position of each task by id. `Checks.ids` adds the new tasks."""
     dependencies: list[tuple[int, ...]]
-    """For each task, the positions of the tasks that it waits for. `Checks.link` appends those of the new tasks."""
+    """For each task, the positions of its dependencies. `Checks.link` appends the entries of the new tasks."""
     dependents: Sequence[Sequence[int]]
-    """For each task, the positions of the tasks that wait for it."""
+    """For each task, the positions of its dependents."""
 
 
 class Checks:
-    """Checks the tasks of `graph` from position `start` on. `place` in a problem counts from there."""
+    """Validation of the tasks of `graph` from position `start` on. Positions in problems count from `start`."""
 
     def __init__(self, graph: Graph, start: int) -> None:
         self._graph = graph
@@ -90,12 +95,12 @@ class Checks:
         self._positions = graph.positions
         self._hints = MOST_HINTS
         self.named: list[tuple[int, int]] = []
-        """Pairs of positions: the prompt of the second task names the first one, which lies further up than the tasks
-        that it depends on. `prompts` fills it.
+        """Pairs of positions: the prompt of the second task names the first, an indirect upstream task. Filled by
+        `prompts`.
         """
 
     def ids(self) -> list[Problem]:
-        """Give every new task its position; what is wrong with their ids."""
+        """Assign a position to every new task. Return the problems of the ids."""
         problems: list[Problem] = []
         positions, start = self._positions, self._start
         for place, task in enumerate(self._tasks):
@@ -123,13 +128,13 @@ class Checks:
         return None
 
     def link(self) -> list[Problem]:
-        """Resolve names to positions; what is wrong with `depends_on`, `continues`, `for_each` and numbers."""
+        """Resolve names to positions. Return the problems of `depends_on`, `continues`, `for_each` and numbers."""
         problems: list[Problem] = []
         for place, task in enumerate(self._tasks):
             found: dict[int, None] = {}
             if isinstance(task.depends_on, str):
                 problems.append(Problem("depends_on must be a list of ids, not one text", task.id, "depends_on"))
-                task = Task(task.id)  # noqa: PLW2901 - its letters are no dependencies
+                task = Task(task.id)  # noqa: PLW2901 - the letters of a text are no dependencies
             for index, name in enumerate(task.upstream):
                 position = self._positions.get(name)
                 if position is None:
@@ -141,7 +146,9 @@ class Checks:
         return problems
 
     def _hint(self, name: str, known: Iterable[str]) -> str:
-        """The nearest right name, for the first mistakes: finding it takes longer than all the rest of the check."""
+        """Return a hint at the closest known name, for the first mistakes only: the search is slower than the rest of
+        the check.
+        """
         self._hints -= 1
         return nearest(name, known) if self._hints >= 0 else ""
 
@@ -170,7 +177,7 @@ class Checks:
         if before is None or task.backend is None:
             return
         theirs = self._graph.tasks[before].backend
-        # Where the earlier one names none, only the runner knows: see `backend_names`.
+        # If the earlier task names no backend, only the runner can decide: see `backend_names`.
         if theirs is not None and theirs != task.backend:
             yield Problem(
                 f"continues {task.continues!r}, which runs on backend {theirs!r}, "
@@ -182,7 +189,7 @@ class Checks:
             )
 
     def inputs(self) -> Iterator[Problem]:
-        """What is wrong with the graph's inputs."""
+        """Yield the problems of the graph's inputs."""
         inputs = self._graph.inputs
         if why := why_no_json(dict(inputs)):
             yield Problem(f"inputs have to be JSON, to be stored with the run: {why}", None, "inputs")
@@ -192,8 +199,8 @@ class Checks:
                 yield Problem(f"input {name!r} is also {owner}; call it something else", None, "inputs")
 
     def prompts(self, has_cycles: bool) -> list[Problem]:
-        """What is wrong with the new tasks' prompts and aliases. In a graph that has cycles nobody knows who is
-        upstream of whom.
+        """Return the problems of the new tasks' prompts and aliases. Cycles make upstream relations undefined: no
+        checks then.
         """
         found = [*self._in_aliases(), *self._in_prompts()]
         if has_cycles:
@@ -232,7 +239,7 @@ class Checks:
             if task.aliases:
                 direct = frozenset(self._graph.dependencies[self._start + place])
                 used = parse_names(task.prompt)[0] if _is_text(task.prompt) else PromptNames()
-                whole = "results" in used.names and not used.results  # all of them, as in a loop
+                whole = "results" in used.names and not used.results  # a bare `results` uses all results
                 for alias, names in task.aliases.items():
                     is_used = whole or alias in used.names or alias in used.results
                     yield from self._alias_problems(place, alias, names, direct, is_used)
@@ -280,7 +287,7 @@ class Checks:
 
 
 def uses_itself(name: str) -> str:
-    """What is said of a prompt that asks for its own task's result."""
+    """Return the message for a prompt that uses the result of its own task."""
     return f"the prompt uses {{{{ {name} }}}}, its own task's result, which is not there yet; name another task"
 
 
@@ -296,7 +303,7 @@ def _is_text(text: object) -> bool:
 
 
 def why_no_json(value: object) -> str | None:
-    """Why `value` cannot be stored as JSON; None where it can."""
+    """Return the reason why `value` cannot be stored as JSON; None if it can."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
