@@ -1,5 +1,6 @@
-"""The tasks with `for_each` of one run, as its schedule sees them: when they are unfolded and gathered, and for whom
-they wait themselves, and not their parts. Pure.
+"""Queue of the `for_each` tasks of a run: ready for expansion or for collecting results. Pure.
+
+The queue also decides whether a task waits for a `for_each` task itself, or only its parts wait for the other parts.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from plait.runner.domain.dag import DAG
 
 
 class Gathering:
-    """Those of the run of `dag`."""
+    """The `for_each` tasks of the run of `dag`."""
 
     def __init__(self, dag: DAG) -> None:
         self._dag = dag
         self._put_back: set[int] = set()
-        """Those that could not be unfolded, and wait for all that they depend on before they fail."""
+        """Tasks that could not be expanded and wait for all dependencies before failing."""
         self.line: deque[int] = deque()
-        """Those whose time has come."""
+        """Positions of the ready tasks, in order."""
 
     def take(self, dropped: Collection[int]) -> int | None:
-        """The next one; None when there is none."""
+        """Remove and return the position of the next ready task; None if there is none."""
         if not self.line:
             return None
         position = self.line.popleft()
@@ -29,27 +30,29 @@ class Gathering:
         return position
 
     def uncover(self, dropped: Collection[int]) -> None:
-        """Take those off the line's head that never will be unfolded or gathered."""
+        """Remove the tasks in `dropped` from the head of the queue."""
         while self.line and self.line[0] in dropped:
             self.line.popleft()
 
     def put_back(self, position: int) -> None:
-        """It pairs up with nobody any more."""
+        """Cancel the pairings of the task at `position`: from now on the task waits for its dependencies itself."""
         self._put_back.add(position)
 
     def waits(self, position: int, other: int) -> bool:
-        """Whether the task at `position`, which needs `other`, waits for it itself. Where it pairs up with that,
-        its parts do.
+        """Return whether the task at `position` itself waits for `other`, a task it needs. For a pair, only the parts
+        wait.
         """
         return position in self._put_back or not self._dag.pairs_up(position, other)
 
     def waiting(self, position: int) -> Sequence[int]:
-        """The tasks that wait themselves for the one at `position`."""
+        """Return the positions of the tasks that themselves wait for the task at `position`."""
         needed_by = self._dag.needed_by(position)
         if self._dag.tasks[position].for_each is None:
             return needed_by
         return [one for one in needed_by if self.waits(one, position)]
 
     def paired(self, position: int) -> list[int]:
-        """The tasks that depend on the one at `position`, which is unfolded, and do not wait for it themselves."""
+        """Return the positions of the dependents of the expanded task at `position` that do not wait for the task
+        itself.
+        """
         return [one for one in self._dag.needed_by(position) if not self.waits(one, position)]

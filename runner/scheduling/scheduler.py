@@ -1,13 +1,13 @@
-"""`Schedule`: which task may start now, and what an outcome unlocks. Pure: no await, no clock, no I/O.
+"""`Schedule`: which task may start now, and which tasks an outcome unlocks. `Outset`: the initial state. Pure: no I/O.
 
-Every task is in exactly one place: missing dependencies, eligible in its backend's heap, holding a place (started),
-set aside (a retry that waits its turn, a question that somebody is answering), parked (it waits for a person), or done.
-Only `take` gives out places and only `finish`, `set_aside` and `park` free them, so the limits hold by construction.
-All steps are O(log n), but `finish` is linear in the task's dependents. What is dropped stays in its heap until it is
-on top: from there it goes at once, so a heap that is not empty has a task to give out.
+No await, no clock. Every task is in exactly one state: missing dependencies, eligible (in the heap of its backend),
+holding a slot (started), set aside (a retry waiting for its time, a question being answered), parked (waiting for a
+person), or done. Only `take` assigns slots, and only `finish`, `set_aside` and `park` release slots, so the limits hold
+by construction. All steps are O(log n), except that `finish` is linear in the number of dependents. A dropped task
+stays in its heap until it reaches the top and is then removed at once; a non-empty heap therefore has a task to start.
 
-A task with `for_each` calls no backend, so it needs no place: it waits in a line of its own (`take_gathering`), first
-to be unfolded into its parts, and then, when they are done, to gather their results.
+A `for_each` task calls no backend and needs no slot. A separate queue (`take_gathering`) returns the task twice: first
+for expansion into parts, and after the end of all parts for collecting their results.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from plait.runner.scheduling.slots import Lane, Places
 
 @dataclass(frozen=True, slots=True)
 class Outset:
-    """How the tasks of a run stand at the start: their `statuses` (all pending if there are none); the positions of
-    those that run with nothing beside them, and after everything else that can run (`alone`); of those that are set
-    aside though they could start (`later`), and of those among them whose backend asked for it (`throttled`); and of
-    those that hold a place already (`held`), which may be more than there are: then nothing starts before enough of
-    them have ended.
-    """
+    """Initial state of the tasks of a run. Collections hold positions."""
 
     statuses: Sequence[TaskStatus] = ()
+    """The status of each task; empty if all tasks are pending."""
     alone: Collection[int] = ()
+    """Tasks to run last, with no other task running."""
     later: Collection[int] = ()
+    """Tasks to set aside at the start although eligible."""
     throttled: Collection[int] = ()
+    """Tasks of `later` that were throttled by their backend."""
     held: Collection[int] = ()
+    """Tasks already holding a slot. If there are more tasks than slots, none starts until enough of them have ended."""
 
 
 AFRESH = Outset()
-"""No task has been started yet."""
+"""Initial state of a new run: no task has been started."""
 
 
 class Schedule:
-    """Gives out tasks by position in the graph: the one with the longest remaining path first, ties by declaration.
+    """Selects tasks by position in the graph: the longest remaining path first, ties by order of declaration.
 
-    `backends` names the backend of each task; `places` are its own, or those that it shares with other runs.
+    `backends` names the backend of each task. `places` are the slots of this run, or slots shared with other runs.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Schedule:
         self._alone_heap: list[tuple[float, int]] = []
         self._dropped: set[int] = set()
         self._undisturbed: set[int] = set()
-        """Tasks that hold their places, and are to run alone: one, or several that were held at the start."""
+        """Running tasks that must run alone: at most one, or several held at the start."""
         self._missing = [len(dag.needed(position)) for position in range(len(dag))]
         self.taken = 0
-        """How many tasks hold a place."""
+        """The number of tasks holding a slot."""
         self.aside = 0
-        """How many tasks wait for `requeue` or `let_go`."""
+        """The number of tasks waiting for `requeue` or `let_go`."""
         self.later: list[int] = []
-        """Tasks that were set aside at the start."""
+        """Tasks set aside at the start."""
         self._load(outset.statuses or [TaskStatus.PENDING] * len(dag), outset)
         for position in outset.held:
             self._hold(position)
@@ -86,7 +86,9 @@ class Schedule:
         return lane
 
     def extend(self, backends: Sequence[str], statuses: Sequence[TaskStatus]) -> None:
-        """The graph has grown: `backends` are those of the new tasks, `statuses` those of all."""
+        """Add the tasks appended to the graph. `backends` names the backends of the new tasks; `statuses` covers all
+        tasks.
+        """
         start = len(self._missing)
         self._priorities += self._dag.priorities(start, self._priorities)
         self._lane_of += [self._lane(name) for name in backends]
@@ -96,8 +98,8 @@ class Schedule:
                 self._push(position)
 
     def join(self, position: int, parts: int) -> None:
-        """The task that `take_gathering` gave is unfolded, and waits for that many parts, all of them new; those that
-        pair up with it wait for it no longer.
+        """Make the expanded task at `position` wait for its `parts` new parts. Tasks paired with it stop waiting for
+        it.
         """
         self._missing[position] = parts
         if not parts:
@@ -105,19 +107,21 @@ class Schedule:
         self._one_less(self._gathering.paired(position))
 
     def put_back(self, position: int, statuses: Sequence[TaskStatus]) -> bool:
-        """Have the task that `take_gathering` gave, which cannot be unfolded, wait for those that it pairs up with;
-        whether there is one that is not done.
+        """Let a `for_each` task that could not be expanded wait for its paired tasks. Return whether any of them is
+        unfinished.
         """
         self._gathering.put_back(position)
         self._missing[position] = self._count(position, statuses)
         return self._missing[position] > 0
 
     def take_gathering(self) -> int | None:
-        """The next task with `for_each` whose time has come; None when there is none. It holds no place."""
+        """Return the next ready `for_each` task; None if there is none. The task holds no slot."""
         return self._gathering.take(self._dropped)
 
     def take(self) -> int | None:
-        """The next task that may start, holding a place from now on; None when there is none or no place is free."""
+        """Return the next task to start and assign a slot to it. Return None if no task is eligible or no slot is
+        free.
+        """
         best = self._best()
         if best is None:
             return self._take_alone() if self._may_take_alone else None
@@ -153,11 +157,13 @@ class Schedule:
 
     @property
     def may_take(self) -> bool:
-        """Whether `take` would give a task."""
+        """Whether `take` would return a task."""
         return self._best() is not None or self._may_take_alone
 
     def stand_in_line(self, take: Callable[[], None]) -> bool:
-        """Whether tasks are left for which other runs have the places: `take` is called when there might be one."""
+        """Request slots held by other runs. Return whether eligible tasks are left; `take` is called when a slot may be
+        free.
+        """
         if not self._places.shared:
             return False
         waiting = [lane for lane in self._lanes.values() if lane.heap]
@@ -172,17 +178,17 @@ class Schedule:
             del lane.gate.line[self]
             take()
         elif not lane.heap and not self._alone_heap:
-            del lane.gate.line[self]  # it has had by itself what it came for
+            del lane.gate.line[self]  # all its tasks have been started meanwhile
 
     def give_back(self) -> None:
-        """The run has been left: whatever it holds is for others, and it wants nothing more."""
+        """Release all slots and requests at the end of the run's execution."""
         self._places.leave_lines(self)
         for lane in self._lanes.values():
             lane.give_back()
         self._places.offer(self)
 
     def finish(self, position: int, status: TaskStatus) -> None:
-        """The started task `position` ended as `status`: its place is free, and what only waited for it is eligible."""
+        """Release the slot of the started task at `position`, ended as `status`, and unlock its dependents."""
         self._free(position)
         gate = self._lane_of[position].gate
         if status is TaskStatus.COMPLETED:
@@ -191,7 +197,7 @@ class Schedule:
         self.settle(position, status)
 
     def settle(self, position: int, status: TaskStatus) -> None:
-        """The task, which holds no place, ended as `status`; as `finish`."""
+        """Record the end as `status` of a task without a slot, and unlock its dependents."""
         if self._lets_pass(position, status):
             self._one_less(self._gathering.waiting(position))
 
@@ -202,26 +208,26 @@ class Schedule:
                 self._push(position)
 
     def park(self, position: int) -> None:
-        """The started task gives its place back and waits for a person: the run does not wait for it."""
+        """Release the slot of a started task that waits for a person. The run does not wait for the task."""
         self._free(position)
         self._places.offer(self)
 
     def unpark(self, position: int, statuses: Sequence[TaskStatus]) -> None:
-        """The person has answered: the parked task is eligible, unless something that it needs is done once more."""
+        """Make a parked task eligible after the person's answer, unless a required task has to run again first."""
         self._missing[position] = self._count(position, statuses)
         if not self._missing[position]:
             self._push(position)
 
     def hold(self) -> None:
-        """Somebody is about to answer for a parked task: the run waits for it, until `let_go`."""
+        """Let the run wait for a parked task that is about to be answered, until `let_go`."""
         self.aside += 1
 
     def let_go(self) -> None:
-        """The opposite of `hold`."""
+        """Withdraw `hold`."""
         self.aside -= 1
 
     def drop(self, position: int) -> None:
-        """The task, which holds no place, never will again."""
+        """Exclude the task, which holds no slot, from ever starting."""
         self._missing[position] = -1
         self._dropped.add(position)
         self._uncover(self._lane_of[position].heap)
@@ -229,24 +235,25 @@ class Schedule:
         self._gathering.uncover(self._dropped)
 
     def set_aside(self, position: int) -> None:
-        """The started task `position` gives its place back and waits for `requeue`."""
+        """Release the slot of the started task at `position`. The task waits for `requeue`."""
         self._free(position)
         self.aside += 1
         self._places.offer(self)
 
     def throttle(self, position: int) -> None:
-        """The started task's backend asks to be left alone for a while: the task is set aside, and nothing starts on
-        that backend until it and all others like it are back, and then less: see `Gate`.
+        """Set the started task aside after its backend reported a limit.
+
+        No task starts on the backend until all throttled tasks are back; then fewer tasks run at once: see `Gate`.
         """
         self._lane_of[position].throttle(position)
         self.set_aside(position)
 
     def closings(self, position: int) -> int:
-        """See `Lane`, of the task's backend."""
+        """Return `Lane.closings` for the backend of the task."""
         return self._lane_of[position].closings
 
     def requeue(self, position: int) -> None:
-        """The task that was set aside is eligible again, unless it has been dropped meanwhile."""
+        """Make a task that was set aside eligible again, unless it was dropped meanwhile."""
         self.aside -= 1
         if self._lane_of[position].come_back(position):
             self._places.offer(self)
@@ -255,7 +262,7 @@ class Schedule:
 
     @property
     def exhausted(self) -> bool:
-        """Nothing holds a place, nothing is set aside, nothing is eligible: the run has come to its end."""
+        """True at the end of the run: no task holds a slot, is set aside, or is eligible."""
         if self.taken or self.aside or self._alone_heap or self._gathering.line:
             return False
         return not any(lane.heap for lane in self._lanes.values())
@@ -269,7 +276,7 @@ class Schedule:
             if self._dag.tasks[position].for_each is not None:
                 self._missing[position] = self._count(position, statuses)
             if status is not TaskStatus.PENDING:
-                # What it depends on may be run again; it is not, so its count must never come down to zero.
+                # Dependencies may run again, but this task does not: the count must never reach zero.
                 self._missing[position] = -1
             elif not self._missing[position] and position in outset.later:
                 self.later.append(position)
@@ -280,7 +287,7 @@ class Schedule:
         self.aside += len(self.later)
 
     def _count(self, position: int, statuses: Sequence[TaskStatus]) -> int:
-        """How many tasks the one at `position` waits for."""
+        """Return the number of tasks that the task at `position` waits for."""
         needed = [one for one in self._dag.needed(position) if not self._has_passed(one, statuses[one])]
         return sum(self._gathering.waits(position, one) for one in needed)
 
@@ -288,7 +295,7 @@ class Schedule:
         return status in TASK_DONE and self._lets_pass(position, status)
 
     def _lets_pass(self, position: int, status: TaskStatus) -> bool:
-        """Whether dependents may run after `position` ended as `status`."""
+        """Return whether dependents may run after the task at `position` ended as `status`."""
         if status is TaskStatus.COMPLETED:
             return True
         if status is TaskStatus.FAILED:

@@ -1,9 +1,9 @@
-"""`Places`: how many tasks may be under way at once, in all and on each backend. Pure: no await, no clock, no I/O.
+"""`Places`: slots for running tasks, in total and per backend. Pure: no await, no clock, no I/O.
 
-One run has them for itself, or several runs of one event loop share them: then a place that comes free, and a backend
-that may be asked again, is offered to the runs that stand in line for it, who has waited longest first, before the run
-that had it may take it again. So a wide run does not keep the others out. There is a line for each backend: who gets a
-place on one keeps its turn for the others.
+Slots belong to a single run, or are shared by several runs of an event loop. A released shared slot, or a reopened
+backend, is first offered to the waiting runs, longest wait first, before the releasing run may use the slot again. A
+wide run therefore cannot starve the others. Each backend has a queue of its own: a run served in one queue keeps its
+turn in the other queues.
 """
 
 from __future__ import annotations
@@ -15,63 +15,65 @@ from functools import partial
 from itertools import count
 
 _MORE = 0.25
-"""How many more tasks run at once on a backend that throttles, with each that completes: enough to come back soon
-after a passing word, little enough to be throttled seldom where the limit stays.
+"""Increase of a throttled backend's limit per completed task. Large enough to recover soon from a temporary limit,
+small enough to be throttled rarely under a permanent limit.
 """
 
 
 @dataclass(slots=True, eq=False)
 class Gate:
-    """One backend's places: at most `ceiling`, and `limit` of them for now. A backend that throttles is closed while
-    a task that it sent away is out, and finds its limit again by what it then lets through.
+    """The slots of a backend: a fixed `ceiling`, and an adaptive `limit`.
+
+    A throttling backend is closed while any throttled task is waiting. Afterwards the limit is derived from the number
+    of tasks that got through.
     """
 
     ceiling: float
     limit: float
     taken: int = 0
     away: int = 0
-    """Tasks that the backend has asked to come back later: until all of them are back, nothing starts on it."""
+    """The number of throttled tasks. No task starts on the backend until all of them are back."""
     at_once: int = 0
-    """How many tasks were under way on it when the first of those was."""
+    """The number of tasks running on the backend when the first of the `away` tasks was throttled."""
     closings: int = 0
-    """How often it has begun to throttle."""
+    """The number of times the backend began to throttle."""
     closings_before: int = 0
-    """How often it had when a task was last completed on it."""
+    """The value of `closings` at the last completion of a task on the backend."""
     line: dict[object, tuple[int, Callable[[], None]]] = field(
         default_factory=dict[object, tuple[int, Callable[[], None]]], repr=False
     )
-    """Who waits for a place on it, who has waited longest first: a number that grows with time, and what to call."""
+    """Runs waiting for a slot, longest wait first, each with an increasing number and a callback."""
 
     @property
     def is_open(self) -> bool:
-        """Whether one more task may start on the backend."""
+        """Whether another task may start on the backend."""
         return not self.away and self.taken + 1 <= self.limit
 
     def completed(self) -> None:
-        """The backend has completed a task."""
+        """Record the completion of a task on the backend."""
         self.closings_before = self.closings
         if self.limit < self.ceiling:
             self.limit = min(self.ceiling, self.limit + _MORE)
 
 
 class Places:
-    """`concurrency` places in all, `limits` of them at most on the backends named there; `shared` by several runs, or
-    one run's own.
+    """`concurrency` slots in total, at most `limits` per named backend; `shared` by several runs or exclusive to a
+    single run.
     """
 
     def __init__(self, concurrency: int, limits: Mapping[str, int] | None = None, *, shared: bool = False) -> None:
         self.most = concurrency
-        """How many may be taken now."""
+        """The number of slots that may be in use now."""
         self.shared = shared
         self._limits = limits or {}
         self._gates: dict[str, Gate] = {}
         self.taken = 0
         self.only: Gate | None = None
-        """The one backend on which a place may be taken now, if there is one."""
+        """The only backend on which a slot may be taken now; None if there is no restriction."""
         self._numbers = count()
 
     def gate(self, backend: str) -> Gate:
-        """The backend's own."""
+        """Return the slots of `backend`."""
         gate = self._gates.get(backend)
         if gate is None:
             limit = self._limits.get(backend, float("inf"))
@@ -79,21 +81,21 @@ class Places:
         return gate
 
     def stand_in_line(self, who: object, gate: Gate, take: Callable[[], None]) -> None:
-        """`take` is called whenever `who` might have a place on that backend, in the context variables of this call,
-        not in those of who sets it free. Who has had it takes itself out of `gate.line`, and may come again.
+        """Call `take` whenever `who` may get a slot on the backend, until `who` is removed from `gate.line`.
+
+        `take` runs in the context variables of this call, not in the context of the releasing run. A served run removes
+        itself and may call again.
         """
         if who not in gate.line:
             gate.line[who] = (next(self._numbers), partial(copy_context().run, take))
 
     def leave_lines(self, who: object) -> None:
-        """`who` stands in no line any more."""
+        """Remove `who` from all queues."""
         for gate in self._gates.values():
             gate.line.pop(who, None)
 
     def offer(self, but: object) -> None:
-        """Something came free: let all who stand in line take what they can, one place at a time, except the one who
-        set it free.
-        """
+        """Offer free slots, one at a time, to all waiting runs except the releasing run `but`."""
         passed: set[tuple[Gate, object]] = set()
         while self.taken < self.most and (first := self._first_in_line(but, passed)) is not None:
             before = self.taken
@@ -102,7 +104,7 @@ class Places:
                 passed.add(first)
 
     def _first_in_line(self, but: object, passed: Set[tuple[Gate, object]]) -> tuple[Gate, object] | None:
-        """Who has waited longest of those whom an open backend could give a place."""
+        """Return the run with the longest wait among the runs waiting for an open backend."""
         first: tuple[int, Gate, object] | None = None
         for gate in self._gates.values():
             if not gate.line or not gate.is_open:
@@ -124,7 +126,7 @@ class Places:
 
 @dataclass(slots=True)
 class Lane:
-    """One run's tasks on one backend: the eligible ones, how many hold a place, and which were sent away by it."""
+    """The tasks of a run on a backend: eligible tasks (`heap`), the number of slots held, and throttled tasks."""
 
     gate: Gate
     places: Places
@@ -132,36 +134,40 @@ class Lane:
     taken: int = 0
     away: set[int] = field(default_factory=set[int])
     closings_before: int = field(init=False)
-    """How often the backend had asked to be left alone when the run came to it."""
+    """The value of `Gate.closings` when the run first used the backend."""
 
     def __post_init__(self) -> None:
         self.closings_before = self.gate.closings
 
     @property
     def closings(self) -> int:
-        """How often the backend has asked to be left alone since a task was last completed on it, in the run's time."""
+        """The number of times the backend began to throttle since its last completed task, counted from the start of
+        the run.
+        """
         return self.gate.closings - max(self.gate.closings_before, self.closings_before)
 
     @property
     def may_take(self) -> bool:
-        """Whether a task may start on the backend, if there is a place."""
+        """Whether a task may start on the backend, given a free slot."""
         return self.gate.is_open and self.places.only in (None, self.gate)
 
     def take(self) -> None:
-        """A task holds a place from now on."""
+        """Assign a slot to a task."""
         self.taken += 1
         self.gate.taken += 1
         self.places.taken += 1
 
     def free(self) -> None:
-        """A task holds its place no more."""
+        """Release the slot of a task."""
         self.taken -= 1
         self.gate.taken -= 1
         self.places.taken -= 1
 
     def throttle(self, position: int) -> None:
-        """The backend sends away a task that is under way. From then on half as many run there at once as did, or
-        fewer if it let fewer through, and one more with every four that complete.
+        """Record that the backend throttled a running task, and lower the limit.
+
+        The new limit is half of the tasks then running, or the number of tasks not throttled if lower. Every four
+        completed tasks raise the limit by 1.
         """
         gate = self.gate
         if not gate.away:
@@ -170,14 +176,16 @@ class Lane:
         gate.limit = max(1.0, min(gate.ceiling, gate.at_once // 2, gate.at_once - gate.away))
 
     def send_away(self, position: int) -> None:
-        """The task may not come back before its time, and until then nothing starts on the backend."""
+        """Close the backend until the task at `position` may return."""
         if not self.gate.away:
             self.gate.at_once = self.gate.taken
         self.away.add(position)
         self.gate.away += 1
 
     def come_back(self, position: int) -> bool:
-        """The task's time has come, if it was sent away; whether that opens the backend again."""
+        """Return whether the return of the task at `position` reopens the backend. No effect unless the task was
+        throttled.
+        """
         if position not in self.away:
             return False
         self.away.remove(position)
@@ -185,7 +193,7 @@ class Lane:
         return not self.gate.away
 
     def give_back(self) -> None:
-        """The run has nothing to do with its places any more."""
+        """Release all slots and throttled tasks of the run."""
         self.gate.taken -= self.taken
         self.places.taken -= self.taken
         self.gate.away -= len(self.away)
