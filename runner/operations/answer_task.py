@@ -1,4 +1,4 @@
-"""A person settles a task that waits for them."""
+"""Answers and decisions of a person for a waiting task."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ How: TypeAlias = Literal["done", "again", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What a person says of a task: see `ParallelRunner.answer`. Raises ValueError for any other `how`."""
+    """A person's decision about a task: see `ParallelRunner.answer`. Raises ValueError for an unknown `how`."""
 
     how: How
     text: str = ""
@@ -51,7 +51,7 @@ class Settlement:
 
 
 async def settle(config: Config, run: StoredRun, task_id: str, settlement: Settlement) -> None:
-    """See `ParallelRunner.answer`. The run is claimed, settled and left."""
+    """Apply a decision: claim the run, store the outcome, release the run. See `ParallelRunner.answer`."""
     dag, run_id = run.state.dag, run.record.run_id
     run.require_task(task_id)
     await wait_until_free(config, run, Feed())
@@ -65,14 +65,16 @@ async def settle(config: Config, run: StoredRun, task_id: str, settlement: Settl
         raise PlaitError(f"task {task_id!r} of run {run_id} is {record.status} and waits for nobody's answer")
     at = iso(config.clock.wall())
     then: list[Change] = []
-    if TaskStatus(record.status) is not TaskStatus.WAITING_INPUT:  # its process died, and nobody has resumed the run
+    if TaskStatus(record.status) is not TaskStatus.WAITING_INPUT:  # the process died and the run was not resumed
         then.append(TaskWaiting(at, task_id, record.attempt, verdict.reason, crashed=True))
     then += _outcome(run, dag[task_id], record, settlement, at)
     await step_in(config, run, then, under_way(run.tasks, but=task_id))
 
 
 async def _refuse_settling(config: Config, run: StoredRun, task_id: str, settlement: Settlement) -> None:
-    """Raise unless the task's own question can be settled like this: the first word counts, a default included."""
+    """Raise PlaitError or AnswerConflict unless the open question may be settled. The first answer or default
+    counts.
+    """
     run_id, asking = run.record.run_id, run.state.asking[run.state.dag.position(task_id)]
     given = await given_answers(run, config.clock.wall())
     if task_id in given.answers or task_id in given.late:
@@ -86,7 +88,7 @@ async def _refuse_settling(config: Config, run: StoredRun, task_id: str, settlem
 
 
 async def unanswered_questions(config: Config, run_id: str) -> list[OpenQuestion]:
-    """See `ParallelRunner.questions`."""
+    """Return the unanswered questions. See `ParallelRunner.questions`."""
     run = await stored_run(config.store, run_id)
     noted = await first_notes(run)
     return [question for question in open_questions(run) if question.task_id not in noted]
@@ -95,7 +97,7 @@ async def unanswered_questions(config: Config, run_id: str) -> list[OpenQuestion
 async def answer_question(
     config: Config, run_id: str, task_id: str, value: JsonInput, attempt: int | None, wait: float
 ) -> bool:
-    """See `ParallelRunner.answer_question`."""
+    """Answer a question. See `ParallelRunner.answer_question`."""
     ends = config.clock.monotonic() + wait
     mine: AnswerNote | None = None
     while True:
@@ -116,7 +118,7 @@ async def answer_question(
             try:
                 return await _answer_from_here(config, run, task_id, asking.checked(value))
             except RunOwned:
-                continue  # somebody runs it after all
+                continue  # another process claimed the run first
         if mine is None:
             at = iso(config.clock.wall())
             nonce = secrets.token_hex(8)
@@ -128,7 +130,9 @@ async def answer_question(
 
 
 def _require_same(run: StoredRun, record: TaskRecord, asking: Asking, attempt: int | None) -> None:
-    """Raise AnswerConflict where somebody answers what `attempt` of the task asked, and it asks something else now."""
+    """Raise AnswerConflict if the answer is for `attempt` but the task now waits with the question of another
+    attempt.
+    """
     if attempt is not None and attempt != record.attempt:
         raise AnswerConflict(
             f"the question of attempt {attempt} of task {record.task_id!r} of run {run.record.run_id} was answered; "
@@ -137,8 +141,9 @@ def _require_same(run: StoredRun, record: TaskRecord, asking: Asking, attempt: i
 
 
 async def _news_of(config: Config, run: StoredRun, task_id: str, ends: float) -> None:
-    """Wait until something is told of the task, the run has another owner or none that lives, or it is time. The run
-    is not read whole for that: with thousands of tasks this would hold up everything else here.
+    """Wait for an event of the task, a change or the death of the owner, or the time `ends`.
+
+    Reads only the run's record and new events: reading a run with thousands of tasks would block the event loop.
     """
     store, run_id, owner, after = run.store, run.record.run_id, run.record.owner, run.record.last_seq
     while owner is not None and config.clock.monotonic() < ends:
@@ -153,7 +158,7 @@ async def _news_of(config: Config, run: StoredRun, task_id: str, ends: float) ->
 
 
 def _taken(run: StoredRun, mine: AnswerNote) -> bool:
-    """Whether the question has got this answer. Raises AnswerConflict when it got another."""
+    """Return whether the question has this answer. Raises AnswerConflict if the question has another answer."""
     position = run.state.dag.position(mine.task_id)
     for answered in run.state.answers.get(position, ()):
         if answered.attempt == mine.attempt:
@@ -165,7 +170,7 @@ def _taken(run: StoredRun, mine: AnswerNote) -> bool:
 
 
 async def _answer_from_here(config: Config, run: StoredRun, task_id: str, value: JsonValue) -> bool:
-    """The run has no owner: it is claimed, the answer written down, and left."""
+    """Store the answer for a run without an owner: claim, write, release."""
     position = run.state.dag.position(task_id)
     at = iso(config.clock.wall())
     event = run.state.answer(position, at, value, "person")
@@ -185,9 +190,9 @@ def _outcome(run: StoredRun, task: Task, record: TaskRecord, settlement: Settlem
     position = run.state.dag.position(task.id)
     said = [Message("assistant", text)]
     asking = run.state.asking.get(position)
-    begun = asking is not None and asking.way is Way.REPLY  # then its conversation is stored up to the question
+    begun = asking is not None and asking.way is Way.REPLY  # the conversation is stored up to the question
     damaged = any(run.tasks[n].damaged for n in run.state.dag.dependencies[position])
-    if not begun and not damaged:  # else nobody knows what was asked
+    if not begun and not damaged:  # the prompt can be rendered again
         said.insert(0, Message("user", clean_text(run.state.prompt(task))))
     return [*turns(at, task.id, record.attempt, said), TaskCompleted(at, task.id, record.attempt, text, data)]
 

@@ -1,4 +1,4 @@
-"""Cancelling a stored run for good: by its owner where it has a living one, else from here."""
+"""Permanent cancellation of a stored run: by its live owner, or else by this process."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LOOK_AGAIN_S = 0.2
 
 
 async def cancel(config: Config, run_id: str, wait: float) -> RunStatus:
-    """See `ParallelRunner.cancel_run`."""
+    """Cancel the run. See `ParallelRunner.cancel_run`."""
     ends = config.clock.monotonic() + wait
     told = False
     while True:
         store, record = await stored_record(config.store, run_id)
         if RunStatus(record.status) in RUN_DONE:
             if record.owner is None and RunStatus(record.status) is RunStatus.CANCELLED:
-                await end_leftovers(store, run_id)  # whoever cancelled it may have died before
+                await end_leftovers(store, run_id)  # the cancelling process may have died before
             return RunStatus(record.status)
         if not told and record.owner is not None and liveness(record.owner) is not Liveness.DEAD:
             if not await is_to_be_cancelled(store, record):
@@ -36,7 +36,7 @@ async def cancel(config: Config, run_id: str, wait: float) -> RunStatus:
         if not is_live(record, config.clock.wall()):
             try:
                 return await _cancel_from_here(config, run_id)
-            except RunOwned:  # somebody runs it after all
+            except RunOwned:  # another process claimed the run first
                 if not told:
                     continue
         if config.clock.monotonic() >= ends:
@@ -53,8 +53,9 @@ async def _cancel_from_here(config: Config, run_id: str) -> RunStatus:
 
 
 async def finish_cancelling(config: Config, run: StoredRun, feed: Feed) -> RunResult:
-    """Claim the run, which nobody runs, cancel what is not done, and leave it, in one transaction. Raises RunOwned when
-    somebody else has just claimed it, StoreError.
+    """Cancel all unfinished tasks of a run without an owner in a single transaction: claim, cancel, release.
+
+    Raises RunOwned if another process has just claimed the run, StoreError.
     """
     state, record = run.state, run.record
     at = iso(config.clock.wall())

@@ -1,4 +1,4 @@
-"""A person goes on with a task's conversation after the run."""
+"""Continuation of a task's conversation by a person after the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from plait.runner.state.owner import forget
 from plait.runner.state.stored_run import StoredRun
 
 _PERSON = 0
-"""The attempt number of turns that belong to no attempt: see TurnAppended."""
+"""The attempt number of turns outside any attempt: see TurnAppended."""
 _UNANSWERED = "nothing was answered in it yet: "
 _WHY = {
     TaskStatus.PENDING: f"{_UNANSWERED}resume the run first",
@@ -37,11 +37,13 @@ _WHY = {
     TaskStatus.SKIPPED: "nothing was answered in it",
     TaskStatus.CANCELLED: "nothing was answered in it",
 }
-"""Why a task of this status has no conversation, and what to do about it."""
+"""For each status, the reason why a task has no conversation, and the remedy."""
 
 
 async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Reply:
-    """See `ParallelRunner.continue_task`. The run is claimed meanwhile, so that two people cannot speak at once."""
+    """Send a person's message. The claim on the run excludes concurrent messages. See
+    `ParallelRunner.continue_task`.
+    """
     dag, run_id = run.state.dag, run.record.run_id
     run.require_task(task_id)
     task, message = dag[task_id], clean_text(message)
@@ -85,7 +87,7 @@ async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Rep
 
 
 def _refuse_loss(checkpointer: Checkpointer, reply: Reply) -> None:
-    """Raise TurnNotStored, with the answer, unless the turn is in the store."""
+    """Raise TurnNotStored, with the reply, unless the turn is stored."""
     lost = next((one.error for one in checkpointer.degraded if one.lost), None)
     if checkpointer.fatal is not None or lost is not None:
         reason = checkpointer.fatal or lost
@@ -106,7 +108,7 @@ async def _opening(run: StoredRun, task: Task, backend: Backend) -> Opening:
         session_id=session_id,
         resume=True,
         history=past.messages,
-        # Unlike an attempt's, a person's message is a new wish each time.
+        # Unlike a repeated attempt, each message is a new request.
         idempotency_key=f"{run_id}:{task.id}:{run.record.last_seq}",
         metadata=task.metadata,
         files=None if root is None else turn_files(root, run_id, task.id, f"{_PERSON}-{run.record.last_seq}"),
@@ -115,15 +117,16 @@ async def _opening(run: StoredRun, task: Task, backend: Backend) -> Opening:
 
 
 async def _holds_an_answer(run: StoredRun, task: TaskRecord) -> bool:
-    """Whether something was answered in the task's conversation, or its backend has said that it keeps it, so that
-    only the backend knows.
+    """Return whether the conversation contains an answer, or the backend confirmed the session and holds the only
+    copy.
     """
     run_id, task_id = run.record.run_id, task.task_id
     if task.session_confirmed:
         return True
     if any(said.role == "assistant" and said.attempt for said in await run.store.list_messages(run_id, task_id)):
         return True
-    # An attempt that failed is gone on with by nobody else, so it is confirmed no more; what its agent did is there.
+    # A failed attempt is no longer marked as confirmed, since no attempt continues it; the agent's work is still in the
+    # session.
     attempts = await run.store.list_attempts(run_id, task_id)
     theirs = {_PERSON, *(one.attempt for one in attempts if one.session_id == task.session_id)}
     after = 0

@@ -1,8 +1,8 @@
-"""Storing a run that nobody runs yet, once for each key.
+"""Creation of a queued run, at most once per key.
 
-The run's id is made from its key, so the store itself refuses a second run of that key, whoever races for it. Beside
-the key its settings keep a digest of all that was asked for: by it a caller who tries again is told from one who wants
-something else.
+The run id is derived from the key, so the store itself refuses a second run with the same key in any race. The settings
+contain the key and a digest of the whole request. The digest distinguishes a repeated request from a different request
+with the same key.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from plait.runner.state.codec import changes
 
 MOST_KEY_CHARACTERS = 200
 RESERVED_RUN_IDS = frozenset({"last"})
-"""Words that stand for a run where one is named."""
+"""Words with a meaning in place of a run id."""
 RESERVED_SETTINGS = ("concurrency", "digest", "format", "growth", "inputs", "key", "policy", "ticket")
-"""What the settings of a run hold beside its maker's own."""
+"""Keys of the stored settings reserved by plait."""
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
 def checked_run_id(run_id: str | None) -> str | None:
-    """`run_id` itself. Raises ValueError where no run can be called so."""
+    """Return `run_id`. Raises ValueError if the id is not allowed."""
     if run_id is not None and (not _RUN_ID.fullmatch(run_id) or run_id in RESERVED_RUN_IDS):
         raise ValueError(
             f"run id {run_id[:80]!r} must be 1 to 128 of letters, digits, '.', '_', '-', not starting with '.', "
@@ -49,9 +49,10 @@ def checked_run_id(run_id: str | None) -> str | None:
 def with_policy(
     config: Config, dag: DAG, settings: Mapping[str, JsonInput] | None, policy: Policy | None
 ) -> dict[str, JsonInput]:
-    """`settings` with what `resume` needs to go on with `policy`. Raises ValueError for a key of ours and for what is
-    no JSON, BackendMissing if the policy's backends are not all there, DAGError for what it would add to `dag` with
-    mistakes.
+    """Return `settings` extended by the data `resume` needs to recreate `policy`.
+
+    Raises ValueError for a reserved key and for settings outside JSON, BackendMissing if a backend of the policy is
+    missing, DAGError if the tasks that the policy would add to `dag` are invalid.
     """
     kept = dict(settings or {})
     if taken := [key for key in RESERVED_SETTINGS if key in kept]:
@@ -71,7 +72,7 @@ def with_policy(
 async def create(
     config: Config, dag: DAG, run_id: str | None, key: str | None, settings: Mapping[str, JsonInput]
 ) -> str:
-    """See `ParallelRunner.create_run`; `settings` are those `with_policy`."""
+    """Store a queued run; `settings` come from `with_policy`. See `ParallelRunner.create_run`."""
     run_id, store = checked_run_id(run_id), config.store
     if key is not None and run_id is not None:
         raise ValueError("give a run id or a key, not both: the id of a run with a key is made from the key")
@@ -83,7 +84,8 @@ async def create(
         run_id = run_id_of(key)
         kept |= {"key": key, "digest": _digest(_change(events.RunCreated(at, run_id, dag, settings)))}
     elif run_id is not None:
-        # A store takes a run that differs in nothing for the same one written again, but the id may be another's.
+        # Writing an identical RunCreated twice is idempotent, so two callers with the same explicit id would not notice
+        # each other. A random ticket makes each request distinct.
         kept["ticket"] = secrets.token_hex(8)
     run_id = run_id or new_run_id(config.clock)
     created = _change(events.RunCreated(at, run_id, dag, kept))
@@ -105,7 +107,7 @@ async def create(
 
 
 def run_id_of(key: str) -> str:
-    """The id of the run of `key`."""
+    """Return the run id derived from `key`. Raises ValueError if the key is empty or too long."""
     if not 0 < len(key) <= MOST_KEY_CHARACTERS or key != clean_text(key):
         raise ValueError(f"a key is text of 1 to {MOST_KEY_CHARACTERS} characters, not {key[:80]!r}")
     return f"key-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
@@ -116,14 +118,14 @@ def _change(event: events.RunCreated) -> RunCreated:
 
 
 def _digest(created: RunCreated) -> str:
-    """Of what was asked for, in whatever order its mappings came."""
+    """Return a digest of the request, independent of the order of mappings."""
     tasks = [(t.task_id, t.prompt, t.depends_on, t.backend, json.loads(t.spec)) for t in created.tasks]
     asked = json.dumps([created.name, json.loads(created.settings), tasks], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(asked.encode()).hexdigest()
 
 
 async def _difference(store: Store, asked: RunCreated, run_id: str) -> str:
-    """The first task in which the run differs from what is asked for."""
+    """Return a description of the first difference between the stored run and the request."""
     there = {task.task_id: task for task in await store.list_tasks(run_id)}
     for task in asked.tasks:
         stored = there.get(task.task_id)

@@ -1,4 +1,4 @@
-"""What the store says of its runs, as values to be shown."""
+"""Stored runs, tasks and events as values for display."""
 
 from __future__ import annotations
 
@@ -60,10 +60,11 @@ class TaskInfo:
     session_confirmed: bool
     """True if the backend has named the session; False if only the runner has chosen its id."""
     usage: Usage
-    """Tokens, cost and model of the last attempt."""
+    """The usage of the last attempt."""
     duration_s: float | None
-    """Seconds of the last attempt."""
+    """The duration of the last attempt, in seconds."""
     started_at: str | None
+    """UTC in ISO 8601, like all times."""
     ended_at: str | None
     added_by: str | None
     """Id of the task that added this task to the run."""
@@ -104,26 +105,29 @@ class TaskInfo:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A run as the store has it. Times are UTC in ISO 8601. `as_json` is its one shape for the command and for HTTP."""
+    """A run as stored. Times are UTC in ISO 8601."""
 
     run_id: str
+    """The id of the run."""
     name: str
+    """The name of the DAG."""
     status: RunStatus
-    """Status of the run; interrupted if the stored status is running or cancelling and the owner is gone."""
+    """The status; interrupted if the run is stored as running or cancelling without a live owner."""
     created_at: str
     started_at: str | None
     ended_at: str | None
     error: str | None
+    """The reason for a failure, in one line."""
     counts: Mapping[TaskStatus, int]
-    """Number of tasks by status; statuses without tasks are left out."""
+    """The number of tasks by status; statuses without tasks are omitted."""
     usage: Usage
-    """Sum over all attempts. Turns of `continue_task` are not included; the messages of the task have their usage."""
+    """The sum over all attempts. Turns of `continue_task` are counted only in the messages of the task."""
     tasks: Mapping[str, TaskInfo] = field(default_factory=dict[str, TaskInfo])
     """Every task by id, in the order of the DAG; empty in lists of runs."""
 
     @property
     def done(self) -> int:
-        """Number of tasks that have ended, in whatever status."""
+        """The number of ended tasks, whatever their status."""
         return sum(self.counts.get(status, 0) for status in TASK_DONE)
 
     def as_json(self) -> dict[str, Any]:
@@ -149,14 +153,18 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """One line of a run's history. `seq` grows within the run, with gaps; `at` is UTC in ISO 8601."""
+    """An entry of the history of a run."""
 
     seq: int
+    """The number of the event, increasing within the run, with gaps."""
     at: str
+    """The time, UTC in ISO 8601."""
     kind: str
+    """The kind of the event, such as `task_completed`."""
     task_id: str | None
     attempt: int | None
     detail: Mapping[str, JsonValue]
+    """Further values, depending on `kind`."""
 
     @property
     def is_last(self) -> bool:
@@ -165,7 +173,9 @@ class StoredEvent:
 
 
 def shown_status(run: RunRecord, now: float) -> RunStatus:
-    """The run's status at Unix time `now`; interrupted when it is stored as going on and nobody is there to do so."""
+    """Return the status of the run at Unix time `now`: interrupted if stored as running or cancelling without a live
+    owner.
+    """
     status = RunStatus(run.status)
     if status in UNDER_WAY and seems_free(run.owner, run.lease_expires_at, now):
         return RunStatus.INTERRUPTED
@@ -192,7 +202,7 @@ async def task_infos(store: Store, run: RunRecord, records: Sequence[TaskRecord]
 
 
 def run_info(run: RunRecord, now: float, tasks: Mapping[str, TaskInfo] | None = None) -> RunInfo:
-    """What `run` says at Unix time `now`."""
+    """Return the values of the record `run` at Unix time `now`."""
     return RunInfo(
         run.run_id,
         run.name,
@@ -268,21 +278,24 @@ def usage_as_json(usage: Usage) -> dict[str, Any]:
 
 
 async def history(store: Store, run_id: str, after: int, clock: Clock, poll: float) -> AsyncGenerator[StoredEvent]:
-    """The run's stored events behind number `after`; while it has not ended, those to come as well, looked for every
-    `poll` seconds. Raises RunNotFound, StoreError.
+    """Yield the stored events numbered above `after`, and until the end of the run also new events, polled every `poll`
+    s.
+
+    Raises RunNotFound, StoreError.
     """
     ended, looks = False, 0
     while not ended:
         if looks % _LOOKS_A_RECORD == 0:
-            # Read before its events: if it had ended by then, its last event is among those read now. Not each time,
-            # because it counts the run's tasks, while to find no events costs nothing.
+            # Read the record before the events: if the run had ended by then, its last event is among the events read
+            # next. Not every time, because the record's query counts the tasks, while a query without new events costs
+            # almost nothing.
             ended = RunStatus((await _record(store, run_id)).status) in RUN_DONE
         looks += 1
         while records := await store.list_events(run_id, after):
             for record in records:
                 event = _event(record)
                 after = event.seq
-                if event.task_id is None:  # what a person says to a task of an ended run does not begin it again
+                if event.task_id is None:  # a person's message to a task does not reopen an ended run
                     ended = event.is_last
                 yield event
         if not ended:

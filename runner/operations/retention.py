@@ -1,4 +1,4 @@
-"""Which runs may be deleted."""
+"""Selection of the runs that may be deleted."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from plait.runner.domain.status import RUN_DONE, RunStatus
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """When an ended run has been kept for long enough: not among the newest `keep` ended ones, and `older_than` seconds
-    after its end. None: that does not count; with both None nothing expires.
-    """
+    """Conditions for the deletion of an ended run; all conditions given must hold. Without any, nothing expires."""
 
     keep: int | None = None
+    """The number of the newest ended runs to keep; None for no such condition."""
     older_than: float | None = None
+    """The minimum age since the end, in seconds; None for no such condition."""
 
 
 def expired(runs: Iterable[RunRecord], expiry: Expiry, now: float) -> list[RunRecord]:
-    """Those of `runs`, newest first, that `expiry` is met for at Unix time `now`. Never one that has not ended, and
-    never one with an owner, as while somebody goes on with a conversation of it.
+    """Return the runs to delete at Unix time `now`, from `runs` sorted newest first.
+
+    Never selects an unfinished run, or a run with an owner, for example during the continuation of a conversation.
     """
     if expiry == Expiry():
         return []

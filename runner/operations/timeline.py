@@ -1,9 +1,9 @@
-"""A run's history as a person wants to read it: the stored events, and between them what the run's tasks did.
+"""The history of a run for readers: stored events interleaved with the activity of the tasks.
 
-What agents did stands in the files of their turns, also while they work, whoever runs the run, and when nobody does any
-more. Where their output tells its times, it stands among the events in the order of time, else before the end of its
-attempt. What was said in attempts without such files is stored with their end, and stands before it. Turns of a person
-who went on with a conversation leave no event; they stand at the time at which they were stored.
+The activity of agents comes from the files of their turns, during and after execution, whatever process owns the run.
+Output with timestamps is sorted among the events by time; output without timestamps precedes the end of its attempt.
+Messages of attempts without files are stored with the end of the attempt and precede it. Turns of a person's later
+conversation produce no events; they appear at the time of their storage.
 """
 
 from __future__ import annotations
@@ -35,24 +35,26 @@ _NEED_TASKS = frozenset({EventKind.TASKS_ADDED, EventKind.TASK_WAITING_INPUT, Ev
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a chronicle, in the shape of a stored event, and mostly one: then it has its `seq`, and `detail` also
-    tells what is stored of the attempt: its session, or its end's error, time and cost.
+    """An entry of a chronicle, in the shape of a stored event.
 
-    `kind` "output" is a task at work: `detail` has `output` (text, tool, waiting, notice), `text`, and what the turn
-    has used so far. All texts of a turn in a row are what it wrote. `kind` "message" is one that was said: `role`,
-    `content`. `at` is UTC in ISO 8601, None where nobody tells.
+    `kind` "output" is the activity of a task: `detail` holds `output` (text, tool, waiting, notice), `text` and the
+    usage up to now; the texts of a turn in sequence are everything it wrote. `kind` "message" is a message: `detail`
+    holds `role` and `content`. Other kinds are stored events; their `detail` also holds the session, or the error,
+    duration and cost, of the attempt.
     """
 
     at: str | None
+    """The time, UTC in ISO 8601; None if unknown."""
     kind: str
     task_id: str | None
     attempt: int | None
     detail: Mapping[str, JsonValue]
     seq: int | None = None
+    """The number of a stored event; None for other entries."""
 
 
 class Chronicle:
-    """Reads the history of one run, or of one task in it, oldest first. Close it."""
+    """Reader of the history of a run, or of a single task, oldest first. Must be closed."""
 
     def __init__(self, store: Store, run_id: str, task_id: str | None = None) -> None:
         self._store = store
@@ -65,18 +67,18 @@ class Chronicle:
         self._placed = 0
         self._asked: dict[str, int] = {}
         self._persons: list[tuple[str, int, Entry]] = []
-        """Turns of persons that are not told yet: a heap by time, then by how many were found before."""
+        """Pending turns of persons: a heap by time, then by order of discovery."""
         self._found = 0
         self._known: dict[str, int] = {}
-        """How many messages of such turns were found so far, by task."""
+        """The number of such messages found up to now, by task."""
 
     @property
     def is_at_work(self) -> bool:
-        """Whether an agent works on an attempt whose end is not told yet."""
+        """Whether an agent is working on an attempt without a reported end."""
         return any(turn.watch is not None and turn.watch.is_alive for turn in self._turns)
 
     async def more(self) -> AsyncIterator[Entry]:
-        """What has happened since the last call, as far as it is there. Raises StoreError."""
+        """Yield the entries since the previous call, as far as available. Raises StoreError."""
         self._has_files = self._root is not None and run_folder(self._root, self._run_id).is_dir()
         while records := await self._store.list_events(self._run_id, self._after):
             tasks = await self._of_interest(records)
@@ -92,17 +94,19 @@ class Chronicle:
             yield entry
 
     def rest(self) -> Iterator[Entry]:
-        """What `more` has kept back: lines without an end. Nothing may follow."""
+        """Yield the text held back by `more`: lines without an end. Must be the last call before `close`."""
         for turn in self._turns:
             yield from turn.rest()
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for turn in self._turns:
             turn.close()
 
     async def _of_interest(self, records: Sequence[EventRecord]) -> Mapping[str, TaskRecord]:
-        """The run's tasks by id as they are by now, where one of the events needs them: once for all of these."""
+        """Return the tasks of the run by id if any of `records` needs them, read once for all records; otherwise
+        nothing.
+        """
         if not any(record.kind in _NEED_TASKS for record in records):
             return {}
         return {task.task_id: task for task in await self._store.list_tasks(self._run_id)}
@@ -124,7 +128,7 @@ class Chronicle:
         yield Entry(record.at, record.kind, record.task_id, record.attempt, detail, record.seq)
 
     def _meanwhile(self, until: str | None) -> Iterator[Entry]:
-        """What agents did up to the time `until`, in the order of time; without one, all there is by now."""
+        """Yield the activity of agents up to the time `until`, by time; with None, all activity up to now."""
         if not self._has_files:
             return
         ready = [(at, n) for n, turn in enumerate(self._turns) if (at := turn.next_at(until)) is not None]
@@ -140,7 +144,7 @@ class Chronicle:
         return _Turn(task_id, attempt, None if files is None else TurnWatch(files.turn))
 
     async def _said(self, turn: _Turn) -> Sequence[Entry]:
-        """The stored messages of an attempt; of one whose output was told, only what was noted beside it."""
+        """Return the stored messages of an attempt; for an attempt with reported output, only system notes."""
         messages = await self._store.list_messages(self._run_id, turn.task_id)
         self._find_persons(turn.task_id, [one for one in messages if one.attempt == 0])
         return [
@@ -158,7 +162,7 @@ class Chronicle:
         self._known[task_id] = len(messages)
 
     def _of_persons(self, until: str | None) -> Iterator[Entry]:
-        """The turns of persons up to the time `until`; without one, all that are left."""
+        """Yield the turns of persons up to the time `until`; with None, all pending turns."""
         while self._persons and (until is None or self._persons[0][0] <= until):
             yield heappop(self._persons)[2]
 
@@ -176,8 +180,8 @@ class Chronicle:
         return {name: value for name, value in told.items() if value is not None}
 
     def _of_tasks(self, record: EventRecord, tasks: Mapping[str, TaskRecord], first: int) -> Mapping[str, JsonValue]:
-        """What is stored with tasks of the event: the ids of those that were added, from position `first` on; what was
-        asked; what was answered, and by whom.
+        """Return the values stored with the tasks of the event: the ids of added tasks (from position `first` on), the
+        question, or the answer and its source.
         """
         if record.kind not in _NEED_TASKS:
             return {}
@@ -199,7 +203,7 @@ class Chronicle:
 
 
 class _Turn:
-    """An attempt under way, and what is written and not told of it yet."""
+    """A running attempt with its unreported output."""
 
     def __init__(self, task_id: str, attempt: int, watch: TurnWatch | None) -> None:
         self.task_id = task_id
@@ -210,7 +214,7 @@ class _Turn:
         self._last: tuple[str | None, Output] | None = None
 
     def ends_with(self, record: EventRecord) -> bool:
-        """Whether the event says that the attempt is over."""
+        """Return whether `record` ends the attempt."""
         if record.task_id != self.task_id:
             return False
         if record.kind == EventKind.TASK_STARTED:  # the end of this one was never written down
@@ -218,17 +222,17 @@ class _Turn:
         return record.kind in ATTEMPT_ENDS and record.attempt in {None, self.attempt}
 
     def next_at(self, until: str | None) -> str | None:
-        """Where the next output stands in the order of time; None where there is none up to `until`. One without a time
-        stands with the one before it.
+        """Return the sort key of the next output up to `until`; None without output. Output without a time inherits the
+        key of the previous output.
         """
         seen = None if self.watch is None else self.watch.peek()
         if seen is None:
             return None
-        at = (seen.at or seen.since or _LATER).removesuffix("Z")  # without it, "12.3Z" stands before "12.34Z"
+        at = (seen.at or seen.since or _LATER).removesuffix("Z")  # with the Z, 12.3Z would sort after 12.34Z
         return at if until is None or at <= until.removesuffix("Z") else None
 
     def step(self) -> Iterator[Entry]:
-        """Take the next output; what is to be told by now."""
+        """Consume the next output. Yield the entries that are complete."""
         assert self.watch is not None
         seen = self.watch.take()
         if seen.output.kind != "text":
@@ -240,7 +244,7 @@ class _Turn:
             yield from self._written(whole=len(self._text) > _LONGEST)
 
     def rest(self) -> Iterator[Entry]:
-        """All that is left."""
+        """Yield all remaining output."""
         if self.watch is not None:
             while self.watch.peek():
                 yield from self.step()
@@ -250,12 +254,12 @@ class _Turn:
         yield from self._written(whole=True)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         if self.watch is not None:
             self.watch.close()
 
     def _written(self, *, whole: bool) -> Iterator[Entry]:
-        """The lines written so far; the last one only with `whole`, or if it has ended."""
+        """Yield the complete lines written up to now; with `whole`, the incomplete last line too."""
         end = len(self._text) if whole else self._text.rfind("\n") + 1
         if end and self._last is not None:
             told, self._text = self._text[:end], self._text[end:]

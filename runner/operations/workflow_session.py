@@ -1,4 +1,4 @@
-"""A workflow's session as it is stored: for whoever wants to know where it stands, from any process."""
+"""The stored session of a workflow, readable from any process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from plait.runner.state.run_state import RunState
 
 
 async def load_session(store: Store, run_id: str) -> Session:
-    """The session of a workflow's run: its interactions so far, those under way included, and its status.
+    """Return the session of a workflow's run: its interactions up to now, including running ones, and its status.
 
-    Reads alone: nothing is claimed, so a live process may go on with the run meanwhile. Raises RunNotFound, StoreError.
+    Reads without a claim, so a live process may continue the run at the same time. Raises RunNotFound, StoreError.
     """
     run = await store.get_run(run_id)
     if run is None:
