@@ -1,8 +1,8 @@
-"""Where the tasks of a DAG stand in a picture, and how its edges run between them. Pure.
+"""Positions of tasks and routes of edges in a picture of a DAG. Pure.
 
-The plain layered layout: a task's column is the length of the longest path to it, so every edge points to the right;
-within a column tasks are sorted by where their neighbours are, a few sweeps to and fro; an edge over several columns
-gets a place of its own in each, so that it runs between the tasks and not behind them.
+A plain layered layout. The column of a task is the length of the longest path to the task, so every edge points to the
+right. Within a column, tasks are sorted by the positions of their neighbours in a few alternating sweeps. An edge
+across several columns has a slot of its own in each column and so runs between the tasks, not behind them.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from itertools import pairwise
 
 from plait.runner.domain.dag import DAG
 
-HEIGHT = 40.0  # of a task, in pixels like all lengths here
+HEIGHT = 40.0  # height of a task in pixels, the unit of all lengths here
 _GAP, _EDGE_GAP, _BETWEEN = 16.0, 10.0, 72.0
 _SWEEPS = 4
-_MOST_BENDS = 20_000  # beyond, long edges go straight: such a picture is a texture anyway
+_MOST_BENDS = 20_000  # above this number, long edges are drawn straight: the picture is unreadable anyway
 
 
 @dataclass(slots=True)
 class Box:
-    """A place in a column: a task, by position, or (`task` None) where a long edge passes. `y` is its middle."""
+    """A slot in a column: a task, or the passage of a long edge."""
 
     column: int
     task: int | None = None
+    """The position of the task; None for the passage of a long edge."""
     y: float = 0.0
+    """The vertical centre."""
     before: list[Box] = field(default_factory=list["Box"])
     after: list[Box] = field(default_factory=list["Box"])
 
@@ -35,21 +37,19 @@ class Box:
 
 
 class Layout:
-    """The layout of `dag`, whose tasks need `widths` and that begins at (0, 0).
-
-    `tasks` holds each task's box, by position; `routes` each edge as the boxes that it passes, both ends included, in
-    the order of `dag.dependencies`; `lefts` and `widths` are those of the columns; `width` and `height` of it all.
-    """
+    """The layout of `dag`, starting at (0, 0). `widths` holds the width needed by each task."""
 
     def __init__(self, dag: DAG, widths: Sequence[float]) -> None:
         depth = layers(dag)
         self.tasks = [Box(column, position) for position, column in enumerate(depth)]
+        """The box of each task, by position."""
         self._columns: list[list[Box]] = [[] for _ in range(max(depth, default=-1) + 1)]
         for box in self.tasks:
             self._columns[box.column].append(box)
         edges = [(self.tasks[i], box) for box, before in zip(self.tasks, dag.dependencies, strict=True) for i in before]
         self._bends = sum(end.column - start.column - 1 for start, end in edges) <= _MOST_BENDS
         self.routes = [self._route(start, end) for start, end in edges]
+        """For each edge, in the order of `dag.dependencies`, the boxes along the edge, both ends included."""
         self._sort()
         self._place(widths)
 
@@ -65,7 +65,7 @@ class Layout:
         return route
 
     def _sort(self) -> None:
-        """Bring neighbours to the same height: each box to the mean rank of its neighbours, left, then right."""
+        """Align neighbours: move each box to the mean rank of its left, then of its right neighbours."""
         for column in self._columns:
             _number(column)
         for sweep in range(_SWEEPS):
@@ -77,6 +77,7 @@ class Layout:
     def _place(self, widths: Sequence[float]) -> None:
         heights = [sum(box.height + _GAP for box in column) for column in self._columns]
         self.height = max(heights, default=0.0)
+        """The height of the layout."""
         for column, height in zip(self._columns, heights, strict=True):
             y = (self.height - height) / 2
             for box in column:
@@ -85,16 +86,19 @@ class Layout:
         self.widths = [
             max((widths[box.task] for box in column if box.task is not None), default=0.0) for column in self._columns
         ]
+        """The widths of the columns."""
         self.lefts: list[float] = []
+        """The left edges of the columns."""
         x = 0.0
         for width in self.widths:
             self.lefts.append(x)
             x += width + _BETWEEN
         self.width = x - _BETWEEN
+        """The width of the layout."""
 
 
 def layers(dag: DAG) -> list[int]:
-    """For each task, by position, the number of tasks on the longest path before it."""
+    """Return, for each position, the number of tasks on the longest path before the task."""
     waits_for = [len(before) for before in dag.dependencies]
     ready = [position for position, count in enumerate(waits_for) if not count]
     depth = [0] * len(dag)
@@ -108,7 +112,7 @@ def layers(dag: DAG) -> list[int]:
 
 
 def _number(column: list[Box]) -> None:
-    """Until boxes have their places, `y` is their rank, as a fraction of the column."""
+    """Set the `y` of each box to its rank, as a fraction of the column, until final positions are computed."""
     for rank, box in enumerate(column):
         box.y = (rank + 0.5) / len(column)
 

@@ -1,4 +1,4 @@
-"""A DAG as a picture: Mermaid text, or an SVG (alone or in an HTML page) that needs nothing but itself. Pure."""
+"""A DAG as Mermaid text or as a self-contained SVG, alone or in an HTML page. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plait.runner.domain.dag import DAG
 from plait.runner.domain.status import TaskStatus
 from plait.runner.drawing.layout import HEIGHT, Box, Layout
 
-_CHAR = 7.25  # width of a character of the 12 px monospace font, with room to spare
+_CHAR = 7.25  # width of a character in the 12 px monospace font, with a margin
 _SMALL = 6.1  # the same at 10 px
 _MARGIN, _HEAD = 24.0, 76.0
 _LONGEST_NOTE = 48
@@ -29,7 +29,7 @@ _STYLES: Mapping[TaskStatus | None, tuple[str, str, str]] = {
     TaskStatus.CANCELLED: ("#eaeef2", "#57606a", "#424a53"),
 }
 
-# What XML cannot hold, and what would reorder the text around it.
+# Characters invalid in XML, and characters that reorder the surrounding text.
 _UNFIT = re.compile(
     "[^\t\n\x20-\x7e\xa0-\u061b\u061d-\u200d\u2010-\u2027\u2030-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 )
@@ -37,21 +37,23 @@ _UNFIT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a task is shown: its status (None: not run), a short note under its id, a longer text on hover, and who added
-    it to the run; then it has a dashed border.
-    """
+    """The appearance of a task."""
 
     status: TaskStatus | None = None
+    """The status; None if not run."""
     note: str = ""
+    """A short note below the id."""
     title: str = ""
+    """A longer text shown on hover."""
     added_by: str | None = None
+    """The id of the task that added this task to the run; drawn with a dashed border."""
 
 
 _PLAIN = Look()
 
 
 def mermaid(dag: DAG, looks: Mapping[str, Look] | None = None) -> str:
-    """The DAG as a Mermaid flowchart; tasks with a status are coloured by it."""
+    """Return the DAG as a Mermaid flowchart, coloured by status."""
     looks = looks or {}
     lines = ["flowchart LR"]
     for position, task in enumerate(dag):
@@ -76,16 +78,16 @@ def mermaid(dag: DAG, looks: Mapping[str, Look] | None = None) -> str:
 
 
 def svg(dag: DAG, looks: Mapping[str, Look] | None = None, *, title: str = "", caption: str = "") -> str:
-    """The DAG as an SVG picture: no script, no reference to anything outside of it."""
+    """Return the DAG as an SVG picture without scripts or external references."""
     return _Picture(dag, looks or {}).draw(title, caption)
 
 
 def page(dag: DAG, looks: Mapping[str, Look] | None = None, *, title: str = "", caption: str = "") -> str:
-    """The same picture in an HTML page."""
+    """Return the SVG picture in an HTML page."""
     picture = svg(dag, looks, title=title, caption=caption)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        # The page shows what models wrote; should an escape ever be missing, nothing of it may run or load.
+        # The page shows text written by models; if an escape were missing, no script could run or load.
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         '<meta name="viewport" content="width=device-width">\n'
         f"<title>{_xml(title)}</title>\n"
@@ -139,7 +141,9 @@ class _Picture:
         return "".join(parts), x - _MARGIN
 
     def _edge(self, route: Sequence[Box]) -> str:
-        """A curve from the right side of the first box to the left side of the last one, level within each column."""
+        """Return a curve from the right side of the first box to the left side of the last box, level within each
+        column.
+        """
         start, end = route[0], route[-1]
         x = self._at.lefts[start.column] + self._at.widths[start.column]
         path = f"M{x:.1f} {start.y:.1f}"
@@ -201,6 +205,8 @@ def _xml(text: str) -> str:
 
 
 def _mermaid_text(text: str) -> str:
-    """Mermaid's own entities: a quote would end the label, and markup or a line break would be taken as such."""
+    """Return `text` with Mermaid entities: a quote would end the label, and markup or line breaks would be
+    interpreted.
+    """
     fit = _UNFIT.sub("\ufffd", " ".join(text.split()))
     return re.sub(r"[^\w .,:+\-·/()]", lambda found: f"#{ord(found[0])};", fit)
