@@ -1,4 +1,4 @@
-"""The policies that come with plait, made again by the kind and the settings that are stored with a run. Pure."""
+"""Built-in policies, recreated from the stored kind and settings of a run. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _HOMES = {
 
 
 def policy_of(kind: str, settings: Mapping[str, JsonValue]) -> Policy:
-    """The policy of that `kind` with what its `settings()` gave. Raises PolicyMissing for a kind that is none of ours,
-    PlaitError for settings that it cannot be made of.
+    """Return the policy of the given `kind`, made from stored `settings`.
+
+    Raises PolicyMissing if the kind is not built in, PlaitError if the settings are invalid.
     """
     if kind not in _HOMES:
         hint = nearest(kind, _HOMES) or (

@@ -1,9 +1,8 @@
-"""Follow-ups by role: after a task of one role, tasks of others. Pure.
+"""Follow-ups by role: after a task of one role, add tasks of other roles. Pure.
 
-When a task of a role that has a chain is completed, the whole chain is added behind it: each follow-up depends on the
-task that it follows and on those before it in the chain, so everything else is the schedule's business. A follow-up
-has a role too, and is followed in its turn where that role has a chain; since roles may not go round in a circle, every
-chain comes to its end.
+When a task with a role completes, the chain for the role is added. Each follow-up depends on the followed task and on
+the earlier follow-ups of the chain; the scheduler does the rest. A follow-up has a role itself and may be followed in
+turn. Roles must not form a cycle, so every chain ends.
 """
 
 from __future__ import annotations
@@ -27,28 +26,28 @@ from plait.runner.prompts.base import RESERVED_NAMES
 from plait.runner.prompts.render import names_used
 
 WORK = "work"
-"""What the result of the task that is followed is called in the prompts of its follow-ups."""
+"""The name of the followed task's result in the prompts of its follow-ups."""
 PROMPTS: Mapping[str, str] = {
     "reviewer": "Review this work. Name what is wrong with it or missing in it, the worst first, or say that it is "
     "good.\n\n{{ work }}",
     "tester": "Test this work: say which cases it has to withstand, go through each of them, and name those in which "
     "it fails.\n\n{{ work }}",
 }
-"""What follow-ups of these roles are asked, unless they have prompts of their own."""
+"""Default prompts by role."""
 _ROLE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,31}")
 _MOST_ID = 64
 
 
 @dataclass(frozen=True, slots=True)
 class FollowUp:
-    """A task that follows another. `role` names it, in ids, in the prompts of those behind it and for further chains.
-
-    `prompt` is a template: `{{ work }}` is the result of the task that it follows, and the roles before it in the chain
-    stand for theirs; without one, that of PROMPTS is taken. The other fields as in `Task`.
-    """
+    """A task that follows another task. Fields not explained here are those of `Task`."""
 
     role: str
+    """The name of the follow-up in ids, in later prompts of the chain, and in further chains."""
     prompt: str = ""
+    """A template: `{{ work }}` is the result of the followed task, and earlier roles of the chain stand for their
+    results. Defaults to the entry of PROMPTS.
+    """
     backend: str | None = None
     failure_mode: Mode = FailureMode.HARD
     output_schema: Mapping[str, object] | None = None
@@ -72,24 +71,28 @@ class FollowUp:
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """What would be wrong with `task`, the follow-up at `place` in the chain after the role `after`."""
+    """A problem of a future follow-up."""
 
     task: Task
+    """The follow-up as it would be added."""
     after: str
+    """The role that has the chain."""
     place: int
+    """The index of the follow-up in the chain."""
     problem: Problem
+    """The problem."""
 
 
 DEFAULT_CHAINS: Mapping[str, Sequence[FollowUp]] = {"coder": (FollowUp("reviewer"), FollowUp("tester"))}
 
 
 class FollowUps:
-    """After each completed task of a role that is a key of `chains`, its follow-ups: `run(dag, policy=FollowUps())`.
+    """Policy that adds follow-ups after completed tasks, by role: `run(dag, policy=FollowUps())`.
 
-    A task's role is `role` in its metadata. Nothing follows a task that failed, was skipped or was cancelled. Tasks
-    that depend on a task do not wait for its follow-ups. Of a task with `for_each` each part is followed. Raises
-    ValueError for chains that cannot be, and PromptError. What their prompts may use depends on the task that is
-    followed, so `run` and its like raise DAGError for names that are none: see `check`.
+    The role of a task is `role` in its metadata; `chains` maps roles to follow-ups. Failed, skipped and cancelled tasks
+    are not followed. Dependents of a task do not wait for its follow-ups. Of a `for_each` task, each part is followed.
+    Raises ValueError for invalid chains, and PromptError. The names available to the prompts depend on the followed
+    task, so `run` raises DAGError for unknown names: see `check`.
     """
 
     kind = "follow_ups"
@@ -102,41 +105,41 @@ class FollowUps:
             raise ValueError(f"these roles follow each other for ever: {' -> '.join(circle)}")
 
     def chains(self) -> Mapping[str, tuple[FollowUp, ...]]:
-        """What follows which role."""
+        """Return the follow-ups by role."""
         return self._chains
 
     def backends(self) -> frozenset[str | None]:
-        """The names of the backends that follow-ups run on; None stands for the runner's default one."""
+        """Return the names of the follow-ups' backends, with None for the default backend of the runner."""
         return frozenset(step.backend for chain in self._chains.values() for step in chain)
 
     def settings(self) -> dict[str, JsonValue]:
-        """What `from_settings` makes the same policy of."""
+        """Return the settings for `from_settings`."""
         return {role: [settings_of(step) for step in chain] for role, chain in self._chains.items()}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, JsonValue]) -> FollowUps:
-        """The policy whose `settings` these are."""
+        """Return the policy with the given stored `settings`."""
         chains = cast("Mapping[str, list[dict[str, JsonValue]]]", settings)
         return cls({role: [made_of(FollowUp, step) for step in chain] for role, chain in chains.items()})
 
     def decide(self, run: RunView) -> Decision:
-        """Adds the follow-ups of the task that has ended, once."""
+        """Return a decision with the follow-ups of the ended task, unless they were already added."""
         if run.ended is None or run.result(run.ended).status is not TaskStatus.COMPLETED:
             return Decision()
         task = run.task(run.ended)
-        # Of a task that was one for each element of a list, the parts are followed, and not the list of their results.
+        # Of a for_each task, the parts are followed, not the list of their results.
         chain = self._chains.get(role_of(task) or "", ())
         if not chain or task.for_each is not None or _is_followed(task, chain, run):
             return Decision()
         return Decision(add=tuple(self._after(task, lambda name: _find(run, name) is not None)))
 
     def check(self, dag: DAG) -> None:
-        """Raises DAGError with every mistake in what would follow if all tasks of `dag` were completed."""
+        """Raise DAGError with all mistakes in the follow-ups of the tasks of `dag`, assuming all tasks complete."""
         if found := [mistake.problem for mistake in self.mistakes(dag)]:
             raise DAGError(found)
 
     def mistakes(self, dag: DAG) -> Iterator[Mistake]:
-        """The same one by one, each once, however many tasks of `dag` it would follow."""
+        """Yield each mistake found by `check` once, however many tasks of `dag` have the follow-up."""
         stand_ins = self._stand_ins(dag)
         there = (*dag, *stand_ins)
         origins = {one[0].id: one for one in self._foreseen(there, {task.id for task in there})}
@@ -153,7 +156,7 @@ class FollowUps:
                     yield Mistake(task, after, place, replace(problem, message=message, position=None))
 
     def _after(self, task: Task, is_taken: Callable[[str], bool]) -> Iterator[Task]:
-        """What follows `task` in a run where ids may be in use."""
+        """Yield the follow-ups of `task`. `is_taken` tells whether the run already uses an id."""
         earlier, role = {WORK: task.id}, role_of(task)
         for step in () if role is None else self._chains.get(role, ()):
             free = (one for one in _ids(task.id, step.role) if one not in earlier.values() and not is_taken(one))
@@ -162,7 +165,9 @@ class FollowUps:
             yield follow_up
 
     def _foreseen(self, tasks: Iterable[Task], taken: set[str]) -> Iterator[tuple[Task, str, int]]:
-        """Every follow-up of `tasks`, and theirs, with the role that it is after and its place in the chain."""
+        """Yield all direct and indirect follow-ups of `tasks`, each with the preceding role and the index in the
+        chain.
+        """
         for task in tasks:
             added = list(self._after(task, taken.__contains__))
             taken |= {one.id for one in added}
@@ -170,8 +175,8 @@ class FollowUps:
             yield from self._foreseen(added, taken)
 
     def _stand_ins(self, dag: DAG) -> list[Task]:
-        """A task for each role that none has yet and that follows none: whoever has it is added later, behind whatever
-        is there.
+        """Return a placeholder task for each role with a chain but without a task: such tasks may be added to the run
+        later, after all present tasks.
         """
         known = {step.role for chain in self._chains.values() for step in chain}
         known |= {role for task in dag if (role := role_of(task)) is not None}
@@ -185,13 +190,13 @@ class FollowUps:
 
 
 def role_of(task: Task) -> str | None:
-    """The role of `task`, None where it has none."""
+    """Return the role of `task`; None without a role."""
     role = task.metadata.get("role")
     return role if isinstance(role, str) else None
 
 
 def circle_of(roles: Mapping[str, Iterable[str]]) -> list[str]:
-    """Roles that follow each other in a circle, beginning and ending with the same one; empty where there is none."""
+    """Return a cycle of roles, starting and ending with the same role; empty if there is none."""
     try:
         TopologicalSorter({role: list(after) for role, after in roles.items()}).prepare()
     except CycleError as error:
@@ -227,14 +232,14 @@ def _follow_up(step: FollowUp, task: Task, earlier: Mapping[str, str], task_id: 
 
 
 def _followed(follow_up: Task) -> JsonInput:
-    """The id of the task that `follow_up` follows."""
+    """Return the id of the task followed by `follow_up`."""
     return follow_up.metadata["follows"]
 
 
 def _is_followed(task: Task, chain: Sequence[FollowUp], run: RunView) -> bool:
-    """Whether it has its follow-ups already: it was completed before, and done again because its result was damaged."""
+    """Return whether the follow-ups were already added: a task completes twice if its result was damaged in between."""
     for step in chain:
-        for task_id in _ids(task.id, step.role):  # the first that was free then is one of those that are taken now
+        for task_id in _ids(task.id, step.role):  # an id free at that time is in use now
             if (one := _find(run, task_id)) is None:
                 break
             if one.metadata.get("follows") == task.id and task.id in one.depends_on:
@@ -243,7 +248,7 @@ def _is_followed(task: Task, chain: Sequence[FollowUp], run: RunView) -> bool:
 
 
 def _find(run: RunView, task_id: str) -> Task | None:
-    """The run's task of that id."""
+    """Return the task with the id `task_id`, if any."""
     try:
         return run.task(task_id)
     except KeyError:
@@ -251,7 +256,7 @@ def _find(run: RunView, task_id: str) -> Task | None:
 
 
 def _ids(task_id: str, role: str) -> Iterator[str]:
-    """`task_id.role`, or something like it where that is too long; then numbered, for where that is taken."""
+    """Yield candidate ids: `task_id.role`, shortened if too long, then numbered."""
     if len(task_id) > (most := _MOST_ID - len(role) - 5):  # room for a number
         task_id = f"{task_id[: most - 9]}-{hashlib.sha256(task_id.encode()).hexdigest()[:8]}"
     yield f"{task_id}.{role}"

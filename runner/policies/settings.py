@@ -1,4 +1,4 @@
-"""Steps and follow-ups as the JSON that is stored with a run, and back. Pure."""
+"""Conversion of steps and follow-ups to the JSON stored with a run, and back. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 
 def settings_of(part: DataclassInstance) -> dict[str, JsonValue]:
-    """The fields of `part` that are not at their defaults."""
+    """Return the fields of `part` that differ from their defaults."""
     given = {field.name: (getattr(part, field.name), field.default) for field in fields(part)}
     return {name: _plain(value) for name, (value, default) in given.items() if value != default}
 
 
 def made_of(kind: type[Part], settings: Mapping[str, Any]) -> Part:
-    """The `kind` of which `settings_of` gave `settings`. Raises TypeError or ValueError for what fits no field."""
+    """Return the `kind` described by `settings` from `settings_of`. Raises TypeError or ValueError for invalid
+    fields.
+    """
     given = dict(settings)
     if "retry" in given:
         retry: dict[str, Any] = given["retry"]

@@ -1,11 +1,11 @@
-"""Step workflows: an ordered list of steps, each decided from the last completed interaction alone. Pure.
+"""Step workflows: an ordered list of steps, each chosen by the last completed interaction alone. Pure.
 
-A workflow is a policy. Its run begins with the first step's task; the end of each task decides which step's task is
-added next, or that the session is over. It remembers nothing: whoever has the stored run and the steps can go on.
+A workflow is a policy. The run begins with the task of the first step; at the end of each task the policy adds the task
+of the next step or ends the session. No state is kept in memory: the stored run and the steps suffice to continue.
 
-A try whose failure is followed by another task is a task of failure mode `skip`: it does not fail the run, what comes
-after may depend on it, and no resume runs it again. The one whose failure ends the session is `hard`: it fails the
-run, and `resume(retry_failed=True)` runs that one again, and none of those that were overtaken.
+A try whose failure is followed by another task has failure mode `skip`: the run does not fail, later tasks may depend
+on the try, and no resume repeats the try. A try whose failure ends the session is `hard`: the run fails, and
+`resume(retry_failed=True)` repeats exactly this try.
 """
 
 from __future__ import annotations
@@ -34,37 +34,39 @@ from plait.runner.policies.workflow_session import (
 from plait.runner.prompts.base import RESERVED_NAMES
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,55}")
-"""Eight characters fewer than a task's id may have, for the number of the try."""
+"""Eight characters shorter than a task id, to leave space for the number of the try."""
 _PASSED = {TaskStatus.COMPLETED, TaskStatus.SKIPPED}
 
 
 OnError: TypeAlias = Literal["retry", "go_on", "end"]
-"""What follows when a step has failed: the same step again, until it has failed `max_tries` times; the next step,
-without its result; or nothing, for the session ends. It also ends where no try or no further step is left, or where a
-try is left, but the step's backend cannot be had.
+"""The reaction to a failed step: `retry` the step until `max_tries` tries failed, `go_on` with the next step without a
+result, or `end` the session. The session also ends without a remaining try or step, and if the backend of the step is
+unavailable.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a workflow.
-
-    `name` is 1 to 56 of letters, digits, `.`, `_`, `-`, not starting with a dot. `prompt` is a template: the names of
-    earlier steps stand for their results, the empty text where they have none. `on_error` says what follows when it
-    has failed: `retry`, at most `max_tries` tries in all, `go_on` or `end`. `continues` goes on with the conversation
-    of the step before, on its backend. `retry` and `timeout` (seconds) are those of each try's task: what the runner
-    tries again by itself is one try of the step, whatever it takes. `backend` and `output_schema` as in `Task`.
-    """
+    """A step of a workflow."""
 
     name: str
+    """1 to 56 letters, digits, `.`, `_` or `-`, not starting with a dot."""
     prompt: str = ""
+    """A template: names of earlier steps stand for their results; a step without a result renders as an empty text."""
     backend: str | None = None
+    """The name of a backend of the runner; None for the default backend."""
     on_error: OnError = "end"
+    """The reaction to a failure."""
     max_tries: int = 3
+    """The maximum number of tries with `retry`."""
     output_schema: Mapping[str, object] | None = None
+    """A JSON Schema for the answer."""
     continues: bool = False
+    """True to continue the conversation of the previous step, on its backend."""
     retry: Retry = DEFAULT_RETRY
+    """The retry policy within a try. Attempts repeated by the runner count as a single try."""
     timeout: float | None = None
+    """The time limit of an attempt in seconds; None for no limit."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name in RESERVED_NAMES:
@@ -81,10 +83,9 @@ class Step:
 
 
 class Workflow:
-    """An ordered list of steps, one after the other: `runner.run(workflow.dag(), policy=workflow)`.
+    """A sequence of steps: `runner.run(workflow.dag(), policy=workflow)`.
 
-    `name` is shown as the run's. Holds no state: every answer comes from what it is asked about. Raises ValueError for
-    steps that make no workflow.
+    `name` is the name of the runs. A workflow has no state. Raises ValueError for invalid steps.
     """
 
     kind = "workflow"
@@ -103,13 +104,14 @@ class Workflow:
             raise ValueError(f"step {self._steps[0].name!r} is the first, so there is no step before it to continue")
 
     def steps(self) -> tuple[Step, ...]:
-        """The steps, in the order in which they are taken."""
+        """Return the steps in order."""
         return self._steps
 
     def next_step(self, session: Session) -> Step | SessionComplete:
-        """What follows, decided from the session's last completed interaction alone: the first step where there is
-        none. Raises SessionEnded for a session that is over, UnknownStep and ImpossibleState for one that no run of
-        this workflow can come to.
+        """Return the step after the session's last completed interaction, or the first step of a new session.
+
+        Raises SessionEnded if the session is over, UnknownStep or ImpossibleState if no run of this workflow can
+        produce the session.
         """
         if session.status in RUN_DONE or session.status is RunStatus.CANCELLING:
             raise SessionEnded(f"the session is {session.status.value}: no step follows; start a new run")
@@ -127,22 +129,24 @@ class Workflow:
         )
 
     def is_complete(self, of: Session | Interaction) -> bool:
-        """Whether the newest interaction, or this one, is the last step's and went well. A session whose last step
-        failed has ended, and is not complete.
+        """Return whether the interaction, or the newest interaction of the session, is a success of the last step.
+
+        A session ended by a failure of the last step is not complete.
         """
         if isinstance(of, Session):
             return bool(of.interactions) and self.is_complete(of.interactions[-1])
         return of.step == self._steps[-1].name and of.status == "ok"
 
     def dag(self, inputs: Mapping[str, JsonInput] | None = None) -> DAG:
-        """What a run of this workflow begins with: the first step's task. `inputs` are values that the prompts of all
-        steps may use by name. Raises DAGError listing every mistake in any of the steps.
+        """Return the initial DAG of a run: the task of the first step.
+
+        `inputs` are values available to the prompts of all steps. Raises DAGError with all mistakes in all steps.
         """
         DAG(self._once(), inputs=inputs)
         return DAG([self._task(0, 1, Session())], name=self.name, inputs=inputs)
 
     def backends(self) -> frozenset[str | None]:
-        """The names of the backends that steps run on; None stands for the runner's default one."""
+        """Return the names of the steps' backends, with None for the default backend of the runner."""
         before: str | None = None
         names: set[str | None] = set()
         for step in self._steps:
@@ -151,22 +155,25 @@ class Workflow:
         return frozenset(names)
 
     def settings(self) -> dict[str, JsonValue]:
-        """What `from_settings` makes the same workflow of."""
+        """Return the settings for `from_settings`."""
         return {"name": self.name, "steps": [settings_of(step) for step in self._steps]}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, JsonValue]) -> Workflow:
-        """The workflow whose `settings` these are."""
+        """Return the workflow with the given stored `settings`."""
         steps = cast("list[dict[str, JsonValue]]", settings["steps"])
         return cls([made_of(Step, step) for step in steps], name=cast("str", settings["name"]))
 
     def decide(self, run: RunView) -> Decision:
-        """Adds the next step's task, or ends the run: as completed when the last step went well, else as failed."""
+        """Return a decision that adds the next step's task or ends the run: completed after the last step, otherwise
+        failed.
+        """
         session = session_of(run)
         if any(one.status is None for one in session.interactions):
             return Decision()
         if run.ended is None:
-            # Once a session is over, only a resume asks again: what could not be had may be there by now.
+            # After the end of a session, only a resume calls the policy again: a missing backend may be available by
+            # now.
             had = tuple(replace(one, unavailable=False) for one in session.interactions)
             session = replace(session, interactions=had)
         follows = self.next_step(session)
@@ -174,7 +181,7 @@ class Workflow:
             return Decision(add=(self._next_task(follows, session),))
         if not follows.ok:
             return Decision(end=RunStatus.FAILED, error=follows.error)
-        # A step may have added tasks of its own. They are seen through, and then count like all tasks.
+        # Tasks added by a step must end first, and count like all tasks.
         done = all(run.result(task.id).status in _PASSED for task in run.tasks)
         return Decision(end=RunStatus.COMPLETED if done else None)
 
@@ -209,7 +216,9 @@ class Workflow:
         return self._task(index, number, session)
 
     def _task(self, index: int, number: int, session: Session) -> Task:
-        """Try `number` of the step at `index`. Each earlier step's name stands for its last try that went well."""
+        """Return the task for try `number` of the step at `index`. The names of earlier steps stand for their last
+        successful try.
+        """
         step = self._steps[index]
         best = {one.step: one.task_id for one in sorted(session.interactions, key=lambda one: one.status == "ok")}
         earlier = {one.name: best[one.name] for one in self._steps[:index] if one.name in best}
@@ -230,7 +239,7 @@ class Workflow:
         )
 
     def _once(self) -> list[Task]:
-        """The steps as if each were taken once, under its own name: with the mistakes that their tasks would have."""
+        """Return the steps as tasks, each once under its own name, for validation."""
         names = [step.name for step in self._steps]
         return [
             Task(

@@ -1,8 +1,7 @@
-"""What a workflow has done so far: interactions, read from the tasks of its run. Pure.
+"""The progress of a workflow as interactions, derived from the tasks of the run. Pure.
 
-Nothing of it lives in memory. A task that stands for a try of a step says so in its metadata (`step`, `try`), which is
-stored with it; how it ended is stored with it as well. All else in the run, such as tasks that a step added, is none
-of a workflow's business.
+Nothing is kept in memory. A task for a try of a step is marked in its metadata (`step`, `try`); mark and outcome are
+stored with the task. Other tasks of the run, such as tasks added by a step, are ignored.
 """
 
 from __future__ import annotations
@@ -19,57 +18,65 @@ from plait.runner.errors import PlaitError
 
 
 class UnknownStep(PlaitError):  # noqa: N818
-    """The session's last completed interaction is of a step that the workflow does not have."""
+    """Raised if the last completed interaction belongs to a step missing from the workflow."""
 
 
 class ImpossibleState(PlaitError):  # noqa: N818
-    """The session's last completed interaction has a status or number that no interaction can have."""
+    """Raised if the last completed interaction has an invalid status or number."""
 
 
 class SessionEnded(PlaitError):  # noqa: N818
-    """The session's run has ended, or is being cancelled: nothing follows any more."""
+    """Raised if the run of the session has ended or is being cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interaction:
-    """One try of one step. `status` is `ok` or `error` once it has come to its end, and None before. `number` counts
-    the tries of the step, from 1. `text` and `data` are its result, `error` says in one line why there is none, and
-    `unavailable` that its backend could not be had, so that the next try would come to the same.
-    """
+    """A try of a step."""
 
     step: str
+    """The name of the step."""
     status: Literal["ok", "error"] | None = None
+    """`ok` or `error` after the end, None before."""
     text: str = ""
+    """The text of the result."""
     data: JsonValue = None
+    """The structured result."""
     number: int = 1
+    """The number of the try of the step, from 1."""
     error: str | None = None
+    """The reason for a failure, in one line."""
     unavailable: bool = False
+    """True if the backend was unavailable and another try would fail in the same way."""
 
     @property
     def task_id(self) -> str:
-        """The task that stands for it in the run."""
+        """The id of the task for the try."""
         return task_id(self.step, self.number)
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The interactions of a run, the newest last, and where the run stands."""
+    """The interactions of a run."""
 
     interactions: tuple[Interaction, ...] = ()
+    """The interactions, the newest last."""
     status: RunStatus = RunStatus.RUNNING
+    """The status of the run."""
 
     @property
     def last_completed(self) -> Interaction | None:
-        """The newest interaction that has come to its end, well or not."""
+        """The newest interaction that has ended, successfully or not; None if there is none."""
         return next((one for one in reversed(self.interactions) if one.status is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionComplete:
-    """No step follows. `ok` is False where a step failed and its rule ended the session: `error` then says so."""
+    """The end of a session."""
 
     ok: bool
+    """False if a failed step ended the session."""
     error: str | None = None
+    """The reason for a failure."""
 
 
 _STATUSES: dict[TaskStatus, Literal["ok", "error"]] = {
@@ -80,18 +87,18 @@ _STATUSES: dict[TaskStatus, Literal["ok", "error"]] = {
 
 
 def task_id(step: str, number: int) -> str:
-    """The id of the task that stands for try `number` of `step`."""
+    """Return the id of the task for try `number` of `step`."""
     return f"{step}.{number}"
 
 
 def session_of(run: RunView, status: RunStatus = RunStatus.RUNNING) -> Session:
-    """The session that the tasks of `run` tell of."""
+    """Return the session derived from the tasks of `run`."""
     found = (_interaction(task, run.result(task.id)) for task in run.tasks if is_interaction(task))
     return Session(tuple(found), status)
 
 
 def is_interaction(task: Task) -> bool:
-    """Whether `task` is a try of a step."""
+    """Return whether `task` is a try of a step."""
     step, number = task.metadata.get("step"), task.metadata.get("try")
     return isinstance(step, str) and isinstance(number, int) and task.id == task_id(step, number)
 

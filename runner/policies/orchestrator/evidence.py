@@ -1,5 +1,5 @@
-"""What a run of the orchestrator has come to so far: read from its tasks, told to the reflector, and compared with what
-it was before. Pure.
+"""The state of an orchestrated run: read from its tasks, reported to the reflector, and compared between reflections.
+Pure.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ _WORDS = {TaskStatus.FAILED: "failed", TaskStatus.SKIPPED: "skipped", TaskStatus
 
 
 def is_work(task_id: str) -> bool:
-    """Whether the task is one that leads to the goal, and none that the loop itself needs."""
+    """Return whether the task leads to the goal, in contrast to the loop's own tasks."""
     return task_id.startswith(PREFIX) or (task_id != ANSWER_ID and not _OWN.fullmatch(task_id))
 
 
 class Evidence:
-    """Where the work of a run stands."""
+    """The state of the work of a run."""
 
     def __init__(self, run: RunView) -> None:
         self._run = run
 
     @cached_property
     def work(self) -> list[Task]:
-        """The tasks that lead to the goal. Those that an executor's reply added are among them."""
+        """The tasks that lead to the goal, including tasks added by an executor's reply."""
         return [task for task in self._run.tasks if is_work(task.id)]
 
     @cached_property
     def _own(self) -> list[Task]:
-        """The tasks that the loop itself needs."""
+        """The loop's own tasks."""
         return [task for task in self._run.tasks if not is_work(task.id)]
 
     @property
     def reflections(self) -> int:
-        """How many reflections there were."""
+        """The number of reflections up to now."""
         return sum(task.id.startswith("reflect.") for task in self._own)
 
     def is_open(self, leaving_out: Collection[str] = ()) -> bool:
-        """Whether a task has not ended yet, other than those to be left out."""
-        # The newest first: they are the likeliest to be open, and one is enough.
+        """Return whether any task outside `leaving_out` has not ended."""
+        # Newest first: most likely open, and a single open task decides.
         return any(
             self._run.result(task.id).status not in TASK_DONE
             for task in reversed(self._run.tasks)
@@ -62,19 +62,19 @@ class Evidence:
         )
 
     def waits_for_a_person(self) -> bool:
-        """Whether a task can only go on once a person has answered."""
+        """Return whether any task waits for a person."""
         return any(self._run.result(task.id).status is TaskStatus.WAITING_INPUT for task in self.work)
 
     def not_begun(self) -> tuple[str, ...]:
-        """The tasks that can still be cancelled: those never started, and those that wait for a person."""
+        """Return the ids of the tasks that can still be cancelled: never started, or waiting for a person."""
         return tuple(task.id for task in self.work if _can_be_cancelled(self._run.result(task.id)))
 
     def under_way(self) -> int:
-        """How many tasks have begun and not ended."""
+        """Return the number of tasks begun and not ended."""
         return sum(_is_under_way(self._run.result(task.id)) for task in self.work)
 
     def ready(self, added: Sequence[Task], dropped: Collection[str]) -> list[str]:
-        """The tasks that nothing keeps from beginning, once `added` are there and `dropped` are gone."""
+        """Return the ids of the tasks free to begin after adding `added` and cancelling `dropped`."""
         new = {task.id for task in added}
         unbegun = [task for task in self.work if _is_unbegun(self._run.result(task.id))]
         return [
@@ -82,17 +82,17 @@ class Evidence:
             for task in (*unbegun, *added)
             if is_work(task.id)
             and task.id not in dropped
-            and task.for_each is None  # its parts are what begins
+            and task.for_each is None  # only its parts begin
             and not any(name in new or self._holds_up(name) for name in task.upstream)
         ]
 
     def _holds_up(self, task_id: str) -> bool:
-        """Whether what waits for the task cannot start yet, or ever."""
+        """Return whether dependents of the task cannot start yet, or ever."""
         result = self._run.result(task_id)
         return result.status not in TASK_DONE or _blocks(self._run.task(task_id), result)
 
     def can_go_on(self, dropped: Collection[str] = ()) -> bool:
-        """Whether, with `dropped` and what waits for it gone, a task is under way or may still start."""
+        """Return whether any task is running or may start, apart from `dropped` and its dependents."""
         dead: set[str] = set(dropped)
         for task in self.work:
             result = self._run.result(task.id)
@@ -106,7 +106,7 @@ class Evidence:
         return False
 
     def known(self) -> Known:
-        """The run's tasks, as a further plan may speak of them."""
+        """Return the tasks of the run that a further plan may refer to."""
         dead: dict[str, str] = {}
         for task in self.work:
             result = self._run.result(task.id)
@@ -117,7 +117,7 @@ class Evidence:
         return Known(frozenset(task.id for task in self._run.tasks), dead)
 
     def unseen(self) -> list[str]:
-        """Completed tasks that no reflection was about, behind the last reflection that was completed."""
+        """Return the last completed reflection, followed by the completed tasks not yet covered by a reflection."""
         own = [task for task in self._own if self._completed(task)]
         reflections = [task for task in own if task.id.startswith("reflect.")]
         seen = {name for task in reflections for name in task.depends_on}
@@ -125,8 +125,8 @@ class Evidence:
         return [*last, *(task.id for task in self.work if task.id not in seen and self._completed(task))]
 
     def told(self, most: int) -> str:
-        """All of it as text. The results are cut so that they come to about `most` characters; where there are too many
-        for that, the oldest are only counted.
+        """Return the state as text. Results are shortened to about `most` characters in all; if there are too many, the
+        oldest are only counted.
         """
         of: dict[TaskStatus, list[tuple[Task, TaskResult]]] = {status: [] for status in TaskStatus}
         for task in self.work:
@@ -144,7 +144,7 @@ class Evidence:
         return "\n\n".join(filter(None, sections)) or "Nothing has been done yet."
 
     def digest(self) -> str:
-        """A name for what has been found out: the same if nothing new came of what was done since."""
+        """Return a digest of the findings. Repeated work without new findings leaves the digest unchanged."""
         results = ((task, self._run.result(task.id)) for task in self.work)
         return digest(
             f"{said(task)}\0{result.status.value}\0{text_of(result.value)}\0{result.error or ''}"
@@ -157,18 +157,18 @@ class Evidence:
 
 
 def digest(texts: Iterable[str]) -> str:
-    """A short name for a set of texts, in whatever order and however often they come."""
+    """Return a short digest of a set of texts, independent of order and repetition."""
     both = json.dumps(sorted(set(texts)))
     return hashlib.sha256(both.encode()).hexdigest()[:16]
 
 
 def said(task: Task) -> str:
-    """What the task is to do, in its planner's words."""
+    """Return the assignment of the task, in the planner's words."""
     return " ".join((task.item if isinstance(task.item, str) else task.prompt).split())
 
 
 def cut(text: str, most: int) -> str:
-    """`text`, or its beginning, and how much was left out."""
+    """Return `text`, shortened to `most` characters with a note on the omitted length."""
     return text if len(text) <= most else f"{text[:most]} [... {len(text) - most:,} more characters]"
 
 
@@ -185,7 +185,7 @@ def _can_be_cancelled(result: TaskResult) -> bool:
 
 
 def _blocks(task: Task, result: TaskResult) -> bool:
-    """Whether what depends on `task` can never start."""
+    """Return whether dependents of `task` can never start."""
     if result.status is TaskStatus.FAILED:
         return task.failure_mode is FailureMode.HARD
     return result.status is TaskStatus.CANCELLED
@@ -197,7 +197,7 @@ def _section(
     most: int,
     line: Callable[[Task, TaskResult], str],
 ) -> str:
-    """The newest `most` of what was found; nothing where nothing was."""
+    """Return the section for the newest `most` tasks; empty if nothing was found."""
     most = max(most, 1)
     earlier = [f"- {len(found) - most:,} earlier ones"] if len(found) > most else []
     lines = [line(task, result) for task, result in found[-most:]]
@@ -209,7 +209,7 @@ def _line(task: Task, _result: TaskResult) -> str:
 
 
 def _done(task: Task, result: TaskResult, most: int) -> str:
-    # Indented, so that no line of a result passes for one of ours.
+    # Indented, to keep the lines of a result apart from lines of the report.
     text = cut(text_of(result.value).strip(), most).replace("\n", "\n  ")
     return f"{_line(task, result)}\n  {text}"
 

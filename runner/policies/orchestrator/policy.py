@@ -1,10 +1,10 @@
-"""The orchestrator as a policy: plan, execute, reflect, and so on until the goal is reached. Pure.
+"""The orchestrator as a policy: plan, execute and reflect until the goal is reached. Pure.
 
     plan.1 ──► do.* ──► reflect.1 ──► do.* ──► reflect.2 ──► ... ──► answer
 
-Each arrow is one decision, stored with the end of the task that it is about; so the loop stands nowhere but in the
-store. Tasks run as soon as they can, also while a reflection is under way. Only one of the loop's own tasks (`plan.N`,
-`reflect.N`, `answer`) is there to be done at any time: `asked`.
+Each arrow is a decision, stored with the end of the task before the arrow; the loop has no state outside the store.
+Tasks run as soon as possible, also during a reflection. At any time at most one of the loop's own tasks (`plan.N`,
+`reflect.N`, `answer`) is outstanding: `asked`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LONGEST_NAME = 40
 
 
 class Phase(StrEnum):
-    """Where the loop stands. EXECUTING includes the writing of the answer; DONE is when that is stored."""
+    """The phase of the loop. EXECUTING includes writing the answer; DONE begins once the answer is stored."""
 
     PLANNING = "planning"
     EXECUTING = "executing"
@@ -46,7 +46,7 @@ class Phase(StrEnum):
 
 
 class Stop(StrEnum):
-    """Why the loop ended though its reflector had not called it done."""
+    """The reason for ending the loop before the reflector declared the goal reached."""
 
     MAX_ITERATIONS = "max_iterations"
     MAX_TASKS = "max_tasks"
@@ -55,21 +55,22 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoopLimits:
-    """How far the orchestrator goes.
-
-    At most `max_iterations` tasks are begun; what could begin beside them is dropped at once. (The parts of a
-    `for_each` that an executor's reply brings in are not known beforehand, and may go beyond.) At most `max_tasks`
-    tasks are planned in all. A reflection follows every `reflect_every` executed tasks, and whenever none is left.
-    Results are cut to about `shown` characters in all where they are told to the reflector and for the answer.
-    `plain` asks for plain sentences in place of tasks with ids and dependencies, and for short answers: for models
-    that are too small for more. Raises ValueError for a number below 1.
-    """
+    """Limits of the orchestrator. Raises ValueError for a number below 1."""
 
     max_iterations: int = 10
+    """The number of tasks begun at most; excess tasks that could begin are cancelled at once. Parts of a `for_each`
+    task added by an executor's reply are unknown beforehand and may exceed the limit.
+    """
     reflect_every: int = 3
+    """The number of executed tasks between reflections. A reflection also takes place when no task is left."""
     max_tasks: int = 100
+    """The number of planned tasks at most."""
     shown: int = 40_000
+    """The approximate number of result characters presented to the reflector and for the answer."""
     plain: bool = False
+    """True to request plain sentences and short answers in place of tasks with ids and dependencies, for small
+    models.
+    """
 
     def __post_init__(self) -> None:
         for name in ("max_iterations", "reflect_every", "max_tasks", "shown"):
@@ -80,27 +81,28 @@ class LoopLimits:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """The loop's state, as it is stored with each decision.
-
-    `iteration` counts executed tasks, `reflected_at` those that the last reflection was about. `asked` is the task of
-    the loop's own that is there to be done. `refused`: the last plan could not be used, and was asked for again.
-    `evidence` names what was known at the last reflection that added something, `plans` what was added on that ground.
-    `cut`: tasks were dropped because they would have been too many.
-    """
+    """The state of the loop, stored with each decision."""
 
     phase: Phase = Phase.PLANNING
     iteration: int = 0
+    """The number of executed tasks."""
     reflected_at: int = 0
+    """The value of `iteration` at the last reflection."""
     asked: str | None = "plan.1"
+    """The id of the outstanding task of the loop itself."""
     refused: bool = False
+    """True if the last plan or reflection was unusable and was requested again."""
     stopped: Stop | None = None
     evidence: str = ""
+    """The digest of the results at the last reflection that added tasks."""
     plans: tuple[str, ...] = ()
+    """The digests of the tasks added on the basis of `evidence`."""
     cut: bool = False
+    """True if tasks were cancelled because of `max_iterations`."""
 
     @classmethod
     def of(cls, state: JsonInput) -> Loop:
-        """The loop that `state` was made of; a new one where there is none."""
+        """Return the loop stored as `state`; a new loop without a state."""
         if not isinstance(state, dict):
             return cls()
         given = cast("dict[str, Any]", state)
@@ -114,15 +116,15 @@ class Loop:
         return cls(**known)
 
     def to_json(self) -> JsonValue:
-        """What is stored of it."""
+        """Return the loop as JSON."""
         return cast("JsonValue", {**asdict(self), "plans": list(self.plans)})
 
 
 class OrchestratorPolicy:
-    """Plans how `goal` is reached, has the tasks executed, reflects, and ends with one answer: the task `answer`.
+    """Policy that plans tasks for `goal`, reflects on the results, and ends with the task `answer`.
 
-    Its tasks run on the backends `planner`, `executor` and `reflector`. The run that it is for begins with `dag()`.
-    Raises ValueError for an empty goal.
+    The tasks run on the backends `planner`, `executor` and `reflector`. The run must begin with `dag()`. Raises
+    ValueError for an empty goal.
     """
 
     kind = "orchestrator"
@@ -134,36 +136,38 @@ class OrchestratorPolicy:
         self.limits = limits or LoopLimits()
 
     def settings(self) -> dict[str, JsonValue]:
-        """What `from_settings` makes the same policy of."""
+        """Return the settings for `from_settings`."""
         return {"goal": self.goal, **asdict(self.limits)}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, JsonValue]) -> OrchestratorPolicy:
-        """The policy whose `settings` these are."""
+        """Return the policy with the given stored `settings`."""
         limits = dict(cast("Mapping[str, Any]", settings))
         return cls(limits.pop("goal"), LoopLimits(**limits))
 
     def dag(self) -> DAG:
-        """What the run begins with: the task `plan.1`, and the goal as an input."""
+        """Return the initial DAG of a run: the task `plan.1`, with the goal as an input."""
         first = plan_task(self.limits.max_tasks, self.limits.plain)
         words = " ".join(self.goal.split())
         name = words if len(words) <= _LONGEST_NAME else f"{words[: _LONGEST_NAME - 1]}…"
         return DAG([first], name=name, inputs={"goal": self.goal})
 
     def backends(self) -> frozenset[str | None]:
-        """The names of the backends that its tasks run on."""
+        """Return the names of the tasks' backends."""
         return frozenset({PLANNER, EXECUTOR, REFLECTOR})
 
     def decide(self, run: RunView) -> Decision:
-        """What follows after the end of `run.ended`."""
+        """Return the decision that follows the end of the task `run.ended`."""
         evidence = Evidence(run)
         decision = self._following(run, Loop.of(run.state), evidence)
-        # Each task begins once at most: fewer than that cannot be too many.
+        # Each task begins at most once: fewer tasks than the limit cannot exceed the limit.
         few = len(run.tasks) + len(decision.add) <= self.limits.max_iterations
         return decision if few or decision.end is not None else self._cut(evidence, decision)
 
     def _cut(self, evidence: Evidence, decision: Decision) -> Decision:
-        """Without the tasks that could begin now and would be too many. Asked at each end, it sees them in time."""
+        """Cancel ready tasks beyond `max_iterations`. The policy is called at each end, so no excess task has begun
+        yet.
+        """
         loop = Loop.of(decision.state)
         left = max(0, self.limits.max_iterations - loop.iteration - evidence.under_way())
         excess = evidence.ready(decision.add, decision.cancel)[left:]
@@ -175,22 +179,22 @@ class OrchestratorPolicy:
         if run.ended is not None and is_work(run.ended):
             return self._executed(loop, evidence, run.result(run.ended).status)
         if run.ended is None and loop.asked is None and loop.phase is not Phase.DONE:
-            # What waits for a person has the run wait.
+            # Tasks waiting for a person keep the run waiting.
             return _only(loop) if evidence.waits_for_a_person() else self._with_nothing_left(loop, evidence)
-        # Without an end, it is a run that failed because this very answer could not be used, and was resumed.
+        # Without an ended task, the run failed on this unusable answer and was resumed.
         if loop.asked is not None and run.ended in {loop.asked, None}:
             result = run.result(loop.asked)
             if result.status is TaskStatus.COMPLETED:
                 return self._answered(loop, evidence, loop.asked, result.value)
-        return _only(loop)  # a failed task of the loop's own fails the run, once what is under way has ended
+        return _only(loop)  # a failed task of the loop fails the run once all running tasks have ended
 
     def _answered(self, loop: Loop, evidence: Evidence, task_id: str, answer: JsonValue) -> Decision:
-        """The task `task_id` of the loop's own is completed."""
+        """Return the decision after the completion of the loop's own task `task_id`."""
         if task_id == ANSWER_ID:
             return Decision(state=replace(loop, phase=Phase.DONE, asked=None).to_json(), end=RunStatus.COMPLETED)
         if loop.phase is Phase.PLANNING:
             return self._planned(loop, task_id, answer)
-        if loop.stopped is not None:  # meanwhile: what the reflector wants is no longer of use
+        if loop.stopped is not None:  # stopped meanwhile: the reflector's wishes no longer matter
             return self._unless_open(replace(loop, phase=Phase.EXECUTING, asked=None), evidence)
         read = read_reflection(answer, Asked(task_id, self.limits.plain), evidence.known(), evidence.not_begun())
         if not read.problems:
@@ -232,7 +236,9 @@ class OrchestratorPolicy:
         return self._with_nothing_left(loop, evidence, read.drop)
 
     def _add(self, loop: Loop, evidence: Evidence, tasks: tuple[Task, ...], drop: tuple[str, ...]) -> Decision:
-        """Add what the reflector wants, unless that goes too far or round in a circle."""
+        """Add the reflector's tasks, unless the limits are exceeded or the same tasks were added before without new
+        results.
+        """
         if loop.iteration >= self.limits.max_iterations:
             return self._unless_open(replace(loop, stopped=Stop.MAX_ITERATIONS), evidence, evidence.not_begun())
         if len(evidence.work) + len(tasks) > self.limits.max_tasks:
@@ -244,11 +250,11 @@ class OrchestratorPolicy:
         return _only(replace(loop, evidence=found, plans=(*tried, plan)), add=tasks, cancel=drop)
 
     def _unless_open(self, loop: Loop, evidence: Evidence, drop: tuple[str, ...] = ()) -> Decision:
-        """With the loop stopped: the answer, unless something is still to come."""
+        """Return the decision of a stopped loop: write the answer, unless tasks are still to end."""
         return _only(loop, cancel=drop) if evidence.can_go_on(drop) else self._answer(loop, evidence)
 
     def _with_nothing_left(self, loop: Loop, evidence: Evidence, drop: tuple[str, ...] = ()) -> Decision:
-        """Nothing is under way and nothing can start: reflect on what is new, or come to an end."""
+        """Return the decision when no task is running or ready: reflect on new results, or end the loop."""
         if loop.stopped is None and loop.iteration > loop.reflected_at:
             decision = self._reflect(loop, evidence)
             return replace(decision, cancel=drop)
@@ -264,7 +270,7 @@ class OrchestratorPolicy:
         return _only(loop, add=(task,))
 
     def _answer(self, loop: Loop, evidence: Evidence) -> Decision:
-        """Have the answer made of what is there: what has not begun is given up, and nothing is waited for."""
+        """Request the answer from the results at hand: cancel all tasks not begun, and wait for none."""
         task = answer_task(evidence.told(self.limits.shown), evidence.unseen(), self.limits.plain)
         loop = replace(loop, phase=Phase.EXECUTING, asked=task.id)
         return _only(loop, add=(task,), cancel=evidence.not_begun())

@@ -1,7 +1,7 @@
-"""What the planner, the executors and the reflector are told, and the form in which they answer. Pure.
+"""Prompts and answer formats of planner, executors and reflector. Pure.
 
-All templates hold nothing but plain names, and what a model has said goes in by `item` and `aliases`: it is never read
-as a template. `goal` is an input of the run.
+Templates contain plain names only. Text from models is inserted through `item` and `aliases` and never parsed as a
+template. `goal` is an input of the run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from plait.runner.domain.task import Task
 PLANNER, EXECUTOR, REFLECTOR = "planner", "executor", "reflector"
 ANSWER_ID = "answer"
 _FIRST = 1000.0
-"""The weight of the loop's own tasks: a reflection that waited for all that is pending would come too late."""
+"""The weight of the loop's own tasks. A reflection scheduled after all pending tasks would come too late."""
 
 _PLAN = """\
 You plan how a goal is reached. Others carry your tasks out, several at the same time.
@@ -112,7 +112,7 @@ _TASKS: Mapping[str, JsonValue] = {
     },
 }
 _MOST_PLAIN = 5
-# Bounded, because a model that is too small for more may not find an end either.
+# Bounded, because small models may not find an end.
 _PLAIN_TASKS: Mapping[str, JsonValue] = {
     "type": "array",
     "items": {"type": "string", "minLength": 1, "maxLength": 120},
@@ -121,13 +121,13 @@ _PLAIN_TASKS: Mapping[str, JsonValue] = {
 
 
 def plan_task(most: int, plain: bool) -> Task:
-    """The run's first task."""
+    """Return the first task of the run."""
     prompt = _first_prompt(most, plain)
     return Task("plan.1", prompt, backend=PLANNER, output_schema=_plan_schema(plain))
 
 
 def plan_again(earlier: str, task_id: str, reasons: str, most: int, plain: bool) -> Task:
-    """The second try at a plan, after `earlier` could not be used."""
+    """Return the second request for a plan, after the plan of `earlier` was unusable."""
     return Task(
         task_id,
         _first_prompt(most, plain) + _PLAN_AGAIN,
@@ -140,7 +140,7 @@ def plan_again(earlier: str, task_id: str, reasons: str, most: int, plain: bool)
 
 
 def work_task(task_id: str, text: str, needs: Sequence[str], after: str, plain: bool) -> Task:
-    """A task for the executor: `text` with the results of `needs`. `after` is the task that brought it in."""
+    """Return a task for the executor: `text` with the results of `needs`. `after` is the task that added it."""
     names = {f"r{number}": name for number, name in enumerate(needs, 1)}
     results = "".join(f"\nResult of {name}:\n{{{{ {alias} }}}}\n" for alias, name in names.items())
     return Task(
@@ -154,7 +154,7 @@ def work_task(task_id: str, text: str, needs: Sequence[str], after: str, plain: 
 
 
 def reflect_task(task_id: str, evidence: str, after: Sequence[str], plain: bool) -> Task:
-    """A reflection on `evidence`. `after` are the tasks that it is about."""
+    """Return a reflection on `evidence`. `after` are the tasks under review."""
     return Task(
         task_id,
         _PLAIN_REFLECT if plain else _REFLECT,
@@ -167,7 +167,9 @@ def reflect_task(task_id: str, evidence: str, after: Sequence[str], plain: bool)
 
 
 def answer_task(evidence: str, after: Sequence[str], plain: bool) -> Task:
-    """The run's last task. The planner has it: it is the one that is given the whole goal elsewhere too."""
+    """Return the last task of the run, executed by the planner, the role that works with the whole goal elsewhere
+    too.
+    """
     prompt = _PLAIN_ANSWER if plain else _ANSWER
     return Task(ANSWER_ID, prompt, depends_on=tuple(after), backend=PLANNER, item=evidence, weight=_FIRST)
 

@@ -1,5 +1,5 @@
-"""What a planner or a reflector answered, read into tasks; with everything that is wrong with it, said for the one who
-answered. Pure.
+"""Conversion of the planner's and reflector's answers into tasks, with all problems described for the answering model.
+Pure.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The run's tasks as a plan may speak of them. `ids` are all of them; `dead` are those that nothing can wait for
-    any more, with what became of them.
-    """
+    """The tasks of the run that a plan may refer to."""
 
     ids: frozenset[str] = frozenset()
+    """The ids of all tasks."""
     dead: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The tasks that can no longer be waited for, with the reason."""
 
     def named(self, name: str) -> str | None:
-        """The task that `name` stands for, with or without our prefix."""
+        """Return the id of the task named `name`, with or without the prefix `do.`; None if unknown."""
         return next((one for one in (name, PREFIX + name) if one in self.ids), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """`tasks` are to be added, each behind those that it depends on. Where there are `problems`, there are none."""
+    """A parsed answer. With `problems`, there are no tasks."""
 
     tasks: tuple[Task, ...] = ()
+    """The tasks to be added, each after its dependencies."""
     problems: tuple[str, ...] = ()
     done: bool = False
     drop: tuple[str, ...] = ()
@@ -45,24 +46,28 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was asked: `by` is the task that answers, `plain` as in the limits."""
+    """A request to a model."""
 
     by: str
+    """The id of the answering task."""
     plain: bool
+    """As in `LoopLimits`."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A task as it was answered: `name` is what the answer calls it, `needs` what it names."""
+    """A task as given in an answer."""
 
     name: str
+    """The name in the answer."""
     text: str
     needs: tuple[str, ...]
+    """The names of the dependencies."""
     id: str = ""
 
 
 def read_plan(answer: JsonValue, asked: Asked, known: Known, most: int) -> Read:
-    """The planner's answer to `asked`."""
+    """Parse the planner's answer."""
     entries = _entries(answer.get("tasks")) if isinstance(answer, dict) else None
     if entries is None:
         return Read(problems=('it is not of the form {"tasks": [{"id": ..., "prompt": ...}]}',))
@@ -74,7 +79,7 @@ def read_plan(answer: JsonValue, asked: Asked, known: Known, most: int) -> Read:
 
 
 def read_reflection(answer: JsonValue, asked: Asked, known: Known, droppable: Collection[str]) -> Read:
-    """The reflector's answer to `asked`. Of what it drops, only what is `droppable` counts."""
+    """Parse the reflector's answer. Requests to drop tasks outside `droppable` are ignored."""
     entries = _entries(answer.get("add", [])) if isinstance(answer, dict) else None
     drop = _texts(answer.get("drop", [])) if isinstance(answer, dict) else None
     if entries is None or drop is None or not isinstance(answer, dict) or not isinstance(answer.get("done"), bool):
@@ -89,7 +94,7 @@ def read_reflection(answer: JsonValue, asked: Asked, known: Known, droppable: Co
 
 
 def _entries(value: JsonValue) -> list[_Entry] | None:
-    """The tasks of an answer, None where it does not have the form. Backends need not check what they answer."""
+    """Return the tasks of an answer; None if the answer has another form. Backends may return unvalidated answers."""
     if not isinstance(value, list):
         return None
     entries: list[_Entry] = []
@@ -133,7 +138,9 @@ def _is_empty(entry: _Entry) -> bool:
 
 
 def _resolve(name: str, entry: _Entry, ours: Mapping[str, _Entry], known: Known, problems: list[str]) -> str | None:
-    """The id of the task that `entry` depends on as `name`; None, and a problem, where that cannot be."""
+    """Return the id of the dependency `name` of `entry`; None, with an added problem, if the dependency is
+    impossible.
+    """
     if (mine := _own(name, ours)) is not None:
         return mine.id
     theirs = known.named(name)
@@ -146,12 +153,12 @@ def _resolve(name: str, entry: _Entry, ours: Mapping[str, _Entry], known: Known,
 
 
 def _own(name: str, ours: Mapping[str, _Entry]) -> _Entry | None:
-    """The task of the same answer that `name` stands for."""
+    """Return the task of the same answer named `name`."""
     return ours.get(name) or ours.get(name.removeprefix(PREFIX))
 
 
 def _ordered(entries: Sequence[_Entry], ours: Mapping[str, _Entry]) -> tuple[list[str], list[str]]:
-    """The names, each behind those that it depends on; and what is wrong if that cannot be."""
+    """Return the names in topological order, and the problems if there is no such order."""
     inside: dict[str, list[str]] = {entry.name: [] for entry in entries}
     for entry in entries:
         inside[entry.name] = [mine.name for name in entry.needs if (mine := _own(name, ours)) is not None]
@@ -163,7 +170,7 @@ def _ordered(entries: Sequence[_Entry], ours: Mapping[str, _Entry]) -> tuple[lis
 
 
 def _safe_id(name: str, taken: set[str]) -> str:
-    """An id for the run: no other task's, and none that the loop uses for itself."""
+    """Return an id not used by any other task or by the loop itself."""
     slug = _UNSAFE.sub("-", name).strip("-")[:_LONGEST_SLUG] or "task"
     number = 1
     while (safe := PREFIX + slug + (f"-{number}" if number > 1 else "")) in taken:
