@@ -1,8 +1,9 @@
 """The child program of LocalBackend: llama.cpp's HTTP server on a free port of this machine.
 
-Reads one line of JSON from its standard input (gguf, slots, context, key), answers with one line, `READY <url>` or
-`FAILED <reason>`, and serves until that input ends: so it dies with its parent, however that dies. The key comes this
-way because argv and environment can be read by others. Run by path, with the standard library and xllamacpp alone.
+The program reads one line of JSON from standard input (gguf, slots, context, key), prints one line, `READY <url>` or
+`FAILED <reason>`, and serves until the end of its input: the end of the parent in any way ends the child. The key is
+passed by standard input because other users can read argv and environment. Run by path, with the standard library and
+xllamacpp only.
 """
 
 import json
@@ -29,13 +30,13 @@ def start(config: dict[str, Any]) -> Any:
     params.api_keys = [config["key"]]
     params.n_parallel = config["slots"]
     params.n_ctx = config["slots"] * config["context"]
-    # A cancelled request is noticed between two batches of the prompt.
+    # The server checks for cancelled requests between two batches of the prompt.
     params.n_batch = 512
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # More threads than this wait for each other longer than they compute.
+    # More threads spend more time waiting for each other than computing.
     threads = min(cores, 8)
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-    # With the prompt cache the same prompt gives another answer, temperature 0 or not.
+    # With the prompt cache, equal prompts get different answers, even at temperature 0.
     params.cache_prompt = False
     params.ui = False
     params.verbosity = 0
@@ -43,7 +44,7 @@ def start(config: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    # The server writes to standard output too; nobody reads that pipe after the first line.
+    # The server also writes to standard output; the parent stops reading the pipe after the first line.
     answer = os.dup(1)
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 1)

@@ -1,4 +1,4 @@
-"""Anthropic, and servers that speak its messages API, on the official SDK. Always streamed: see openai.py."""
+"""Anthropic, and servers with its messages API, on the official SDK. Always streamed: see openai.py."""
 
 from __future__ import annotations
 
@@ -15,35 +15,34 @@ from plait.backends.protocol import Message, Opening, Output
 from plait.backends.text import clean_text, one_line
 
 DEFAULT_MODEL = "claude-haiku-4-5"
-"""Used when no model is named."""
-# Tokens read from or written to the prompt cache are counted apart.
+"""Model used if no model is named."""
+# Tokens read from or written to the prompt cache are counted separately.
 _READ = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 
 
 @dataclass(eq=False)
 class AnthropicBackend(RemoteBackend):
-    """The messages API through the `anthropic` SDK (extra `anthropic`), which is imported at the first conversation.
+    """The messages API through the `anthropic` SDK (extra `anthropic`), which the first conversation imports.
 
-    `model` None means DEFAULT_MODEL. `base_url` None means ANTHROPIC_BASE_URL where that is set, else Anthropic.
-    `api_key_env` names the environment variable that holds the key; it is read at the first conversation, and only
-    Anthropic itself insists on it. `system` is the system prompt. `temperature` is left to the server when None; newer
-    models take none. `max_tokens` bounds one answer. `request_timeout` is seconds for one whole request, at
-    most 15 of them for connecting. `extra` is merged into the body of each request: what else the server can do,
-    such as `{"thinking": {"type": "adaptive"}}`; ValueError for fields that plait sets.
+    To continue a conversation, earlier messages are sent again; the server keeps no history. An output schema is passed
+    to the server as far as the API can express the schema, and described to the model otherwise. The answer is checked,
+    and requested once more if it does not fit. The SDK's own retries are off. Cancelling a turn closes its connection.
 
-    Earlier messages are sent along to continue a conversation; the server keeps nothing. With an output schema the
-    server is asked to keep to it as far as it can express it, else the model; the answer is checked, and asked for once
-    more when it does not fit. The SDK's own retries are off. Cancelling a turn closes its connection.
-
-    `aclose` and `async with` free the client; leaving it to the end of the program is harmless.
+    `aclose` and `async with` free the client; not freeing the client before the program's end is harmless.
     """
 
     model: str | None = None
+    """Model; None for DEFAULT_MODEL."""
     _: KW_ONLY
     api_key_env: str = "ANTHROPIC_API_KEY"
+    """Environment variable with the key, read at the first conversation. The key is required for Anthropic itself only.
+    """
     system: str | None = field(default=None, repr=False)
+    """System prompt."""
     temperature: float | None = None
+    """Sampling temperature; None for the server's default. Newer models do not accept a temperature."""
     max_tokens: int = 16_384
+    """Limit of one answer, in tokens."""
 
     package: ClassVar[str] = "anthropic"
     client_class: ClassVar[str] = "AsyncAnthropic"
@@ -61,7 +60,7 @@ class AnthropicBackend(RemoteBackend):
 
     def _request(self, opening: Opening, messages: Sequence[Message], avoided: Set[str]) -> dict[str, Any]:
         systems = [self.system or "", *(message.content for message in messages if message.role == "system")]
-        # Fields that some versions of the SDK do not know go into the body as they are.
+        # Fields unknown to some versions of the SDK are put into the body directly.
         body: dict[str, Any] = dict(self.extra or {})
         if self.temperature is not None:
             body["temperature"] = self.temperature
@@ -76,7 +75,7 @@ class AnthropicBackend(RemoteBackend):
         request: dict[str, Any] = {
             "model": self.model or DEFAULT_MODEL,
             "max_tokens": self.max_tokens,
-            # This API refuses empty messages.
+            # The API rejects empty messages.
             "messages": [{"role": m.role, "content": m.content} for m in messages if m.role != "system" and m.content],
             "stream": True,
             "extra_body": body,
@@ -86,7 +85,7 @@ class AnthropicBackend(RemoteBackend):
 
 
 class _Answer:
-    """An answer as it comes in, event by event."""
+    """An answer assembled event by event."""
 
     def __init__(self, opening: Opening, spent: Spent) -> None:
         self._opening = opening
@@ -111,7 +110,7 @@ class _Answer:
             self._spent.note(getattr(event, "usage", None), read=_READ, written="output_tokens")
 
     def finish(self, max_tokens: int) -> Message:
-        """The whole message, or the BackendError for why there is none."""
+        """Return the whole message. Raises BackendError if the answer is not whole."""
         if self._reason in {"end_turn", "stop_sequence"}:
             return Message("assistant", clean_text("".join(self._texts)), self._spent.usage)
         if self._reason == "refusal":
@@ -130,8 +129,8 @@ class _Answer:
 
 
 def _native_schema(schema: Mapping[str, object]) -> dict[str, Any] | None:
-    """`schema` as the API takes it, which knows a part of JSON Schema only; None for what it cannot express."""
-    from anthropic import transform_schema  # noqa: PLC0415 - the SDK is imported when it is first used
+    """Return `schema` in the part of JSON Schema supported by the API; None if that part cannot express the schema."""
+    from anthropic import transform_schema  # noqa: PLC0415 - the SDK is imported on first use
 
     try:
         return transform_schema(dict(schema)) if _Expressible(schema).holds() else None
@@ -139,15 +138,16 @@ def _native_schema(schema: Mapping[str, object]) -> dict[str, Any] | None:
         return None
 
 
-# What the SDK moves into the description, where it forbids what the schema allows, or leaves a reference to nothing.
+# Keywords that the SDK moves into the description, where the rest then forbids values that the schema allows, or has a
+# dangling reference.
 _BEYOND = frozenset({"definitions", "$anchor", "patternProperties", "allOf", "if", "not"})
-# It closes each object that it meets, so no two of these can be said of one value.
+# The SDK closes each object, so at most one of these keywords may describe a value.
 _SHAPES = frozenset({"properties", "anyOf", "oneOf", "$ref"})
 _LOCAL = "#/$defs/"
 
 
 class _Expressible:
-    """Whether the API can be given a schema: one that the SDK neither breaks nor makes narrower on its way."""
+    """Checks whether the API can be given a schema: the SDK must neither break nor narrow the schema."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = schema
@@ -164,7 +164,7 @@ class _Expressible:
         if schema.get("additionalProperties", False) is not False:
             return False
         if schema.get("type") == "object" and not schema.get("properties"):
-            return False  # one of any keys, which the SDK would turn into an empty one
+            return False  # an object with any keys, which the SDK would turn into an empty object
         return all(map(self._fits, _parts(schema))) and ("$ref" not in schema or self._refers_well(schema["$ref"]))
 
     def _refers_well(self, reference: str) -> bool:
@@ -181,6 +181,6 @@ class _Expressible:
 
 
 def _parts(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The schemas right within `schema` that the API is given."""
+    """Return the direct subschemas of `schema` that are passed to the API."""
     items = [schema["items"]] if "items" in schema else []
     return [*schema.get("properties", {}).values(), *schema.get("anyOf", ()), *schema.get("oneOf", ()), *items]

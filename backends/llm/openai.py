@@ -1,8 +1,8 @@
-"""OpenAI, and every server that speaks its chat completions, on the official SDK.
+"""OpenAI, and every server with its chat completions API, on the official SDK.
 
-Requests are always streamed: some servers notice that a client went away only while they stream, so this is what makes
-a cancel stop the work. The SDK takes a stream that merely ends for a complete answer; here only a finish reason that
-is known to be good makes an answer complete.
+Requests are always streamed: some servers detect a closed connection only while streaming, so streaming makes a
+cancellation stop the server's work. The SDK treats a stream that merely ends as a complete answer; here an answer is
+complete only with a finish reason known to be good.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from plait.backends.protocol import JsonValue, Message, Opening, Output
 from plait.backends.text import clean_text, one_line
 
 DEFAULT_MODEL = "gpt-5.4-mini"
-"""Used when no model is named and the server is OpenAI's own."""
+"""Model used if no model is named and the server is OpenAI's own."""
 _OLD_LIMIT = "max_tokens"
-# What the names of models hold that servers list beside those that answer.
+# Parts of the names of listed models that do not answer prompts.
 _NO_CHAT = ("embed", "whisper", "tts", "rerank")
-# In lower case. Only what is known to be good makes an answer whole: servers invent further reasons all the time.
+# Finish reasons in lower case. An answer is whole only with a known good reason: servers keep inventing reasons.
 _WHOLE = frozenset({"stop", "eos", "eos_token", "stop_sequence", "end_turn"})
 _TOO_LONG = frozenset({"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"})
 _TOOLS = frozenset({"tool_calls", "function_call"})
@@ -33,29 +33,27 @@ _DECLINED = frozenset({"safety", "recitation", "prohibited_content", "blocklist"
 
 @dataclass(eq=False)
 class OpenAIBackend(RemoteBackend):
-    """Chat completions through the `openai` SDK (extra `openai`), which is imported at the first conversation.
+    """Chat completions through the `openai` SDK (extra `openai`), which the first conversation imports.
 
-    `model` None means the first one for prompts that the server lists, or DEFAULT_MODEL at OpenAI itself. `base_url`
-    None means OPENAI_BASE_URL where that is set, else OpenAI. `api_key_env` names the environment variable that holds
-    the key; it is read at the first conversation, and only OpenAI itself insists on it. `system` is the system prompt.
-    `temperature` and `max_tokens` are left to the server when None. `request_timeout` is seconds for one whole request,
-    at most 15 of them for connecting. `extra` is merged into the body of each request: what else the server can do,
-    such as `{"reasoning_effort": "low"}`; ValueError for fields that plait sets.
+    To continue a conversation, earlier messages are sent again; the server keeps no history. An output schema is passed
+    to the server, or described to the model if the server rejects schemas. The answer is checked, and requested once
+    more if it does not fit. The SDK's own retries are off. Cancelling a turn closes its connection, and the server then
+    stops the work.
 
-    Earlier messages are sent along to continue a conversation; the server keeps nothing. With an output schema the
-    server is asked to keep to it, or the model where the server refuses that; the answer is checked, and asked for once
-    more when it does not fit. The SDK's own retries are off. Cancelling a turn closes its connection, upon which the
-    server stops working on it.
-
-    `aclose` and `async with` free the client; leaving it to the end of the program is harmless.
+    `aclose` and `async with` free the client; not freeing the client before the program's end is harmless.
     """
 
     model: str | None = None
+    """Model. None for the first model listed by the server that answers prompts, or DEFAULT_MODEL at OpenAI itself."""
     _: KW_ONLY
     api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable with the key, read at the first conversation. The key is required for OpenAI itself only."""
     system: str | None = field(default=None, repr=False)
+    """System prompt."""
     temperature: float | None = None
+    """Sampling temperature; None for the server's default."""
     max_tokens: int | None = None
+    """Limit of one answer, in tokens; None for the server's default."""
     _listed_model: str | None = field(default=None, init=False, repr=False)
 
     package: ClassVar[str] = "openai"
@@ -85,7 +83,7 @@ class OpenAIBackend(RemoteBackend):
     async def _list(self, client: Any) -> list[str]:
         try:
             return [model.id for model in (await client.models.list()).data or ()]
-        except (AttributeError, TypeError, ValueError):  # a page for people, or JSON of another shape
+        except (AttributeError, TypeError, ValueError):  # a web page, or JSON of another shape
             pass
         text = (
             f"{self._server.name} does not list its models as this API does; is base_url right? Name one with `model`"
@@ -107,7 +105,7 @@ class OpenAIBackend(RemoteBackend):
         sent = [{"role": message.role, "content": message.content} for message in messages]
         if system:
             sent.insert(0, {"role": "system", "content": system})
-        # OpenAI's newer models refuse the old name of the limit, many other servers know only that one.
+        # OpenAI's newer models reject the limit's old name; many other servers support only the old name.
         limit = _OLD_LIMIT if self._is_custom and _OLD_LIMIT not in avoided else "max_completion_tokens"
         request: dict[str, Any] = {
             "model": model,
@@ -131,7 +129,7 @@ class OpenAIBackend(RemoteBackend):
 
 
 class _Answer:
-    """An answer as it comes in. Chunks of lenient servers lack fields; nothing here relies on one being there."""
+    """An answer assembled chunk by chunk. Lenient servers omit fields, so every field is treated as optional."""
 
     def __init__(self, opening: Opening, spent: Spent) -> None:
         self._opening = opening
@@ -156,7 +154,7 @@ class _Answer:
             self._reason = str(getattr(choice, "finish_reason", None) or "") or self._reason
 
     def finish(self, max_tokens: int | None) -> Message:
-        """The whole message, or the BackendError for why there is none."""
+        """Return the whole message. Raises BackendError if the answer is not whole."""
         refusal = "".join(self._refusals)
         reason = (self._reason or "").lower()
         if refusal or reason in _DECLINED or reason.startswith("content_filter"):
@@ -168,7 +166,7 @@ class _Answer:
             raise BackendError(ErrorKind.UNEXPECTED, "the model asked for a tool, and none was offered to it")
         if reason not in _WHOLE:
             raise BackendError(ErrorKind.TRANSIENT, self._cut())
-        # Joined before it is cleaned: a pair of surrogates may be split over two chunks.
+        # Join before cleaning: a surrogate pair may be split over two chunks.
         return Message("assistant", clean_text("".join(self._texts)), self._spent.usage)
 
     @property
@@ -183,14 +181,14 @@ class _Answer:
 
 
 def _text(content: Any) -> str:
-    """The text of a delta's content, which Mistral's models that think send in parts, their thoughts among them."""
+    """Return the text of a delta's content. Mistral's thinking models send a list of parts, including thoughts."""
     parts = cast("list[object]", content) if isinstance(content, list) else [content]
     texts = [at(cast("JsonValue", part), "text") if isinstance(part, dict) else part for part in parts]
     return "".join(text for text in texts if isinstance(text, str))
 
 
 def length_message(max_tokens: int | None, output_tokens: int) -> str:
-    """Why an answer was cut for its length, as far as the numbers tell."""
+    """Return the message for an answer cut for its length, as precise as the numbers allow."""
     if max_tokens is not None and output_tokens in {0, max_tokens}:
         return f"the answer was cut at max_tokens={max_tokens}; raise it, or ask for a shorter answer"
     return f"the answer was cut after {output_tokens} tokens: the model's context or its own limit is reached"

@@ -1,7 +1,7 @@
-"""What the adapters on a vendor's SDK share: finding the SDK and the key, and turning its errors into our kinds.
+"""Common functions of the adapters on a vendor's SDK: find the SDK and the key, and translate the SDK's errors.
 
-An SDK's own error is never chained to ours: it holds the request, whose headers hold the key, and the server's words,
-which may repeat it.
+An SDK's error is never chained to a BackendError: the error holds the request, whose headers hold the key, and the
+server's text, which may repeat the key.
 """
 
 from __future__ import annotations
@@ -21,21 +21,24 @@ from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.text import header_values, masked, one_line, parse_json
 
 NO_KEY = "none"
-"""Sent as the key to servers that need none; the SDKs insist on one."""
+"""Sent as the key to servers without a key, because the SDKs require a key."""
 
 _HEADERS = ("OPENAI_CUSTOM_HEADERS", "ANTHROPIC_CUSTOM_HEADERS")
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where requests go. Messages show its `name` only: `url` may hold a password, and the key is never shown."""
+    """The destination of requests. Messages show the `name` only: `url` may hold a password, and the key is never
+    shown.
+    """
 
     url: str
     key: str = field(repr=False)
 
     def say(self, text: str, doubt: str = "") -> str:
-        """`text` as one line, and all of `doubt` behind it, without the key and the values of headers that the
-        environment adds.
+        """Return `text` as one line followed by the whole of `doubt`.
+
+        The key and the values of headers added by the environment are masked.
         """
         headers = [value for name in _HEADERS for value in header_values(os.environ.get(name, ""))]
         return one_line(masked(text, [self.key, *headers]), 300 - len(doubt)) + doubt
@@ -52,7 +55,10 @@ class Server:
 
 
 def read_key(variable: str, *, needed: bool) -> str:
-    """The key in environment variable `variable`; NO_KEY when there is none and none is needed."""
+    """Return the key in environment variable `variable`; NO_KEY if the variable is empty and no key is needed.
+
+    Raises BackendUnavailable if a needed key is missing, or the key is malformed.
+    """
     key = os.environ.get(variable, "").strip()
     if key.isascii() and key.isprintable() and key:
         return key
@@ -64,7 +70,10 @@ def read_key(variable: str, *, needed: bool) -> str:
 
 
 def find_server(url: str, variable: str, *, key_needed: bool) -> Server:
-    """The server at `url`, with the key in environment variable `variable`. BackendUnavailable for what is no URL."""
+    """Return the server at `url`, with the key in environment variable `variable`.
+
+    Raises BackendUnavailable if `url` is not a URL, or a needed key is missing.
+    """
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
@@ -76,20 +85,23 @@ def find_server(url: str, variable: str, *, key_needed: bool) -> Server:
 
 
 def is_environments(url: str, variable: str, default: str) -> bool:
-    """Whether `url` is where environment variable `variable` points, or `default` where that is not set."""
+    """Return whether `url` is the URL in environment variable `variable`, or `default` if the variable is not set."""
     return url.rstrip("/") == (os.environ.get(variable) or default).rstrip("/")
 
 
 def forget_environment(client: Any, omit: object) -> None:
-    """Have an SDK's `client` send no header that it took from the environment; `omit` is the SDK's word for none."""
-    # No argument prevents that they are read. A version that keeps them elsewhere must not send them unseen.
+    """Remove from an SDK's `client` the headers taken from the environment; `omit` is the SDK's marker for an absent
+    header.
+    """
+    # No argument keeps the SDK from reading the headers. A version that stores the headers elsewhere must not send them
+    # unnoticed.
     if "_custom_headers" not in vars(client):
         raise RuntimeError("this version of the SDK keeps its headers where plait does not find them")
     client._custom_headers = dict.fromkeys(("OpenAI-Organization", "OpenAI-Project"), omit)
 
 
 def translate(exc: Exception, server: Server) -> BackendError:
-    """The BackendError for anything that an SDK call raised."""
+    """Return the BackendError for an exception raised by an SDK call."""
     status: Any = getattr(exc, "status_code", None)
     if isinstance(status, int):
         return _status_error(exc, status, server)
@@ -102,13 +114,13 @@ def translate(exc: Exception, server: Server) -> BackendError:
         return BackendError(ErrorKind.TRANSIENT, server.say(f"the connection to {server.name} failed: {detail}"))
     if hasattr(exc, "body"):  # an error event inside a stream
         return broken_off(cast("Any", exc).body, server)
-    # json.JSONDecodeError is among the ValueErrors: the SDKs let it through.
+    # json.JSONDecodeError is a ValueError: the SDKs do not convert it.
     kind = ErrorKind.TRANSIENT if isinstance(exc, ValueError) else ErrorKind.UNEXPECTED
     return BackendError(kind, server.say(f"the answer of {server.name} cannot be read: {name}: {exc}"))
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """How many seconds the server asks to wait, from `retry-after-ms` or `Retry-After` (seconds or an HTTP date)."""
+    """Return the seconds to wait, from `retry-after-ms` or `Retry-After` (seconds or an HTTP date); None if unknown."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             seconds = float(headers.get(name) or "") * scale
@@ -127,7 +139,7 @@ def _status_error(exc: Any, status: int, server: Server) -> BackendError:
         detail = "it redirects; give the address it redirects to as base_url"
     kind = kind_of(status, words, detail)
     hint = retry_after(exc.response.headers)
-    # Inside a stream the status is still the 200 that it began with.
+    # Inside a stream the status is still the initial 200.
     said = f"{server.name} answered {status}" if status >= 300 else f"{server.name} broke off the answer"
     doubt = _doubt(exc.response) if status == 404 and "model" not in detail.lower() else ""
     wait = _asked_delay(exc.body) if hint is None else hint
@@ -135,19 +147,20 @@ def _status_error(exc: Any, status: int, server: Server) -> BackendError:
 
 
 def broken_off(body: Any, server: Server) -> BackendError:
-    """The BackendError for the error `body` that came in the midst of a stream."""
+    """Return the BackendError for the error `body` received within a stream."""
     return _without_status(body, f"{server.name} broke off the answer", server)
 
 
 async def expect_events(response: Any, server: Server) -> None:
-    """BackendError where an SDK's `response` with status 200 is JSON and no stream: the server's own words, or that it
-    does not stream.
+    """Raise BackendError if an SDK's `response` with status 200 is JSON instead of a stream.
+
+    The error contains the server's own message, or says that the server does not stream.
     """
     if not response.headers.get("content-type", "").startswith("application/json"):
         return
     try:
         body = parse_json((await response.aread()).decode())
-    except ValueError:  # events under a wrong name
+    except ValueError:  # events with a wrong content type
         return
     whole = _as_dict(body)
     if whole.get("choices") or whole.get("content"):
@@ -171,24 +184,24 @@ def _doubt(response: Any) -> str:
 
 
 def _read_body(body: Any) -> tuple[list[str], str]:
-    """The machine-readable words of an error body, and its text for a person."""
+    """Return the machine-readable words of an error body, and its text for a person."""
     error = _error_in(body)
     if not error:
         return [], body if isinstance(body, str) and body else "no reason given"
     words, said = _words_and_text(error)
-    # OpenRouter: what the provider behind it said.
+    # OpenRouter: the message of the provider behind it.
     more, reason = _words_and_text(_error_in(_parsed(_as_dict(error.get("metadata")).get("raw"))))
     return words + more, ": ".join(text for text in (said, reason) if text) or "no reason given"
 
 
 def _words_and_text(error: Mapping[str, Any]) -> tuple[list[str], str]:
     words = [str(error[key]) for key in ("code", "type") if error.get(key)]
-    # Never the whole body: servers that check its fields send back the request, prompt and all.
+    # Never the whole body: servers that validate fields return the request, including the prompt.
     return words, next((error[key] for key in ("message", "detail", "error") if isinstance(error.get(key), str)), "")
 
 
 def _asked_delay(body: Any) -> float | None:
-    """The seconds of `"retryDelay": "34s"`, which Gemini has in place of a header."""
+    """Return the seconds of `"retryDelay": "34s"`, which Gemini sends instead of a header."""
     for detail in _as_list(_error_in(body).get("details")):
         found = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)s", str(_as_dict(detail).get("retryDelay")))
         if found:
@@ -197,7 +210,7 @@ def _asked_delay(body: Any) -> float | None:
 
 
 def _error_in(body: Any) -> dict[str, Any]:
-    # Gemini gives a list.
+    # Gemini returns a list.
     error = next((_as_dict(part) for part in _as_list(body) if isinstance(part, dict)), _as_dict(body))
     return _as_dict(error.get("error")) or error
 
@@ -218,5 +231,5 @@ def _as_dict(value: Any) -> dict[str, Any]:
 
 
 def _is_http(exc: Exception) -> bool:
-    # httpx or httpx2, by the SDK's version.
+    # httpx or httpx2, depending on the SDK's version.
     return type(exc).__module__.partition(".")[0] in {"httpx", "httpx2", "httpcore", "httpcore2", "anyio"}
