@@ -1,4 +1,4 @@
-"""A compiled LangGraph graph as a backend: its thread is the conversation, its interrupts are questions."""
+"""A compiled LangGraph graph as a backend: the graph's thread is the conversation, interrupts are questions."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from plait.backends.text import clean_text
 
 
 class LangGraphBackend:
-    """Runs `graph`, compiled, as a conversation: each prompt is one run of it on the conversation's thread.
+    """Runs the compiled `graph` as a conversation: each prompt is one run of the graph on the conversation's thread.
 
-    `to_input` makes the graph's input of the prompt. Without it the prompt becomes a user message where the input has
-    `messages`, else the field `prompt`; TypeError when it has neither.
+    `to_input` converts the prompt to the graph's input. Without `to_input`, the prompt becomes a user message if the
+    input has `messages`, else the field `prompt`. Raises TypeError if the input has neither field.
 
-    The reply's `data` is the JSON part of the output's fields, its `text` the last assistant message, or else the JSON
-    of `data`. A graph whose output is `messages` alone gives text only. With an output schema the fields besides
-    `messages` have to fit it, or the text, read as JSON, where there are no others; there is no second try within the
-    turn. `usage` is what the assistant messages of this turn say that they cost; what a crash cut off is not counted.
+    The reply's `data` is the JSON part of the output's fields, and `text` the last assistant message, or else the JSON
+    of `data`. A graph whose output is `messages` alone returns text only. With an output schema, the fields besides
+    `messages` have to fit the schema or, without other fields, the text read as JSON; there is no repair turn. `usage`
+    is the sum reported by the assistant messages of the turn; work lost in a crash is not counted.
 
-    The thread is named by the opening's idempotency key, run and task, and is the session; while a question waits, the
-    session id says after a `?` which one. A fork begins with a copy of the other thread, all of its checkpoints.
-    `interrupt()` ends the turn with a question; of several at once the first is asked, and the others one by one after
-    it. Going on with a thread that is not in the checkpointer any more is `session_lost`. Nodes are run twice where
-    LangGraph runs them twice: those that were cut, and those that asked.
+    The thread is the session, named by the opening's idempotency key (run and task). While a question is open, the
+    session id ends in `?` and an id of the question. A fork starts with a copy of all checkpoints of the other thread.
+    `interrupt()` ends the turn with a question; several simultaneous questions are asked one after the other.
+    Continuing a thread missing from the checkpointer is `session_lost`. Interrupted nodes, and nodes that asked a
+    question, run twice, as always in LangGraph.
 
-    A graph without a checkpointer has no sessions: it runs from its start each time, earlier messages are given to it
-    where the prompt becomes a message, and an interrupt is an error.
+    A graph without a checkpointer has no sessions: each run starts from the beginning, earlier messages are included if
+    the prompt becomes a message, and an interrupt is an error.
 
-    The saver is the caller's: it has to be one with async methods, and open while the backend is used.
+    The caller owns the saver, which needs async methods and has to be open while the backend is used.
     """
 
     def __init__(self, graph: Graph, *, to_input: Callable[[str], Any] | None = None) -> None:
@@ -43,21 +43,24 @@ class LangGraphBackend:
         self._field = "" if to_input is not None else _input_field(graph)
 
     def new_session_id(self) -> str | None:
-        """None: the thread is named after the task, and reported once its first checkpoint is written."""
+        """Return None: the thread is named after the task, and reported after the first checkpoint is written."""
         return None
 
     @property
     def can_fork(self) -> bool:
-        """Whether there is a checkpointer, which keeps threads apart."""
+        """Whether the graph has a checkpointer, which is needed for separate threads."""
         return self._graph.checkpointer not in (None, False)
 
     def check(self) -> None:
-        """BackendUnavailable when the extra is missing. Imports nothing."""
+        """Raise BackendUnavailable if the extra is missing. Imports nothing."""
         require("langgraph", "langgraph")
 
     @asynccontextmanager
     async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
-        """A conversation on the thread `session_id` when it is resumed, else on the task's own."""
+        """Open a conversation on the thread `session_id` if resumed, else on the task's own thread.
+
+        Raises BackendUnavailable if the extra is missing.
+        """
         self.check()
         yield (Thread if self.can_fork else Unkept)(self._graph, self._input, opening)
 
@@ -67,14 +70,14 @@ class LangGraphBackend:
             return self._to_input(prompt)
         if self._field == "prompt":
             return {"prompt": prompt}
-        # A thread remembers; who has none is told.
+        # A thread keeps its messages; without a thread, the history is passed on.
         earlier = () if self._graph.checkpointer else opening.history
         said = [{"role": message.role, "content": message.content} for message in earlier]
         return {"messages": [*said, {"role": "user", "content": prompt}]}
 
 
 def _input_field(graph: Any) -> str:
-    """Where the prompt goes in the graph's input."""
+    """Return the field of the graph's input for the prompt. Raises TypeError if there is none."""
     builder = getattr(graph, "builder", None)
     names: list[str] = [] if builder is None else list(builder.schemas.get(builder.input_schema, ()))
     for name in ("messages", "prompt"):

@@ -1,8 +1,8 @@
 """Conversations with a LangGraph graph, with and without a thread in a checkpointer.
 
-What is to be done in a turn is read from the thread's newest checkpoint, never remembered: a thread that was cut goes
-on from there, so nodes that ended are not run again. Each checkpoint carries a mark of the turn that wrote it, by which
-a later attempt at the same turn knows its own unfinished work.
+The work to do in a turn is read from the thread's newest checkpoint, never remembered: an interrupted thread continues
+from the checkpoint, without running finished nodes again. Each checkpoint is marked with the turn that wrote the
+checkpoint, so that a later attempt at the same turn recognises its own unfinished work.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from plait.backends.text import clean_text, one_line
 
 _MARK = "plait_turn"
 _RESUME = "__resume__"
-"""The channel of a checkpoint's pending writes in which LangGraph keeps the answers that a node has taken."""
+"""Channel of a checkpoint's pending writes in which LangGraph keeps the answers already taken by a node."""
 _WAITING = re.compile(r"(.+)\?(\w+)\+(\d+)", re.DOTALL)
-"""The session id while a question waits: the thread, the interrupt, and the answers taken before."""
+"""Session id with an open question: the thread, the interrupt, and the number of answers taken before."""
 _NO_CHECKPOINTER = (
     "a graph without a checkpointer cannot wait; compile it with one, such as AsyncSqliteSaver of the package "
     "langgraph-checkpoint-sqlite"
@@ -34,7 +34,7 @@ _NO_CHECKPOINTER = (
 
 
 class Graph(Protocol):
-    """What is used of a compiled graph. Loose, because the library's own types are not complete."""
+    """The used part of a compiled graph. Loosely typed, because the library's own types are incomplete."""
 
     @property
     def checkpointer(self) -> Any: ...
@@ -43,7 +43,7 @@ class Graph(Protocol):
 
 
 class Unkept:
-    """A conversation with a graph that has no checkpointer, and what both kinds do alike."""
+    """A conversation with a graph without a checkpointer, and the common part of both kinds."""
 
     def __init__(self, graph: Graph, to_input: Callable[[str, Opening], Any], opening: Opening) -> None:
         self._graph = graph
@@ -79,14 +79,14 @@ class Unkept:
         return self._reply(values, frozenset(), schema)
 
     async def _run(self, given: Any, config: Any, **options: Any) -> AsyncGenerator[Any]:
-        """Run the graph and yield its values as far as they are known, whenever something happened."""
+        """Run the graph and yield its values so far, after every event."""
         values: Any = None
         events: Any = self._graph.astream(given, config, stream_mode=["tasks", "values"], **options)
         async with aclosing(events) as stream:
             async for mode, event in stream:
                 if mode == "values":
                     values = event
-                elif "triggers" in event:  # a node starts; another such event tells its end
+                elif "triggers" in event:  # a node starts; its end is a separate event without triggers
                     self._opening.on_output(Output("notice", f"node {event['name']}"))
                 yield values
 
@@ -107,7 +107,7 @@ class Thread(Unkept):
         self._asked = (waiting[2], int(waiting[3])) if waiting else None
         self._forks = None if resumed or opening.forks is None else _WAITING.sub(r"\1", opening.forks)
         self._has_begun = False
-        """Whether this object has had a turn: what the opening says of the thread was true for the first one."""
+        """Whether a turn has run: the opening describes the thread before the first turn only."""
 
     @property
     def session_id(self) -> str:
@@ -127,7 +127,7 @@ class Thread(Unkept):
         return await self._said(await self._state(), earlier, schema)
 
     def _is_to_go_on(self, state: Any, mark: str) -> bool:
-        """Whether the thread's work is to be taken up, rather than to begin again with a new input."""
+        """Return whether the thread's unfinished work is to be continued, instead of starting with a new input."""
         if self._has_begun or _checkpoint_of(state) is None:
             return False
         if self._opening.goes_on or self._opening.answer is not None:
@@ -135,10 +135,13 @@ class Thread(Unkept):
         return bool(state.next) and state.metadata.get(_MARK) == mark
 
     async def _made_ready(self, state: Any) -> Any:
-        """The state of a thread that takes a new input: as it is, emptied, or begun as a copy of another one."""
+        """Return the state of a thread ready for a new input: unchanged, emptied, or a fresh copy of another thread.
+
+        Raises BackendError if the thread to continue is missing, or is waiting for an answer.
+        """
         continues = self._has_begun or self._opening.resume
         if not continues and _checkpoint_of(state) is not None:
-            # Left by an earlier attempt at this task, with an end that was no good or for another prompt.
+            # Left by an earlier attempt at the task, after a failure or for another prompt.
             await self._graph.checkpointer.adelete_thread(self._thread)
         if not continues and self._forks is not None:
             await copy_thread(self._graph.checkpointer, self._forks, self._thread)
@@ -172,10 +175,12 @@ class Thread(Unkept):
             await self._run_until_it_rests(command, mark, self._is_answered)
 
     async def _run_until_it_rests(self, given: Any, mark: Any, holds: Callable[[], Awaitable[bool]] | None) -> None:
-        """Run the graph to its end or its next question. The session is reported as soon as the thread `holds` what
-        this turn says: whoever goes on after a cut need not say it again.
+        """Run the graph to its end or its next question.
+
+        The session is reported as soon as `holds` shows that the thread contains this turn's input, so that an attempt
+        after an interruption need not send the input again.
         """
-        # `sync`: a node is not started before what it builds on is written.
+        # `sync`: a node starts only after the state it builds on is written.
         async for _ in self._run(given, self._config(mark), durability="sync"):
             if holds is not None and await holds():
                 holds = None
@@ -194,9 +199,9 @@ class Thread(Unkept):
         self._name = self._thread
         return self._reply(state.values, earlier, schema)
 
-    # A turn that says an answer may be had again after it was cut, or has failed, when the node has taken the answer
-    # already: said once more, it would answer the node's next question. So the session id of a waiting conversation
-    # says which interrupt was asked about, and how many answers the thread had taken by then.
+    # A turn with an answer may be repeated after an interruption or failure, when the node has already taken the
+    # answer: given again, the answer would apply to the node's next question. The session id of a waiting conversation
+    # therefore holds the interrupt in question, and the number of answers taken by the thread before.
 
     async def _is_answered(self) -> bool:
         if self._asked is None:
@@ -206,7 +211,7 @@ class Thread(Unkept):
         return interrupt_id not in waiting or await self._answers() > answers
 
     async def _answers(self) -> int:
-        """How many answers the nodes of the current step have taken, those of graphs inside the graph included."""
+        """Return the number of answers taken by the nodes of the current step, including nodes of nested graphs."""
         saved = [await self._graph.checkpointer.aget_tuple(place) for place in _places(await self._state())]
         writes = [write for one in saved if one is not None for write in one.pending_writes or ()]
         return sum(len(values) for _, channel, values in writes if channel == _RESUME)
@@ -219,11 +224,13 @@ class Thread(Unkept):
 
 
 async def copy_thread(saver: Any, source: str, target: str) -> None:
-    """Give the thread `target`, which has none, all checkpoints of `source`: some channels are kept as changes from one
-    to the next. A copy that was cut has steps of `source` as its newest, so that nobody takes it for whole.
+    """Copy all checkpoints of thread `source` to the new thread `target`: some channels are stored as changes between
+    steps.
+
+    After an interrupted copy, the newest checkpoint carries a mark from `source`, so that a later attempt copies again.
     """
     chain = [one async for one in saver.alist({"configurable": {"thread_id": source}})]
-    for one in reversed(chain):  # the newest comes first in it, and has to be the last
+    for one in reversed(chain):  # the list starts with the newest, which has to be written last
         before = one.parent_config["configurable"].get("checkpoint_id") if one.parent_config else None
         place: dict[str, Any] = {
             "thread_id": target,
@@ -240,7 +247,7 @@ async def copy_thread(saver: Any, source: str, target: str) -> None:
 
 
 def _places(state: Any) -> Iterator[Any]:
-    """The checkpoints that a state consists of."""
+    """Yield the checkpoints that make up a state."""
     yield state.config
     for task in state.tasks:
         if hasattr(task.state, "tasks"):
@@ -248,7 +255,7 @@ def _places(state: Any) -> Iterator[Any]:
 
 
 def _checkpoint_of(state: Any) -> str | None:
-    """The id of the newest checkpoint; None when there is no such thread."""
+    """Return the id of the newest checkpoint; None if the thread does not exist."""
     known: str | None = state.config["configurable"].get("checkpoint_id")
     return known
 

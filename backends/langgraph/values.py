@@ -1,4 +1,4 @@
-"""What a graph's state says as a reply or a question, read without the library that made it."""
+"""Convert a graph's state to a reply or a question, without importing the library."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ _LEFT_OUT = object()
 
 
 def json_part(values: Mapping[Any, Any]) -> dict[str, JsonValue]:
-    """The fields of `values` that JSON can hold, whole or in part. Messages become `role` and `content`, pydantic
-    models and dataclasses their fields; whatever else is no JSON is left out where it stands. Never raises.
+    """Return the fields of `values` that JSON can hold, whole or in part. Never raises.
+
+    Messages become `role` and `content`; pydantic models and dataclasses become their fields; other values that JSON
+    cannot hold are omitted.
     """
     return cast("dict[str, JsonValue]", _fields(values, 0))
 
 
 def reply_of(values: Any, names: Any, schema: Schema | None) -> Reply:
-    """What a graph that ended with `values` answers; `names` are the fields that it declares as its output, or None.
-    BackendError (invalid_output) when that does not fit `schema`.
+    """Return the reply of a graph that ended with `values`; `names` are the declared output fields, or None.
+
+    Raises BackendError (invalid_output) if the reply does not fit `schema`.
     """
     shown = _shown(values, names)
     messages = messages_of(shown)
@@ -43,8 +46,10 @@ def reply_of(values: Any, names: Any, schema: Schema | None) -> Reply:
 
 
 def question_of(interrupt: Any) -> Question:
-    """What an interrupt asks: its value where that is text, the `question` in it and below it the rest as JSON, such as
-    what there is to choose from, or else all of it as JSON.
+    """Return the question of an interrupt.
+
+    A text value is the question. In a mapping with `question`, that field is the question, followed by the other fields
+    as JSON, such as the available choices. Any other value is shown as JSON.
     """
     value: Any = interrupt.value
     fields = dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else dict[str, Any]()
@@ -59,13 +64,13 @@ def question_of(interrupt: Any) -> Question:
 
 
 def messages_of(values: Any) -> list[Any]:
-    """The messages among a state's values, oldest first."""
+    """Return the messages in a state's values, oldest first."""
     found: Any = cast("Mapping[str, Any]", values).get("messages") if isinstance(values, Mapping) else None
     return [one for one in cast("Sequence[Any]", found) if _is_message(one)] if isinstance(found, list) else []
 
 
 def last_answer(messages: Sequence[Any]) -> str | None:
-    """The text of the last assistant message that nothing was said by a user after; None if there is none."""
+    """Return the text of the last assistant message after the last user message; None if there is none."""
     for message in reversed(messages):
         role = _role(message)
         if role == "user":
@@ -76,7 +81,7 @@ def last_answer(messages: Sequence[Any]) -> str | None:
 
 
 def tokens_of(messages: Sequence[Any]) -> Usage:
-    """What the messages cost, as far as they say."""
+    """Return the sum of the usage reported by the messages."""
     return sum((_tokens(message) for message in messages), NO_USAGE)
 
 
@@ -124,7 +129,7 @@ def _block_text(block: Any) -> str:
 
 
 def _part(value: Any, depth: int) -> Any:
-    """`value` as JSON, or _LEFT_OUT."""
+    """Return `value` as JSON, or _LEFT_OUT."""
     if value is None or isinstance(value, bool | str | int | float):
         return _plain(value)
     if depth >= _DEEPEST:
@@ -139,7 +144,7 @@ def _part(value: Any, depth: int) -> Any:
 
 
 def _plain(value: str | float | None) -> Any:
-    # Subclasses, such as enumerations, become what they are made of.
+    # Convert subclasses, such as enumerations, to the base type.
     if isinstance(value, str):
         return clean_text(str(value))
     if isinstance(value, float):
@@ -153,7 +158,7 @@ def _fields(values: Mapping[Any, Any], depth: int) -> dict[str, Any]:
 
 
 def _members(value: Any) -> Mapping[str, Any] | None:
-    """The fields of a mapping, a dataclass or a pydantic model."""
+    """Return the fields of a mapping, a dataclass or a pydantic model; None for other values."""
     if isinstance(value, Mapping):
         return cast("Mapping[str, Any]", value)
     kind = cast("Any", type(value))
