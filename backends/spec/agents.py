@@ -1,4 +1,4 @@
-"""Coding agents as a plan file names them; `backends/spec.py` for the rest of them."""
+"""Coding agents as named in a plan file. The other backends are in build.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HARMLESS = frozenset({"kind", "concurrency", "model", "system", "turn_timeout",
 
 
 class AgentSpec(Spec):
-    """What all coding agents have in common that are run as a command."""
+    """Common settings of all coding agents run as a command."""
 
     command: str | None = Field(
         default=None,
@@ -47,13 +47,13 @@ class AgentSpec(Spec):
     )
 
     def make(self, folder: Path) -> CliBackend:
-        """The backend; paths are relative to `folder`, where the plan is."""
+        """Return the backend. Paths are relative to `folder`, the folder of the plan."""
         raise NotImplementedError
 
     @property
     def is_harmless(self) -> bool:
-        """Whether it says nothing about what is executed, where, and what is allowed: then it may come from a database
-        that came from anywhere.
+        """Whether no setting determines the executed command, its folder, or its permissions. A harmless spec may come
+        from an untrusted database.
         """
         usual = type(self).model_fields
         return all(
@@ -62,7 +62,7 @@ class AgentSpec(Spec):
         )
 
     def options(self, folder: Path) -> dict[str, Any]:
-        """The keyword arguments of the backend that were given."""
+        """Return the backend's keyword arguments for the given settings."""
         dumped = self.model_dump(exclude=set(_OWN), exclude_none=True)
         given = {
             name: tuple(cast("list[object]", value)) if isinstance(value, list) else value

@@ -1,15 +1,15 @@
-"""What the models of all kinds of backends have in common."""
+"""The common base of the models of all kinds of backends."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
 BASE_URL = r"^https?://[^/@?#]+(/[^@?#]*)?$"
-"""A server's URL. Nothing like user:password@ or ?key= in it: specs are stored with the run."""
+"""A server's URL, without credentials such as user:password@ or ?key=, because specs are stored with the run."""
 
 
 class Spec(BaseModel):
-    """A backend as a plan file names it; unknown keys are refused."""
+    """A backend as named in a plan file. Unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,6 +1,6 @@
-"""Backends as a plan file names them: models that validate, and `build`, which makes the backend.
+"""Backends as named in a plan file: models for validation, and `build` to make the backend.
 
-This is the only file here that imports pydantic; nothing else in `backends` imports this file.
+Among the files of `backends`, only `spec` imports pydantic, and no other file imports `spec`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class LocalSpec(_ModelSpec):
 
     @model_validator(mode="after")
     def _concurrency_is_slots(self) -> LocalSpec:
-        # More at once would only queue inside the server, with the clock of their time limits running.
+        # More parallel tasks would only queue inside the server, with their time limits running.
         if self.concurrency is None:
             self.concurrency = self.slots
         return self
@@ -146,14 +146,14 @@ _AGENTS: Mapping[str, type[ClaudeCodeSpec | CodexSpec | GeminiSpec]] = {
     "gemini": GeminiSpec,
 }
 KINDS = ("openai", "anthropic", "local", *_AGENTS)
-"""What `default_spec` can be asked for."""
+"""Kinds accepted by `default_spec`."""
 
 
 def build(spec: AnySpec, *, folder: Path) -> Backend:
-    """The backend that `spec` describes; its paths are relative to `folder`, where the plan file is.
+    """Return the backend described by `spec`. Paths are relative to `folder`, the folder of the plan file.
 
-    No network, no model is loaded. BackendUnavailable, with one line that says what to do, when an extra, a key, a
-    file or a function is missing.
+    Uses no network and loads no model. Raises BackendUnavailable, with a one-line remedy, if an extra, a key, a file or
+    a function is missing.
     """
     if isinstance(spec, FunctionSpec):
         return _function(spec.call, folder)
@@ -179,8 +179,10 @@ def build(spec: AnySpec, *, folder: Path) -> Backend:
 def default_spec(
     env: Mapping[str, str], *, kind: str | None = None, model: str | None = None, base_url: str | None = None
 ) -> AnySpec:
-    """What a run uses whose plan names no backend: `kind` if given, else what `env` and `base_url` point to, OpenAI
-    before Anthropic. BackendUnavailable, listing what can be had and how, when nothing points anywhere.
+    """Return the backend of a run whose plan names no backend.
+
+    The kind is `kind` if given, else the kind indicated by `env` and `base_url`, OpenAI before Anthropic. Raises
+    BackendUnavailable, with a list of the available kinds, if no kind is indicated.
     """
     chosen = kind or _configured(env, base_url)
     if chosen == "openai":
@@ -245,7 +247,7 @@ def _load_module(name: str) -> Any:
 
 def _load_file(path: Path) -> Any:
     path = path.resolve()
-    # One module per file, however many functions are taken from it, as with an import.
+    # One module per file, even for several functions, as with an import.
     name = f"plait_functions_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
