@@ -1,4 +1,4 @@
-"""Stores: where plait writes down what it does."""
+"""Stores: they keep the runs of plait."""
 
 from plait.persistence.changes import (
     Batch,

@@ -1,7 +1,7 @@
-"""What a store is told: changes to one run. Plain frozen values, all text and numbers.
+"""The changes that a run's owner writes to a store, and the batch that carries them. Plain frozen values.
 
-Times named `at` or `*_at` are UTC in ISO 8601 with milliseconds, such as `2026-11-21T23:01:16.123Z`, from the caller.
-JSON comes encoded, so that nothing can change between the moment it is handed over and the moment it is written.
+Times named `at` are UTC in ISO 8601 with milliseconds, such as `2026-11-21T23:01:16.123Z`, and come from the caller.
+JSON comes encoded, because a value could otherwise change between the call of `write` and the transaction.
 Statuses are the words of docs/concepts.md.
 """
 
@@ -15,103 +15,108 @@ from plait.persistence.values import value
 
 @value
 class NewTask:
-    """A task to be added, as pending. `spec` is the rest of the task as JSON; the store keeps it and never reads it."""
+    """A task to be added, as pending."""
 
     task_id: str
+    """Unique in the run."""
     prompt: str
+    """The template, before rendering."""
     depends_on: tuple[str, ...] = ()
+    """The ids of the tasks that have to end first."""
     backend: str | None = None
+    """The name of the backend in the plan; None for the run's default."""
     spec: str = "{}"
+    """The other fields of the task as JSON. The store never reads the JSON."""
 
 
 @value
 class RunCreated:
-    """The run, its tasks and their edges, all at once. The run is queued. The first change of a run's first batch.
-
-    `settings` is JSON that the store keeps and never reads.
-    """
+    """Create the run with its tasks and edges, as queued. Always the first change of a run's first batch."""
 
     at: str
     name: str
+    """The name for people; need not be unique."""
     settings: str
+    """JSON that the store never reads."""
     tasks: tuple[NewTask, ...]
+    """In the order of their positions, which count from 0."""
 
 
 @value
 class RunClaimed:
-    """`owner` runs the run from now on: the epoch goes up by one. `lease_expires_at` is a Unix time in seconds."""
+    """Make `owner` the owner of the run. The epoch goes up by one."""
 
     at: str
     owner: Owner
     lease_expires_at: float
+    """Unix time in seconds."""
 
 
 @value
 class LeaseRenewed:
-    """The owner still lives."""
+    """Prolong the lease of the owner."""
 
     lease_expires_at: float
+    """Unix time in seconds."""
 
 
 @value
 class RunReleased:
-    """The owner leaves; nobody owns the run."""
+    """Leave the run without an owner."""
 
     at: str
 
 
 @value
 class RunStatusChanged:
-    """The run's status follows the table in `runner/status.py`; `error` says in one line why it failed.
-
-    `resumed`: the run goes on with another owner. Only then may a running run become running.
-    """
+    """Change the status of the run, by the table `rules.RUN_TRANSITIONS`."""
 
     at: str
     status: str
     error: str | None = None
+    """One line that explains a failure."""
     resumed: bool = False
+    """Another owner continues the run. A running run may become running only with `resumed`."""
 
 
 @value
 class TasksAdded:
-    """Further tasks, as pending, behind those that are there; they may depend on those and on each other. `added_by` is
-    the task that brought them in, None where the run's policy did.
-    """
+    """Add tasks behind the existing tasks, as pending."""
 
     at: str
     tasks: tuple[NewTask, ...]
+    """May depend on existing tasks and on each other."""
     added_by: str | None = None
+    """The id of the task that added the tasks; None if the policy of the run did."""
 
 
 @value
 class PolicyDecided:
-    """The run's policy was asked about all that had happened so far. `state` is what it wants to know next time, as a
-    small JSON text that the store keeps and never reads.
-    """
+    """Store the state of the run's policy, which has been asked about everything up to now."""
 
     at: str
     state: str
+    """A small JSON text for the policy's next call. The store never reads the JSON."""
 
 
 @value
 class TaskStarted:
-    """pending -> running, attempt `attempt` (one more than the last). `session_id` where it was chosen beforehand.
-
-    `confirmed`: the attempt goes on with a session that is known to hold the task's prompt; see SessionOpened.
-    """
+    """Start an attempt: pending -> running."""
 
     at: str
     task_id: str
     attempt: int
+    """The number of the attempt: 1 for the first, then one more than the last."""
     backend: str
     session_id: str | None = None
+    """The id of the session; None if the id is not chosen before the call."""
     confirmed: bool = False
+    """The attempt continues a session that holds the task's prompt; see SessionOpened."""
 
 
 @value
 class TaskAdopted:
-    """An attempt that outlived the process which began it goes on with the run's new owner. An event, and no more."""
+    """Record that a new owner follows an attempt of a dead process. Adds an event and changes no task."""
 
     at: str
     task_id: str
@@ -120,26 +125,26 @@ class TaskAdopted:
 
 @value
 class SessionOpened:
-    """The conversation's id became known, or became another one; from now on it is confirmed: its backend has the
-    session, with the task's prompt in it, and can go on with it by that id.
+    """Store the session id of an attempt, and confirm the session.
+
+    A confirmed session exists at the backend and holds the task's prompt, so a later attempt can continue by its id.
     """
 
     at: str
     task_id: str
     attempt: int
+    """The last attempt; 0 if a person continued the conversation, which confirms nothing."""
     session_id: str
 
 
 @value
 class TurnAppended:
-    """One message of a task's conversation, appended after those already there.
-
-    `attempt` is the attempt that it belongs to; 0 marks a message of a person who went on with the conversation later.
-    """
+    """Append a message to the conversation of a task."""
 
     at: str
     task_id: str
     attempt: int
+    """The attempt of the message; 0 for a message of a person after the run."""
     role: str
     content: str
     input_tokens: int = 0
@@ -148,32 +153,34 @@ class TurnAppended:
 
 @value
 class TaskCompleted:
-    """running or waiting_input -> completed. `data` is the structured result as JSON, None if there is none. `model` is
-    the one that answered, as its backend names it; None where that is not known, here as wherever an attempt ends.
-
-    `prompt`: what was said in the attempt is this, from the user, and `text` in answer, from the assistant, with the
-    tokens given here. Both are messages of the task as if two TurnAppended had said them just before. None where they
-    have, or where nothing was said; only from running.
-    """
+    """Store the result of a task: running or waiting_input -> completed."""
 
     at: str
     task_id: str
     attempt: int
     text: str
     data: str | None = None
+    """The structured result as JSON; None without a schema."""
     spent: Spent = NOTHING_SPENT
     duration_s: float = 0.0
+    """Seconds that the attempt took."""
     prompt: str | None = None
+    """The whole prompt, if the attempt consisted of this prompt and the answer `text`.
+
+    Both become messages of the task, as if two TurnAppended came first; the answer has the tokens of `spent`. Only
+    from running. None if the messages were appended before, or if no message was sent.
+    """
 
 
 @value
 class TaskFailed:
-    """running or waiting_input -> failed, or skipped, as `status` says."""
+    """End a task without a result: running or waiting_input -> `status`."""
 
     at: str
     task_id: str
     attempt: int
     status: str
+    """failed or skipped."""
     error_kind: str
     error: str
     duration_s: float = 0.0
@@ -182,9 +189,7 @@ class TaskFailed:
 
 @value
 class TaskRetried:
-    """running -> pending: the attempt failed, another follows after `delay_s`. With `goes_on` it takes up the attempt's
-    session, which is confirmed thereby; without, that is not confirmed any more.
-    """
+    """End a failed attempt and plan another: running -> pending."""
 
     at: str
     task_id: str
@@ -192,73 +197,76 @@ class TaskRetried:
     error_kind: str
     error: str
     delay_s: float
+    """Seconds until the next attempt."""
     duration_s: float = 0.0
     spent: Spent = NOTHING_SPENT
     goes_on: bool = False
+    """The next attempt continues the session, which is confirmed thereby. False revokes the confirmation."""
 
 
 @value
 class TaskInterrupted:
-    """running -> pending: the attempt ended with its owner; its outcome is unknown. `crashed`: the owner did not leave
-    by itself but died, which counts in `TaskRecord.crashes`.
-    """
+    """End an attempt together with its owner: running -> pending. The outcome of the attempt is unknown."""
 
     at: str
     task_id: str
     attempt: int
     reason: str
     crashed: bool = False
+    """The owner died, and did not stop by itself. Counts in `TaskRecord.crashes`."""
 
 
 @value
 class TaskWaiting:
-    """running -> waiting_input: a person has to say what follows. `question` is the text they are asked.
-
-    `asked` is more about the question as JSON that the store keeps and never reads, where the task itself asked: then
-    the attempt ended as asked, with its cost. Where it is None the attempt ended as interrupted; `crashed` as in
-    TaskInterrupted.
-    """
+    """End an attempt with a question to a person: running -> waiting_input."""
 
     at: str
     task_id: str
     attempt: int
     question: str
+    """The text for the person."""
     crashed: bool = False
+    """As in TaskInterrupted."""
     asked: str | None = None
+    """More about the question as JSON, which the store never reads, if the task itself asks.
+
+    The attempt then ends as asked, with `spent`. With None the attempt ends as interrupted.
+    """
     duration_s: float | None = None
     spent: Spent = NOTHING_SPENT
 
 
 @value
 class TaskAnswered:
-    """waiting_input -> pending: the task runs again. `answers` are all answers that its questions have had so far, as
-    JSON that the store keeps and never reads; None leaves those that are stored.
-    """
+    """Let a task run again: waiting_input -> pending."""
 
     at: str
     task_id: str
     answers: str | None = None
+    """All answers to the task's questions as JSON, which the store never reads; None keeps the stored answers."""
 
 
 @value
 class TaskCancelled:
-    """pending, running or waiting_input -> cancelled. The cost is that of an attempt that was running."""
+    """Cancel a task: pending, running or waiting_input -> cancelled."""
 
     at: str
     task_id: str
     spent: Spent = NOTHING_SPENT
+    """The usage of the attempt that was running."""
 
 
 @value
 class TaskReopened:
-    """failed -> pending, because a person asked for it. `damaged`: completed -> pending, its result thrown away,
-    because what is stored of it does not fit its checksum, with the message that it is where it came with its prompt.
-    Either way its answers are forgotten.
-    """
+    """Let a failed task run again because a person asks: failed -> pending. The answers are deleted."""
 
     at: str
     task_id: str
     damaged: bool = False
+    """completed -> pending instead, because the result does not fit its checksum.
+
+    The result is deleted, and so is the message that was stored with the result (`TaskCompleted.prompt`).
+    """
 
 
 Change: TypeAlias = (
@@ -292,16 +300,19 @@ TaskTransition: TypeAlias = TaskStarted | TaskAnswered | TaskReopened | AttemptE
 class Batch:
     """Changes to one run, applied all or none.
 
-    Change i has the sequence number `first_seq + i`; a run's numbers start at 1 and have no gap. A store skips every
-    change whose number it has applied already, so a batch (or a longer one that starts with it) can be written again
-    after an error without harm. `epoch` is the epoch that the writer holds, 0 before the first claim.
+    Change i has the sequence number `first_seq + i`. The numbers of a run start at 1 and have no gap. A store skips
+    applied changes by their numbers, so a batch, or a longer batch that starts with the same changes, can be written
+    again after an error.
     """
 
     run_id: str
     epoch: int
+    """The epoch of the writer; 0 before the first claim."""
     first_seq: int
+    """The number of the first change."""
     changes: tuple[Change, ...]
 
     @property
     def last_seq(self) -> int:
+        """The number of the last change."""
         return self.first_seq + len(self.changes) - 1

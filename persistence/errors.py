@@ -1,38 +1,46 @@
-"""What a store may raise. Everything else that escapes from a store is a bug, and is treated like StoreError."""
+"""The errors of a store. Any other exception from a store is a bug; the runner treats the exception as StoreError."""
 
 from __future__ import annotations
 
 
 class StoreError(Exception):
-    """A store call failed. After a failed `write` it is unknown whether the batch was applied: writing the very same
-    batch again is always safe.
+    """A call of the store failed.
+
+    A batch is unknown after a failed `write`: applied or not. Writing the same batch again is always safe.
     """
 
 
-class StoreNotOpen(StoreError):  # noqa: N818 - reads as what it is
-    """The store has to be opened first, is closed, or is only read from: a mistake of the program, so a run does not
-    begin with such a store. Nothing was changed.
+class StoreNotOpen(StoreError):  # noqa: N818 - the name states the condition
+    """The store is not open yet, is closed, or was opened for reading only. Nothing was changed.
+
+    The program is wrong, so a run does not begin with the store.
     """
 
 
-class StoreBusy(StoreError):  # noqa: N818 - reads as what it is
-    """Another process has been writing to the store for longer than a write waits. Nothing of the batch was applied,
-    and once that process is done it can be: at a run's end it is waited for up to a minute.
+class StoreBusy(StoreError):  # noqa: N818 - the name states the condition
+    """Another process wrote to the store for longer than a write waits. Nothing of the batch was applied.
+
+    The batch can be applied once the other process is done. A run that ends repeats the write for up to a minute.
     """
 
 
-class StoreUnusable(StoreError):  # noqa: N818 - reads as what it is
+class StoreUnusable(StoreError):  # noqa: N818 - the name states the condition
     """The store cannot be opened: missing, empty, foreign, damaged, in another format, or not permitted.
-    The message names the path, the reason, and what to do. Nothing was changed.
+
+    The message names the path, the reason and the remedy. Nothing was changed.
     """
 
 
 class Fenced(StoreError):  # noqa: N818
-    """The batch's epoch is not the run's: somebody else owns the run now. Nothing was applied, and nothing will be."""
+    """The epoch of the batch is not the epoch of the run: another process owns the run.
+
+    Nothing was applied, and writing the batch again fails again.
+    """
 
 
 class Conflict(StoreError):  # noqa: N818
-    """A change cannot be applied: it does not follow from what is stored (an unknown run or task, a run that exists
-    already, a transition out of a terminal status), or holds a value that the store cannot keep. Nothing of the batch
-    was applied, and trying again is useless.
+    """A change cannot be applied. Nothing of the batch was applied, and writing the batch again fails again.
+
+    Either the change does not follow from the stored state (unknown run or task, existing run, transition out of a
+    terminal status), or a value cannot be stored.
     """

@@ -1,4 +1,4 @@
-"""The line that each change leaves in its run's history, for every store alike. Pure."""
+"""The event that each change adds to the history of its run, the same for every store. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 
 EventParts = tuple[str, EventKind, str | None, int | None, str]
-"""at, kind, task_id, attempt, detail."""
+"""The fields of an EventRecord behind `seq`: at, kind, task_id, attempt, detail."""
 
 
 def event_of(change: Change) -> EventParts | None:
-    """The line that `change` leaves in the run's history. No prompt and no result is ever part of it, and no policy's
-    state: with all of a growing state in each decision, the history would grow with the square of the decisions.
+    """Return the event of `change`, or None if the change adds no event.
+
+    An event holds no prompt, no result and no policy state. With a growing state in every PolicyDecided, the history
+    would grow with the square of the decisions.
     """
     make = _EVENTS.get(type(change))
     return None if make is None else make(change)
@@ -72,10 +74,10 @@ def _task_failed(change: changes.TaskFailed) -> EventParts:
 
 
 def _task_retried(change: changes.TaskRetried) -> EventParts:
-    told: dict[str, str | float] = {"error_kind": change.error_kind, "delay_s": change.delay_s}
+    values: dict[str, str | float] = {"error_kind": change.error_kind, "delay_s": change.delay_s}
     if change.goes_on:
-        told["goes_on"] = True
-    detail = json.dumps(told, allow_nan=False, separators=(",", ":"))
+        values["goes_on"] = True
+    detail = json.dumps(values, allow_nan=False, separators=(",", ":"))
     return change.at, EventKind.TASK_RETRIED, change.task_id, change.attempt, detail
 
 
@@ -100,7 +102,7 @@ def _task_reopened(change: changes.TaskReopened) -> EventParts:
 
 
 def start_detail(backend: str) -> str:
-    """The detail of a start's event, for a store that need not keep it beside the attempt."""
+    """Return the detail of a TaskStarted event, for a store that derives the event from the attempt."""
     return _pair("backend", backend)
 
 

@@ -1,7 +1,7 @@
-"""Named boundaries: both sides of every durable step. They do nothing, unless a crash harness has set `on_reach`.
+"""Failpoints: named places on both sides of every durable step. A failpoint does nothing unless `on_reach` is set.
 
-What may go wrong between two lines of a durable step can only be tried if the place has a name. A harness kills the
-process there; tests raise, block or cancel there.
+A crash harness kills the process at a failpoint; tests raise, block or cancel. A crash between two lines of a durable
+step could not be forced otherwise.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FAILPOINTS: Final = (
-    "file.before_link",  # a new database is whole, but not under its name yet
+    "file.before_link",  # a new database is whole, but has not got the final name yet
     "file.after_link",
     "schema.before_commit",
     "txn.begun",
     "txn.before_commit",
-    "txn.after_commit",  # durable; the event loop does not know yet
+    "txn.after_commit",  # durable; not reported to the event loop yet
     "batch.before_write",
-    "batch.after_write",  # acknowledged by the store; nobody was told yet
-    "told",  # the events of a batch are with those who listen
+    "batch.after_write",  # acknowledged by the store; not reported to listeners yet
+    "told",  # the events of a batch have been delivered to listeners
     "attempt.before_call",
-    "attempt.after_call",  # paid for, nothing written
-    "resume.read",  # the run was read, but not claimed
+    "attempt.after_call",  # paid for, not written
+    "resume.read",  # the run has been read, but not claimed
     "claim.written",
     "lease.before_renewal",
-    "run.leaving",  # all that was under way is settled and submitted
+    "run.leaving",  # every attempt has ended and is submitted
 )
-"""Every name, in the order in which a run first comes to them."""
+"""Every name, in the order in which a run first reaches the failpoints."""
 
 on_reach: Callable[[str], None] | None = None
 
 
 def reached(name: str) -> None:
-    """The process is at the boundary `name`, on whichever thread does the step."""
+    """Call `on_reach`, if set, at the failpoint `name`, on the thread of the step."""
     if on_reach is not None:
         on_reach(name)

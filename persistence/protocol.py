@@ -1,8 +1,8 @@
-"""The contract of a store. `plait.persistence.contract` checks every line; run it over a store of yours.
+"""The contract of a store. `plait.persistence.contract` checks every line; run the contract over a store of yours.
 
-A store is read in three narrower facets, for code that needs to see a part of it only. Every `Store` is all three at
-once. None of them can write: that is the whole store's business (`Store.write`), in one transaction over runs, tasks
-and results, so that nobody can have one of them without the others.
+`RunStore`, `TaskStore` and `ContextStore` name the three parts of a store that can be read. Every `Store` has all three
+parts. Writing is one method of the whole store (`Store.write`), because runs, tasks and results change together in one
+transaction.
 """
 
 from __future__ import annotations
@@ -25,91 +25,104 @@ if TYPE_CHECKING:
 
 
 class RunStore(Protocol):
-    """Runs: where they stand, what their policies remember (`RunRecord.policy_state`), and their history."""
+    """Runs: their statuses, the states of their policies (`RunRecord.policy_state`), and their histories."""
 
     async def get_run(self, run_id: str) -> RunRecord | None:
-        """The run, with its counts; `input_tokens`, `output_tokens` and `cost_usd` are summed over all attempts."""
+        """Return the run, or None if the store has no such run."""
         ...
 
     async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
-        """The last created runs, newest first. `settings` is left empty in these."""
+        """Return the last created runs, newest first, at most `limit`; none if `limit` is 0 or less.
+
+        `settings` is empty in the records.
+        """
         ...
 
     async def list_events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[EventRecord, ...]:
-        """The events with a sequence number above `after`, oldest first, at most `limit`."""
+        """Return the events with numbers above `after`, oldest first, at most `limit`; none if `limit` is 0 or less."""
         ...
 
 
 class TaskStore(Protocol):
-    """Tasks: what they are, where they stand, and how often they were tried."""
+    """Tasks: their definitions, statuses and attempts."""
 
     async def list_tasks(self, run_id: str) -> tuple[TaskRecord, ...]:
-        """Every task of the run in the order in which they were added."""
+        """Return every task of the run, in the order of adding."""
         ...
 
     async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
-        """The attempts of one task, or of the whole run, in the order in which they started."""
+        """Return the attempts of the task, in the order of their starts; of every task if `task_id` is None."""
         ...
 
 
 class ContextStore(Protocol):
-    """What has been found out and said: results, which are kept with their tasks, and conversations."""
+    """Results, which are part of the tasks, and conversations."""
 
     async def list_tasks(self, run_id: str) -> tuple[TaskRecord, ...]:
-        """Every task of the run with its result, in the order in which they were added."""
+        """Return every task of the run with its result, in the order of adding."""
         ...
 
     async def list_messages(self, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
-        """The messages of one task's own conversation, oldest first; what it continues is not repeated here."""
+        """Return the own messages of the task, oldest first, without the conversation that the task continues."""
         ...
 
 
 class Store(RunStore, TaskStore, ContextStore, Protocol):
-    """Keeps runs. One write method for a run's owner, `send` for all others; reads give whole records, never cursors:
-    they are those of the three facets.
+    """Keeps runs: `write` for the owner of a run, `send` for all other processes, and the reads of the three parts.
 
-    Safe for many tasks of one event loop at the same time. Cancelling a call never leaves anything half-written: a
-    cancelled `write` is unknown, like one that raised, and may be repeated. Every read sees all acknowledged writes.
-    Errors are those of `persistence/errors.py`; a store that has to be opened says StoreNotOpen while it is not, so
-    that no run is paid for that nobody keeps. An unknown run reads as None or as an empty tuple, never as an error.
+    Reads: return whole records, never cursors, and see all acknowledged writes. An unknown run reads as None or as an
+    empty tuple, never as an error.
+
+    Concurrency: many tasks of one event loop may call a store at the same time.
+
+    Cancellation: a cancelled call never stores half of a batch. A cancelled `write` is unknown, like a `write` that
+    raised, and may be repeated.
+
+    Errors: only the errors of `persistence/errors.py`. A store with an opening step raises StoreNotOpen before and
+    after, so that no run spends money unrecorded.
     """
 
     async def write(self, batch: Batch) -> None:
-        """Apply the whole batch or nothing, durably: when this returns, a power loss does not undo it.
+        """Apply the whole batch or nothing. A power loss after the return undoes nothing.
 
-        Changes already applied (by sequence number) are skipped, but only for the writer that wrote them: Fenced is
-        raised, also when nothing is left to apply, unless the run's epoch is the batch's plus the number of skipped
-        RunClaimed, and unless the last skipped RunClaimed carries the `owner_id` of the run's latest claim. Raises
-        Conflict when a change does not follow from what is stored, when there is a gap before `first_seq`, or when
-        RunCreated meets another run of that id (other `at`, settings or tasks' number).
+        Applied changes are skipped by their numbers, for the writer that wrote the changes. Raises Fenced for any other
+        writer, even with nothing left to apply. The writer is the same if the epoch of the run equals the epoch of the
+        batch plus the number of skipped RunClaimed, and if the last skipped RunClaimed has the `owner_id` of the run's
+        last claim.
+
+        Raises Conflict if a change does not follow from the stored state, if changes before `first_seq` are missing, or
+        if RunCreated meets another run of the same id (another `at`, name or settings).
         """
         ...
 
     async def send(self, run_id: str, note: Note) -> None:
-        """Put a note into the run's inbox, durably. Any process may, whoever owns the run, of which nothing changes.
+        """Add a note to the inbox of the run, durably. Any process may send, and the run does not change.
 
-        A call that raised StoreError or was cancelled is unknown, and repeating it may add the note twice. Raises
-        Conflict when there is no such run, or when a value cannot be stored.
+        Raises Conflict if there is no such run, or if a value cannot be stored. A call that raised another StoreError
+        or was cancelled is unknown; repeating the call may add the note twice.
         """
         ...
 
     async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
-        """The notes with a number above `after`, in the order in which they arrived. An owner asks every second."""
+        """Return the notes with numbers above `after`, in the order of arrival. An owner calls every second."""
         ...
 
 
 @runtime_checkable
 class FilesStore(Protocol):
-    """A store that has a place for files beside it. No `Store` has to be one: runs do without."""
+    """A store with a folder for files, in which backends keep files that outlive their process.
+
+    A `Store` need not be a FilesStore: runs work without the folder.
+    """
 
     @property
     def files_root(self) -> Path | None:
-        """The folder for them, which is made by whoever writes the first one. None where there is no place after all,
-        as in a store around another one that has none.
+        """The folder, which the writer of the first file creates. None without a folder, as for a store around another
+        store that has no folder.
         """
         ...
 
 
 def files_root(store: object) -> Path | None:
-    """The folder for files beside `store`; None where it has none."""
+    """Return the folder for files of `store`, or None without a folder."""
     return store.files_root if isinstance(store, FilesStore) else None

@@ -1,4 +1,7 @@
-"""What a store tells: records, plain frozen values with the formats of `plait.persistence.changes`."""
+"""The records that a store returns, and the notes in a run's inbox. Plain frozen values.
+
+Times and JSON have the formats of `plait.persistence.changes`.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,16 @@ from plait.persistence.values import value
 
 @value
 class Owner:
-    """The process that runs a run. `owner_id` is fresh for every claim; the rest tells whether it still lives."""
+    """The process that runs a run. Everything but `owner_id` shows whether the process is still alive."""
 
     owner_id: str
+    """New for every claim."""
     host: str
     boot_id: str
+    """The id of the host's boot."""
     pid: int
     process_started: str
+    """The start time of the process, as the operating system reports the time."""
     claimed_at: str
 
 
@@ -33,7 +39,7 @@ class Spent:
     """The name that the backend reports; None if the backend reports no name, and for a sum over a run."""
 
     def __add__(self, more: Spent) -> Spent:
-        """Return the sums. The model is that of `more`, or of `self` if `more` has none."""
+        """Return the sums. The model is the model of `more`; if `more` has none, the model of `self`."""
         costs = [cost for cost in (self.cost_usd, more.cost_usd) if cost is not None]
         return Spent(
             self.input_tokens + more.input_tokens,
@@ -48,76 +54,88 @@ NOTHING_SPENT: Final = Spent()
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A stored run. `counts` maps task statuses to numbers of tasks; statuses that no task has are left out. Tokens and
-    cost are summed over all attempts.
-
-    `policy_state` is that of the last PolicyDecided, which was change `policy_seq`; None and 0 where there was none.
-    """
+    """A stored run."""
 
     run_id: str
     name: str
     status: str
     created_at: str
     started_at: str | None
+    """The time of the first start."""
     ended_at: str | None
+    """The time of the last end; None while the run has not ended."""
     error: str | None
+    """One line that explains a failure."""
     settings: str
+    """The JSON of RunCreated; empty in `Store.list_runs`."""
     epoch: int
+    """The number of claims."""
     last_seq: int
+    """The number of the last applied change."""
     owner: Owner | None
     lease_expires_at: float | None
+    """Unix time in seconds; None without an owner."""
     counts: dict[str, int]
+    """The number of tasks by status, without the statuses of no task."""
     spent: Spent = NOTHING_SPENT
+    """The sums over all attempts, without a model."""
     policy_state: str | None = None
+    """The state of the last PolicyDecided."""
     policy_seq: int = 0
+    """The number of the last PolicyDecided; 0 before the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """A task as it is stored, with the result of its last attempt. `attempt` is 0 before the first one.
-
-    `damaged` is True when text or data do not fit their checksum: then both are None. `crashes` is how often an owner
-    died while the task ran. `session_confirmed` as in SessionOpened, for the last attempt. `question` is what a person
-    is asked while the task is waiting_input, and `asked` the rest of that question; `answers` are those of the last
-    TaskAnswered that gave some. `added_by` as in TasksAdded, None for tasks of RunCreated as well. `model` is the one
-    that answered in the last attempt, None where that is not known.
-    """
+    """A stored task, with the result of the last attempt."""
 
     task_id: str
     position: int
+    """Counts from 0 in the order of adding."""
     prompt: str
     depends_on: tuple[str, ...]
     backend: str | None
+    """The backend of the plan, as in NewTask."""
     spec: str
     status: str
     attempt: int
+    """The number of the last attempt; 0 before the first."""
     text: str | None = None
     data: str | None = None
     error_kind: str | None = None
     error: str | None = None
     session_id: str | None = None
     spent: Spent = NOTHING_SPENT
+    """The usage of the last attempt."""
     duration_s: float | None = None
+    """Seconds that the last attempt took."""
     started_at: str | None = None
     ended_at: str | None = None
     damaged: bool = False
+    """`text` or `data` does not fit the checksum. Both are None then."""
     crashes: int = 0
+    """The number of owners that died while the task ran."""
     session_confirmed: bool = False
+    """The last attempt's session is confirmed, as in SessionOpened."""
     question: str | None = None
+    """The text for a person, while the task is waiting_input."""
     asked: str | None = None
+    """More about the question, as in TaskWaiting."""
     answers: str | None = None
+    """The answers of the last TaskAnswered with answers."""
     added_by: str | None = None
+    """As in TasksAdded; None for a task of RunCreated."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One attempt of one task. `status` is running, completed, failed, skipped, retried, asked, interrupted or
-    cancelled. `model` is the one that answered, None where that is not known.
-    """
+    """A stored attempt at a task."""
 
     task_id: str
     attempt: int
+    """Counts from 1 within the task."""
     status: str
+    """running, completed, failed, skipped, retried, asked, interrupted or cancelled."""
     backend: str
     session_id: str | None
     started_at: str
@@ -130,21 +148,28 @@ class AttemptRecord:
 
 @dataclass(frozen=True, slots=True)
 class MessageRecord:
-    """One message. `position` counts from 0 within the task's conversation."""
+    """A stored message of a task's conversation."""
 
     task_id: str
     position: int
+    """Counts from 0 within the task."""
     attempt: int
+    """As in TurnAppended."""
     role: str
     content: str
+    """Empty if `damaged`."""
     input_tokens: int
     output_tokens: int
     at: str
     damaged: bool = False
+    """The content does not fit the checksum."""
 
 
 class EventKind(StrEnum):
-    """The kinds of events in the history of a run: the changes in snake case, and each status of a run by itself."""
+    """The kinds of events in a run's history: the changes in snake case, and one kind for each new status of the run.
+
+    TurnAppended, LeaseRenewed, RunClaimed and RunReleased add no event.
+    """
 
     RUN_CREATED = "run_created"
     RUN_STARTED = "run_started"
@@ -171,51 +196,51 @@ class EventKind(StrEnum):
 
 
 RUN_ENDS: Final = frozenset({EventKind.RUN_COMPLETED, EventKind.RUN_FAILED, EventKind.RUN_CANCELLED})
-"""The kinds of the events with which a run ends."""
+"""The kinds of the events that end a run."""
 TASK_RESULTS: Final = frozenset({EventKind.TASK_COMPLETED, EventKind.TASK_FAILED, EventKind.TASK_SKIPPED})
-"""The kinds of the events with which a task gets its result."""
+"""The kinds of the events that give a task its result."""
 ATTEMPT_ENDS: Final = TASK_RESULTS | {
     EventKind.TASK_RETRIED,
     EventKind.TASK_INTERRUPTED,
     EventKind.TASK_WAITING_INPUT,
     EventKind.TASK_CANCELLED,
 }
-"""The kinds of the events with which an attempt ends."""
+"""The kinds of the events that end an attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """One stored change as a line of the run's history. `seq` is the change's sequence number.
-
-    `kind` is the change in snake case, such as `task_started`; `detail` is a small JSON object. Turns, lease renewals
-    and claims leave no event.
-    """
+    """A stored event: the trace of one change in the run's history."""
 
     seq: int
+    """The number of the change."""
     at: str
     kind: EventKind
     task_id: str | None
     attempt: int | None
     detail: str
+    """A small JSON object, without prompts and results."""
 
 
 @value
 class Note:
-    """What somebody asks of a run's owner: `kind` says what, `task_id` of which task if of one, `body` is JSON that the
-    store keeps and never reads. `at` as in `plait.persistence.changes`.
-    """
+    """A request to the owner of a run. Any process may send a note; notes are no changes of the run."""
 
     kind: str
+    """The request, such as cancel or answer."""
     at: str
     task_id: str | None = None
+    """The task concerned; None for a request about the run."""
     body: str = "{}"
+    """JSON that the store never reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoteRecord:
-    """A stored note. `number` counts the notes of its run from 1, in the order in which they arrived."""
+    """A stored note."""
 
     number: int
+    """Counts the notes of the run from 1, in the order of arrival."""
     kind: str
     at: str
     task_id: str | None

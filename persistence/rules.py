@@ -1,8 +1,8 @@
-"""What a batch has to fit, for every store alike: sequence numbers, epochs, statuses and tasks. Pure.
+"""The rules that decide which batch a store applies: sequence numbers, epochs, statuses and tasks. Pure.
 
-Sequence numbers and epochs together say who wrote what: `RunHead.claims` keeps the number of every claim, so the epoch
-of any applied change can be told afterwards. That is why a former owner's batch is refused even when the new owner has
-already used the same numbers, while an honest re-write of an applied batch passes, however long ago it was.
+Theory: `RunHead.claims` keeps the sequence number of every claim, so the epoch of any applied change is known. A batch
+of a former owner is therefore refused even if the new owner has used the same numbers already, and a batch that its
+own writer repeats is accepted, however old.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ RUN_TRANSITIONS: Mapping[str, frozenset[str]] = {
     "failed": frozenset({"running"}),
     "completed": frozenset({"running"}),
 }
-"""What a run's status may become. A failed run runs again when a person asks for it, a completed one only when they ask
-for results that were found damaged. A running run becomes running only as RunStatusChanged says.
+"""The statuses that may follow each status of a run.
+
+A failed run runs again if a person asks. A completed run runs again only to replace damaged results. A running run
+becomes running only with `RunStatusChanged.resumed`.
 """
 
 STATUSES_BEFORE: Mapping[type, frozenset[str]] = {
@@ -43,7 +45,7 @@ STATUSES_BEFORE: Mapping[type, frozenset[str]] = {
     changes.TaskCancelled: frozenset({"pending", "running", "waiting_input"}),
     changes.TaskReopened: frozenset({"failed"}),
 }
-"""The statuses of a task from which each change may go on, but for those of which `statuses_before` knows better."""
+"""The statuses of a task before each change; see `statuses_before` for exceptions."""
 _ONLY_RUNNING = frozenset({"running"})
 _ONLY_COMPLETED = frozenset({"completed"})
 
@@ -53,15 +55,16 @@ _ENDED = frozenset({"completed", "failed", "cancelled"})
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Change `seq` made `owner_id` the run's owner. The n-th claim of a run starts epoch n."""
+    """A claim of a run. The n-th claim starts epoch n."""
 
     seq: int
+    """The number of the RunClaimed."""
     owner_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class RunHead:
-    """What a store has to know about a run before it applies a batch, and what the batch makes of it."""
+    """The state of a run itself, without its tasks: needed to check a batch, and changed by the batch."""
 
     name: str
     settings: str
@@ -82,7 +85,7 @@ class RunHead:
         return len(self.claims)
 
     def record(self, run_id: str, counts: dict[str, int], spent: Spent) -> RunRecord:
-        """Return the head as a record, with the numbers of tasks by status and the usage of all attempts."""
+        """Return the record of the run, with the numbers of tasks by status and the usage of all attempts."""
         return RunRecord(
             run_id=run_id,
             name=self.name,
@@ -104,9 +107,9 @@ class RunHead:
 
 
 def count_applied(batch: Batch, head: RunHead | None) -> int:
-    """The index of the batch's first change that is not applied yet; its length when all of them are.
+    """Return the number of changes at the start of the batch that are applied already.
 
-    `head` is None for a run that is not stored. Raises Fenced or Conflict as `Store.write` says.
+    `head` is None for an unknown run. Raises Fenced or Conflict by the rules of `Store.write`.
     """
     if not batch.changes:
         return 0
@@ -128,14 +131,14 @@ def count_applied(batch: Batch, head: RunHead | None) -> int:
         _check_same_run(batch.run_id, created, head, same_claims=same_claims)
     if not same_claims or batch.epoch != sum(claim.seq < batch.first_seq for claim in head.claims):
         raise Fenced(
-            f"run {batch.run_id!r} has another owner by now: the batch was written at epoch {batch.epoch}, "
-            f"the run is at epoch {head.epoch}; leave it alone, or resume it to take it over"
+            f"run {batch.run_id!r} has another owner: the batch was written at epoch {batch.epoch}, "
+            f"the run is at epoch {head.epoch}; do not write to the run, or resume the run to take over"
         )
     if batch.first_seq > head.last_seq + 1:
         raise Conflict(
             f"run {batch.run_id!r}: the batch starts at change {batch.first_seq}, but {head.last_seq + 1} is next; "
             "write the missing changes first. If an older copy was put in the store's place, stop this run, and resume "
-            "it from there"
+            "the run in the copy"
         )
     return applied
 
@@ -160,14 +163,17 @@ def _check_same_run(run_id: str, created: changes.RunCreated, head: RunHead, *, 
 
 
 def new_head(change: Change, run_id: str) -> RunHead:
-    """The head of a run that `change` creates."""
+    """Return the head of a new run. Raises Conflict if `change` is no RunCreated."""
     if not isinstance(change, changes.RunCreated):
         raise Conflict(f"run {run_id!r}: its first change has to be RunCreated, not {type(change).__name__}")
     return RunHead(name=change.name, settings=change.settings, created_at=change.at)
 
 
 def advance_head(head: RunHead, change: Change, seq: int, run_id: str) -> RunHead:
-    """The run's head after a change to the run itself; the same head after any other change."""
+    """Return the head after the change; the same head if the change concerns a task only.
+
+    Raises Conflict if the change does not follow from the head.
+    """
     match change:
         case changes.RunClaimed() | changes.LeaseRenewed() | changes.RunReleased():
             return _with_owner(head, change, seq)
@@ -204,9 +210,9 @@ def _with_status(head: RunHead, change: changes.RunStatusChanged, run_id: str) -
 
 
 def statuses_before(change: Change) -> frozenset[str]:
-    """The statuses of its task from which `change` may go on."""
+    """Return the statuses of the task from which `change` is allowed."""
     if isinstance(change, changes.TaskCompleted):
-        # After a question more was said than a prompt and its answer.
+        # The conversation of a task that asked has more messages than a prompt and an answer.
         return STATUSES_BEFORE[changes.TaskCompleted] if change.prompt is None else _ONLY_RUNNING
     if isinstance(change, changes.TaskReopened) and change.damaged:
         return _ONLY_COMPLETED
@@ -214,7 +220,7 @@ def statuses_before(change: Change) -> frozenset[str]:
 
 
 def split_completion(change: Change) -> tuple[Change, ...]:
-    """The changes that say the same as one that is several; else that one."""
+    """Split a completion with its prompt into two messages and a completion. Return any other change as it is."""
     if not isinstance(change, changes.TaskCompleted) or change.prompt is None:
         return (change,)
     place = change.at, change.task_id, change.attempt
@@ -224,20 +230,23 @@ def split_completion(change: Change) -> tuple[Change, ...]:
 
 
 def check_failed(run_id: str, change: changes.TaskFailed) -> None:
-    """A failed task becomes failed or skipped, nothing else."""
+    """Raise Conflict if TaskFailed has another status than failed or skipped."""
     if change.status not in FAILED_STATUSES:
-        raise Conflict(f"run {run_id!r}: TaskFailed of task {change.task_id!r} cannot make it {change.status}")
+        raise Conflict(f"run {run_id!r}: TaskFailed of task {change.task_id!r} cannot make the task {change.status}")
 
 
 def mentioned_task_ids(change: changes.TasksAdded) -> list[str]:
-    """Every task id that decides whether `change` follows, each once."""
+    """Return the ids of all tasks that `change` names, each once."""
     named = [upstream for task in change.tasks for upstream in task.depends_on]
     named += [task.task_id for task in change.tasks]
     return list(dict.fromkeys(named if change.added_by is None else [change.added_by, *named]))
 
 
 def check_added(run_id: str, change: changes.TasksAdded, stored: Collection[str]) -> None:
-    """Added tasks are new, and what they name is there. `stored`: the mentioned ids that the run has."""
+    """Raise Conflict if an added task exists, or if a dependency or the adding task does not exist.
+
+    `stored` are the ids of `mentioned_task_ids` that the run has.
+    """
     new: set[str] = set()
     for task in change.tasks:
         if task.task_id in new or task.task_id in stored:
@@ -252,18 +261,23 @@ def check_added(run_id: str, change: changes.TasksAdded, stored: Collection[str]
                 )
     if change.added_by is not None and change.added_by not in stored:
         raise Conflict(
-            f"run {run_id!r}: TasksAdded says that task {change.added_by!r} adds tasks; the run has no such task"
+            f"run {run_id!r}: TasksAdded names {change.added_by!r} as the adding task; the run has no such task"
         )
 
 
 def conflict(run_id: str, change: Change, found: tuple[str, int] | None) -> Conflict:
-    """Why `change` was refused. `found` is the task's stored status and attempt, None where there is no such task."""
+    """Return the error for a refused change.
+
+    `found` is the stored status and attempt of the task, or None if there is no such task.
+    """
     what = f"run {run_id!r}: {type(change).__name__}"
     if isinstance(change, changes.RunCreated):
-        return Conflict(f"{what} repeats a task, or a task depends on one that is not in the run; check the DAG first")
+        return Conflict(f"{what} repeats a task, or a task depends on an unknown task; check the DAG first")
     task_id = getattr(change, "task_id", None)
     if found is None:
         return Conflict(f"{what} names task {task_id!r}, which the run does not have")
     attempt = getattr(change, "attempt", None)
     of_attempt = "" if attempt is None else f" (attempt {attempt})"
-    return Conflict(f"{what} of task {task_id!r}{of_attempt} does not follow: it is {found[0]}, attempt {found[1]}")
+    return Conflict(
+        f"{what} of task {task_id!r}{of_attempt} does not follow: the task is {found[0]}, attempt {found[1]}"
+    )

@@ -1,4 +1,4 @@
-"""The contract of a store, as tests to run over one of yours. It needs pytest: `pip install 'plait[test]'`."""
+"""The contract of a store, as tests for your own store. Needs pytest: `pip install 'plait[test]'`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ pytest.register_assert_rewrite(
     "plait.persistence.contract.durability",
 )
 
-from plait.persistence.contract.writes import StoreContract  # noqa: E402 - its asserts are rewritten from here on
+from plait.persistence.contract.writes import StoreContract  # noqa: E402 - pytest rewrites the asserts of the modules registered above
 
 __all__ = ["StoreContract"]

@@ -1,4 +1,4 @@
-"""The store contract, part six: what is there after the store was closed, or its process died, and opened again."""
+"""The store contract: everything acknowledged survives closing the store, or the death of the process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class DurabilityContract(OpenedStore):
-    """Nothing that was acknowledged is forgotten. Skipped where the test class has no `reopen_store`."""
+    """Acknowledged changes are read again after a reopening. Skipped if the test class has no `reopen_store`."""
 
     @pytest.mark.parametrize("start", AT_START)
     async def test_a_run_is_as_it_was_after_a_reopen(self, tmp_path: Path, reopen: Reopen, start: str) -> None:

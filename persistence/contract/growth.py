@@ -1,4 +1,4 @@
-"""The store contract, part four: a run that grows, and what its policy wants to know next time."""
+"""The store contract: tasks added to a running run, and the state of the policy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ IMPOSSIBLE = {
 
 
 class GrowthContract(OpenedStore):
-    """Tasks that are added while the run goes on; the last state of a policy."""
+    """Added tasks and policy states are stored with the run."""
 
     async def test_added_tasks_stand_behind_those_that_are_there(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, DONE_A, ADDED)

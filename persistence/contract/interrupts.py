@@ -1,4 +1,4 @@
-"""The store contract, part two: what crashes leave, what a person is asked, and results that are asked for again."""
+"""The store contract: crashes, questions to a person after a crash, and damaged results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def task_a(store: Store) -> TaskRecord:
 
 
 class InterruptsContract(OpenedStore):
-    """What is kept of attempts that ended with their owner."""
+    """Attempts that ended with their owner are stored, and their tasks can run again."""
 
     async def test_crashes_are_counted_over_all_attempts(self, store: Store, writer: Writer) -> None:
         assert (await task_a(store)).crashes == 0

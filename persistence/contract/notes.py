@@ -1,4 +1,4 @@
-"""The store contract, part three: a run's inbox, into which anybody may put a note."""
+"""The store contract: the inbox of a run, to which any process may add a note."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANSWER = Note("answer", at(4), "a", '"ja \U0001f311"')
 
 
 class NotesContract(OpenedStore):
-    """What others have to say to the owner of a run."""
+    """Notes to the owner of a run are stored in the order of arrival."""
 
     async def test_notes_are_numbered_as_they_arrive(self, store: Store, writer: Writer) -> None:
         assert await store.list_notes(RUN) == ()

@@ -1,4 +1,4 @@
-"""The store under test, as each part of the contract gets it."""
+"""The store under test, and the fixtures of all parts of the contract."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ class OpenedStore:
     """Opens the store under test."""
 
     def open_store(self, folder: Path) -> AbstractAsyncContextManager[Store]:
-        """A new, empty store; `folder` is an empty directory that it may use."""
+        """Return a new, empty store, which may use the empty directory `folder`."""
         raise NotImplementedError
 
     def reopen_store(self, folder: Path) -> AbstractAsyncContextManager[Store]:
-        """The store that `open_store` made of this `folder`, as another process opens it: with all that is in it. Leave
-        this out for a store that is gone with its process.
+        """Return the store that `open_store` made in `folder`, as another process opens the store, with all contents.
+
+        Leave the method out for a store that ends with its process.
         """
         raise NotImplementedError
 
     @pytest.fixture
     def reopen(self) -> Reopen:
         if type(self).reopen_store is OpenedStore.reopen_store:
-            pytest.skip("this store is not opened a second time; say how with `reopen_store`")
+            pytest.skip("the test class has no `reopen_store`, so this store is not opened a second time")
         return self.reopen_store
 
     @pytest.fixture

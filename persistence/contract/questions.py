@@ -1,4 +1,4 @@
-"""The store contract, part five: a task asks a person, and what it was answered."""
+"""The store contract: questions of a task to a person, and the answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def task_a(store: Store) -> TaskRecord:
 
 
 class QuestionsContract(OpenedStore):
-    """What is kept of a task that asks, while it waits and afterwards."""
+    """The question, the answers and the cost of a task that asks are stored."""
 
     async def test_the_attempt_of_a_task_that_asks_has_its_cost(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASK, ASKING)

@@ -1,4 +1,4 @@
-"""The store contract, part one: what is written is what is read, and only what may follow is written."""
+"""The store contract: reads return the written values, and only allowed changes are written."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ from plait.persistence.contract.samples import (
 
 
 class ReadsContract(OpenedStore):
-    """Reads give back what was written; transitions follow the table."""
+    """Reads return the written values; statuses follow the table."""
 
-    # What is written is what is read.
+    # Reads return the written values.
 
     async def test_an_unknown_run_reads_as_nothing(self, store: Store) -> None:
         assert await whole(store, "nobody") == (None, (), (), [], ())
@@ -185,7 +185,7 @@ class ReadsContract(OpenedStore):
         assert run is not None
         assert (run.status, run.error, run.ended_at, run.started_at, run.epoch) == ("running", None, None, at(2), 2)
 
-    # What may follow, and that all else is refused.
+    # Allowed changes are applied, all others are refused.
 
     @pytest.mark.parametrize("change", NEXT)
     @pytest.mark.parametrize("state", AT_START)
@@ -273,7 +273,7 @@ class ReadsContract(OpenedStore):
             await Writer(store).write(replace(CREATED, tasks=tasks))
         assert await store.list_runs() == ()
 
-    # A completion that comes with its prompt: prompt and text are messages of the task, as if they had been told alone.
+    # A completion with its prompt: prompt and text become messages of the task.
 
     async def test_a_prompt_and_its_answer_are_messages(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASK, *AT_START["retried"][1:], replace(START_A, attempt=2))

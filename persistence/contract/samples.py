@@ -1,4 +1,4 @@
-"""What the store contract writes: one small run, every state of a task, and what may follow it."""
+"""The data of the store contract: a small run, every state of a task, and the changes allowed after each state."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ RUN = "run-1"
 
 
 def at(second: int) -> str:
+    """Return a time in the format of a store, `second` seconds after the first."""
     return f"2026-11-21T23:00:{second:02d}.000Z"
 
 
@@ -52,7 +53,7 @@ OPENING = (CREATED, CLAIMED, RUNNING)
 
 
 class Writer:
-    """Writes changes of one run in order, numbering them as a runner does."""
+    """Writes the changes of one run in order, numbered as by a runner."""
 
     def __init__(self, store: Store, run_id: str = RUN) -> None:
         self.store, self.run_id, self.next_seq, self.epoch = store, run_id, 1, 0
@@ -69,7 +70,7 @@ class Writer:
 
 
 async def whole(store: Store, run_id: str = RUN) -> tuple[Any, ...]:
-    """Everything that can be read of a run, to be compared."""
+    """Return every record of a run, for comparison: the run, tasks, attempts, messages by task, and events."""
     tasks = await store.list_tasks(run_id)
     messages = [await store.list_messages(run_id, task.task_id) for task in tasks]
     run, attempts = await store.get_run(run_id), await store.list_attempts(run_id)
@@ -109,7 +110,10 @@ AT_START: dict[str, tuple[Change, ...]] = {
 
 
 def status_changes(task_id: str, attempt: int, text: str = "again", *, flag: bool = False) -> dict[str, Change]:
-    """Every change of a task's status, with `attempt` as the last one; `flag` gives what may be left out."""
+    """Return every change of a task's status, by name, for a task with the last attempt `attempt`.
+
+    With `flag` the changes have values for all optional fields.
+    """
     short, cost = text[:20], 0.25 if flag else None
     return {
         "start": TaskStarted(at(6), task_id, attempt + 1, "fast", short if flag else None, confirmed=flag),
@@ -191,6 +195,8 @@ RUN_WAY: dict[str, tuple[str, ...]] = {
 
 
 async def cancel_scope(store: Store, batch: Batch, steps: int) -> None:
+    """Write the batch, and cancel the write by a cancel scope after `steps` steps of the event loop."""
+
     async def write() -> None:
         await store.write(batch)
 
@@ -201,7 +207,7 @@ async def cancel_scope(store: Store, batch: Batch, steps: int) -> None:
 
 
 async def cancel_natively(store: Store, batch: Batch, steps: int) -> None:
-    """As `asyncio.Task.cancel` does it, which passes through every shield of anyio's."""
+    """Write the batch, and cancel the write by `asyncio.Task.cancel`, which passes through the shields of anyio."""
     tasks: list[asyncio.Task[Any]] = []
 
     async def write() -> None:

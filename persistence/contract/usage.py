@@ -1,4 +1,4 @@
-"""The store contract: which model answered."""
+"""The store contract: the model of each attempt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from plait.persistence.contract.samples import ASKING, DONE_A, RUN, START_A, Wri
 
 
 class UsageContract(OpenedStore):
-    """Each attempt keeps the model that its end names."""
+    """An attempt has the model that its end names."""
 
     async def test_each_attempt_keeps_the_model_that_answered(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, TaskRetried(at(4), "a", 1, "transient", "reset", 0.5, spent=Spent(model="one")))

@@ -1,6 +1,6 @@
-"""The contract of a store, as tests. Subclass `StoreContract`, say how your store is opened, and run pytest.
+"""The contract of a store, as tests: subclass `StoreContract`, define `open_store`, and run pytest.
 
-It needs pytest with pytest-asyncio in its `auto` mode, and nothing of plait but `persistence`.
+Needs pytest, pytest-asyncio in `auto` mode, and of plait only `persistence`.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ from plait.persistence.contract.samples import (
 from plait.persistence.contract.usage import UsageContract
 
 MANY, MANY_NOTES = 1500, 150
-"""More than comes on one page of most databases."""
+"""More rows than a page of results has in most databases."""
 
 
 async def is_kept(store: Store, change: Any) -> None:
+    """Assert that the values of the change are read as written."""
     """Assert that what `change` holds is what is read."""
     if isinstance(change, TurnAppended):
         kept = (await store.list_messages(RUN, "a"))[-1]
@@ -74,7 +75,7 @@ class StoreContract(
     UsageContract,
     DurabilityContract,
 ):
-    """Every line of `persistence.Store`'s contract."""
+    """The tests of every line of `persistence.Store`."""
 
     # All or nothing, once or many times.
 

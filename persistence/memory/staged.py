@@ -1,4 +1,4 @@
-"""What a batch makes of a run in memory, apart from the run until all of the batch went through."""
+"""The effects of a batch on a run in memory, kept apart from the run until the whole batch has been checked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AttemptKey = tuple[str, int]
 
 @dataclass(slots=True)
 class MemoryRun:
-    """A run as it is kept."""
+    """A stored run."""
 
     head: RunHead
     tasks: dict[str, TaskRecord] = field(default_factory=dict[str, TaskRecord])
@@ -28,13 +28,13 @@ class MemoryRun:
     events: list[EventRecord] = field(default_factory=list[EventRecord])
     notes: list[NoteRecord] = field(default_factory=list[NoteRecord])
     answers: dict[AttemptKey, int] = field(default_factory=dict[AttemptKey, int])
-    """Where among its task's messages an attempt's result stands, if it came with its prompt."""
+    """The position of an attempt's answer among the messages of the task, if the completion came with its prompt."""
     discarded: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
-    """Messages that went with their result, by task and place."""
+    """Messages deleted with a damaged result, by task and position."""
 
 
 class StagedRun:
-    """What a batch makes of a run, apart from it until `publish`."""
+    """The state of a run after a batch, invisible until `publish`."""
 
     def __init__(self, run_id: str, run: MemoryRun) -> None:
         self._run_id = run_id
@@ -49,6 +49,7 @@ class StagedRun:
         self._discarded: set[tuple[str, int]] = set()
 
     def publish(self, last_seq: int) -> None:
+        """Make the state visible. Never fails."""
         run = self._run
         run.head = replace(self._head, last_seq=last_seq)
         run.tasks.update(self._tasks)
@@ -60,6 +61,7 @@ class StagedRun:
         run.discarded.update(self._discarded)
 
     def apply(self, seq: int, change: Change) -> None:
+        """Apply the change. Raises Conflict if the change does not follow from the state."""
         self._head = rules.advance_head(self._head, change, seq, self._run_id)
         match change:
             case changes.RunCreated():
@@ -127,7 +129,7 @@ class StagedRun:
         return task
 
     def _require_task(self, change: changes.TaskTransition) -> TaskRecord:
-        """The task as it stands, where the table lets `change` follow."""
+        """Return the task. Raises Conflict if the change is not allowed from its status and attempt."""
         task = self._find_task(change, change.task_id)
         attempt = getattr(change, "attempt", task.attempt)
         expected = task.attempt + 1 if isinstance(change, changes.TaskStarted) else task.attempt
@@ -209,7 +211,7 @@ class StagedRun:
         status: str,
         attempt_status: str,
     ) -> None:
-        """The task and its last attempt, with these statuses. Cancelling changes no attempt that has ended."""
+        """Set the statuses of the task and of the last attempt. Cancelling changes no ended attempt."""
         self._tasks[task.task_id] = replace(task, status=status, question=None, asked=None)
         attempt = self._find_attempt(task, task.attempt)
         if attempt is None or (isinstance(change, changes.TaskCancelled) and task.status != "running"):

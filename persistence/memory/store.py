@@ -1,7 +1,7 @@
-"""The store for runs that need not outlive the process: the same guarantees as SQLite's, in plain dictionaries.
+"""The store for runs that need not outlive the process: the guarantees of SQLiteStore, in plain dictionaries.
 
-A batch is checked and applied on a staged copy of what it touches; only a batch that went through is published, with
-plain assignments that cannot fail. There is no await in between, so no other task ever sees half of it.
+Theory: a batch is applied to a staged copy of the touched parts. Only a batch without errors is published, by plain
+assignments that cannot fail. Nothing awaits in between, so no other task ever reads half of a batch.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 class MemoryStore:
-    """Keeps runs in memory, for as long as the object lives. Fulfils `Store`; `async with` is allowed and does nothing.
+    """Keeps runs in memory as long as the object lives. Implements `Store`; `async with` is allowed and does nothing.
 
-    A write is final when it returns, though of course no power loss is survived.
+    A write is final at its return, but a power loss deletes everything.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class MemoryStore:
         return None if run is None else _record(run_id, run)
 
     async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
-        # Reversed before the stable sort, so that of two runs of one millisecond the later one comes first.
+        # Reversed before the stable sort, which puts the later of two runs of one millisecond first.
         latest_first = reversed(self._runs.items())
         newest_first = sorted(latest_first, key=lambda item: item[1].head.created_at, reverse=True)
         return tuple(replace(_record(run_id, run), settings="") for run_id, run in newest_first)[: max(0, limit)]
@@ -98,7 +98,7 @@ class MemoryStore:
     async def send(self, run_id: str, note: Note) -> None:
         run = self._runs.get(run_id)
         if run is None:
-            raise Conflict(f"run {run_id!r} is not in the store, so nobody can be sent a note about it")
+            raise Conflict(f"run {run_id!r} is not in the store, so no note can be sent to its owner")
         run.notes.append(NoteRecord(len(run.notes) + 1, note.kind, note.at, note.task_id, note.body))
 
     async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:

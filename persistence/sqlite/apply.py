@@ -1,4 +1,4 @@
-"""What each change makes of the tables: it is held against the run's cache, noted there, and turned into rows."""
+"""The effect of each change on the tables: checked by the task cache, noted in the cache, and turned into rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ChangeApplier:
-    """Applies changes, one after the other; what they come to is gathered in `rows`."""
+    """Applies changes one after the other, and gathers the rows in `rows`."""
 
     def __init__(self, run_id: str, cache: TaskCache, rows: BatchRows) -> None:
         self._run_id = run_id
@@ -28,7 +28,7 @@ class ChangeApplier:
         self._rows = rows
 
     def apply(self, first_seq: int, batch: Sequence[Change]) -> None:
-        """Raises Conflict where one of them does not follow."""
+        """Apply the changes, numbered from `first_seq`. Raises Conflict if a change is not allowed."""
         for seq, change in enumerate(batch, first_seq):
             kind = type(change)
             apply = _APPLY.get(kind)
@@ -41,7 +41,10 @@ class ChangeApplier:
                     self._rows.add(sql.ADD_EVENTS, (self._run_id, seq, at, event_kind.value, *rest))
 
     def _require_task(self, change: changes.TaskTransition, attempt: int | None = None) -> CachedTask:
-        """How the task stands, where `rules.statuses_before` lets `change` follow, and its attempt is the last one."""
+        """Return the cached task.
+
+        Raises Conflict if the change is not allowed from its status, or if `attempt` is not its last attempt.
+        """
         task_id = change.task_id
         cached = self._cache.tasks.get(task_id) or self._cache.find(change, task_id)
         _, status, last, _ = cached
@@ -62,7 +65,7 @@ class ChangeApplier:
     def _insert_tasks(self, tasks: Sequence[NewTask], added_by: str | None) -> None:
         number, by = self._cache.number, NO_TEXT if added_by is None else added_by
         for new, task in zip(tasks, self._cache.add_tasks(tasks), strict=True):
-            edges = f"[{', '.join(map(encode_basestring, new.depends_on))}]"  # JSON, in a third of json's time
+            edges = f"[{', '.join(map(encode_basestring, new.depends_on))}]"  # JSON, three times as fast as json.dumps
             backend = NO_TEXT if new.backend is None else new.backend
             self._rows.add(sql.ADD_TASKS, (task, number, new.task_id, backend, by, edges, new.spec, new.prompt))
 
@@ -76,7 +79,7 @@ class ChangeApplier:
         self._rows.add(sql.ADD_STARTS, row)
         if session_id is not None:
             self._rows.add(sql.ADD_SESSIONS, (self._run_id, task_id, session_id, attempt, at))
-        if attempt > 1:  # it may have been set to pending
+        if attempt > 1:  # the task may have been set to pending
             self._rows.set_task(task, None)
 
     def open_session(self, _seq: int, change: changes.SessionOpened) -> None:
@@ -123,13 +126,13 @@ class ChangeApplier:
             self._rows.add(sql.ADD_LARGE_COMPLETIONS, (*ended, *short, *large))
 
     def _result_values(self, text: str, data: str | None) -> Row:
-        """Text and data where they are to stand in their row, and the keys of the blobs that they become."""
+        """Return text and data for their row, None for a large value, and the keys of the large values' blobs."""
         keys = self._rows.blob(text), self._rows.blob(data)
         short = (None if key is not None else value for key, value in zip(keys, (text, data), strict=True))
         return (*short, *keys)
 
     def _finish_waiting(self, task: int, row: Row) -> None:
-        """The task's attempt ended with a question, and the task is done without another one."""
+        """End a task whose last attempt ended with a question, without another attempt."""
         self._rows.add(sql.FINISH_ENDS, row)
         self._rows.set_task(task, None)
 
@@ -175,7 +178,7 @@ class ChangeApplier:
             self._rows.set_task(task, "cancelled")
 
     def _end_row(self, seq: int, change: changes.AttemptEnd, start: int, status: str, error: Row = (None, None)) -> Row:
-        """What every end of an attempt has, `error` with its kind."""
+        """Return the values that every end of an attempt has. `error` is the kind and the text."""
         usage: Row = (0, 0, None, None, None)
         if not isinstance(change, changes.TaskInterrupted):
             took = None if isinstance(change, changes.TaskCancelled) else change.duration_s
@@ -221,8 +224,8 @@ _APPLY: Final[dict[type, Callable[..., None]]] = {
     changes.TaskAnswered: ChangeApplier.requeue_task,
     changes.TaskCancelled: ChangeApplier.cancel_task,
 }
-"""What applies each change that is more than an event, or a change of the run's head."""
+"""The method for each change that concerns tasks. Other changes concern the head of the run, or add an event only."""
 OF_TASKS: Final = _APPLY.keys() - {changes.RunCreated}
-"""Changes that leave the run's head as it is, and have something to do here."""
+"""The changes that concern tasks only, and not the head of the run."""
 _WITHOUT_EVENT: Final = frozenset({changes.TaskStarted, changes.TaskCompleted, changes.TurnAppended})
-"""Changes whose event is read from the attempt itself, and those that leave none."""
+"""The changes without a stored event: the event is derived from the attempt, or the change has no event."""

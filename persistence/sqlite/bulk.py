@@ -1,9 +1,9 @@
-"""The rows of a batch, gathered by the statement that writes them.
+"""The rows of a batch, gathered by statement.
 
-What a value costs depends on its type. The sqlite3 module looks for an adapter for every None, bool and bytes, which
-takes five times as long (0.3 microseconds) as handing an int on. So where a value is mostly missing, its row has one of
-another type in its place, `NO_TEXT` or `NO_NUMBER`, of which the statement makes NULL. And rows are kept as one list of
-values for each statement: a tuple for each row would be a thousand objects more for the collector of garbage.
+Theory: the cost of binding a value depends on the type. The sqlite3 module searches an adapter for every None, bool and
+bytes, five times as slow (0.3 microseconds) as an int. A value that is usually missing is therefore bound as a value of
+another type, `NO_TEXT` or `NO_NUMBER`, and the statement turns the substitute into NULL. The rows of a statement are
+one flat list of values, because a tuple for each row would be a thousand more objects for the garbage collector.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Row = tuple[Any, ...]
 NO_TEXT: Final = 0
 NO_NUMBER: Final = ""
 _INLINE_BYTES: Final = 64 * 1024
-_SHORT: Final = _INLINE_BYTES // 4  # characters: UTF-8 takes four bytes for one at most
+_SHORT: Final = _INLINE_BYTES // 4  # characters of at most four bytes each in UTF-8
 
 
 def execute_bulk(connection: sqlite3.Connection, bulk: sql.Bulk, values: list[Any]) -> Iterator[sqlite3.Cursor]:
-    """`values`: those of all rows, one row after the other."""
+    """Execute the statement over `values`, the values of all rows in one list. Yield a cursor for each execution."""
     filling = (None, *repeat(0, bulk.width - 1))
     for start in range(0, len(values), sql.SIZES[-1] * bulk.width):
         part = values[start : start + sql.SIZES[-1] * bulk.width]
@@ -38,8 +38,10 @@ def execute_bulk(connection: sqlite3.Connection, bulk: sql.Bulk, values: list[An
 
 
 class BatchRows:
-    """What a batch adds and changes. Statements run in a fixed order, whatever the order in which rows were given: so
-    what is changed twice is given once, as it is in the end.
+    """The rows that a batch adds and changes.
+
+    Statements run in a fixed order, whatever the order of the calls. A row that changes twice is therefore written
+    once, with its last values.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -50,21 +52,22 @@ class BatchRows:
         self._tasks: dict[int, tuple[str | None, int, str | int | None]] = {}
 
     def add(self, bulk: sql.Bulk, row: Row) -> None:
+        """Gather a row of the statement."""
         self._waiting[bulk].extend(row)
 
     def set_session(self, start: int, session_id: str | None = None, *, confirmed: bool | None = None) -> None:
-        """What is known of a start's session; None leaves what is stored."""
+        """Set the session of a start; None keeps the stored value."""
         before = self._sessions.get(start, (None, None))
         kept = before[0] if session_id is None else session_id
         self._sessions[start] = kept, before[1] if confirmed is None else confirmed
 
     def set_task(self, task: int, set_to: str | None, *, crashed: bool = False, answers: str | int | None = 0) -> None:
-        """What is set of a task beside its attempts. `answers`: 0 leaves those that are stored."""
+        """Set the values of a task that do not follow from attempts. `answers` 0 keeps the stored answers."""
         _, crashes, kept = self._tasks.get(task, (None, 0, 0))
         self._tasks[task] = set_to, crashes + crashed, kept if answers == 0 else answers
 
     def blobs(self, *texts: str | None) -> tuple[bytes | None, ...] | None:
-        """The keys of those of the texts that are large, as `blob` gives them; None where not one is."""
+        """Return the key of `blob` for each text, or None if no text is large."""
         for text in texts:
             if text is not None and len(text) > _SHORT:
                 keys = tuple(map(self.blob, texts))
@@ -72,7 +75,7 @@ class BatchRows:
         return None
 
     def blob(self, text: str | None) -> bytes | None:
-        """If the text is large, the key of the blob that it becomes; None where it is to stand in its row."""
+        """Store a large text as a blob and return the key. Return None for a text that belongs into its row."""
         if text is None or len(text) <= _SHORT:
             return None
         encoded = text.encode()
@@ -85,6 +88,7 @@ class BatchRows:
         return key
 
     def write(self) -> None:
+        """Execute the statements over the gathered rows."""
         for start, session in self._sessions.items():
             self.add(sql.SET_SESSIONS, (start, *session))
         for task, row in self._tasks.items():

@@ -1,8 +1,8 @@
-"""Opening the database file: made safely, checked before it is touched, set up the same way every time.
+"""Open the database file: created atomically, checked before any change, and configured the same way every time.
 
-Two rules carry everything here. Nothing but SQLite ever opens an existing database: POSIX locks of a file vanish when
-the process closes *any* descriptor of it, and then another process may delete a live WAL. And a file appears under its
-name only when it is whole: it is made under another name and linked, so an empty file is always somebody's accident.
+Theory: two rules. Only SQLite opens an existing database, because the POSIX locks of a file vanish when the process
+closes *any* descriptor of the file, and another process may then delete a live WAL. A new file gets its name only when
+complete: the file is made under another name and linked, so an empty file under the name is always an accident.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BUSY_TIMEOUT_S: Final = 5.0
 OLDEST_SQLITE: Final = (3, 37, 0)  # STRICT tables
 
 _ABANDONED_S: Final = 3600.0
-"""How old a half-made file is when nobody makes it any more: making one takes milliseconds."""
+"""Seconds after which an unfinished file is abandoned; making a file takes milliseconds."""
 
 _HINTS: Final = {
     sqlite3.SQLITE_BUSY: "another process has locked it; try again",
@@ -39,8 +39,8 @@ _HINTS: Final = {
 }
 
 _PAGE_SIZE: Final = "PRAGMA page_size = 8192"
-"""For new files. Texts of one to four thousand bytes fill pages of 4,096 badly: a row that does not fit into one goes
-to the next. Larger pages fill no better on the whole, and make each commit write more.
+"""For new files. Rows of one to four thousand bytes waste space in pages of 4,096 bytes, because a row that does not
+fit moves to the next page. Pages above 8,192 bytes save no more space, and each commit writes more.
 """
 _DURABLE: Final = "PRAGMA synchronous = FULL"
 _SETTINGS: Final = (
@@ -55,8 +55,9 @@ _SETTINGS: Final = (
 
 
 def open_database(path: Path, mode: Mode, *, look_for_damage: bool = True) -> sqlite3.Connection:
-    """A connection that is ready to use. Raises StoreUnusable, and changes nothing that was there before. Damage is
-    never looked for in mode "read", so that a large file can be shown at once.
+    """Return a configured connection. Raises StoreUnusable, and then has changed nothing that existed.
+
+    `look_for_damage` has no effect in mode "read", so that a large file opens at once.
     """
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise StoreUnusable(f"SQLite {sqlite3.sqlite_version} is too old for {path}: 3.37 or later is needed")
@@ -65,9 +66,7 @@ def open_database(path: Path, mode: Mode, *, look_for_damage: bool = True) -> sq
             _create(path)
         _check_file(path)
         if mode != "read" and not os.access(path, os.W_OK):
-            raise StoreUnusable(
-                f"{path} may not be written; change its permissions; to look at its runs it need not be"
-            )
+            raise StoreUnusable(f"{path} may not be written; change its permissions, or only read its runs")
         if mode != "read":
             _remove_abandoned(path)
         if mode != "read":
@@ -106,13 +105,15 @@ _Access = Literal["ro", "rw", "ro&immutable=1"]
 
 
 def _access_for_reading(path: Path) -> _Access:
-    """How `path` can be read. Reading takes a lock in files beside the database, which have to be there or be made:
-    where neither is possible, it is read without, which is safe while nobody writes.
+    """Return how `path` can be read.
+
+    A reader locks files beside the database, which have to exist or to be created. If neither is possible, the database
+    is read without locks, which is safe as long as no process writes.
     """
     try:
         with closing(_connect(path, "ro")) as connection:
             connection.execute("PRAGMA user_version").fetchone()
-    except sqlite3.Error as error:  # any other one comes again, and is told then
+    except sqlite3.Error as error:  # any other error occurs again in the caller, and is reported there
         locks_fail = error.sqlite_errorcode & 0xFF in {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
         if locks_fail and not os.access(path.parent, os.W_OK) and is_checkpointed(path):
             return "ro&immutable=1"
@@ -131,12 +132,13 @@ def _connect(path: Path, access: _Access) -> sqlite3.Connection:
 
 
 def _inspect(path: Path, access: _Access, *, thoroughly: bool) -> None:
-    """Raise StoreUnusable if the file is not one of this plait's format, or is damaged. Reads through a read-only
-    connection, which never checkpoints a stranger's WAL.
+    """Raise StoreUnusable if the file is foreign, has another format, or is damaged.
+
+    Reads through a read-only connection, which never checkpoints the WAL of a foreign database.
     """
     try:
         with closing(_connect(path, access)) as connection:
-            connection.text_factory = decode_lossy  # what a check says of a damaged page may hold bytes of it
+            connection.text_factory = decode_lossy  # the report on a damaged page may quote bytes of the page
             (application_id,) = connection.execute("PRAGMA application_id").fetchone()
             version: int = connection.execute("PRAGMA user_version").fetchone()[0]
             if application_id != APPLICATION_ID or version < 1:
@@ -145,8 +147,8 @@ def _inspect(path: Path, access: _Access, *, thoroughly: bool) -> None:
                 raise _of_another_format(path, version)
             if thoroughly:
                 _check_pages(path, connection)
-    except UnicodeDecodeError as error:  # in a message of SQLite's that quotes the damaged page
-        raise _damaged(path, "it is not even text where text has to be") from error
+    except UnicodeDecodeError as error:  # a message of SQLite quotes the damaged page
+        raise _damaged(path, "bytes that are no text where text has to be") from error
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode & 0xFF in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
             raise _damaged(path, str(error)) from error
@@ -164,7 +166,7 @@ def _of_another_format(path: Path, version: int) -> StoreUnusable:
 
 
 def _check_pages(path: Path, connection: sqlite3.Connection) -> None:
-    # Not quick_check: it takes as long, and does not see an index that leaves rows out.
+    # Not quick_check: equally slow, and blind to an index with missing rows.
     (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if verdict != "ok":
         raise _damaged(path, str(verdict).strip().replace("\n", "; "))
@@ -199,13 +201,13 @@ def _make_folder(folder: Path) -> None:
     missing = [one for one in (folder, *folder.parents) if not one.is_dir()]
     for one in reversed(missing):
         one.mkdir(mode=0o700, exist_ok=True)
-        one.chmod(0o700)  # a umask may have taken even the owner's rights
+        one.chmod(0o700)  # a umask may remove even the owner's rights
         _sync_names(one.parent)
 
 
 def _sync_names(folder: Path) -> None:
-    """Have the names in `folder` outlast a power loss: SQLite syncs what is in files, not the names that we give."""
-    with suppress(OSError):  # not every file system lets a folder be synced
+    """Make the names in `folder` survive a power loss. SQLite syncs the contents of files, but not our names."""
+    with suppress(OSError):  # some file systems cannot sync a folder
         descriptor = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         try:
             os.fsync(descriptor)
@@ -219,7 +221,7 @@ def _create(path: Path) -> None:
     descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     os.close(descriptor)
     try:
-        # SQLite gives the WAL and its index the mode of the database, whatever the umask is.
+        # SQLite gives the WAL and the index of the WAL the mode of the database, whatever the umask.
         fresh.chmod(0o600)
         with closing(_connect(fresh, "rw")) as connection:
             connection.execute(_PAGE_SIZE)
@@ -227,7 +229,7 @@ def _create(path: Path) -> None:
             create_tables(connection)
             _use_wal(fresh, connection)
         reached("file.before_link")
-        with suppress(FileExistsError):  # another process was faster: its file is as good
+        with suppress(FileExistsError):  # another process was faster, and made an equal file
             os.link(fresh, path)
         _sync_names(path.parent)
         reached("file.after_link")
@@ -236,13 +238,13 @@ def _create(path: Path) -> None:
 
 
 def unfinished_files(path: Path) -> list[Path]:
-    """The files beside `path` that are to become it, or that a process left which died on the way."""
+    """Return the unfinished files beside `path`: from processes that create the store now, or that died meanwhile."""
     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.new(-journal|-wal|-shm)?")
     return sorted(one for one in path.parent.iterdir() if name.fullmatch(one.name))
 
 
 def _remove_abandoned(path: Path) -> None:
-    with suppress(OSError):  # they only take room
+    with suppress(OSError):  # abandoned files only waste space
         for one in unfinished_files(path):
             if time.time() - one.stat().st_mtime > _ABANDONED_S:
                 one.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Whether this SQLite, a place and a file are fit for a store.
+"""Checks of the SQLite library, of a place and of a file for their fitness as a store.
 
-It only looks: nothing is made or mended, and the file is opened by SQLite alone, for reader. (SQLite leaves
-an empty WAL and its index beside a file that was read, as after every read.)
+Nothing is created or repaired, and only SQLite opens the file, for reading. SQLite leaves an empty WAL and the index of
+the WAL beside the file, as after every read.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _WAL_RESET_BUG: Final = (((3, 7, 0), (3, 44, 6)), ((3, 45, 0), (3, 50, 7)), ((3, 51, 0), (3, 51, 3)))
-"""Versions that have it, each from the first one to before the second. Two connections that write and checkpoint at
-the same moment may then lose committed rows, or the whole file.
+"""The versions with the bug, from each first version to before the second. Two connections that write and checkpoint
+at the same moment may lose committed rows, or the whole file.
 """
 _LARGE_WAL: Final = 64 << 20  # bytes; about 8 MiB is usual
 _LITTLE_SPACE: Final = 100_000_000  # bytes
@@ -39,7 +39,7 @@ _ALL: Final = 1 << 31
 
 
 class Fitness(StrEnum):
-    """What a finding means: fit, fit with a reservation, or unfit."""
+    """The meaning of a finding: fit, fit with a reservation, or unfit."""
 
     OK = "ok"
     WARNING = "warning"
@@ -48,16 +48,19 @@ class Fitness(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at: what was `found`, and what to do about it (`advice`, empty where nothing is)."""
+    """The result of one check."""
 
     check: str
+    """The name of the check."""
     fitness: Fitness
     found: str
+    """The observation."""
     advice: str = ""
+    """The remedy; empty if nothing has to be done."""
 
 
 def library(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> Finding:
-    """Whether SQLite `version` is new enough, and free of the WAL-reset bug."""
+    """Check that SQLite `version` is new enough, and has not the WAL-reset bug."""
     name = ".".join(map(str, version))
     if version < OLDEST_SQLITE:
         oldest = ".".join(map(str, OLDEST_SQLITE[:2]))
@@ -66,15 +69,16 @@ def library(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> Find
         return Finding(
             "sqlite",
             Fitness.WARNING,
-            f"{name} has the WAL-reset bug: in rare cases two processes that write to one file lose what they wrote",
+            f"{name} has the WAL-reset bug: in rare cases two processes that write to one file lose committed data",
             "let one process at a time write to a store, or use a Python with SQLite 3.51.3, 3.50.7 or 3.44.6",
         )
     return Finding("sqlite", Fitness.OK, name)
 
 
 def file_system(path: Path, mountinfo: str | None) -> Finding:
-    """Whether a store at `path` lies on a local disk. `mountinfo`: the text of /proc/self/mountinfo, None elsewhere
-    than on Linux.
+    """Check that a store at `path` lies on a local disk.
+
+    `mountinfo` is the text of /proc/self/mountinfo, or None on other systems than Linux.
     """
     kind = file_system_type(path.resolve(), mountinfo or "")
     locality, local = locality_of(kind), "put the store on a local disk with --store"
@@ -88,28 +92,28 @@ def file_system(path: Path, mountinfo: str | None) -> Finding:
     if locality is Locality.IN_MEMORY:
         return Finding(name, Fitness.WARNING, f"{kind} is gone when this machine stops", local)
     if locality is Locality.UNKNOWN:
-        found = f"cannot tell what {kind} is" if kind else "cannot tell"
-        return Finding(name, Fitness.OK, found, "make sure that it is a local disk")
+        found = f"unknown file system {kind}" if kind else "cannot tell"
+        return Finding(name, Fitness.OK, found, "make sure that the store is on a local disk")
     return Finding(name, Fitness.OK, kind)
 
 
 def space(folder: Path) -> Finding:
-    """Whether `folder`, which exists, has room for more."""
+    """Check that the existing `folder` has free space."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         return Finding("space", Fitness.WARNING, f"cannot tell: {error.strerror}")
     shown = f"{free / 1e6:,.0f} MB free"
     if free < _LITTLE_SPACE:
-        return Finding("space", Fitness.WARNING, shown, "free some; a run whose store is full goes on unrecorded")
+        return Finding("space", Fitness.WARNING, shown, "free some; with a full store a run continues unrecorded")
     return Finding("space", Fitness.OK, shown)
 
 
 def permissions(path: Path) -> Iterator[Finding]:
-    """Whether the store at `path`, its WAL and its directory are ours, and nobody else's to read."""
+    """Check that only this user can read the store at `path`, its WAL and its directory."""
     found = [_folder_trouble(path.parent), *(_file_trouble(_beside(path, end)) for end in ("", "-wal", "-shm"))]
     troubles = [Finding("permissions", Fitness.WARNING, *one) for one in found if one is not None]
-    yield from troubles or [Finding("permissions", Fitness.OK, "nobody else may read it")]
+    yield from troubles or [Finding("permissions", Fitness.OK, "no other user may read the store")]
 
 
 def _folder_trouble(folder: Path) -> tuple[str, str] | None:
@@ -127,7 +131,7 @@ def _file_trouble(file: Path) -> tuple[str, str] | None:
     if user is None:
         return None
     if user != os.geteuid():
-        return f"{file} belongs to user {user}, this is user {os.geteuid()}", "work on it as the user it belongs to"
+        return f"{file} belongs to user {user}, this is user {os.geteuid()}", "use the store as its owner"
     if mode & 0o077:
         return f"{file} is open to others (mode {mode:04o})", f"chmod 600 {quote(str(file))}"
     if not os.access(file, os.R_OK | os.W_OK):
@@ -144,32 +148,32 @@ def _user_and_mode(file: Path) -> tuple[int | None, int]:
 
 
 def file(path: Path) -> Iterator[Finding]:
-    """What SQLite and the checksums say of the store at `path`. Ends with the first thing that makes it unreadable."""
+    """Check the pages and the checksums of the store at `path`. Stop at an error that makes the file unreadable."""
     try:
         connection = open_database(path, "read")
     except StoreUnusable as error:
         yield Finding("file", Fitness.BAD, str(error))
         return
     with closing(connection):
-        connection.text_factory = decode_lossy  # what is no text fits no checksum, and is named by it
-        yield Finding("schema", Fitness.OK, f"format {DATABASE_FORMAT}")  # no other one can be opened
+        connection.text_factory = decode_lossy  # bytes that are no text fit no checksum, which reports the record
+        yield Finding("schema", Fitness.OK, f"format {DATABASE_FORMAT}")  # another format cannot be opened
         try:
             yield _pages(path, connection)
             yield _rows(connection)
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # a message of SQLite's may quote a damaged page
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # a message of SQLite may quote a damaged page
             yield Finding("file", Fitness.BAD, f"{path} cannot be read: {error}", repair_advice(path))
             return
     yield _wal(path)
 
 
 def leftovers(path: Path) -> Iterator[Finding]:
-    """Half-made files that a crash at the very first start left beside `path`."""
+    """Report unfinished files that a crash at the first start has left beside `path`."""
     try:
         names = [one.name for one in unfinished_files(path)]
-    except OSError:  # there is no such folder, or it is not ours to look into; other findings say so
+    except OSError:  # the folder is missing or not readable, which other checks report
         return
     if names:
-        what = f"{len(names)} half-made by a start that was cut off: {', '.join(names[:_MOST_NAMED])}"
+        what = f"{len(names)} unfinished by an interrupted start: {', '.join(names[:_MOST_NAMED])}"
         yield Finding("left over", Fitness.WARNING, what, "a run that starts an hour later removes them")
 
 
@@ -182,9 +186,7 @@ def _pages(path: Path, connection: sqlite3.Connection) -> Finding:
     if verdict == "ok":
         return Finding("pages", Fitness.OK, "whole")
     damage = str(verdict).strip().replace("\n", "; ")
-    return Finding(
-        "pages", Fitness.BAD, f"damaged: {damage}", f"{repair_advice(path)}; nothing can be resumed as it is"
-    )
+    return Finding("pages", Fitness.BAD, f"damaged: {damage}", f"{repair_advice(path)}; no run can be resumed before")
 
 
 def _rows(connection: sqlite3.Connection) -> Finding:
@@ -212,6 +214,6 @@ def _wal(path: Path) -> Finding:
         size = 0
     shown = f"{size / 1e6:,.1f} MB"
     if size > _LARGE_WAL:
-        advice = "end what has been reading the store for long; the next write then shrinks it"
+        advice = "end the processes that read the store for long; the next write then shrinks the WAL"
         return Finding("wal", Fitness.WARNING, shown, advice)
     return Finding("wal", Fitness.OK, shown)

@@ -1,4 +1,4 @@
-"""Deleting runs so that nothing of them is left, and what each run holds."""
+"""Delete runs without a trace in the file, and measure the size of each run."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """What `SQLiteStore.purge` did.
-
-    `run_ids` are the runs that were deleted; those that the store does not have are left out. `freed_bytes` is by how
-    much the database file became smaller. `remains` is None when no byte of what was deleted is left in the file or in
-    its WAL; else it says in one line why there may be, and purging again makes up for it, with the same ids or none.
-    """
+    """The effect of `SQLiteStore.purge`."""
 
     run_ids: tuple[str, ...]
+    """The deleted runs, without unknown ids."""
     freed_bytes: int
+    """The reduction of the file's size."""
     remains: str | None = None
+    """None if no byte of the deleted runs is left in the file or in the WAL. Else one line with the reason.
+
+    Another purge, with the same ids or with none, removes the rest.
+    """
 
 
 _IN_THE_WAY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL})
@@ -65,10 +66,10 @@ def _refusal(run_id: str, has_ended: int, status: str, owner_pid: int | None, ow
 
 
 def _wipe(connection: sqlite3.Connection) -> str | None:
-    """Leave only what is still stored, in the file and in its WAL; why that cannot be done, or None.
+    """Remove deleted bytes from the file and from the WAL. Return the reason if the removal has to wait, else None.
 
-    Secure deletion alone is not enough: what was overwritten or moved between pages earlier may have left its bytes in
-    pages that are in use. VACUUM writes every page anew, and the checkpoint ends the WAL.
+    Secure deletion alone is not enough: rows that were overwritten or moved earlier may have left bytes in used pages.
+    VACUUM writes every page anew, and the checkpoint empties the WAL.
     """
     try:
         connection.execute("VACUUM")
@@ -78,7 +79,7 @@ def _wipe(connection: sqlite3.Connection) -> str | None:
             raise
         return f"the runs are deleted, but the file could not be written anew ({error}); purge again later"
     if busy:
-        return "the runs are deleted, but another process is still reading the file as it was; purge again later"
+        return "the runs are deleted, but another process is still reading the old pages; purge again later"
     return None
 
 

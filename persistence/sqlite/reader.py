@@ -1,4 +1,4 @@
-"""Rows into records, as plain functions on the database's thread: whole results, never a cursor."""
+"""Read records, by plain functions on the database's thread that return whole results, never a cursor."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 Row = tuple[Any, ...]
 _RESULT = 2
-"""The part of the view `messages` that is checked as a result."""
+"""The part of the view `messages` that has the checksum of a result."""
 _EVENT_KINDS: Mapping[str, EventKind] = {kind.value: kind for kind in EventKind}
-"""By the words that are stored: calling the class takes several times as long as a look-up."""
+"""By the stored words. A look-up is several times as fast as a call of the class."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -46,8 +46,10 @@ def read(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> T:
-    """Run `function`, once more with a decode_lossy decoder where damage has left bytes that are no UTF-8: the checksum
-    then tells which record it is, and the others can still be read.
+    """Return the result of `function`.
+
+    If the file holds bytes that are no UTF-8, run `function` again with a lossy decoder. The checksum then shows the
+    damaged record, and the other records can still be read.
     """
     try:
         return function(connection, *args, **kwargs)
@@ -62,8 +64,9 @@ def read(
 
 
 def read_head(connection: sqlite3.Connection, run_id: str, *, settings: bool) -> tuple[int, RunHead] | None:
-    """The number and the head of a run, with its `settings` or with none: they hold all inputs, and so may have many
-    megabytes.
+    """Return the number and the head of the run, or None if there is no such run.
+
+    Without `settings` the settings of the head are empty: all inputs are part of the settings, up to many megabytes.
     """
     row = connection.execute(sql.GET_HEAD, (run_id,)).fetchone()
     if row is None:
@@ -118,22 +121,22 @@ def _run(connection: sqlite3.Connection, run_id: str, head: RunHead) -> RunRecor
 
 
 def list_tasks(connection: sqlite3.Connection, run_id: str) -> tuple[TaskRecord, ...]:
-    # Row by row: all rows at once would be as many objects more for the collector of garbage to look through.
-    with _collector_at_rest():
+    # Row by row: a list of all rows would double the number of objects for the garbage collector.
+    with _paused_collector():
         return tuple(_task(run_id, row) for row in connection.execute(sql.LIST_TASKS, (run_id,)))
 
 
 @contextmanager
-def _collector_at_rest() -> Generator[None]:
-    """All that is made in here is kept. Looking through it for garbage while it grew, and then through all else that
-    the process holds, took a quarter of a resume of 10,000 tasks.
+def _paused_collector() -> Generator[None]:
+    """Pause the garbage collector. All objects of the block are kept, and collections took a quarter of the time of a
+    resume of 10,000 tasks.
     """
-    was_at_work = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_at_work:
+        if was_enabled:
             gc.enable()
 
 
@@ -153,7 +156,7 @@ def _task(run_id: str, row: Row) -> TaskRecord:
     damaged = _is_damaged(run_id, task_id, status, text, data, checksum)
     if damaged:
         text = data = None
-    # By position, in the order of the record's fields: keyword arguments cost a third more over 10,000 tasks.
+    # By position: keyword arguments take a third longer over 10,000 tasks.
     return TaskRecord(
         task_id,
         position,
@@ -184,7 +187,7 @@ def _task(run_id: str, row: Row) -> TaskRecord:
 
 def _is_damaged(*stored: Any) -> bool:
     run_id, task_id, status, text, data, checksum = stored
-    # A text whose blob is gone reads as None, which no longer fits the checksum.
+    # A text with a lost blob reads as None, which does not fit the checksum.
     if status != "completed":
         return any(value is not None for value in (text, data, checksum))
     return text is None or checksum != result_checksum(run_id, task_id, text, data)
@@ -224,7 +227,7 @@ def _message(run_id: str, task_id: str, position: int, row: Row) -> MessageRecor
 def list_events(connection: sqlite3.Connection, run_id: str, after: int, limit: int) -> tuple[EventRecord, ...]:
     with transaction(connection):
         found = connection.execute(sql.LAST_SEQ, (run_id,)).fetchone()
-        if found is None or after >= found[1]:  # whoever waits for events asks again and again
+        if found is None or after >= found[1]:  # the usual answer for a listener that polls
             return ()
         ids = ids_of(found[0])
         ids["first"] += max(0, after) + 1

@@ -1,14 +1,14 @@
 -- The tables of plait's database. Times are UTC, ISO 8601 with milliseconds. JSON is text.
--- Statuses are checked with OR: an IN list becomes a table of its own, built and searched for every statement.
+-- Statuses are checked with OR, because SQLite builds and searches a table for an IN list in every statement.
 --
--- Every event is added at the end of narrow tables, with integers for keys, and hardly a row is changed: a start is a
--- row of `starts`, an end a row of `ends`. A person asks by the views.
+-- Changes append rows to narrow tables with integer keys, and rarely update rows: a start is a row of `starts`, an end
+-- a row of `ends`. The views are for queries by people.
 --
--- Ids: a run has a number. A task's id is that number * 2^32 + its position in the run, which counts from 0. A start's
--- id, and a message's, is that number * 2^32 + the number of the change that it came with. So the rows of a run lie
--- together, in the order in which they came. A number is never given twice.
+-- Ids: a run has a number, which is never used twice. The id of a task is number * 2^32 + position in the run (from 0).
+-- The id of a start or of a message is number * 2^32 + sequence number of the change. So the rows of a run lie
+-- together, in the order of the changes.
 
--- Every text of more than 64 KiB, once, however many results and messages say it.
+-- Every text of more than 64 KiB, stored once for all results, messages and settings with the same text.
 CREATE TABLE blobs (
     sha256 BLOB NOT NULL PRIMARY KEY,    -- of the text in UTF-8
     size INTEGER NOT NULL,               -- bytes in UTF-8
@@ -27,8 +27,8 @@ CREATE TABLE runs (
     ended_at TEXT,
     error TEXT,
     last_seq INTEGER NOT NULL,           -- the number of the last change applied to this run
-    epoch INTEGER NOT NULL,              -- how many owners the run has had
-    owner_id TEXT,                       -- the owner, NULL when nobody runs it
+    epoch INTEGER NOT NULL,              -- the number of claims
+    owner_id TEXT,                       -- the owner; NULL without an owner
     owner_host TEXT,
     owner_boot_id TEXT,
     owner_pid INTEGER,
@@ -36,32 +36,32 @@ CREATE TABLE runs (
     owner_claimed_at TEXT,
     lease_expires_at REAL,               -- Unix time in seconds
     claims TEXT NOT NULL,                -- JSON: [number of the claiming change, owner_id] for every epoch
-    policy_state TEXT,                   -- JSON: what the run's policy wants to know next time
-    policy_seq INTEGER NOT NULL DEFAULT 0,  -- the number of the change that says so
+    policy_state TEXT,                   -- JSON: the state of the run's policy, for its next call
+    policy_seq INTEGER NOT NULL DEFAULT 0,  -- the number of the change with the state
     settings_sha256 BLOB REFERENCES blobs (sha256),
-    settings TEXT NOT NULL               -- '' when they are in blobs
+    settings TEXT NOT NULL               -- '' if the settings are in blobs
 ) STRICT;
 
 CREATE INDEX runs_settings_sha256 ON runs (settings_sha256) WHERE settings_sha256 IS NOT NULL;
 
--- One row for each task, as it was given.
+-- One row for each task, with the values of the plan.
 CREATE TABLE given_tasks (
     id INTEGER NOT NULL PRIMARY KEY,
     run INTEGER NOT NULL REFERENCES runs (number),
     task_id TEXT NOT NULL,
-    -- Its status where its last attempt does not say it, as when it was reopened.
+    -- The status, if the status does not follow from the last attempt, as for a reopened task; else NULL.
     set_to TEXT CHECK (set_to = 'pending' OR set_to = 'waiting_input' OR set_to = 'cancelled'),
-    crashes INTEGER NOT NULL DEFAULT 0,  -- how often an owner died while the task ran
-    answers TEXT,                        -- JSON: what persons have answered so far
-    backend TEXT,                        -- the one that the plan names, if it does
-    added_by TEXT,                       -- the task that added it to the run, NULL when it was there from the beginning
-    depends_on TEXT NOT NULL,            -- JSON: the ids of the tasks that it waits for
+    crashes INTEGER NOT NULL DEFAULT 0,  -- the number of owners that died while the task ran
+    answers TEXT,                        -- JSON: the answers of persons
+    backend TEXT,                        -- the backend that the plan names; NULL for the default
+    added_by TEXT,                       -- the task that added the task; NULL if RunCreated or the policy did
+    depends_on TEXT NOT NULL,            -- JSON: the ids of the tasks that have to end first
     spec TEXT NOT NULL,
     prompt TEXT NOT NULL,
     UNIQUE (run, task_id)
 ) STRICT;
 
--- One row for each attempt, from its start on.
+-- One row for each attempt.
 CREATE TABLE starts (
     id INTEGER NOT NULL PRIMARY KEY,
     task INTEGER NOT NULL REFERENCES given_tasks (id),
@@ -73,7 +73,7 @@ CREATE TABLE starts (
     UNIQUE (task, attempt)
 ) STRICT;
 
--- One row for each attempt that has ended, with the id of its start, and its result.
+-- One row for each ended attempt, with the result. The id is the id of the start.
 CREATE TABLE ends (
     id INTEGER NOT NULL PRIMARY KEY REFERENCES starts (id),
     end_id INTEGER NOT NULL,             -- the run's number * 2^32 + the number of the change that ended it
@@ -85,20 +85,20 @@ CREATE TABLE ends (
     output_tokens INTEGER NOT NULL DEFAULT 0,
     cost_usd REAL,
     duration_s REAL,
-    model TEXT,                          -- the one that answered, as the backend names it; NULL where that is not known
+    model TEXT,                          -- the model that answered, as the backend names it; NULL if unknown
     error_kind TEXT,
     error TEXT,
-    question TEXT,                       -- what a person is asked, while the task is waiting_input
-    asked TEXT,                          -- the rest of that question as JSON, where the task itself asks
+    question TEXT,                       -- the text for a person, while the task is waiting_input
+    asked TEXT,                          -- more about the question as JSON, if the task itself asks
     checksum BLOB,                       -- SHA-256 over run, task and result
     prompt_checksum BLOB,                -- SHA-256 over run, task, 'user' and prompt
-    text_checksum BLOB,                  -- the same of 'assistant' and text, where the result has data beside the text
+    text_checksum BLOB,                  -- the same of 'assistant' and text, if the result has data beside the text
     text_sha256 BLOB REFERENCES blobs (sha256),
     data_sha256 BLOB REFERENCES blobs (sha256),
     prompt_sha256 BLOB REFERENCES blobs (sha256),
-    text TEXT,                           -- the result; NULL when it is in blobs
-    data TEXT,                           -- the structured result as JSON; NULL when it is in blobs
-    prompt TEXT                          -- what was asked, where that and text are all that was said
+    text TEXT,                           -- the result; NULL if in blobs
+    data TEXT,                           -- the structured result as JSON; NULL if in blobs
+    prompt TEXT                          -- the prompt, if prompt and text are the whole conversation of the attempt
 ) STRICT;
 
 CREATE INDEX completions ON ends (end_id) WHERE status = 'completed';
@@ -106,18 +106,18 @@ CREATE INDEX ends_text_sha256 ON ends (text_sha256) WHERE text_sha256 IS NOT NUL
 CREATE INDEX ends_data_sha256 ON ends (data_sha256) WHERE data_sha256 IS NOT NULL;
 CREATE INDEX ends_prompt_sha256 ON ends (prompt_sha256) WHERE prompt_sha256 IS NOT NULL;
 
--- Messages that are more than an end's prompt and text.
+-- All messages but the prompt and the text of an end.
 CREATE TABLE other_messages (
     id INTEGER NOT NULL PRIMARY KEY,
     task INTEGER NOT NULL REFERENCES given_tasks (id),
-    attempt INTEGER NOT NULL,            -- 0 for a message of a person who went on with the conversation
+    attempt INTEGER NOT NULL,            -- 0 for a message of a person after the run
     role TEXT NOT NULL,
     at TEXT NOT NULL,
     input_tokens INTEGER NOT NULL,
     output_tokens INTEGER NOT NULL,
     checksum BLOB NOT NULL,              -- SHA-256 over run, task, role and content
     content_sha256 BLOB REFERENCES blobs (sha256),
-    content TEXT                         -- NULL when it is in blobs
+    content TEXT                         -- NULL if in blobs
 ) STRICT;
 
 CREATE INDEX other_messages_task ON other_messages (task);
@@ -127,12 +127,12 @@ CREATE TABLE sessions (
     run_id TEXT NOT NULL REFERENCES runs (run_id),
     task_id TEXT NOT NULL,
     session_id TEXT NOT NULL,
-    attempt INTEGER NOT NULL,            -- the last attempt that used it; 0 when a person went on with it
+    attempt INTEGER NOT NULL,            -- the last attempt that used the session; 0 if a person continued the session
     opened_at TEXT NOT NULL,
     PRIMARY KEY (run_id, task_id, session_id)
 ) STRICT, WITHOUT ROWID;
 
--- Events beside starts and completions, which are in `starts` and `ends` already.
+-- All events but starts and completions, which follow from `starts` and `ends`.
 CREATE TABLE other_events (
     run_id TEXT NOT NULL REFERENCES runs (run_id),
     seq INTEGER NOT NULL,
@@ -144,18 +144,18 @@ CREATE TABLE other_events (
     PRIMARY KEY (run_id, seq)
 ) STRICT, WITHOUT ROWID;
 
--- Requests of others to the owner of a run. No part of the run's changes: anybody may add a note.
+-- Requests to the owner of a run. Notes are no changes of the run: any process may add a note.
 CREATE TABLE notes (
     run_id TEXT NOT NULL REFERENCES runs (run_id),
     number INTEGER NOT NULL,             -- counts the run's notes from 1, in the order of their arrival
     at TEXT NOT NULL,
     kind TEXT NOT NULL,
-    task_id TEXT,                        -- of which task, if of one
+    task_id TEXT,                        -- the task concerned; NULL for a request about the run
     body TEXT NOT NULL,                  -- JSON
     PRIMARY KEY (run_id, number)
 ) STRICT, WITHOUT ROWID;
 
--- Every task with its last attempt and its result, for reading.
+-- Every task with the last attempt and the result.
 CREATE VIEW tasks AS
 SELECT r.run_id, t.task_id, t.id & 4294967295 AS position,
     coalesce(t.set_to, CASE
@@ -175,12 +175,12 @@ FROM given_tasks AS t JOIN runs AS r ON r.number = t.run
     LEFT JOIN starts AS s ON s.id = (SELECT id FROM starts WHERE task = t.id ORDER BY attempt DESC LIMIT 1)
     LEFT JOIN ends AS e ON e.id = s.id;
 
--- Every edge, for reading: `task_id` waits for `depends_on`.
+-- Every edge: `task_id` waits for `depends_on`.
 CREATE VIEW dependencies AS
 SELECT r.run_id, t.task_id, edge.key AS position, edge.value AS depends_on
 FROM given_tasks AS t JOIN runs AS r ON r.number = t.run, json_each(t.depends_on) AS edge;
 
--- Every attempt of every task, for reading.
+-- Every attempt of every task.
 CREATE VIEW attempts AS
 SELECT r.run_id, t.task_id, s.attempt, coalesce(e.status, 'running') AS status, s.backend, e.model, s.session_id,
     s.started_at, e.ended_at, e.error_kind, e.error, coalesce(e.input_tokens, 0) AS input_tokens,
@@ -189,8 +189,9 @@ SELECT r.run_id, t.task_id, s.attempt, coalesce(e.status, 'running') AS status, 
 FROM starts AS s JOIN given_tasks AS t ON t.id = s.task JOIN runs AS r ON r.number = t.run
     LEFT JOIN ends AS e ON e.id = s.id;
 
--- Every message, for reading, in order of seq and part within a task. Part 0 is one of other_messages, 1 an end's
--- prompt, which counts as one change before it, 2 and 3 its text: 2 is checked as the result that it is, 3 like others.
+-- Every message; the order within a task is seq, part. Part 0 is a row of other_messages. Part 1 is the prompt of an
+-- end, with the number before the end's. Parts 2 and 3 are the text of an end: 2 has the checksum of a result, 3 of a
+-- message.
 CREATE VIEW messages AS
 SELECT r.run_id, t.task_id, m.id & 4294967295 AS seq, 0 AS part, m.attempt, m.role, m.at, m.input_tokens,
     m.output_tokens, m.checksum, m.content_sha256, m.content
@@ -206,8 +207,8 @@ SELECT r.run_id, t.task_id, e.end_id & 4294967295, iif(e.text_checksum IS NULL, 
 FROM given_tasks AS t JOIN runs AS r ON r.number = t.run JOIN starts AS s ON s.task = t.id JOIN ends AS e ON e.id = s.id
 WHERE e.prompt_checksum IS NOT NULL AND (e.checksum IS NOT NULL OR e.text IS NOT NULL OR e.text_sha256 IS NOT NULL);
 
--- The history of every run, for reading; seq is the number of the change. A completed attempt need not be the last one:
--- a result that was found damaged is asked for again.
+-- The history of every run; seq is the number of the change. A completed attempt need not be the last attempt, because
+-- a task with a damaged result runs again.
 CREATE VIEW events AS
 SELECT run_id, seq, at, kind, task_id, attempt, NULL AS backend, detail FROM other_events
 UNION ALL

@@ -1,8 +1,7 @@
-"""Every SQL statement that reads or writes, by name. The tables are in `schema_*.sql`, the last one of which says what
-their ids are.
+"""Every SQL statement that reads or writes, by name. `schema.sql` describes the tables and their ids.
 
-A batch's rows go in as few statements as possible. The sqlite3 module gives the interpreter lock away at every step and
-must win it back, which takes up to 5 ms while the event loop is busy: so one step for a thousand rows, not a thousand.
+The rows of a batch are written by as few statements as possible. The sqlite3 module releases the interpreter lock at
+every step, and waits up to 5 ms for the lock while the event loop is busy: one step for a thousand rows is cheaper.
 """
 
 from __future__ import annotations
@@ -11,27 +10,30 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""How many rows one statement may carry; few sizes, so that the prepared ones are used again and again. The largest
-keeps the widest rows below the 32,766 parameters that SQLite takes.
+"""The numbers of rows that a statement may have. Few numbers, because prepared statements are used again. The largest
+number keeps the widest rows below the 32,766 parameters that SQLite allows.
 """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bulk:
-    """A statement over many rows, which come in the place of `{rows}`. Rows whose first value is NULL only fill it up.
+    """A statement over many rows.
 
-    What is mostly missing comes as something that it cannot be, 0 for a text or '' for a number: see rows.py.
+    Rows whose first value is NULL are ignored: they fill the statement up to one of `SIZES`. A value that is usually
+    missing comes as a substitute, 0 for a text or '' for a number (see bulk.py).
 
-    Compared by identity: hashing the texts at every look-up would cost more than the look-up.
+    Compared by identity, because hashing the text at every look-up would cost more than the look-up.
     """
 
     width: int
+    """The number of values in a row."""
     statement: str
+    """The SQL, with `{rows}` in the place of the rows."""
 
 
 @lru_cache(maxsize=256)
 def bulk_sql(bulk: Bulk, rows: int) -> str:
-    """The statement for `rows` rows."""
+    """Return the SQL for `rows` rows."""
     row = f"({', '.join('?' * bulk.width)})"
     return bulk.statement.replace("{rows}", f"(VALUES {', '.join([row] * rows)})")
 
@@ -57,7 +59,7 @@ ADD_COMPLETIONS = Bulk(
         nullif(column14, 0)
     FROM new WHERE column1 IS NOT NULL""",
 )
-"""Without those that have a large part: in these the columns that name it would be NULL, and cost a seventh of them."""
+"""Completions without a large part. Three NULL columns less for the blobs save a seventh of the time."""
 ADD_LARGE_COMPLETIONS = Bulk(
     17,
     """INSERT INTO ends (id, end_id, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model,
@@ -82,13 +84,13 @@ FINISH_ENDS = Bulk(
     text_sha256 = column15, data_sha256 = column16, question = NULL, asked = NULL
     FROM {rows} AS new WHERE id = column1""",
 )
-"""For attempts whose task waited for a person, and is completed or failed without another one."""
+"""For attempts of waiting tasks that are completed or failed without another attempt."""
 DISCARD_RESULTS = Bulk(
     1,
     """UPDATE ends SET text = NULL, data = NULL, checksum = NULL, text_checksum = NULL, text_sha256 = NULL,
     data_sha256 = NULL FROM {rows} AS new WHERE id = column1""",
 )
-"""For results that were found damaged, and the messages that they are."""
+"""For damaged results, and for the messages that are stored with the results."""
 SET_SESSIONS = Bulk(
     3,
     """UPDATE starts SET session_id = coalesce(column2, session_id),
@@ -138,21 +140,21 @@ IN_ORDER = (
     ADD_SESSIONS,
     ADD_EVENTS,
 )
-"""The order in which gathered rows are written: what is there is changed after it was added."""
+"""The order of the statements of a batch: rows are added before rows are changed."""
 
 FIND_TASKS = Bulk(
     2,
     """SELECT tasks.task_id, position, status, attempt, started_seq FROM {rows} AS new
     CROSS JOIN tasks ON run_id = column1 AND tasks.task_id = column2""",
 )
-"""How some tasks stand, for the cache. CROSS JOIN: they are looked up one by one, never all of them."""
+"""For the task cache. CROSS JOIN makes SQLite look the tasks up one by one, instead of reading all tasks."""
 NEXT_TASK = "SELECT ifnull(max(id) + 1, :first) FROM given_tasks WHERE id BETWEEN :first AND :last"
 
 ADD_BLOB = """
 INSERT INTO blobs (sha256, size, content) VALUES (?, ?, ?)
 ON CONFLICT (sha256) DO UPDATE SET content = excluded.content WHERE content IS NOT excluded.content
 """
-"""What is there stays, unless it was damaged."""
+"""Keeps an existing blob, but repairs a damaged blob."""
 
 ADD_RUN = """
 INSERT INTO runs (run_id, name, settings, settings_sha256, created_at, status, last_seq, epoch, claims)
@@ -215,7 +217,7 @@ SELECT * FROM (SELECT e.end_id & 4294967295, e.ended_at, 'task_completed', t.tas
     ORDER BY e.end_id LIMIT :limit)
 ORDER BY 1 LIMIT :limit
 """
-"""What the view `events` shows, but each part ends at the limit by itself: a page costs what is on it."""
+"""The rows of the view `events`. Each part has the limit itself, so the cost of a page depends on the page alone."""
 
 ADD_NOTE = """
 INSERT INTO notes (run_id, number, kind, at, task_id, body)
@@ -238,7 +240,7 @@ DELETE_RUN = (
     "DELETE FROM given_tasks WHERE id BETWEEN :first AND :last",
     "DELETE FROM runs WHERE number = :run",
 )
-"""Those who refer to others first."""
+"""In the order of the references, the referring rows first."""
 DELETE_UNUSED_BLOBS = """
 DELETE FROM blobs WHERE NOT EXISTS (SELECT 1 FROM ends WHERE text_sha256 = blobs.sha256)
     AND NOT EXISTS (SELECT 1 FROM ends WHERE data_sha256 = blobs.sha256)

@@ -1,4 +1,4 @@
-"""The store in one SQLite file."""
+"""SQLiteStore: runs in one SQLite file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _HINTS = {
-    sqlite3.SQLITE_FULL: "free some space; nothing of the batch was kept, and it can be written again",
+    sqlite3.SQLITE_FULL: "free some space; nothing of the batch was stored, and the batch can be written again",
     sqlite3.SQLITE_IOERR: "check the disk; the batch can be written again",
     sqlite3.SQLITE_BUSY: f"another process has been writing for {BUSY_TIMEOUT_S:g} s; try again",
     sqlite3.SQLITE_READONLY: "check the permissions of the file and of its directory",
@@ -44,22 +44,22 @@ _HINTS = {
 
 
 class SQLiteStore:
-    """Keeps runs in the SQLite file at `path`, through crashes and power losses. Fulfils `Store`; asyncio only.
+    """Keeps runs in the SQLite file at `path`, through crashes and power losses. Implements `Store`; asyncio only.
 
-    Use it as an async context manager; outside of it every call raises StoreError. Entering raises StoreUnusable when
-    the file cannot be used, and then has changed nothing. `mode` says what may happen to the file:
+    An async context manager; outside of the block every call raises StoreError. Entering raises StoreUnusable if the
+    file cannot be used, and then has changed nothing. A closed store can be entered again. The modes:
 
-    - `"create"`: open it, or make it (mode 0600, in a directory made with 0700) where there is none.
-    - `"existing"`: open it; a missing file is an error. For going on with a run.
-    - `"read"`: only read, also while another process writes. `write` raises StoreNotOpen.
+    - `"create"`: open the file, or create a missing file (mode 0600, in a directory created with 0700).
+    - `"existing"`: open the file; a missing file is an error. For continuing a run.
+    - `"read"`: only read, even while another process writes. `write` raises StoreNotOpen.
 
-    Several processes may share one file, each with a store of its own. A store can be opened again after it was closed.
+    Several processes may share a file, each with its own store.
 
-    A `write` that raised because of the disk (full, failing, read-only, damaged) is *unknown*: the batch is in the file
-    whole or not at all, and which of the two may only show after the next opening, because SQLite cannot tell whether a
-    commit that failed while it was being flushed has reached the disk. Nothing is ever added to such a transaction: the
-    next call gets a new connection to the very same file, and writing the same batch again settles it. Where no
-    connection is to be had, calls raise StoreError, and each next one tries again. What was acknowledged before stays.
+    A `write` that raised because of the disk (full, failing, read-only, damaged) is *unknown*: the file holds the whole
+    batch or nothing, and the next opening may decide, because SQLite cannot know whether a commit that failed during a
+    flush has reached the disk. No change is ever added to an unknown transaction: the next call gets a new connection
+    to the same file, and writing the same batch again resolves the doubt. If opening a connection fails, calls raise
+    StoreError, and each call tries again. Acknowledged batches stay.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, mode: Mode = "create") -> None:
@@ -76,7 +76,7 @@ class SQLiteStore:
 
     @property
     def files_root(self) -> Path:
-        """See FilesStore: beside the database file, wherever links to it may lie, with `.files` behind its name."""
+        """The folder beside the real database file, named like the file with `.files` added; see FilesStore."""
         real = self.path.resolve()
         return real.parent / f"{real.name}.files"
 
@@ -93,7 +93,7 @@ class SQLiteStore:
         await self.close()
 
     async def close(self) -> None:
-        """Finish what was asked for and close the file. Closing twice is fine."""
+        """Finish all calls and close the file. A second call does nothing."""
         thread, self._thread = self._thread, None
         self._caches = {}
         if thread is not None:
@@ -129,23 +129,24 @@ class SQLiteStore:
         return await self._call(reader.read, reader.list_notes, run_id, after)
 
     async def run_sizes(self) -> dict[str, int]:
-        """How many bytes of text each run holds: prompts, results, messages, settings. A large text counts once for
-        each run that holds it, though it is stored only once. Reads the whole file.
+        """Return the bytes of text by run id: prompts, results, messages, settings. Reads the whole file.
+
+        A large text is stored once, but counts in every run that holds the text.
         """
         return await self._call(purge.run_sizes)
 
     async def session_ids(self) -> set[str]:
-        """The sessions of all tasks, by the ids that their backends know."""
+        """Return the backends' session ids of all tasks in all runs."""
         return await self._call(purge.session_ids)
 
     async def purge(self, run_ids: Collection[str]) -> Purged:
-        """Delete runs with all that is theirs, so that no byte of them is left in the file or in its WAL.
+        """Delete all of the runs, so that no byte of the runs is left in the file or in the WAL.
 
-        All of them or none: raises Conflict, naming them, when runs have not ended (completed, failed or cancelled) or
-        have an owner. Ids that the store does not have are passed over. The file is then written anew, which takes time
-        and free space in proportion to what stays; other writers wait meanwhile. Where another process is in the way of
-        that, the runs are deleted all the same, and `Purged.remains` says what is left to do. Raises StoreError like
-        `write`; cancelled, it is finished all the same.
+        Raises Conflict, and deletes nothing, if a run has not ended (completed, failed or cancelled) or has an owner.
+        Raises StoreError like `write`. Unknown ids are ignored. A cancelled call is still finished.
+
+        After the deletion the file is written anew, which takes time and free space in proportion to the rest; other
+        writers wait meanwhile. If another process prevents the writing, `Purged.remains` has the reason.
         """
         self._check_writable()
         return await self._call(purge.purge, tuple(run_ids))
@@ -158,11 +159,11 @@ class SQLiteStore:
     def _check_writable(self) -> None:
         if self.mode == "read":
             raise StoreNotOpen(f"the store {self.path} was opened for reading only; open it with mode 'existing'")
-        if self._thread is not None:  # one that is not open says so itself
+        if self._thread is not None:  # a store that is not open raises in `_call`
             self._check_identity()
 
     def _connect(self, look_for_damage: bool) -> sqlite3.Connection:
-        """For the thread: the first connection, or another one to the very same file."""
+        """Return the first connection, or a new connection to the same file. Runs on the thread."""
         if self._file is None:
             connection = open_database(self.path, self.mode)
             self._file = self._identity()
@@ -173,7 +174,7 @@ class SQLiteStore:
 
     def _check_identity(self) -> None:
         if self._identity() != self._file:
-            # SQLite would go on writing into the removed file, and every write would succeed.
+            # SQLite would write into the removed file, and every write would succeed.
             raise StoreError(f"the store {self.path} was removed or replaced while in use; put it back, or start again")
 
     def _identity(self) -> tuple[int, int] | None:

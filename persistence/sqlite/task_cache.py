@@ -1,11 +1,9 @@
-"""How the tasks of a run stand, for whoever writes: what a change has to follow from is looked up here, instead of
-being asked of the database each time.
+"""The statuses of a run's tasks, cached for the writer, so that a change is checked without a query.
 
-Theory: only its owner writes to a run, batch after batch, so what one batch leaves is what the next one finds. A cache
-is kept from batch to batch, and is as good as the database for as long as the run's last change is the one that it was
-kept after: every write adds changes, and no two runs ever have the same number. Else it is thrown away. It begins with
-nothing: what a batch names and the cache does not have is looked up, all at once. Tasks that are done are left out
-again, since nothing more is to be expected of them.
+Theory: only the owner writes to a run, batch after batch, so the state after a batch is the state before the next. A
+cache is valid as long as the last change of the run is the last change that the cache has seen: every write adds
+changes, and no two runs ever have the same number. An outdated cache is dropped. A new cache is empty; missing tasks of
+a batch are read by one query. Ended tasks are removed, because changes of ended tasks are rare.
 """
 
 from __future__ import annotations
@@ -25,16 +23,19 @@ if TYPE_CHECKING:
     from plait.persistence.rules import RunHead
 
     CachedTask: TypeAlias = tuple[int, str, int, int]
-    """A task's id, its status, its last attempt, and the id of that one's start."""
+    """The id of the task's row, the status, the number of the last attempt, and the id of that attempt's start."""
 
 
 def ids_of(number: int) -> dict[str, int]:
-    """The first and the last id that there can be of the run of that number, of tasks as of changes."""
+    """Return the lowest and the highest id of rows of the run `number`: of tasks, starts, ends and messages."""
     return {"first": number << 32, "last": number << 32 | 0xFFFFFFFF}
 
 
 class TaskCache:
-    """The tasks of run `number`, as far as they were needed."""
+    """The tasks of one run that were needed so far.
+
+    `tasks` holds the tasks by id, and `base` is the lowest row id of the run `number`.
+    """
 
     def __init__(self, connection: sqlite3.Connection, run_id: str, number: int) -> None:
         self.run_id = run_id
@@ -48,11 +49,11 @@ class TaskCache:
         self._next_task: int | None = None
 
     def is_current(self, connection: sqlite3.Connection, number: int, head: RunHead) -> bool:
-        """Whether nothing was written since it was kept, by another owner or to another run of that id."""
+        """Return whether no other process has written to the run since `mark_written`, and the run is the same."""
         return self._written_up_to == (connection, number, head.last_seq, head.claims)
 
     def mark_written(self, head: RunHead, last_seq: int) -> None:
-        """The batch is written, up to change `last_seq`; `head` is the run's after it."""
+        """Note that the batch is in the transaction: `last_seq` is its last change, and `head` the head after it."""
         self._written_up_to = (self._connection, self.number, last_seq, head.claims)
         self._changes = ()
         for task_id in self._ended_tasks:
@@ -60,11 +61,11 @@ class TaskCache:
         self._ended_tasks.clear()
 
     def begin_batch(self, changes: Sequence[Change]) -> None:
-        """These are to be written."""
+        """Note the changes of the batch, whose tasks `find` reads together."""
         self._changes = changes
 
     def add_tasks(self, tasks: Sequence[NewTask]) -> range:
-        """New tasks, behind those that the run has: their ids."""
+        """Add new tasks behind the tasks of the run. Return the ids of their rows."""
         first = self._next_task
         if first is None:
             (first,) = self._connection.execute(sql.NEXT_TASK, ids_of(self.number)).fetchone()
@@ -76,15 +77,15 @@ class TaskCache:
         return ids
 
     def stored(self, task_ids: Iterable[str]) -> set[str]:
-        """Those of the tasks that the run has."""
+        """Return the ids among `task_ids` that the run has."""
         wanted = set(task_ids)
         self._look_up(wanted)
         return wanted & self.tasks.keys()
 
     def find(self, change: Change, task_id: str) -> CachedTask:
-        """How the task stands. Raises Conflict where the run has none of that id."""
+        """Return the task. Raises Conflict if the run has no such task."""
         if task_id not in self.tasks:
-            # The others that the batch names as well, since they will be asked for, too.
+            # With all other tasks of the batch, which are needed next.
             named = {getattr(one, "task_id", task_id) for one in self._changes}
             self._look_up({task_id, *named})
         if task_id not in self.tasks:
@@ -92,7 +93,7 @@ class TaskCache:
         return self.tasks[task_id]
 
     def put_ended(self, task_id: str, cached: CachedTask) -> None:
-        """The task is done: nothing more is expected of it, and what comes all the same will be looked up."""
+        """Put an ended task, which `mark_written` removes."""
         self.tasks[task_id] = cached
         self._ended_tasks.append(task_id)
 

@@ -1,12 +1,12 @@
-"""aiosqlite's thread, used for whole functions. The only place that touches aiosqlite.
+"""The thread of aiosqlite, used for whole functions. The only module that uses aiosqlite.
 
-Why whole functions: a cancelled `await connection.execute(...)` goes on in the thread, and the transaction that it
-belonged to stays open until somebody else's commit publishes it. A function that runs from BEGIN to COMMIT on the
-thread cannot be cut in two: whoever waits for it may be cancelled, and the next function finds no transaction open.
-aiosqlite has no public call for that, hence `_execute` here and nowhere else.
+Theory: a cancelled `await connection.execute(...)` continues in the thread, and its transaction stays open until the
+commit of another task publishes the transaction. A function that runs from BEGIN to COMMIT on the thread cannot be cut:
+the waiting task may be cancelled, and the next function finds no open transaction. aiosqlite has no public call for
+whole functions, hence `_execute`, here and nowhere else.
 
-What is queued runs on whichever connection is there when its turn comes, so a connection is replaced between two
-functions without any of those who wait noticing.
+A queued function uses the connection that is current at its turn. A connection can therefore be replaced between two
+functions, invisible to the waiting tasks.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _LEAVE_DOUBT: Final = frozenset(
         sqlite3.SQLITE_MISUSE,
     }
 )
-"""Errors after which nothing may be taken for granted of the connection that met them."""
+"""Errors that leave the state of the connection in doubt."""
 _DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
 class _Database:
-    """A connection, and another one in its place before the next function where it came into doubt."""
+    """A connection, replaced before the next function if its state is in doubt."""
 
     def __init__(self, connect: Callable[[bool], sqlite3.Connection]) -> None:
         self._connect = connect
@@ -66,23 +66,21 @@ class _Database:
             raise
 
     def _replace(self) -> None:
-        """The old connection is closed only when there is a new one: without, it can at least still be closed later."""
+        """Open a new connection, then close the old. If opening fails, the old connection stays, to be closed later."""
         fresh = self._connect(self._look_for_damage)
         self.close()
         self._connection, self._in_doubt = fresh, False
 
     def close(self) -> None:
-        with suppress(
-            sqlite3.Error
-        ):  # what was written is safe; a checkpoint that failed is made up by the next opening
+        with suppress(sqlite3.Error):  # all commits are safe, and the next opening repeats a failed checkpoint
             self._connection.close()
 
 
 class DatabaseThread:
-    """One connection on one thread of its own; functions run there one after the other, in the order of the calls.
+    """One connection on its own thread. Functions run one after the other, in the order of the calls.
 
-    After an error that leaves the connection in doubt, the next function gets a new one; when there is none to be had,
-    that function is not run, and the one after it tries again.
+    After an error that leaves the connection in doubt, the next function gets a new connection. If opening fails, the
+    error is raised instead of running the function, and the function after tries again.
     """
 
     def __init__(self, connection: aiosqlite.Connection, thread: Thread, database: _Database) -> None:
@@ -92,8 +90,9 @@ class DatabaseThread:
 
     @classmethod
     async def start(cls, connect: Callable[[bool], sqlite3.Connection]) -> DatabaseThread:
-        """Start the thread and run `connect` on it; what it raises is raised here, and the thread ends. Its argument
-        says whether damage is to be looked for. RuntimeError on another event loop than asyncio's.
+        """Start the thread and call `connect(look_for_damage)` on the thread.
+
+        An error of `connect` ends the thread and is raised. Raises RuntimeError on another event loop than asyncio's.
         """
         try:
             asyncio.get_running_loop()
@@ -105,11 +104,11 @@ class DatabaseThread:
 
         def connector() -> sqlite3.Connection:
             opened.append(_Database(connect))
-            return cast("sqlite3.Connection", opened[0])  # nothing but `close` is ever called by aiosqlite
+            return cast("sqlite3.Connection", opened[0])  # aiosqlite calls nothing but `close`
 
         connection = aiosqlite.Connection(connector, iter_chunk_size=1)
-        # A daemon, so that a program which forgets to close the store still ends; a transaction cut off by the end of
-        # the process is undone like one cut off by a crash. Before 0.22 the connection was the thread itself.
+        # A daemon, so that a program ends without closing the store. SQLite then undoes an open transaction, as after a
+        # crash. Before aiosqlite 0.22 the connection was the thread.
         thread = cast("Thread", getattr(connection, "_thread", connection))
         thread.daemon = True
         try:
@@ -124,14 +123,15 @@ class DatabaseThread:
     async def run(
         self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `function(connection, ...)` on the thread. When the caller is cancelled, the function still runs to its
-        end and its outcome is lost.
+        """Return the result of `function(connection, ...)`, run on the thread.
+
+        If the caller is cancelled, the function still runs to the end, and the result is lost.
         """
         execute = cast("Callable[..., Awaitable[T]]", self._connection._execute)  # pyright: ignore
         return await execute(self._database.run, function, *args, **kwargs)
 
     async def stop(self) -> None:
-        """Let the waiting functions finish, then close the connection and end the thread."""
+        """Wait for the queued functions, then close the connection and end the thread. Shielded from cancellation."""
         with anyio.CancelScope(shield=True):
             try:
                 await self._connection.close()
@@ -141,6 +141,6 @@ class DatabaseThread:
 
 
 async def _join(thread: Thread) -> None:
-    """Wait for a thread that was told to end: its last words go to the event loop, which must still be there."""
+    """Wait for the end of the thread, which calls the event loop last, so the loop must not be closed before."""
     with anyio.CancelScope(shield=True):
         await anyio.to_thread.run_sync(thread.join)

@@ -1,4 +1,4 @@
-"""A transaction that never stays open."""
+"""A transaction that always ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def decode_lossy(raw: bytes) -> str:
-    """A text factory for damaged text."""
+    """Decode text that may be damaged. A text factory of sqlite3."""
     return raw.decode(errors="replace")
 
 
@@ -19,9 +19,9 @@ def decode_lossy(raw: bytes) -> str:
 def transaction(
     connection: sqlite3.Connection, begin: Literal["BEGIN", "BEGIN IMMEDIATE"] = "BEGIN"
 ) -> Generator[None]:
-    """Commit at the end, roll back at any error.
+    """Commit at the end, and roll back at any error.
 
-    On a full disk or an I/O error SQLite has rolled back by itself: what is asked is the connection, never assumed.
+    SQLite rolls back by itself on a full disk and on an I/O error, so the state of the connection decides.
     """
     connection.execute(begin)
     try:

@@ -1,9 +1,10 @@
-"""One batch, one transaction, as one plain function on the database's thread.
+"""Write one batch in one transaction, as one plain function on the database's thread.
 
-Theory: the run's cache knows how its tasks stand. A change that does not follow from that is refused; any other one is
-noted there and turned into rows, which are gathered by statement, and each statement then runs over all of its rows at
-once. What the cache allows the tables allow, too, since nobody else writes to a run between two batches of its owner
-without the run's head showing it. If anything goes wrong, the transaction is rolled back, and the cache thrown away.
+Theory: the task cache of the run holds the status of each task. A change that is not allowed from the status is
+refused; any other change updates the cache and becomes rows. The rows are gathered by statement, and each statement
+runs once over all of its rows. The tables always allow a change that the cache allows, because a write by another
+process between two batches of the owner shows in the head of the run. On any error the transaction is rolled back and
+the cache is dropped.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
     from plait.persistence.rules import RunHead
 
 TaskCaches = dict[str, TaskCache]
-"""The caches of the runs that somebody is writing to, by run."""
+"""The task caches of the runs that are being written, by run id."""
 
 
 def write_batch(connection: sqlite3.Connection, batch: Batch, caches: TaskCaches) -> None:
-    """Apply what is not applied yet, all or nothing. Raises Fenced, Conflict, or what sqlite3 raises."""
+    """Apply the changes that are not applied yet, all or nothing. Raises Fenced, Conflict, or an error of sqlite3."""
     cache = caches.pop(batch.run_id, None)
     try:
         with transaction(connection, "BEGIN IMMEDIATE"):
@@ -41,7 +42,7 @@ def write_batch(connection: sqlite3.Connection, batch: Batch, caches: TaskCaches
             cache = _apply(connection, batch, cache)
             reached("txn.before_commit")
         reached("txn.after_commit")
-    except UnicodeDecodeError:  # SQLite quotes a damaged page: not the batch's fault
+    except UnicodeDecodeError:  # a message of SQLite quotes a damaged page: the batch is not the cause
         raise
     except (UnicodeEncodeError, OverflowError, ValueError, sqlite3.DataError, sqlite3.IntegrityError) as error:
         raise Conflict(f"run {batch.run_id!r}: a value of the batch cannot be stored: {error}") from error
@@ -50,7 +51,7 @@ def write_batch(connection: sqlite3.Connection, batch: Batch, caches: TaskCaches
 
 
 def send_note(connection: sqlite3.Connection, run_id: str, note: Note) -> None:
-    """Add `note` to the run's inbox. Raises Conflict, or what sqlite3 raises."""
+    """Add the note to the run's inbox. Raises Conflict, or an error of sqlite3."""
     row = (note.kind, note.at, note.task_id, note.body, run_id)
     try:
         with transaction(connection, "BEGIN IMMEDIATE"):
@@ -60,7 +61,7 @@ def send_note(connection: sqlite3.Connection, run_id: str, note: Note) -> None:
     except (UnicodeEncodeError, sqlite3.DataError, sqlite3.IntegrityError) as error:
         raise Conflict(f"run {run_id!r}: the note cannot be stored: {error}") from error
     if not added:
-        raise Conflict(f"run {run_id!r} is not in the store, so nobody can be sent a note about it")
+        raise Conflict(f"run {run_id!r} is not in the store, so no note can be sent to its owner")
 
 
 def _apply(connection: sqlite3.Connection, batch: Batch, cache: TaskCache | None) -> TaskCache | None:
