@@ -65,7 +65,7 @@ class Server:
 
     def stop(self) -> None:
         """Take no more requests, end the event streams, finish what is being answered. May be called at any time."""
-        self._served.leaving.set()
+        self._served.stopping.set()
         self._uvicorn.should_exit = True
 
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -69,10 +69,15 @@ DOCUMENTED_BESIDE_OTHERS: dict[int | str, dict[str, Any]] = {
 _Handler: TypeAlias = Callable[[Request, Exception], Awaitable[JSONResponse]]
 
 
+class NothingLeft(Exception):  # noqa: N818 - a normal answer
+    """An ended run has no further event: 204 keeps an `EventSource` from reconnecting."""
+
+
 def add_handlers(app: FastAPI) -> None:
     """Have every error of `app` told in the one shape."""
     app.add_exception_handler(HTTPException, _handle_http)
     app.add_exception_handler(RequestValidationError, _handle_validation)
+    app.add_exception_handler(NothingLeft, _handle_nothing_left)
     app.add_exception_handler(Exception, _handle_bug)
     for error, (code, kind) in _RESPONSES.items():
         app.add_exception_handler(error, _make_handler(code, kind))
@@ -120,3 +125,7 @@ async def _handle_validation(_request: Request, error: Exception) -> JSONRespons
 
 async def _handle_bug(_request: Request, _error: Exception) -> JSONResponse:
     return JSONResponse(problem("internal", "this should not have happened; the server's log says more"), 500)
+
+
+async def _handle_nothing_left(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=204)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
 import anyio
 import anyio.to_thread
-from fastapi import APIRouter, Header, Query, Response
+from anyio.abc import ObjectReceiveStream
+from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from plait.backends.protocol import JsonValue
 from plait.runner.domain.status import RUN_DONE, RunStatus
@@ -18,23 +20,24 @@ from plait.runner.operations.create_run import run_id_of
 from plait.runner.operations.inspect import RunInfo
 from plait.runner.service import RunService
 from plait.runner.web import schemas
-from plait.runner.web.errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS
+from plait.runner.web.errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS, NothingLeft
 from plait.runner.web.json_body import ReadOnce
 from plait.runner.web.posted_plan import posted_plan
-from plait.runner.web.sse import PUBLISHED, EventStream
+from plait.runner.web.sse import ITEM_SCHEMA, open_stream
 
+_Stream: TypeAlias = ObjectReceiveStream[ServerSentEvent]
 _Answers: TypeAlias = dict[int | str, dict[str, Any]]
 _TO_START = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED})
 
 
 @dataclass(frozen=True, slots=True)
 class ServedRuns:
-    """What is served: runs of `service` on `backends`, made with `settings`. `leaving` is set when the end is near."""
+    """What is served: runs of `service` on `backends`, made with `settings`. `stopping` is set when the end is near."""
 
     service: RunService
     backends: Collection[str]
     settings: Mapping[str, JsonValue]
-    leaving: anyio.Event = field(default_factory=anyio.Event)
+    stopping: anyio.Event = field(default_factory=anyio.Event)
 
 
 class Api:
@@ -56,18 +59,24 @@ class Api:
         router.add_api_route("/{run_id}/resume", self.resume, methods=["POST"])
         router.add_api_route("/{run_id}/cancel", self.cancel, methods=["POST"])
         router.add_api_route("/{run_id}/tasks/{task_id}/answer", self.answer, methods=["POST"])
-        stream: _Answers = {
-            200: {"content": {"text/event-stream": {"schema": PUBLISHED}}},
-            204: {"description": "The run has ended, and nothing is left to tell."},
+        streamed: _Answers = {
+            200: {"content": {"text/event-stream": {"itemSchema": ITEM_SCHEMA}}},
+            204: {"description": "The run has ended, and no event is left."},
         }
+
+        async def events(
+            stream: _Stream = Depends(self.open_events),  # noqa: B008 - FastAPI's way
+        ) -> AsyncGenerator[ServerSentEvent]:
+            """The run's events, stored ones and those to come, up to the one that ends it, as server-sent events."""
+            async for event in stream:
+                yield event
+
         router.add_api_route(
             "/{run_id}/events",
-            self.events,
+            events,
             methods=["GET"],
-            status_code=200,
-            response_class=EventStream,
-            response_model=None,
-            responses={**DOCUMENTED_BESIDE_OTHERS, **stream},
+            response_class=EventSourceResponse,
+            responses={**DOCUMENTED_BESIDE_OTHERS, **streamed},
         )
         return router
 
@@ -110,7 +119,7 @@ class Api:
         taken = await self._runs.answer_question(run_id, task_id, given.value, attempt=given.attempt)
         return schemas.AnswerResult(run_id=run_id, status=await self._status(run_id), taken=taken)
 
-    async def events(
+    async def open_events(
         self,
         run_id: str,
         start: Annotated[schemas.EventsQuery, Query()],
@@ -118,15 +127,15 @@ class Api:
             int,
             Header(ge=0, le=schemas.MOST_SEQ, description="As `after`, of who was cut off; the higher counts."),
         ] = 0,
-    ) -> Response:
-        """The run's events, stored ones and those to come, up to the one that ends it, as server-sent events."""
+    ) -> AsyncGenerator[_Stream]:
+        """Open the stream of a run's events. Raises RunNotFound; NothingLeft if no event can follow."""
         after = max(start.after, last_event_id)
-        status = await self._status(run_id)
-        if status in RUN_DONE:
+        if await self._status(run_id) in RUN_DONE:
             async with aclosing(self._runs.events(run_id, after)) as left:
                 if await anext(left, None) is None:
-                    return Response(status_code=204)  # which tells an EventSource not to come back
-        return EventStream(self._runs.events(run_id, after), self._served.leaving)
+                    raise NothingLeft
+        async with open_stream(self._runs.events(run_id, after), self._served.stopping) as stream:
+            yield stream
 
     async def _status(self, run_id: str) -> RunStatus:
         return (await self._runs.get_run(run_id, tasks=False)).status

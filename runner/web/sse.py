@@ -1,28 +1,30 @@
-"""A run's history as server-sent events."""
+"""The history of a run as server-sent events.
+
+FastAPI encodes the events, sends a comment every 15 s while nothing happens, and ends the stream when the client has
+disconnected.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 
 import anyio
-import anyio.lowlevel
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from anyio.abc import ObjectReceiveStream, ObjectSendStream
+from fastapi.sse import ServerSentEvent
 
 from plait.persistence.errors import StoreError
 from plait.runner.errors import RunNotFound
 from plait.runner.operations.inspect import StoredEvent
 from plait.runner.web import schemas
 
-HEARTBEAT_SECONDS = 15.0
-_COME_BACK_MS = 1000
-PUBLISHED = {
-    "type": "object",
+_RECONNECT_MS = 1000
+_BUFFERED = 16  # events
+ITEM_SCHEMA = {
     "properties": {
-        "id": {"type": "string", "description": "The event's number, for `Last-Event-ID`."},
-        "event": {"type": "string", "description": "Its kind."},
+        "id": {"type": "string", "description": "Number of the event, for `Last-Event-ID`."},
+        "event": {"type": "string", "description": "Kind of the event."},
         "data": {
             "type": "string",
             "contentMediaType": "application/json",
@@ -31,65 +33,47 @@ PUBLISHED = {
     },
     "required": ["id", "event", "data"],
 }
-"""Each event of the stream, as it stands in /openapi.json."""
+"""Schema of each event, merged into FastAPI's own in /openapi.json."""
 
 
-class EventStream(Response):
-    """Sends `events` as they come, and a comment every `HEARTBEAT_SECONDS`, by which both sides see that the other is
-    there. Ends after the last event, when the client leaves, and once `leaving` is set, as the server's end is near.
+@asynccontextmanager
+async def open_stream(
+    events: AsyncGenerator[StoredEvent], stopping: anyio.Event
+) -> AsyncGenerator[ObjectReceiveStream[ServerSentEvent]]:
+    """Open a stream of `events`. The stream ends after the last event and once `stopping` is set.
+
+    A task of its own reads the events: a generator that FastAPI consumes must not hold a cancel scope across `yield`,
+    and a scope for each event doubles the cost of an event, from 57 to 110 µs (2,000 tasks in a MemoryStore).
     """
+    sender, receiver = anyio.create_memory_object_stream[ServerSentEvent](_BUFFERED)
+    reading = anyio.CancelScope()
 
-    media_type = "text/event-stream"
+    async def read() -> None:
+        with sender, reading:
+            await _read(events, sender)
 
-    def __init__(self, events: AsyncGenerator[StoredEvent], leaving: anyio.Event) -> None:
-        super().__init__()
-        del self.headers["content-length"]
-        self._events = events
-        self._leaving = leaving
+    async def stop_reading() -> None:
+        await stopping.wait()
+        reading.cancel()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async with anyio.create_task_group() as group:
+    async with receiver, anyio.create_task_group() as group:
+        group.start_soon(read)
+        group.start_soon(stop_reading)
+        yield receiver
+        group.cancel_scope.cancel()
 
-            async def end() -> None:
-                await self._leaving.wait()
-                group.cancel_scope.cancel()
 
-            async def end_with_the_client() -> None:
-                while (await receive())["type"] != "http.disconnect":
-                    pass
-                group.cancel_scope.cancel()
+async def _read(events: AsyncGenerator[StoredEvent], sender: ObjectSendStream[ServerSentEvent]) -> None:
+    """Send a line that says when a client reconnects, then the events.
 
-            group.start_soon(end)
-            group.start_soon(end_with_the_client)
-            group.start_soon(_beat, send)
-            await self._tell(send)
-            group.cancel_scope.cancel()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _tell(self, send: Send) -> None:
-        await _send(send, f"retry: {_COME_BACK_MS}\n\n")
+    The status is sent by then, so a failure of the store is a comment: a client that reconnects receives the rest, or
+    the error.
+    """
+    await sender.send(ServerSentEvent(retry=_RECONNECT_MS))
+    async with aclosing(events):
         try:
-            async with aclosing(self._events) as events:
-                async for event in events:
-                    await _send(send, as_text(event))
+            async for event in events:
+                data = schemas.event_shape(event)
+                await sender.send(ServerSentEvent(id=str(event.seq), event=event.kind, data=data))
         except (StoreError, RunNotFound) as error:
-            # Too late for another status: the client comes back for the rest, and is told then if it goes on.
-            await _send(send, f": {json.dumps(str(error))}\n\n")
-
-
-async def _beat(send: Send) -> None:
-    while True:
-        await anyio.sleep(HEARTBEAT_SECONDS)
-        await _send(send, ":\n\n")
-
-
-async def _send(send: Send, text: str) -> None:
-    await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
-    # The server's `send` need not pause: a long history would hold everybody else up, and go on to who has left.
-    await anyio.lowlevel.checkpoint()
-
-
-def as_text(event: StoredEvent) -> str:
-    """The event as it goes over the wire."""
-    return f"id: {event.seq}\nevent: {event.kind}\ndata: {schemas.event_shape(event).model_dump_json()}\n\n"
+            await sender.send(ServerSentEvent(comment=json.dumps(str(error))))

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import fastapi.routing
 import httpx
 import pytest
 
 from plait.persistence import MemoryStore, Store
 from plait.runner import DAG, ParallelRunner, PlanError, RunService, Task
-from plait.runner.web import sse as stream
 from plait.runner.web.app import make_app
 from plait.runner.web.posted_plan import posted_plan
 from plait.runner.web.routes import ServedRuns
-from plait.runner.web.sse import EventStream
 from tests.support.fakes import Talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 
@@ -166,9 +165,16 @@ async def test_a_bug_tells_nothing_of_itself(monkeypatch: pytest.MonkeyPatch) ->
     assert (answer.status_code, answer.json()["error"]["kind"], "secret" in answer.text) == (500, "internal", False)
 
 
+async def stream(served: ServedRuns, run_id: str, receive: Any, send: Any) -> None:
+    """Request the events of a run, as a server does."""
+    path = f"/api/runs/{run_id}/events"
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
+    await make_app(served)(scope, receive, send)
+
+
 async def test_a_stream_beats_while_nothing_happens_and_ends_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "HEARTBEAT_SECONDS", 0.01)
-    leaving, sent = anyio.Event(), list[bytes]()
+    monkeypatch.setattr(fastapi.routing, "_PING_INTERVAL", 0.01)
+    sent = list[bytes]()
 
     async def receive() -> dict[str, Any]:
         await anyio.sleep_forever()
@@ -176,16 +182,18 @@ async def test_a_stream_beats_while_nothing_happens_and_ends_with_the_server(mon
 
     async def send(message: Any) -> None:
         sent.append(message.get("body", b""))
-        if sent.count(b":\n\n") == 3:
-            leaving.set()
+        if sent.count(b": ping\n\n") == 3:
+            served.stopping.set()
 
     async with RunService(ParallelRunner(Talker(), store=MemoryStore())) as service:
+        served = ServedRuns(service, ["default"], {})
         run_id = await service.create_run(DAG([Task("a", prompt="a")]))
         with anyio.fail_after(10):
-            await EventStream(service.events(run_id), leaving)({"type": "http"}, receive, send)
-    assert sent[1] == b"retry: 1000\n\n"
-    told = sent[2].decode().splitlines()
-    assert (told[:2], json.loads(told[2].removeprefix("data: "))["seq"]) == (["id: 1", "event: run_created"], 1)
+            await stream(served, run_id, receive, send)
+    told = [text for text in sent if text != b": ping\n\n"]
+    assert told[1] == b"retry: 1000\n\n"
+    event = dict(line.split(": ", 1) for line in told[2].decode().splitlines() if line)
+    assert (event["id"], event["event"], json.loads(event["data"])["seq"]) == ("1", "run_created", 1)
     assert sent[-1] == b""
 
 
@@ -199,7 +207,7 @@ async def test_a_stream_ends_with_its_client() -> None:
     async with RunService(ParallelRunner(Talker(), store=MemoryStore())) as service:
         run_id = await service.create_run(DAG([Task("a", prompt="a")]))
         with anyio.fail_after(10):
-            await EventStream(service.events(run_id), anyio.Event())({"type": "http"}, receive, send)
+            await stream(ServedRuns(service, [], {}), run_id, receive, send)
 
 
 async def test_a_long_history_is_told_to_nobody_who_has_left() -> None:
@@ -216,5 +224,30 @@ async def test_a_long_history_is_told_to_nobody_who_has_left() -> None:
     runner = ParallelRunner(Talker(), store=MemoryStore())
     async with RunService(runner) as service:
         run = await runner.run(DAG([Task(f"t{number}", prompt="a") for number in range(200)]))
-        await EventStream(service.events(run.run_id), anyio.Event())({"type": "http"}, receive, send)
+        await stream(ServedRuns(service, [], {}), run.run_id, receive, send)
     assert len(sent) < 20
+
+
+async def test_a_store_that_fails_ends_a_stream_with_a_comment() -> None:
+    sent, asked = list[bytes](), 0
+
+    def fails(method: str, _number: int) -> Fault | None:
+        nonlocal asked
+        asked += method == "list_events"
+        return Fault.BEFORE if asked > 1 else None
+
+    async def receive() -> dict[str, Any]:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    store = FaultyStore(MemoryStore(), fails)
+    async with RunService(ParallelRunner(Talker(), store=store), poll=0.01) as service:
+        run_id = await service.create_run(DAG([Task("a", prompt="a")]))
+        with anyio.fail_after(10):
+            await stream(ServedRuns(service, [], {}), run_id, receive, send)
+    comment = next(text for text in reversed(sent) if text)
+    assert comment.startswith(b': "')
+    assert comment.endswith(b'"\n\n')
