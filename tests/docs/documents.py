@@ -10,13 +10,14 @@ from pathlib import Path
 
 _FENCE = re.compile(r"^( *)(`{3,}|~{3,}) *(.*)$")
 _FILE_NAME = re.compile(r"^(?:#|//|--) (\S+\.(?:py|yaml|toml|json|sql|txt|md))\s*$")
+_PICTURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)\)")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def pages(root: Path) -> list[Path]:
-    """Return README.md and every page of docs/, however deep its folder, without what the site's build has made."""
+    """Return README.md, CONTRIBUTING.md and every page of docs/, without the files that the site's build has made."""
     below = sorted((root / "docs").rglob("*.md"))
-    return [root / "README.md", *(page for page in below if "_build" not in page.parts)]
+    return [root / "README.md", root / "CONTRIBUTING.md", *(page for page in below if "_build" not in page.parts)]
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,9 @@ def _without_blocks(text: str) -> str:
 
 
 def broken_links(root: Path, file: str, text: str) -> list[str]:
-    """Links within the repository whose file or heading is not there."""
+    """Links and pictures within the repository whose file or heading is not there."""
     broken: list[str] = []
-    for target in _LINK.findall(_without_blocks(text)):
+    for target in _LINK.findall(_without_blocks(text)) + _PICTURE.findall(_without_blocks(text)):
         if re.match(r"[a-z]+:", target):
             continue
         path, _, anchor = target.partition("#")

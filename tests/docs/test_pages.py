@@ -26,6 +26,8 @@ import tomllib
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
 from typing import Any
@@ -117,6 +119,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for name in ("examples", "docs"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("_build"))
         shutil.copy(ROOT / "README.md", folder)
+        shutil.copy(ROOT / "CONTRIBUTING.md", folder)
         for block in BLOCKS:
             if block.file == file and block.name:
                 (folder / block.name).parent.mkdir(parents=True, exist_ok=True)
@@ -196,9 +199,18 @@ async def run_commands(block: Block, place: Place) -> None:
             assert {word for word in words[1:] if "=" not in word} <= TARGETS, command.line
         elif "pip" in words and "install" in words:
             assert wrongly_installed(words, EXTRAS) == []
+        elif words[0].startswith(".venv/bin/"):
+            assert not_there(words) == []
         elif not SETUP.match(command.line) and command.line not in RIGHT:
             await run_command(command, block, place)
             RIGHT.update(ANYWHERE.findall(command.line))
+
+
+def not_there(words: list[str]) -> list[str]:
+    """Return the tests and the modules that a contributor's command line names and that the checkout does not have."""
+    paths = [word for word in words if word.startswith("tests/") and not (ROOT / word).exists()]
+    modules = [word for flag, word in pairwise(words) if flag == "-m" and find_spec(word) is None]
+    return paths + modules
 
 
 async def run_command(command: Command, block: Block, place: Place) -> None:
@@ -284,9 +296,20 @@ def test_words_that_users_search_for_are_found(word: str) -> None:
     assert len(found) > 1, found
 
 
+async def test_the_files_of_the_tutorial_are_the_example(tmp_path: Path) -> None:
+    page = [block for block in BLOCKS if block.file == "docs/tutorial.md"]
+    rows = next(block for block in page if "> reviews.csv" in block.text)
+    await anyio.run_process(["sh", "-c", rows.text], cwd=tmp_path)
+    shown = {block.name: block.text for block in page if block.name}
+    shown["reviews.csv"] = (tmp_path / "reviews.csv").read_text(encoding="utf-8")
+    for file in sorted((ROOT / "examples" / "reviews").iterdir()):
+        if file.is_file():
+            assert shown[file.name] == file.read_text(encoding="utf-8")
+
+
 def test_every_page_is_on_the_site() -> None:
     listed = re.findall(r"^[\w/-]+$", "".join(b.text for b in BLOCKS if b.info == "{toctree}"), re.MULTILINE)
-    assert {f"docs/{name}.md" for name in listed} == PAGES.keys() - {"README.md", "docs/index.md"}
+    assert {f"docs/{name}.md" for name in listed} == PAGES.keys() - {"README.md", "CONTRIBUTING.md", "docs/index.md"}
 
 
 def test_the_variables_that_the_page_names_are_those_of_the_code() -> None:
@@ -350,7 +373,16 @@ async def test_a_wrong_block_fails(block: Block, place: Place, tmp_path: Path) -
         await check_block(block, place, tmp_path)
 
 
-@pytest.mark.parametrize("line", ["make dinner", "pip install 'plait[cloud]'", "pip install flask"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "make dinner",
+        ".venv/bin/python -m pytest tests/attic",
+        ".venv/bin/python -m attic",
+        "pip install 'plait[cloud]'",
+        "pip install flask",
+    ],
+)
 async def test_a_wrong_setup_line_fails(line: str) -> None:
     block = Block("README.md", 0, "sh", line + "\n")
     with pytest.raises(AssertionError):
