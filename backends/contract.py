@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 
 import anyio
 
+from plait.backends.extras import install_command
+
 try:
     import pytest
 except ImportError as error:
-    raise ImportError("plait.backends.contract needs pytest: pip install 'plait[test]'") from error
+    raise ImportError(f"plait.backends.contract needs pytest: {install_command('test')}") from error
 
 from plait.backends import NO_USAGE, Backend, BackendError, ErrorKind, ForkingBackend, Message, Opening, Output, Reply
 

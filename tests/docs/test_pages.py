@@ -379,8 +379,9 @@ async def test_a_wrong_block_fails(block: Block, place: Place, tmp_path: Path) -
         "make dinner",
         ".venv/bin/python -m pytest tests/attic",
         ".venv/bin/python -m attic",
-        "pip install 'plait[cloud]'",
+        "pip install '.[cloud]'",
         "pip install flask",
+        "pip install plait",
     ],
 )
 async def test_a_wrong_setup_line_fails(line: str) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import click
 
+from plait.backends.extras import install_command
 from plait.persistence import SQLiteStore
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_file
 from plait.runner.cli.display.follow import stop_on_signal
@@ -120,7 +121,7 @@ async def _serve_until_signal(server: Server) -> None:
 def _require_extra() -> None:
     missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
     if missing:
-        raise CliError(f"plait serve needs the extra `server` ({' and '.join(missing)}): pip install 'plait[server]'")
+        raise CliError(f"plait serve needs the extra `server` ({' and '.join(missing)}): {install_command('server')}")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from plait.backends import (
     Usage,
 )
 from plait.backends.contract import SCHEMA, BackendContract, Subject
+from plait.backends.extras import install_command
 from tests.support.graphs import Work, chain, kept
 
 
@@ -243,5 +245,5 @@ async def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch
     backend = LangGraphBackend(CHAT.compile())
     backend.check()
     monkeypatch.setitem(sys.modules, "langgraph", None)
-    with pytest.raises(BackendUnavailable, match=r"pip install 'plait\[langgraph\]'"):
+    with pytest.raises(BackendUnavailable, match=re.escape(install_command("langgraph"))):
         await say(backend)

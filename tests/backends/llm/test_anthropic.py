@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +17,7 @@ from plait.backends import (
     Output,
     Usage,
 )
+from plait.backends.extras import install_command
 from plait.backends.llm.anthropic import DEFAULT_MODEL
 from tests.support.wire import Messages, Script, events, serve
 
@@ -215,7 +217,7 @@ async def test_anthropic_itself_insists_on_a_key(monkeypatch: pytest.MonkeyPatch
 
 async def test_missing_sdk_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plait.backends.extras.find_spec", lambda name: None)
-    with pytest.raises(BackendUnavailable, match=r"pip install 'plait\[anthropic\]'"):
+    with pytest.raises(BackendUnavailable, match=re.escape(install_command("anthropic"))):
         AnthropicBackend().check()
 
 

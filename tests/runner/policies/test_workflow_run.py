@@ -14,6 +14,7 @@ import anyio.to_thread
 import pytest
 
 from plait.backends import BackendError, ErrorKind, OpenAIBackend, Opening
+from plait.backends.extras import install_command
 from plait.persistence import MemoryStore, SQLiteStore, Store
 from plait.runner import (
     DAG,
@@ -115,7 +116,7 @@ async def test_no_try_is_spent_on_a_backend_whose_extra_is_missing(
     assert (look.id, look.attempts, look.error_kind) == ("look.1", 1, "unavailable")
     assert result.status is RunStatus.FAILED
     assert result.error is not None
-    assert "step 'look' failed: the openai package is not installed; run: pip install 'plait[openai]'" in result.error
+    assert f"step 'look' failed: the openai package is not installed; run: {install_command('openai')}" in result.error
     again = await ParallelRunner(failing(), store=store).resume("r", retry_failed=True)
     assert again.status is RunStatus.COMPLETED
     assert list(again.text.values()) == ["<look.2>", "<say.1>"]

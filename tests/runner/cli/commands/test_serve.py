@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from plait.backends.extras import install_command
 from plait.runner.cli.commands import serve as serving
 from tests.support.agents.logs import wait_for
 from tests.support.processes.command import plait_here
@@ -41,7 +42,7 @@ def test_what_else_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "backends.yaml").write_text(BACKENDS)
     assert "names the backends; leave --backend" in refused(tmp_path, "--backends", "backends.yaml", "--model", "m")
     monkeypatch.setattr(serving, "find_spec", lambda name: None if name == "uvicorn" else find_spec(name))
-    assert "the extra `server` (uvicorn): pip install 'plait[server]'" in refused(tmp_path, "--base-url", "http://h")
+    assert f"the extra `server` (uvicorn): {install_command('server')}" in refused(tmp_path, "--base-url", "http://h")
 
 
 def test_the_other_loopback(tmp_path: Path) -> None:
