@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from plait.backends import BackendError, ErrorKind
 from plait.backends.protocol import Opening, Question, Reply
 from plait.persistence import MemoryStore, Store
-from plait.runner import DAG, Limits, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus
+from plait.runner import DAG, Decision, Limits, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from tests.support.fakes import QuickClock, Talker
-from tests.support.growth import listed, plan, spec, talker
+from tests.support.growth import Scripted, by_end, listed, plan, spec, talker, tasks
 
 PLANNER = Task("plan", prompt="plan", adds_tasks=True)
 DAG_OF = DAG(
@@ -289,3 +289,29 @@ async def test_ids_of_parts_are_taken_also_before_there_are_any(store: Store, ad
     assert says in str([prompt for prompt in backend.prompts if prompt.startswith("These")])
     assert {"each.1", "each.2", "each-3"} <= result.tasks.keys()
     assert (await runner_of(backend, store).resume("r")).status is RunStatus.COMPLETED
+
+
+ONE = DAG([Task("a", "a")])
+
+
+async def test_what_does_two_things_at_once_is_refused() -> None:
+    both = Reply("?", question=Question("which?"), tasks=(spec("more"),))
+    result = await ParallelRunner(talker({"a": both})).run(ONE)
+    assert result["a"].error == "the backend's reply cannot be kept: it asks, and adds tasks, both at once"
+    policy = Scripted(by_end({"a": Decision(add=tasks("more"), end=RunStatus.COMPLETED)}))
+    result = await ParallelRunner(talker()).run(ONE, policy=policy)
+    assert result.status is RunStatus.FAILED
+    assert "it ends the run and adds tasks, both at once" in (result.error or "")
+
+
+async def test_a_planner_that_was_told_of_mistakes_and_then_asks_says_nothing_twice() -> None:
+    backend = talker(
+        {"p": [plan({"id": "p"})], "These": [Reply("which?", question=Question("which?"))], "red": [plan(spec("n"))]}
+    )
+    store = MemoryStore()
+    runner = ParallelRunner(backend, store=store)
+    first = await runner.run(DAG([Task("p", "p", adds_tasks=True)]), "x")
+    assert first.waiting == ("p",)
+    await runner.resume("x", answers={"p": "red"})
+    history = [message.content[:5] for message in backend.openings[2].history]
+    assert history == ["p", '[{"id', "These", "which"]

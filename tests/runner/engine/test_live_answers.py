@@ -5,13 +5,16 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from plait.persistence import MemoryStore, Note, Store
+from plait.backends import ask
+from plait.persistence import Batch, MemoryStore, Note, Store
 from plait.persistence.records import TaskRecord
-from plait.runner import DAG, FailureMode, ParallelRunner, RunStatus, Task, TaskStatus
+from plait.runner import DAG, FailureMode, OpenQuestion, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.runner.domain import events as happened
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from tests.support.fakes import QuickClock
+from tests.support.growth import tasks
 from tests.support.late import HOLDING, LATE, Held, asking
+from tests.support.seeded_loop import VirtualClock, run_seeded
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 
 
@@ -158,3 +161,42 @@ async def test_a_question_asked_while_the_store_is_away_is_caught_up() -> None:
 async def test_a_run_without_a_store_waits_and_says_what_for() -> None:
     result = await ParallelRunner(asking()).run(LATE)
     assert (result.status, result["a"].question, result.text["c"]) == (RunStatus.WAITING_INPUT, "Go?", "beside")
+
+
+class SlowStore(MemoryStore):
+    """Takes `slow` virtual seconds for a write."""
+
+    slow = 0.0
+
+    async def write(self, batch: Batch) -> None:
+        await anyio.sleep(self.slow)
+        await super().write(batch)
+
+
+def test_an_answer_that_comes_while_the_last_end_is_written_down_finds_a_worker() -> None:
+    async def main() -> None:
+        store, clock = SlowStore(), VirtualClock()
+
+        async def answer(prompt: str) -> str:
+            if prompt in {"q", "r"}:
+                return f"got {await ask(f'{prompt}?')}"
+            await clock.sleep(20)
+            store.slow = 8.0
+            return "b"
+
+        async def on_question(question: OpenQuestion) -> None:
+            await clock.sleep(22 if question.task_id == "q" else 24)
+
+        runner = ParallelRunner(answer, store=store, clock=clock, on_question=on_question)
+        async with runner.start(DAG(tasks("q", "r", "b")), "x") as run, anyio.create_task_group() as beside:
+            await clock.sleep(25.5)  # both callbacks had nothing to say, and the end of b is being written
+            other = ParallelRunner(store=store, clock=clock)
+            beside.start_soon(other.answer_question, "x", "q", "yes")
+            beside.start_soon(other.answer_question, "x", "r", "yes")
+            result = await run.result()
+        if result.status is RunStatus.WAITING_INPUT:  # the answers came too late for this process
+            result = await runner.resume("x")
+        assert result.text == {"q": "got yes", "r": "got yes", "b": "b"}
+
+    for seed in range(5):
+        run_seeded(main, seed)

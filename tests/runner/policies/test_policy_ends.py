@@ -1,60 +1,19 @@
-"""What a second pair of eyes found in runs that grow, ask and are led: each test failed before its mend."""
+"""Policies at the edges of a run: a stop at the last end, damaged results, failed policies, tasks that wait."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-import anyio
-
-from plait.backends import BackendError, ErrorKind, Reply, ask
+from plait.backends import BackendError, ErrorKind, Reply
 from plait.backends.protocol import Question
-from plait.persistence import Batch, MemoryStore, TaskRecord
-from plait.runner import DAG, Action, Decision, OpenQuestion, ParallelRunner, Retry, Run, RunStatus, Task, TaskStatus
+from plait.persistence import MemoryStore, TaskRecord
+from plait.runner import DAG, Action, Decision, ParallelRunner, Retry, Run, RunStatus, Task, TaskStatus
 from plait.runner.domain import events
-from tests.support.growth import Scripted, by_end, plan, spec, talker, tasks
+from tests.support.growth import Scripted, by_end, talker, tasks
 from tests.support.seeded_loop import VirtualClock, run_seeded
 
 ONE = DAG([Task("a", "a")])
-
-
-class SlowStore(MemoryStore):
-    """Takes `slow` virtual seconds for a write."""
-
-    slow = 0.0
-
-    async def write(self, batch: Batch) -> None:
-        await anyio.sleep(self.slow)
-        await super().write(batch)
-
-
-def test_an_answer_that_comes_while_the_last_end_is_written_down_finds_a_worker() -> None:
-    async def main() -> None:
-        store, clock = SlowStore(), VirtualClock()
-
-        async def answer(prompt: str) -> str:
-            if prompt in {"q", "r"}:
-                return f"got {await ask(f'{prompt}?')}"
-            await clock.sleep(20)
-            store.slow = 8.0
-            return "b"
-
-        async def on_question(question: OpenQuestion) -> None:
-            await clock.sleep(22 if question.task_id == "q" else 24)
-
-        runner = ParallelRunner(answer, store=store, clock=clock, on_question=on_question)
-        async with runner.start(DAG(tasks("q", "r", "b")), "x") as run, anyio.create_task_group() as beside:
-            await clock.sleep(25.5)  # both callbacks had nothing to say, and the end of b is being written
-            other = ParallelRunner(store=store, clock=clock)
-            beside.start_soon(other.answer_question, "x", "q", "yes")
-            beside.start_soon(other.answer_question, "x", "r", "yes")
-            result = await run.result()
-        if result.status is RunStatus.WAITING_INPUT:  # the answers came too late for this process
-            result = await runner.resume("x")
-        assert result.text == {"q": "got yes", "r": "got yes", "b": "b"}
-
-    for seed in range(5):
-        run_seeded(main, seed)
 
 
 async def test_a_stop_as_the_last_task_ends_leaves_its_end_to_be_asked_about() -> None:
@@ -157,26 +116,3 @@ async def test_cancelling_a_task_with_for_each_cancels_its_parts() -> None:
         "m.2": "cancelled",
         "m.3": "cancelled",
     }
-
-
-async def test_what_does_two_things_at_once_is_refused() -> None:
-    both = Reply("?", question=Question("which?"), tasks=(spec("more"),))
-    result = await ParallelRunner(talker({"a": both})).run(ONE)
-    assert result["a"].error == "the backend's reply cannot be kept: it asks, and adds tasks, both at once"
-    policy = Scripted(by_end({"a": Decision(add=tasks("more"), end=RunStatus.COMPLETED)}))
-    result = await ParallelRunner(talker()).run(ONE, policy=policy)
-    assert result.status is RunStatus.FAILED
-    assert "it ends the run and adds tasks, both at once" in (result.error or "")
-
-
-async def test_a_planner_that_was_told_of_mistakes_and_then_asks_says_nothing_twice() -> None:
-    backend = talker(
-        {"p": [plan({"id": "p"})], "These": [Reply("which?", question=Question("which?"))], "red": [plan(spec("n"))]}
-    )
-    store = MemoryStore()
-    runner = ParallelRunner(backend, store=store)
-    first = await runner.run(DAG([Task("p", "p", adds_tasks=True)]), "x")
-    assert first.waiting == ("p",)
-    await runner.resume("x", answers={"p": "red"})
-    history = [message.content[:5] for message in backend.openings[2].history]
-    assert history == ["p", '[{"id', "These", "which"]
