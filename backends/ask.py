@@ -55,7 +55,7 @@ async def ask(
     """
     answers = _answers.get()
     if answers is None:
-        raise RuntimeError("ask() works only while a runner runs a task; nobody would hear the question here")
+        raise RuntimeError("ask() works only inside a task that a runner runs")
     answer = answers.next(text)
     if answer is None:
         raise Asked(Question(text, schema, cast("JsonValue", default), deadline))

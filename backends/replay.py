@@ -47,7 +47,7 @@ class ReplayConversation:
         turn.append(Message("user", clean_text(prompt)))
         answer = await self._ask([*self._history, *turn])
         if not answer.content.strip():
-            raise BackendError(ErrorKind.INVALID_OUTPUT, "the model answered with nothing", usage=answer.usage)
+            raise BackendError(ErrorKind.INVALID_OUTPUT, "the model's answer is empty", usage=answer.usage)
         turn.append(answer)
         return answer.content
 

@@ -94,10 +94,12 @@ class CliConversation:
             sent += f"\n\nAnswer with nothing but JSON that fits this JSON Schema: {self._schema.text}"
         try:
             if self._opening.forks and not self._exists and not self._program.can_fork:
-                raise BackendError(ErrorKind.SESSION_LOST, f"{self._program.kind} cannot branch one off")
+                raise BackendError(ErrorKind.SESSION_LOST, f"{self._program.kind} cannot fork a session")
             return await self._exchange(turn, prompt, sent)
         except SchemaRefused as refused:
-            self._opening.on_output(Output("notice", f"asked in words for what fits the schema: {refused.message}"))
+            self._opening.on_output(
+                Output("notice", f"the schema was rejected, so the prompt describes it: {refused.message}")
+            )
             self._asked = None
             turn.clear()
             return await self._first(turn, prompt)
@@ -119,7 +121,7 @@ class CliConversation:
             self._session_id = self._program.new_session_id()
         self._exists = False
         self._opening = replace(self._opening, forks=None, resume=False)
-        note = f"session {old} could not be gone on with ({what}): a fresh one was told, as text, what had been said"
+        note = f"session {old} could not be continued ({what}): a fresh session received the history as text"
         self._opening.on_output(Output("notice", note))
         return await self._exchange(turn, prompt, replayed(self._opening.history, sent), note)
 
@@ -203,7 +205,7 @@ class CliConversation:
 
     def _note_skipped(self, child: Child) -> None:
         if child.skipped:
-            self._opening.on_output(Output("notice", f"{child.skipped} lines of its output were too long to be read"))
+            self._opening.on_output(Output("notice", f"output lines skipped as too long: {child.skipped}"))
 
     async def _start(self, held: AsyncExitStack, call: Call, sent: str, cut: list[Unheard]) -> Child:
         keeps: list[int] = []

@@ -66,7 +66,7 @@ def judged(message: str, phrases: Phrases) -> tuple[ErrorKind, str]:
         body = None
     if not isinstance(body, dict):
         return classify(message, phrases), message
-    told = text(body, "error", "message") or text(body, "message") or "the server takes the request for invalid"
+    told = text(body, "error", "message") or text(body, "message") or "the server rejected the request as invalid"
     return classify(told, phrases, 400, [text(body, "error", "code")]), told
 
 

@@ -116,7 +116,7 @@ class _CallWatch:
             pass
         self._lines.flush()
         if self._lines.skipped:
-            self._show(Output("notice", f"{self._lines.skipped} lines of its output are too long to be read"), None)
+            self._show(Output("notice", f"output lines skipped as too long: {self._lines.skipped}"), None)
             self._lines.skipped = 0
 
     def close(self) -> None:

@@ -165,7 +165,7 @@ async def _lock(descriptor: int, session_id: str, patience: float, on_wait: Call
         else:
             return
         who = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-        holder = f"session {session_id} is in use by process {who} or its agent" if who else f"{session_id} is in use"
+        holder = f"session {session_id} is in use" + (f" by process {who} or its agent" if who else "")
         if anyio.current_time() >= until:
             raise SessionInUse(holder)
         if not waits:

@@ -85,5 +85,5 @@ def _input_field(graph: Any) -> str:
             return name
     raise TypeError(
         f"the graph's input has neither `messages` nor `prompt`, but {', '.join(names) or 'no named fields'}; "
-        "say how a prompt becomes its input with to_input"
+        "pass to_input to convert the prompt to the input"
     )

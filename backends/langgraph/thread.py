@@ -28,8 +28,8 @@ _RESUME = "__resume__"
 _WAITING = re.compile(r"(.+)\?(\w+)\+(\d+)", re.DOTALL)
 """Session id with an open question: the thread, the interrupt, and the number of answers taken before."""
 _NO_CHECKPOINTER = (
-    "a graph without a checkpointer cannot wait; compile it with one, such as AsyncSqliteSaver of the package "
-    "langgraph-checkpoint-sqlite"
+    "a graph without a checkpointer cannot wait; compile the graph with a checkpointer, such as "
+    "AsyncSqliteSaver of the package langgraph-checkpoint-sqlite"
 )
 
 
@@ -62,7 +62,7 @@ class Unkept:
         except BackendError:
             raise
         except limit_reached as exc:
-            text = f"the graph did not end; mend its loop or raise its limit (with_config): {one_line(str(exc), 120)}"
+            text = f"the graph did not end; fix its loop or raise its limit (with_config): {one_line(str(exc), 120)}"
             raise BackendError(ErrorKind.INVALID_REQUEST, text) from exc
         except Exception as exc:
             detail = one_line(str(exc))
@@ -149,7 +149,7 @@ class Thread(Unkept):
             state = await self._state()
         continues = continues or self._forks is not None
         if continues and _checkpoint_of(state) is None:
-            text = f"the graph's checkpointer does not know the thread {self._forks or self._thread}"
+            text = f"the graph's checkpointer has no thread {self._forks or self._thread}"
             raise BackendError(ErrorKind.SESSION_LOST, text)
         if continues and state.interrupts:
             waits = f"the graph waits for an answer: {one_line(question_of(state.interrupts[0]).text, 120)}"

@@ -123,7 +123,7 @@ class _Answer:
         if self._reason is not None:
             raise BackendError(ErrorKind.UNEXPECTED, f"the answer ended with stop reason {self._reason!r}")
         if not self._events:
-            text = "the server's answer held no events at all; is base_url that of a messages API?"
+            text = "the server's answer held no events; is base_url the URL of a messages API?"
             raise BackendError(ErrorKind.TRANSIENT, text)
         raise BackendError(ErrorKind.TRANSIENT, f"the answer broke off after {self._events} events, no stop reason")
 

@@ -243,13 +243,13 @@ def check_extra(extra: Mapping[str, JsonValue] | None) -> None:
         taken |= {"output_config.format"}
     if taken:
         raise ValueError(
-            f"extra may not hold {', '.join(sorted(taken))}: plait decides about it; model, system, "
+            f"extra may not hold {', '.join(sorted(taken))}: plait sets these fields; model, system, "
             "temperature and max_tokens are settings beside extra"
         )
     try:
         json.dumps(extra, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as exc:
-        raise ValueError(f"extra has to hold what JSON can hold: {one_line(str(exc), 120)}") from None
+        raise ValueError(f"extra has to be valid JSON: {one_line(str(exc), 120)}") from None
 
 
 def in_words(schema: Mapping[str, object]) -> str:

@@ -207,7 +207,7 @@ class _LocalConversation:
             failure = exc
         if failure.kind in _KINDS_OF_A_DEAD_SERVER and await run_sync(self._child.ends):
             code = self._child.process.returncode
-            text = f"the model server died, exit code {code}; the next one is new"
+            text = f"the model server died, exit code {code}; the next turn starts a new server"
             failure = BackendError(ErrorKind.CRASHED, text, usage=failure.usage)
         raise failure
 

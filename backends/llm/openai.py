@@ -85,9 +85,7 @@ class OpenAIBackend(RemoteBackend):
             return [model.id for model in (await client.models.list()).data or ()]
         except (AttributeError, TypeError, ValueError):  # a web page, or JSON of another shape
             pass
-        text = (
-            f"{self._server.name} does not list its models as this API does; is base_url right? Name one with `model`"
-        )
+        text = f"{self._server.name} does not list its models in the form of this API; check base_url, or name a model"
         raise BackendError(ErrorKind.INVALID_REQUEST, text)
 
     def _first(self, names: Sequence[str]) -> str:
@@ -175,7 +173,7 @@ class _Answer:
 
     def _cut(self) -> str:
         if not self._chunks:
-            return "the server's answer held no events at all; is base_url that of a chat completions API?"
+            return "the server's answer held no events; is base_url the URL of a chat completions API?"
         how = f"with {self._said}" if self._reason else "without a finish reason"
         return f"the answer broke off after {self._chunks} events, {how}"
 

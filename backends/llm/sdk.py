@@ -63,7 +63,9 @@ def read_key(variable: str, *, needed: bool) -> str:
     if key.isascii() and key.isprintable() and key:
         return key
     if key:
-        raise BackendUnavailable(f"the key in {variable} holds characters that no key has; was it copied whole?")
+        raise BackendUnavailable(
+            f"the key in {variable} holds characters not allowed in a key; was the key copied completely?"
+        )
     if needed:
         raise BackendUnavailable(f"no key: set {variable}, or name a server that needs none by base_url (--base-url)")
     return NO_KEY
@@ -96,7 +98,7 @@ def forget_environment(client: Any, omit: object) -> None:
     # No argument keeps the SDK from reading the headers. A version that stores the headers elsewhere must not send them
     # unnoticed.
     if "_custom_headers" not in vars(client):
-        raise RuntimeError("this version of the SDK keeps its headers where plait does not find them")
+        raise RuntimeError("plait cannot find the headers in this version of the SDK")
     client._custom_headers = dict.fromkeys(("OpenAI-Organization", "OpenAI-Project"), omit)
 
 
@@ -136,7 +138,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 def _status_error(exc: Any, status: int, server: Server) -> BackendError:
     words, detail = _read_body(exc.body)
     if 300 <= status < 400:
-        detail = "it redirects; give the address it redirects to as base_url"
+        detail = "the server redirects; set base_url to the target of the redirect"
     kind = kind_of(status, words, detail)
     hint = retry_after(exc.response.headers)
     # Inside a stream the status is still the initial 200.

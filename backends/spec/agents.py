@@ -28,22 +28,22 @@ class AgentSpec(Spec):
     model: str | None = Field(default=None, description="The model's name. Default: the agent's own choice.")
     cwd: str | None = Field(
         default=None,
-        description="The folder that the agent works in, relative to the plan. Default: the plan's own folder.",
+        description="Folder in which the agent works, relative to the plan. Default: the plan's own folder.",
     )
     pass_env: list[str] = Field(
         default_factory=list,
-        description="Names of further environment variables that the agent may have, beside its own keys.",
+        description="Names of further environment variables for the agent, besides its own keys.",
     )
-    turn_timeout: float = Field(default=3600.0, gt=0, description="Seconds for one whole turn.")
-    idle_timeout: float = Field(default=900.0, gt=0, description="Seconds without any output of the agent.")
+    turn_timeout: float = Field(default=3600.0, gt=0, description="Limit of one whole turn, in seconds.")
+    idle_timeout: float = Field(default=900.0, gt=0, description="Limit without any output of the agent, in seconds.")
     on_runner_death: Literal["adopt", "kill"] = Field(
         default="adopt",
-        description="Of a turn whose runner is killed: it works on, and a resume takes it over, or it ends.",
+        description="If the runner is killed during a turn: adopt lets the agent work on, and a resume adopts the "
+        "turn; kill ends the agent.",
     )
     on_lost_session: Literal["replay", "fail"] = Field(
         default="replay",
-        description="What becomes of a conversation whose session the agent does not know any more: a fresh one is "
-        "told what was said, or the task fails.",
+        description="If the agent no longer has the session: a fresh session receives the history, or the task fails.",
     )
 
     def make(self, folder: Path) -> CliBackend:
@@ -81,23 +81,26 @@ class ClaudeCodeSpec(AgentSpec):
     system: str | None = Field(default=None, description="System prompt of every conversation.")
     permission_mode: str | None = Field(
         default=None,
-        description="Claude Code's own word, such as acceptEdits. Default: what would need asking is denied.",
+        description="One of Claude Code's own modes, such as acceptEdits. Default: tool uses that need permission are "
+        "denied.",
     )
     allowed_tools: list[str] = Field(
-        default_factory=list, description='Tools that it may use without asking, such as "Read" or "Bash(git *)".'
+        default_factory=list, description='Tools allowed without asking, such as "Read" or "Bash(git *)".'
     )
-    disallowed_tools: list[str] = Field(default_factory=list, description="Tools that it may not use.")
+    disallowed_tools: list[str] = Field(default_factory=list, description="Tools denied in any case.")
     ask_for: list[str] = Field(
         default_factory=list,
-        description="Tools for whose every use a person is asked, and AskUserQuestion, so that it may ask itself: the "
-        "task waits for the answer.",
+        description="Tools whose every use needs a person's answer, for which the task waits; AskUserQuestion "
+        "lets the agent ask questions of its own.",
     )
-    tools: list[str] | None = Field(default=None, description="The built-in tools that it has; [] for none.")
-    append_system: str | None = Field(default=None, description="Added to its own system prompt.")
-    max_turns: int | None = Field(default=None, ge=1, description="Most model requests of one turn.")
-    max_budget_usd: float | None = Field(default=None, gt=0, description="Most that one turn may cost.")
+    tools: list[str] | None = Field(default=None, description="All built-in tools of the agent; [] for none.")
+    append_system: str | None = Field(default=None, description="Added to the agent's own system prompt.")
+    max_turns: int | None = Field(default=None, ge=1, description="Limit of model requests in one turn.")
+    max_budget_usd: float | None = Field(
+        default=None, gt=0, description="Limit of the cost of one turn, in US dollars."
+    )
     bare: bool = Field(default=False, description="Without hooks, memory, plugins and CLAUDE.md files.")
-    base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for its requests.")
+    base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for the agent's requests.")
 
     def make(self, folder: Path) -> CliBackend:
         from plait.backends.agents.claude.backend import ClaudeCodeBackend  # noqa: PLC0415
@@ -111,13 +114,13 @@ class CodexSpec(AgentSpec):
     kind: Literal["codex"]
     system: str | None = Field(default=None, description="System prompt of every conversation.")
     sandbox: Literal["read-only", "workspace-write", "danger-full-access"] = Field(
-        default="read-only", description="What its tools may do."
+        default="read-only", description="Rights of the agent's commands."
     )
-    append_system: str | None = Field(default=None, description="Added to its own instructions.")
+    append_system: str | None = Field(default=None, description="Added to the agent's own instructions.")
     config: dict[str, str | int | float | bool] = Field(
-        default_factory=dict, description="Further settings, as in its config.toml."
+        default_factory=dict, description="Further settings, as in Codex's config.toml."
     )
-    base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for its requests.")
+    base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for the agent's requests.")
     api_key_env: str | None = Field(
         default=None, description="The environment variable that holds the key for base_url; never the key itself."
     )
@@ -134,9 +137,9 @@ class GeminiSpec(AgentSpec):
     kind: Literal["gemini"]
     system: str | None = Field(default=None, description="System prompt of every conversation.")
     approval_mode: Literal["default", "auto_edit", "yolo", "plan"] | None = Field(
-        default=None, description="Gemini's own word. Default: tools that would need asking are absent."
+        default=None, description="One of Gemini's own modes. Default: tools that need permission are absent."
     )
-    base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for its requests.")
+    base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for the agent's requests.")
 
     def make(self, folder: Path) -> CliBackend:
         from plait.backends.agents.gemini.backend import GeminiBackend  # noqa: PLC0415
@@ -149,16 +152,14 @@ class AcpSpec(AgentSpec):
 
     kind: Literal["acp"]
     command: list[str] = Field(  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
-        min_length=1, description="The words that start the agent, such as [goose, acp]."
+        min_length=1, description="Command to start the agent, such as [goose, acp]."
     )
-    mode: str | None = Field(
-        default=None, description="One of the modes that the agent offers. Default: its own choice."
-    )
+    mode: str | None = Field(default=None, description="One of the agent's modes. Default: the agent's own choice.")
     auth_method: str | None = Field(
-        default=None, description="The id of a way to log in that the agent offers, where it is not logged in yet."
+        default=None, description="Id of one of the agent's login methods, if the agent is not logged in yet."
     )
     permissions: Literal["deny", "allow", "ask"] = Field(
-        default="deny", description="What becomes of what the agent asks permission for; with ask a person decides."
+        default="deny", description="Decision on permission requests; with ask a person decides."
     )
 
     def make(self, folder: Path) -> CliBackend:

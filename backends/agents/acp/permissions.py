@@ -55,7 +55,7 @@ class Wish:
     def question(self) -> Question:
         """The question to a person."""
         names = [option.name for option in self.options]
-        return Question(f"it asks for permission: {self.about} ({', '.join(names)})", {"enum": list(names)})
+        return Question(f"the agent asks for permission: {self.about} ({', '.join(names)})", {"enum": list(names)})
 
 
 def wish_of(params: JsonValue) -> Wish:

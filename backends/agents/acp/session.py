@@ -41,7 +41,9 @@ def able(initialized: JsonValue) -> Able:
     version = at(initialized, "protocolVersion")
     title = shown(text(initialized, "agentInfo", "title") or name or "the agent", 60)
     if version != VERSION:
-        raise failure(ErrorKind.INVALID_REQUEST, f"{title} speaks version {version!r} of ACP, and we version {VERSION}")
+        raise failure(
+            ErrorKind.INVALID_REQUEST, f"{title} speaks version {version!r} of ACP; plait needs version {VERSION}"
+        )
     more = at(initialized, "agentCapabilities", "sessionCapabilities")
     can = (
         {name for name in more if more[name] is not None and more[name] is not False}
@@ -61,16 +63,16 @@ def opening(step: Step, call: Call, cwd: str, who: Able, *, checks: bool) -> Mes
     params: Message = {"cwd": cwd, "mcpServers": []}
     if call.resume:
         if call.session_id is None:
-            raise failure(ErrorKind.SESSION_LOST, "its id is not known")
+            raise failure(ErrorKind.SESSION_LOST, "the session id is unknown")
         if who.agent.spoils_loaded:
             raise failure(ErrorKind.SESSION_LOST, f"{who.title} loses sessions by loading them")
         if not (who.loads or who.resumes):
-            raise failure(ErrorKind.SESSION_LOST, f"{who.title} cannot go on with a session")
+            raise failure(ErrorKind.SESSION_LOST, f"{who.title} cannot continue a session")
         method = "session/load" if who.loads and (checks or not who.resumes) else "session/resume"
         return request(step, method, {"sessionId": call.session_id, **params})
     if call.forks is not None:
         if not who.forks:
-            raise failure(ErrorKind.SESSION_LOST, f"{who.title} cannot branch off from a session")
+            raise failure(ErrorKind.SESSION_LOST, f"{who.title} cannot fork a session")
         return request(step, "session/fork", {"sessionId": call.forks, **params})
     return request(step, "session/new", params)
 

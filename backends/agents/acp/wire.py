@@ -49,7 +49,8 @@ def answer(identity: JsonValue, result: JsonValue) -> Message:
 
 def refusal(identity: JsonValue, method: str) -> Message:
     """Return the answer to a request for an unsupported method."""
-    return {"jsonrpc": "2.0", "id": identity, "error": {"code": NO_SUCH_METHOD, "message": f"no {method[:80]} here"}}
+    error: JsonValue = {"code": NO_SUCH_METHOD, "message": f"{method[:80]} is not supported"}
+    return {"jsonrpc": "2.0", "id": identity, "error": error}
 
 
 def encoded(message: Message) -> bytes:

@@ -42,7 +42,7 @@ def question_of(deferred: JsonValue) -> Question:
     given = json.dumps(at(deferred, "input"), ensure_ascii=False)
     what = shown(f"{text(deferred, 'name')} with {given}", _LONGEST)
     schema: dict[str, JsonValue] = {"anyOf": [{"enum": ["allow", "deny"]}, {"type": "string", "pattern": "^deny: ."}]}
-    return Question(f'it wants to use {what}. Answer "allow", "deny" or "deny: REASON"', schema)
+    return Question(f'Claude Code asks to use {what}. Answer "allow", "deny" or "deny: REASON"', schema)
 
 
 def _own_question(deferred: JsonValue) -> Question:

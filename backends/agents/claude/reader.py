@@ -224,7 +224,7 @@ class ClaudeReader:
     def _failure(self, result: Mapping[str, JsonValue]) -> BackendError:
         errors = at(result, "errors")
         first = errors[0] if isinstance(errors, list) and errors else None
-        message = text(result, "result") or (first if isinstance(first, str) else "") or "it says no reason"
+        message = text(result, "result") or (first if isinstance(first, str) else "") or "no reason given"
         self._check_schema(message)
         kind = kind_of_result(result, message, self._error)
         kept = self._session is not None
@@ -234,7 +234,7 @@ class ClaudeReader:
         """Return the error for a "success" without a model request: the text is no answer, `/clear` prints no text."""
         message = (
             "Claude Code took the prompt for a command of its own and asked no model "
-            f"({shown(said, 200) or 'no words'}); have the prompt begin with something else than a slash"
+            f"({shown(said, 200) or 'no words'}); begin the prompt with another character than a slash"
         )
         return failure(ErrorKind.INVALID_REQUEST, message, usage=self.usage)
 

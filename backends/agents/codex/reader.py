@@ -110,7 +110,7 @@ class CodexReader:
     def end(self, ending: Ending) -> Answered:
         """Return the answer. Raises BackendError unless the turn completed in the requested session."""
         if self._is_another:
-            raise failure(ErrorKind.SESSION_LOST, f"Codex does not know session {self._resumed}, and began another one")
+            raise failure(ErrorKind.SESSION_LOST, f"Codex has no session {self._resumed}, and started another session")
         if self._failed is not None:
             raise self._failure(self._failed)
         if self._completed is None:

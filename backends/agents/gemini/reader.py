@@ -37,7 +37,7 @@ _PHRASES: Phrases = (
 )
 _EXITS = {status % 256: status for status in (400, 401, 403, 404, 408, 413, 429, 500, 502, 503, 504, 529)}
 """HTTP status by exit status, for server errors reported only by the exit status (the HTTP status modulo 256)."""
-_SILENT = "it ended its turn without a word, as it does where prompt and history do not fit into its model's context"
+_SILENT = "the turn ended without an answer, as happens if prompt and history exceed the model's context"
 _NOISE = ("Warning: ", "Ripgrep is not available", "YOLO mode is enabled", "Loaded cached credentials")
 
 
@@ -130,7 +130,7 @@ class GeminiReader:
         return [Output("text", piece)]
 
     def _failure(self, result: Mapping[str, JsonValue], status: int) -> BackendError:
-        message = text(result, "error", "message") or self._error or "it says no reason"
+        message = text(result, "error", "message") or self._error or "no reason given"
         error = _unwrapped(message)
         said = text(error, "message") or message
         kind = classify(said, _PHRASES, count(error, "code") or status)

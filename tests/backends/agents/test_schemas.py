@@ -27,7 +27,8 @@ async def test_words_of_a_schema_that_claude_code_refuses_are_told_in_the_prompt
     assert [message.content for message in reply.messages] == [prompt, '{"pair": [1]}']
     assert len(home.prompts) == 1 and "prefixItems" in home.prompts[0]
     assert [one.text for one in shown if one.kind == "notice"] == [
-        "asked in words for what fits the schema: Claude Code: Error: --json-schema is not a valid JSON Schema: "
+        "the schema was rejected, so the prompt describes it: Claude Code: Error: "
+        "--json-schema is not a valid JSON Schema: "
         'strict mode: unknown keyword: "prefixItems"'
     ]
 

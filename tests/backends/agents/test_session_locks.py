@@ -55,7 +55,7 @@ async def test_a_session_that_somebody_else_keeps_is_told_as_text_elsewhere(
         else:
             reply = await later()
             assert [message.role for message in reply.messages] == ["user", "system", "assistant"]
-            assert f"session {session} could not be gone on with" in reply.messages[1].content
+            assert f"session {session} could not be continued" in reply.messages[1].content
             assert reply.session_id not in {None, session}
             assert "First." in home.prompts[-1]
         keeper.kill()

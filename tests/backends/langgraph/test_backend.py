@@ -82,7 +82,7 @@ class TestWithSaver(BackendContract):
         assert seen == ["r:t"]
 
     async def test_goes_on_from_a_history(self, subject: Subject) -> None:
-        with pytest.raises(BackendError, match="does not know the thread r:gone") as caught:
+        with pytest.raises(BackendError, match="has no thread r:gone") as caught:
             await say(subject.working, opening=Opening(session_id="r:gone", resume=True))
         assert caught.value.kind is ErrorKind.SESSION_LOST
 
@@ -196,7 +196,9 @@ async def test_asking_without_a_checkpointer_is_refused(options: Any) -> None:
     def ask(state: Any) -> Any:
         interrupt("really?")
 
-    with pytest.raises(BackendError, match=r"compile it with one, such as AsyncSqliteSaver") as caught:
+    with pytest.raises(
+        BackendError, match=r"compile the graph with a checkpointer, such as AsyncSqliteSaver"
+    ) as caught:
         await say(LangGraphBackend(chain(ask).compile(**options)))
     assert caught.value.kind is ErrorKind.INVALID_REQUEST
 
@@ -236,7 +238,7 @@ def test_graphs_that_cannot_be_used() -> None:
     with pytest.raises(TypeError, match=r"not StateGraph; call its compile\(\)"):
         LangGraphBackend(CHAT)
     graph = chain(fail, state=Numbers).compile()
-    with pytest.raises(TypeError, match=r"neither `messages` nor `prompt`, but number; .* with to_input"):
+    with pytest.raises(TypeError, match=r"neither `messages` nor `prompt`, but number; pass to_input"):
         LangGraphBackend(graph)
     LangGraphBackend(graph, to_input=lambda prompt: {"number": int(prompt)})
 

@@ -120,7 +120,7 @@ async def test_a_thread_that_cannot_be_forked() -> None:
         return {"messages": [AIMessage(interrupt("Really?"))]}
 
     graph = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile(checkpointer=InMemorySaver())
-    with pytest.raises(BackendError, match="does not know the thread r:a") as caught:
+    with pytest.raises(BackendError, match="has no thread r:a") as caught:
         await turn(graph, "r:b", "two", forks="r:a")
     assert caught.value.kind is ErrorKind.SESSION_LOST
     waiting = await turn(graph, "r:a", "one")

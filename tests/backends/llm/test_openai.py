@@ -93,7 +93,7 @@ async def test_models_that_answer_no_prompts_are_passed_over() -> None:
     [
         (listing(), "lists no model; name one with `model`"),
         (listing(*NO_CHAT), r"lists no model that answers prompts \(text-emb.*; name one with `model`"),
-        (plain(200, b"<html>welcome</html>"), "does not list its models .* Name one with `model`"),
+        (plain(200, b"<html>welcome</html>"), "does not list its models .* or name a model"),
         (plain(200, {"data": [3]}), "does not list its models"),
     ],
 )

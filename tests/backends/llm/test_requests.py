@@ -122,14 +122,14 @@ async def test_extra_fields_go_into_each_request(dialect: Dialect) -> None:
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ({"messages": [], "stream": False, "seed": 3}, "may not hold messages, stream: plait decides"),
+        ({"messages": [], "stream": False, "seed": 3}, "may not hold messages, stream: plait sets"),
         *(({name: 1}, f"may not hold {name}") for name in ("model", "system", "temperature", "max_tokens", "n")),
         *(({name: 1}, f"may not hold {name}") for name in ("stream_options", "response_format", "output_config")),
-        ({"output_config": {"effort": "low", "format": {}}}, "may not hold output_config.format: plait decides"),
+        ({"output_config": {"effort": "low", "format": {}}}, "may not hold output_config.format: plait sets"),
         ({"max_completion_tokens": 1}, "may not hold max_completion_tokens"),
-        ({"seed": float("nan")}, "what JSON can hold"),
-        ({"seed": b"3"}, "what JSON can hold"),
-        ({"stop": "\udc80"}, "what JSON can hold"),
+        ({"seed": float("nan")}, "has to be valid JSON"),
+        ({"seed": b"3"}, "has to be valid JSON"),
+        ({"stop": "\udc80"}, "has to be valid JSON"),
     ],
 )
 def test_extra_fields_that_cannot_be_merged(dialect: Dialect, extra: dict[str, Any], words: str) -> None:

@@ -25,11 +25,11 @@ from tests.support.agents.recorded import NOW
 # What agents answered to a prompt that failed, and what it is.
 FAILURES: list[tuple[ErrorKind, str, list[dict[str, Any]], str]] = [
     (ErrorKind.CONTEXT_OVERFLOW, "max_tokens", [chunk("half an ans"), done("max_tokens")], ""),
-    (ErrorKind.CONTEXT_OVERFLOW, "more often", [done("max_turn_requests")], ""),
+    (ErrorKind.CONTEXT_OVERFLOW, "max_turn_requests", [done("max_turn_requests")], ""),
     (ErrorKind.REFUSED, "declined", [chunk("No."), done("refusal")], ""),
     (ErrorKind.CRASHED, "(cancelled)", [chunk("half"), done("cancelled")], ""),
     (ErrorKind.CRASHED, "(something new)", [done("something new")], ""),
-    (ErrorKind.INVALID_OUTPUT, "nothing", [done()], ""),
+    (ErrorKind.INVALID_OUTPUT, "the answer is empty", [done()], ""),
     (
         ErrorKind.RATE_LIMITED,
         "Request rejected (429)",
@@ -103,7 +103,7 @@ def test_nothing_said_to_a_prompt_with_a_slash_is_told_as_what_it_may_be() -> No
     held = hold(new_talk(prompt=" /home/ada/notes.txt: read it"), [start(), OPEN, done()])
     assert held.error is not None
     assert held.error.kind is ErrorKind.INVALID_REQUEST, "another attempt would come to the same"
-    assert "have it begin with something else than a slash" in held.error.message
+    assert "begin the prompt with another character than a slash" in held.error.message
 
 
 def test_the_same_words_are_an_answer_of_agents_that_do_not_tell_errors_so() -> None:

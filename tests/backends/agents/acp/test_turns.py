@@ -42,7 +42,7 @@ async def test_an_agent_that_cannot_go_on_is_told_what_was_said(home: Home) -> N
     assert reply.session_id not in {None, "s-1"}
     assert "My name is Ada." in home.prompts[0]
     assert [message.role for message in reply.messages] == ["user", "system", "assistant"]
-    assert "cannot go on with a session" in notices[0].text
+    assert "cannot continue a session" in notices[0].text
     error = await fails(home.acp(on_lost_session="fail"), "Who?", session_id="s-1", resume=True, history=history)
     assert error.kind is ErrorKind.SESSION_LOST
 

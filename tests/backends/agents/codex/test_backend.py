@@ -46,7 +46,7 @@ FAILURES: dict[str, tuple[ErrorKind, str, bool]] = {
     "killed_sigkill": (ErrorKind.CRASHED, "ended by SIGKILL before its turn was over", False),
     "no_git_repo": (ErrorKind.INVALID_REQUEST, "Not inside a trusted directory", False),
     # Its exit status is 0, and there is an answer, of somebody who never heard of the conversation.
-    "resume_unknown_name_starts_new": (ErrorKind.SESSION_LOST, "does not know session not-a-uuid", False),
+    "resume_unknown_name_starts_new": (ErrorKind.SESSION_LOST, "has no session not-a-uuid", False),
     "resume_unknown_uuid": (ErrorKind.SESSION_LOST, "no rollout found", False),
     "resume_while_running": (ErrorKind.TRANSIENT, "already has an active writer", False),
 }

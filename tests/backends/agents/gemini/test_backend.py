@@ -174,7 +174,7 @@ SUCCESS = {"type": "result", "status": "success"}
 def test_a_success_without_a_word_is_none(before: list[dict[str, Any]]) -> None:
     seen = _read(*before, SUCCESS)
     assert seen.error is not None and seen.error.kind is ErrorKind.CONTEXT_OVERFLOW
-    assert "do not fit into its model's context" in seen.error.message
+    assert "exceed the model's context" in seen.error.message
 
 
 @pytest.mark.parametrize(

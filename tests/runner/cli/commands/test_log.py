@@ -145,7 +145,7 @@ def test_a_session_that_was_told_anew_is_noted(home: Home) -> None:
     (folder / "rm.py").write_text("import shutil\n\n\nasync def rm(_):\n    shutil.rmtree('sessions')\n    return ''\n")
     assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
     told = untimed(plait_here(folder, "log", "last", "two").out)
-    assert any(line.startswith("system| session ") and "told, as text" in line for line in told)
+    assert any(line.startswith("system| session ") and "history as text" in line for line in told)
 
 
 def event(kind: str, at: str, **more: object) -> str:
@@ -229,5 +229,5 @@ def test_large_files_take_little_memory(home: Home) -> None:
     # Its parent is a small process: until a child has become another program, its parent's memory counts as its own.
     words = [sys.executable, "-c", MEASURED, *PLAIT, "log", "last"]
     done = subprocess.run(words, cwd=folder, env=environment(), capture_output=True, text=True, check=True)
-    assert "> Bash: the end" in done.stdout and "1 lines of its output are too long to be read" in done.stdout
+    assert "> Bash: the end" in done.stdout and "output lines skipped as too long: 1" in done.stdout
     assert int(done.stderr) < 150_000  # KiB; the file has 160 MB

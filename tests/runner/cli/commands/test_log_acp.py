@@ -51,7 +51,7 @@ def test_a_turn_reads_as_a_story(home: Home, permissions: str, answered: str) ->
         "> make test",
         "| I have to ask.",
         "> make clean",
-        "waits: it asks for permission: make clean (Always allow, Allow, Reject)",
+        "waits: the agent asks for permission: make clean (Always allow, Allow, Reject)",
     ]
     assert told[6] == f"notice: {answered}"
     assert told[-2] == "| I found it."
@@ -62,7 +62,7 @@ def test_what_a_person_is_asked_and_what_came_of_it(home: Home) -> None:
     folder = acp_plan(home, PROMPT, "ask")
     assert plait_here(folder, "run", "plan.yaml", "-q").code == 4
     told = told_of(folder)
-    asks = told.index("waits: it asks for permission: make clean (Always allow, Allow, Reject)")
+    asks = told.index("waits: the agent asks for permission: make clean (Always allow, Allow, Reject)")
     assert told[asks + 1] == "notice: not allowed as yet: make clean"
     assert told[-1].startswith("waits for a person")
     assert plait_here(folder, "answer", "last", "fix", "Allow").code == 0
@@ -101,7 +101,7 @@ def test_nothing_that_an_agent_says_acts_on_the_terminal(home: Home) -> None:
     assert_harmless(plait_here(folder, "log", "last", "fix", "--json").out.encode())
     told = told_of(folder)
     assert any(line.startswith("> ") and "\\x1b]0;OWNED" in line for line in told)
-    assert any(line.startswith("waits: it asks for permission: ") and "OWNED" in line for line in told)
+    assert any(line.startswith("waits: the agent asks for permission: ") and "OWNED" in line for line in told)
     assert "| 10:00:00  fix  " in "\n".join(told)
 
 

@@ -178,7 +178,7 @@ def test_only_the_backends_that_tasks_need_are_built(tmp_path: Path) -> None:
         (["run", "plan.yaml", "--backend", "local"], "names its backends itself"),
         (["run", "plan.yaml", "-j", "0"], "-j"),
         (["run", "open.yaml", "--backend", "loca"], "there is no backend 'loca'; did you mean 'local'?\n"),
-        (["run", "open.yaml", "--backend", "tape"], "'tape' is not a backend that can be asked for; what can be had:"),
+        (["run", "open.yaml", "--backend", "tape"], "'tape' is not an available backend; available backends:"),
         (["run", "gone.yaml"], "functions.py has no 'nowhere'"),
         (["frobnicate"], "frobnicate"),
         (["resume", "x"], "there is no store"),
