@@ -1,4 +1,4 @@
-"""Plan files: what is to be run, written down in YAML, JSON or TOML."""
+"""Plan files: descriptions of runs in YAML, JSON or TOML."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tasks that a reply adds to a run, in the shape of a plan file's tasks.
+"""Tasks added to a run by a reply, in the shape of a plan file's tasks.
 
-A model wrote them, so their prompts are plain (`prompts/plain.py`): names and fields, and no template language. The
-check here is the only one: a plain prompt is plain by its text alone, wherever it is stored.
+The tasks are written by a model, so their prompts are plain (`prompts/plain.py`): names and fields without a template
+language. Nothing else checks the prompts: a plain prompt is recognised by its text alone, wherever it is stored.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ _LONGEST_NAME = 64
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The tasks of a reply. Where their shape has `mistakes`, they are only something like what was meant, good enough
-    to look for other mistakes: `lost` are those whose dependencies could not be read, `names` what each calls itself.
-    """
+    """The tasks of a reply."""
 
     tasks: Sequence[Task]
+    """The tasks. With `mistakes`, approximations good enough to find further mistakes."""
     mistakes: Sequence[Problem] = ()
+    """The problems of the tasks' shape."""
     lost: Collection[int] = ()
+    """Positions of the tasks with unreadable dependencies."""
     names: Sequence[str | None] = ()
+    """The id of each task as written in the reply; None if unusable."""
 
     def told(self, problems: Sequence[Problem]) -> list[Problem]:
-        """All `problems` of these tasks, the mistakes first: by the names that the reply has, without what only came of
-        the mistakes.
+        """Return the mistakes followed by the further `problems` of the tasks, with the names used in the reply.
+
+        Problems that only result from the mistakes are left out.
         """
         if not self.mistakes:
             return list(problems)
@@ -51,7 +54,7 @@ class Added:
 
 
 def read_added(specs: Sequence[object]) -> Added:
-    """The tasks that `specs` describe, with everything that is wrong with their shape."""
+    """Return the tasks described by `specs`, with all problems of their shape."""
     whole = cast("JsonValue", {"tasks": list(specs)})
     names = [_name(spec) for spec in specs]
     found: list[Problem] = []
@@ -70,7 +73,7 @@ def read_added(specs: Sequence[object]) -> Added:
 
 
 def tasks_of(specs: Sequence[object]) -> Sequence[Task]:
-    """The tasks that `specs` describe. Raises DAGError with everything that is wrong with their shape."""
+    """Return the tasks described by `specs`. Raises DAGError with all problems of their shape."""
     added = read_added(specs)
     if added.mistakes:
         raise DAGError(added.mistakes)
@@ -90,7 +93,7 @@ def _name(spec: object) -> str | None:
 def _mistake(path: Sequence[str | int], message: str, names: Sequence[str | None]) -> Problem:
     _tasks, place, *field = path
     where = ".".join(map(str, field))
-    # Messages about keys that are missing or unknown name them.
+    # Messages about missing or unknown keys contain the key.
     said = message if not where or repr(field[-1]) in message else f"{where} {message}"
     return _at(int(place), names, said)
 

@@ -1,4 +1,4 @@
-"""What is wrong with a plan file, each mistake with its place."""
+"""Problems of a plan file and their positions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeAlias
 from plait.runner.errors import PlaitError, first_of
 
 Path: TypeAlias = tuple[str | int, ...]
-"""Where in a plan something is: keys and indexes from the top, such as `("tasks", 3, "depends_on", 0)`."""
+"""The position of a value in a plan: keys and indexes from the top, such as `("tasks", 3, "depends_on", 0)`."""
 
 
 _MOST_SHOWN = 2_000
@@ -17,16 +17,18 @@ _MOST_SHOWN = 2_000
 
 @dataclass(frozen=True, slots=True)
 class PlanProblem:
-    """One mistake in a plan. `where` is its path in the file, empty for the whole file.
-
-    `line` and `column` count from 1; None where the format does not tell (TOML) or the mistake is not in the file.
-    """
+    """A problem of a plan."""
 
     message: str
+    """The problem, in words."""
     where: str = ""
+    """The path in the file; empty for the whole file."""
     line: int | None = None
+    """The line, from 1; None if the format has no positions (TOML) or the problem is not in the file."""
     column: int | None = None
+    """The column, from 1; None as for `line`."""
     file: str = "plan"
+    """The name of the file."""
 
     def __str__(self) -> str:
         place = [self.file, *(str(number) for number in (self.line, self.column) if number is not None)]
@@ -34,17 +36,16 @@ class PlanProblem:
 
 
 class PlanError(PlaitError):
-    """A plan cannot be used. `problems` lists every mistake found, in the order of the file; the message shows the
-    first 2,000, a line for each, and says how many more there are.
-    """
+    """Raised if a plan is unusable. The message lists the first 2,000 problems and counts the rest."""
 
     def __init__(self, problems: Iterable[PlanProblem]) -> None:
         ordered = sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))
         self.problems = tuple(dict.fromkeys(ordered))
+        """All problems found, in the order of the file."""
         super().__init__(first_of(self.problems, _MOST_SHOWN))
 
 
 def spell(path: Path) -> str:
-    """`path` as a person writes it: `tasks[3].depends_on[0]`."""
+    """Return `path` in the form `tasks[3].depends_on[0]`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")

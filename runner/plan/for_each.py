@@ -1,10 +1,10 @@
-"""`for_each` over an input: one task in the file becomes one for each element of a list.
+"""`for_each` over an input: a task of the file becomes a family of tasks, one for each element of a list.
 
-`summary` over five documents becomes `summary.1` to `summary.5`, its family. A task with the same `for_each` that
-depends on `summary` pairs up with it, element by element; every other task depends on the whole family. In prompts the
-name `summary` goes on to work: it is the one partner's result, or the list of all results in order.
+`summary` over five documents becomes `summary.1` to `summary.5`, a family. A task with the same `for_each` that depends
+on `summary` is paired with it element by element; any other dependent depends on the whole family. In prompts, the name
+`summary` stands for the result of the partner, or for the list of all results in order.
 
-A `for_each` that names a task is left to the run: it goes over what that task will have returned.
+A `for_each` that names a task is left to the run, which iterates over the future result of the task.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_EDGES = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What one task of the run takes from its place in a family. `first` marks a family's first member."""
+    """The values of a generated task that depend on its place in the family."""
 
     id: str
     depends_on: tuple[str, ...]
@@ -28,13 +28,14 @@ class Member:
     aliases: Mapping[str, str | Sequence[str]]
     item: JsonValue
     first: bool
+    """True for the first member of a family."""
     for_each: str | None = None
 
 
 class Families:
-    """Which tasks of the run each task of the file becomes.
+    """The tasks of the run generated from each task of the file.
 
-    `parts` have unique ids and known dependencies; `items` holds the elements of each input that a `for_each` names.
+    `parts` have unique ids and known dependencies; `items` holds the elements of each input named by a `for_each`.
     """
 
     def __init__(self, parts: Sequence[TaskPart], items: Mapping[str, Sequence[JsonValue]]) -> None:
@@ -44,7 +45,7 @@ class Families:
         self._above = _families_above(self._parts, items)
 
     def size(self) -> tuple[int, int]:
-        """How many tasks and dependencies there will be."""
+        """Return the number of tasks and the number of dependencies to be generated."""
         tasks = sum(len(ids) for ids in self._ids.values())
         edges = sum(
             len(self._ids[part.id]) * (1 if self._pairs(part, name) else len(self._ids[name]))
@@ -54,7 +55,7 @@ class Families:
         return tasks, edges
 
     def members(self, part: TaskPart) -> Iterator[Member]:
-        """The tasks that `part` becomes: one, or one for each element."""
+        """Yield the tasks generated from `part`: one, or one for each element."""
         elements: Sequence[JsonValue] = [None] if self._is_single(part) else self._items[part.for_each or ""]
         for place, element in enumerate(elements):
             yield Member(
@@ -68,7 +69,7 @@ class Families:
             )
 
     def splits(self, part: TaskPart) -> bool:
-        """Whether `continues` names a family of which there is no one partner."""
+        """Return whether `continues` names a family without a single matching partner."""
         if part.continues is None or self._is_single(self._parts[part.continues]):
             return False
         return not self._pairs(part, part.continues)
@@ -92,7 +93,7 @@ class Families:
 
 
 def _families_above(parts: Mapping[str, TaskPart], items: Mapping[str, object]) -> dict[str, set[str]]:
-    """For each task of the file, the families upstream of it. Tasks in a cycle get what is known without it."""
+    """Return, for each task of the file, the families upstream. For tasks in a cycle the sets are incomplete."""
     above: dict[str, set[str]] = {name: set() for name in parts}
     needs = {name: [*part.depends_on, *([part.continues] if part.continues else [])] for name, part in parts.items()}
     waiting = {name: len(needed) for name, needed in needs.items()}

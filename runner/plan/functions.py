@@ -1,7 +1,7 @@
-"""Whether the functions that a plan's backends call are there, without running any code of the user's.
+"""Static lookup of the functions named by a plan's backends, without executing user code.
 
-What is said here is what `plait run` would stumble over: a file or module that is not there or cannot be parsed, a name
-that is nowhere in it. Python can make names in many ways; whenever one of these is in sight, nothing is said.
+Reported are the errors that `plait run` would meet: a missing file or module, a syntax error, a name missing from the
+module. Nothing is reported if the code may create names dynamically.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _MOVES_MODULES = frozenset({"__path__", "modules", "meta_path", "path_hooks"})
 
 
 def missing_functions(backends: Mapping[str, BackendSpec], folder: Path) -> Iterator[tuple[str, str]]:
-    """The name of each backend whose function cannot be there, and why. `folder` is where relative paths start. Reads
-    the files that define the functions; imports nothing.
+    """Yield the name of each backend whose function cannot exist, with the reason.
+
+    `folder` is the base of relative paths. Reads the files that define the functions; imports nothing.
     """
     for name, spec in backends.items():
         if isinstance(spec, FunctionSpec) and (problem := _problem(spec.call, folder)):
@@ -56,7 +57,7 @@ def _problem_in(file: Path, where: str, name: str) -> str | None:
     if names is None or name in names:
         return None
     if file.name == "__init__.py" and name in _modules_in([file.parent]):
-        return None  # a module is an attribute of its package from its first import on
+        return None  # a submodule becomes an attribute of its package at its first import
     return f"{where} has no {name!r}{nearest(name, names)}"
 
 
@@ -67,7 +68,7 @@ def _parsed(file: Path) -> ast.Module:
 
 
 def _module_file(module: str) -> tuple[Path | None, str | None]:
-    """The file that holds `module`, None where that cannot be told; and the problem if there is no such module."""
+    """Return the source file of `module` (None if unknown), and the problem if there is no such module."""
     head, *rest = module.split(".")
     spec = _top_level(head)
     if spec is None:
@@ -88,12 +89,12 @@ def _module_file(module: str) -> tuple[Path | None, str | None]:
 def _top_level(name: str) -> importlib.machinery.ModuleSpec | None:
     try:
         return importlib.util.find_spec(name)
-    except (ImportError, ValueError):  # it is loaded, and does not say from where
+    except (ImportError, ValueError):  # loaded, but without a location
         return importlib.machinery.ModuleSpec(name, None)
 
 
 def _may_move_modules(spec: importlib.machinery.ModuleSpec) -> bool:
-    """Whether the package can hold modules that lie elsewhere than in its folder."""
+    """Return whether the package may contain modules from outside its folder."""
     if spec.loader is None or spec.origin is None:
         return False
     try:
@@ -107,7 +108,7 @@ def _modules_in(folders: Iterable[str | Path]) -> list[str]:
 
 
 def _words(tree: ast.AST) -> Iterator[str]:
-    """Every name that the code mentions."""
+    """Yield every name mentioned in the code."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=word) | ast.Attribute(attr=word) | ast.FunctionDef(name=word) | ast.alias(name=word):
@@ -117,7 +118,7 @@ def _words(tree: ast.AST) -> Iterator[str]:
 
 
 def _names(tree: ast.Module) -> set[str] | None:
-    """The names that the module may define, rather too many than too few; None where they cannot be told."""
+    """Return the names that the module may define, in doubt too many; None if undecidable."""
     if not _MAKES_NAMES.isdisjoint(_words(tree)):
         return None
     names: set[str] = set()
@@ -128,7 +129,7 @@ def _names(tree: ast.Module) -> set[str] | None:
             return None
         names.update(_bound_by(node))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            # Within these only `global` makes a name of the module.
+            # Inside functions and classes, only `global` defines a name of the module.
             waiting.extend(part for part in ast.walk(node) if isinstance(part, ast.Global))
         else:
             waiting.extend(ast.iter_child_nodes(node))

@@ -1,4 +1,4 @@
-"""The values of a plan's inputs: defaults, text files, rows, and what `--set` replaces."""
+"""Values of a plan's inputs: defaults, text files, rows, and replacements by `--set`."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from plait.runner.plan.schema import FilesInput, RequiredInput, RowsInput
 from plait.runner.plan.source import Source, read_value
 
 _SHORT = 60
-"""Characters of a value that is shown as it is to be typed."""
+"""The maximum length of a value quoted in full in a message."""
 TEXT_SUFFIXES = frozenset({".md", ".txt", ".rst"})
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a person gives beside the file: `overrides` by input name, and the plan's folder for its relative paths.
-    `stored` are the values that a run already has.
-    """
+    """Values supplied in addition to the plan file."""
 
     folder: Path
+    """The base of the plan's relative paths."""
     overrides: Mapping[str, str]
+    """Replacement values by input name."""
     stored: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+    """The input values of an existing run."""
 
 
 def input_values(declared: Mapping[str, Any], given: Given, source: Source) -> dict[str, JsonValue]:
-    """The value of each declared input; what is wrong goes to `source.problems`, and that input is None."""
+    """Return the value of each declared input. Problems are added to `source.problems`, and the value is then None."""
     values: dict[str, JsonValue] = {}
     for name, default in declared.items():
         try:
@@ -52,7 +53,7 @@ def input_values(declared: Mapping[str, Any], given: Given, source: Source) -> d
 
 
 def no_input(name: str, declared: Mapping[str, Any]) -> str:
-    """What is said of a value for an input that the plan does not declare."""
+    """Return the message about a value for an undeclared input."""
     there_are = f"; the plan has {', '.join(map(repr, declared))}" if declared else "; the plan has no inputs"
     return f"there is no input {name!r}{nearest(name, declared) or there_are}"
 
@@ -70,7 +71,7 @@ def _where(name: str, given: Given) -> str:
 def _value(name: str, default: Any, given: Given) -> JsonValue:
     override = given.overrides.get(name)
     if isinstance(default, FilesInput):
-        # What stands in the file is relative to the file; what is typed is relative to where it is typed.
+        # Paths in the file are relative to the file; typed paths are relative to the current folder.
         return (
             _read_files(default, given.folder, default.files) if override is None else _typed_files(default, override)
         )
@@ -85,7 +86,7 @@ def _value(name: str, default: Any, given: Given) -> JsonValue:
 
 
 def _required(name: str, text: str) -> JsonValue:
-    """Text as it is, unless it begins like a list or a mapping; text that begins so may stand in quotes."""
+    """Return `text`, or its parsed value if it begins like a list or a mapping. Quotes keep such a text as text."""
     begin = text.lstrip()
     if not begin.startswith(("[", "{", '"[', '"{', "'[", "'{")):
         return text
@@ -106,7 +107,7 @@ def _converted(text: str, default: Any) -> JsonValue:
     if isinstance(default, str) or default is None:
         return text
     value = _parsed(text)
-    # bool comes first: to Python, True is a number.
+    # bool first: in Python, True is an int.
     for kind, example in ((bool, "true or false"), (int | float, "3"), (list, "[a, b]"), (dict, "{a: 1}")):
         if isinstance(default, kind):
             if isinstance(value, kind) and isinstance(value, bool) == isinstance(default, bool):
@@ -164,6 +165,6 @@ def _read_file(path: Path, base: Path, max_chars: int) -> JsonValue:
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         text = file.read(max_chars)
     shown = path.relative_to(base) if path.is_relative_to(base) else path
-    # Names may hold bytes that are no text, and files U+0000; neither can be stored.
+    # Names may contain undecodable bytes, and files may contain U+0000; neither can be stored.
     name, where = (str(part).encode("utf-8", "replace").decode() for part in (path.name, shown.as_posix()))
     return {"name": name, "path": where, "text": text.replace("\0", "\ufffd")}

@@ -1,4 +1,8 @@
-"""From a plan file to a `Plan` with a checked `DAG`. Reports every mistake of the file at once."""
+"""Loading of plan files: from text to a `Plan` with a validated `DAG`. Reports all mistakes of a file at once.
+
+The second half salvages a file with mistakes: `salvage` repairs or removes faulty entries, so that the search for
+further mistakes can continue with the rest.
+"""
 
 from __future__ import annotations
 
@@ -31,51 +35,54 @@ if TYPE_CHECKING:
     from plait.runner.policies.follow_ups import FollowUps
 
 NAME_IT = "; name it under 'backends', or leave 'backend' out"
-"""What to do about a backend that the plan does not have."""
+"""The remedy for a backend missing from the plan."""
 _FORMATS = {".json": "json", ".toml": "toml"}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan that can run.
-
-    `backends` holds the specs by name, empty where the file names none; `plait.backends.spec.build` makes them.
-    `default_backend` is the one for tasks that name none, None where the caller is to choose. `path` is the plan file,
-    or the folder that its relative paths start from when it came as text. `policy` is what `workflows` asks for:
-    `runner.run(plan.dag, policy=plan.policy)`.
-    """
+    """A plan ready to run: `runner.run(plan.dag, policy=plan.policy)`."""
 
     name: str
+    """The name of the runs."""
     dag: DAG
+    """The validated graph."""
     backends: Mapping[str, BackendSpec] = field(default_factory=dict[str, Any])
+    """Specifications of backends by name, for `plait.backends.spec.build`; empty if the file names none."""
     default_backend: str | None = None
+    """The name of the backend for tasks without a backend; None to let the caller choose."""
     concurrency: int | None = None
+    """The number of tasks running at once; None if not given."""
     path: Path = Path()
+    """The plan file, or the base folder of relative paths for a plan from text."""
     policy: FollowUps | None = None
+    """The policy described by `workflows`; None without workflows."""
 
     @property
     def folder(self) -> Path:
-        """Where the plan's relative paths start."""
+        """The base folder of the plan's relative paths."""
         return self.path if self.path.is_dir() else self.path.parent
 
 
 def load_plan(path: str | Path, *, overrides: Mapping[str, str] | None = None) -> Plan:
-    """The plan in the file at `path`: JSON or TOML by its ending, YAML otherwise.
+    """Return the plan in the file at `path`: JSON or TOML by suffix, YAML otherwise.
 
-    `overrides` are values for the plan's inputs as text, as `--set name=value` gives them. Reads the files that the
-    inputs name; calls no backend. Raises PlanError with every mistake found.
+    `overrides` are values for the inputs as text, in the manner of `--set name=value`. Reads the files named by inputs;
+    calls no backend. Raises PlanError with all mistakes found.
     """
     path = Path(path)
     return _load(path, Given(path.parent, overrides or {}))
 
 
 def load_plan_with_functions(path: Path, overrides: Mapping[str, str]) -> Plan:
-    """As `load_plan`; the functions that its backends call are looked up as well, and none of their code is run."""
+    """Load a plan as `load_plan` does, and check that the functions of its backends exist without executing their
+    code.
+    """
     return _load(path, Given(path.parent, overrides), with_functions=True)
 
 
 def load_plan_of_run(path: Path, inputs: Mapping[str, JsonValue]) -> Plan:
-    """The plan in the file as it is now, with the values that a run has for its inputs. Raises PlanError."""
+    """Return the plan in the current file, with the input values of an existing run. Raises PlanError."""
     return _load(path, Given(path.parent, {}, inputs))
 
 
@@ -98,8 +105,9 @@ def parse_plan(
     overrides: Mapping[str, str] | None = None,
     most: int | None = MAX_BYTES,
 ) -> Plan:
-    """The plan in `text`, which is `yaml`, `json` or `toml`; as `load_plan`, with paths relative to `folder`. `most` is
-    how many bytes it may have; None where that was seen to before.
+    """Return the plan in `text`, in the format `yaml`, `json` or `toml`. See `load_plan`.
+
+    `folder` is the base of relative paths. `most` is the maximum size in bytes; None for no limit. Raises PlanError.
     """
     folder = folder or Path()
     return _build(read_source(text, format=format, most=most), Given(folder, overrides or {}), folder)
@@ -125,7 +133,7 @@ def _build(source: Source, given: Given, path: Path, *, with_functions: bool = F
 
 
 def _shape(source: Source) -> tuple[PlanPart | None, set[int]]:
-    """The file as a model; with mistakes in it, something like it that lets the search go on."""
+    """Return the file as a model. With mistakes in the file, return an approximation for further checks."""
     if not isinstance(source.value, dict):
         message = f"a plan is a mapping with the key 'tasks'; this holds {describe(source.value)}"
         source.problems.append(source.problem((), message))
@@ -133,7 +141,7 @@ def _shape(source: Source) -> tuple[PlanPart | None, set[int]]:
     try:
         return PlanPart.model_validate(source.value), set()
     except ValidationError as error:
-        # Where the reader refused something, its absence is no news.
+        # A value refused by the reader is missing; do not report the absence again.
         refused = {problem.where for problem in source.problems}
         source.problems += [problem for problem in explain(error, source) if problem.where not in refused]
         return salvage(source.value, error)
@@ -151,7 +159,7 @@ def _check_backends(part: PlanPart, source: Source) -> None:
 
 
 def _look_up_functions(part: PlanPart, folder: Path, source: Source) -> None:
-    # Where a backend is wrong in itself, another one has been put in its place.
+    # An invalid backend was replaced by a placeholder.
     wrong = {problem.where for problem in source.problems}
     for name, message in missing_functions(part.backends, folder):
         backend = spell(("backends", name))
@@ -174,17 +182,17 @@ def _dag(graph: Graph, name: str, lost: set[int], growth: Limits | None) -> DAG 
         return None
 
 
-_ROUNDS = 3  # a key put right may turn out to hold a wrong value
+_ROUNDS = 3  # a corrected key may turn out to have a wrong value
 
 
 def salvage(value: JsonValue, error: ValidationError) -> tuple[PlanPart | None, set[int]]:
-    """A plan that fits the model, or None, and the indexes of tasks whose dependencies were lost on the way."""
+    """Return a repaired plan, if possible, and the indexes of tasks whose dependencies were lost."""
     whole: Any = copy.deepcopy(value)
     lost: set[int] = set()
     for _ in range(_ROUNDS):
         if not isinstance(whole.get("tasks"), list):
             return None, lost
-        # From the back, so that the indexes of what is still to be mended stay right.
+        # Backwards, to keep the indexes of the remaining findings valid.
         for finding in reversed(error.errors(include_url=False, include_input=False)):
             _mend(whole, real_path(finding["loc"]), finding["type"], lost)
         try:
@@ -225,7 +233,7 @@ def _mend_task(whole: Any, index: int, rest: list[str], kind: str, lost: set[int
 
 
 def _take_out(mapping: dict[str, Any], key: str, model: type[BaseModel] | None) -> None:
-    """Remove `key`; where it is a misspelt one, its value goes to the right key."""
+    """Remove `key`. The value of a misspelt key moves to the correct key."""
     value = mapping.pop(key, None)
     known = model.model_fields if model else {}
     close = difflib.get_close_matches(key, known, n=1)

@@ -1,4 +1,4 @@
-"""pydantic's findings in plain words: what is wrong, with which value, and what to write instead."""
+"""Translation of pydantic errors into plain words: the mistake, the value, and the remedy."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ENTRIES: dict[tuple[object, ...], type[BaseModel]] = {
     ("workflows",): WorkflowPart,
     ("workflows", "steps"): FollowUpPart,
 }
-"""Where which mappings stand, indexes left out."""
+"""Models of mappings by path, without indexes."""
 _BOUNDS = {
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
@@ -59,12 +59,12 @@ _BOUNDS = {
 
 
 def explain(error: ValidationError, source: Source) -> list[PlanProblem]:
-    """Every finding of `error` with its place in `source`."""
+    """Return the problems in `error` with their positions in `source`."""
     return [source.problem(path, words, at_key=at_key) for path, words, at_key in findings(error, source.value)]
 
 
 def findings(error: ValidationError, whole: object) -> Iterator[tuple[Path, str, bool]]:
-    """Every finding of `error` about `whole`: where it is, what is wrong, and whether it is about the key there."""
+    """Yield each finding of `error` about `whole`: path, message, and whether the key itself is the mistake."""
     for finding in error.errors(include_url=False):
         path, kind = real_path(finding["loc"]), finding["type"]
         if kind == "union_tag_invalid":
@@ -73,7 +73,7 @@ def findings(error: ValidationError, whole: object) -> Iterator[tuple[Path, str,
 
 
 def describe(value: object) -> str:
-    """`value` as a person would name it."""
+    """Return a short description of `value` for messages."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -86,12 +86,12 @@ def describe(value: object) -> str:
 
 
 def in_folder(name: str, folder: FilePath) -> str:
-    """Where a person looks for the file or pattern `name`, which is relative to `folder` unless it is absolute."""
+    """Return the location of the file or pattern `name`, relative to `folder` unless absolute, for messages."""
     return repr(name) if FilePath(name).is_absolute() else f"{name!r} in {folder.resolve()}"
 
 
 def real_path(loc: Path) -> Path:
-    """`loc` without the name of the union's member, which pydantic puts after the entry's own."""
+    """Return `loc` without the name of the union member, inserted by pydantic after the key of the entry."""
     return (*loc[:2], *loc[3:]) if len(loc) > 2 and loc[0] in {"inputs", "backends"} else loc
 
 
@@ -154,7 +154,7 @@ def _does_not_fit(path: Path, value: object, whole: object) -> str:
 
 
 def model_at(path: Path, whole: object) -> type[BaseModel] | None:
-    """The model that describes the mapping at `path`."""
+    """Return the model of the mapping at `path`."""
     if model := _ENTRIES.get(tuple(part for part in path if not isinstance(part, int))):
         return model
     match path:

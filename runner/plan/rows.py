@@ -1,7 +1,7 @@
-"""Inputs that are the rows of a file: one JSON value a line, a list in JSON, or a table with a header.
+"""Inputs from the rows of a file: JSON Lines, a JSON list, or a table (CSV, TSV) with a header.
 
-A row that cannot be used is a mistake with its line, and those behind it are looked at all the same. What JSON may hold
-here is what a plan may hold.
+An unusable row is reported with its line, and the following rows are still checked. The restrictions on values are the
+restrictions of plans. The table reader at the end of the file reports column and quoting mistakes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from plait.runner.plan.values import MAX_DEPTH, nests_too_deep, not_json, too_ma
 
 MAX_BYTES = 64 * 1024 * 1024
 MOST_MISTAKES = 20
-"""Mistakes of one file that are told: whoever makes one in a row tends to make it in all."""
+"""The maximum number of mistakes reported per file: a mistake in one row often recurs in all rows."""
 _SPACE = re.compile(r"[ \t\n\r]*")
 _SPECIAL = {
     stat.S_IFIFO: "a pipe",
@@ -37,7 +37,7 @@ _SPECIAL = {
 
 
 class RowsError(ValueError):
-    """Lines of `file` cannot be used."""
+    """Raised if lines of `file` are unusable."""
 
     def __init__(self, file: Path, mistakes: list[Mistake]) -> None:
         super().__init__(f"{file} has lines that cannot be used")
@@ -45,13 +45,14 @@ class RowsError(ValueError):
         self.mistakes = mistakes
 
     def problems(self, where: str) -> list[PlanProblem]:
-        """The mistakes as those of a plan, with their places in the file; `where` is the input."""
+        """Return the mistakes as problems of a plan, with positions in the file; `where` is the path of the input."""
         return [PlanProblem(one.message, where, one.line, one.column, str(self.file)) for one in self.mistakes]
 
 
 def read_rows(folder: Path, name: str, max_rows: int) -> list[JsonValue]:
-    """The rows of file `name`, which is relative to `folder`. Raises RowsError for what is wrong in its lines, and
-    ValueError for what is wrong with the file.
+    """Return the rows of the file `name`, relative to `folder`.
+
+    Raises RowsError for mistakes in lines, ValueError for a mistake of the whole file.
     """
     path = folder / name
     read = _READERS.get(path.suffix.lower())
@@ -93,7 +94,7 @@ def _text(path: Path, folder: Path, name: str) -> str:
     if "\0" in name:
         raise ValueError("a file name cannot hold U+0000")
     try:
-        # A pipe is not opened at all: that waits for somebody who writes to it.
+        # Never open a pipe: the call would wait for a writer.
         if what := _SPECIAL.get(stat.S_IFMT(path.stat().st_mode)):
             raise ValueError(f"{name!r} is {what}, and rows stand in a regular file; write them to one, and name that")
         with path.open("rb") as file:
@@ -112,7 +113,7 @@ def _text(path: Path, folder: Path, name: str) -> str:
 
 
 class _Json:
-    """Reads JSON values, and minds keys that stand in a mapping twice, of which Python would take the last."""
+    """Reader of JSON values that reports duplicate keys, where Python would silently use the last."""
 
     def __init__(self) -> None:
         self._twice: list[str] = []
@@ -125,7 +126,7 @@ class _Json:
         return mapping
 
     def read(self, text: str, at: int, line: int) -> tuple[JsonValue | Mistake, int | None]:
-        """The value in `text` at `at`, which is in `line`, and where it ends; None where that cannot be told."""
+        """Return the value in `text` at index `at` in line `line`, and the end index (None if unknown)."""
         self._twice.clear()
         try:
             value, end = self._decoder.raw_decode(text, at)
@@ -160,7 +161,7 @@ def _lines(text: str) -> Rows:
 
 
 def _list(text: str) -> Rows:
-    if "\r" in text:  # no value of JSON can hold one
+    if "\r" in text:  # no JSON value can contain CR
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     values = _Json()
     at = _after_space(text, 0)
@@ -207,28 +208,30 @@ def _after_space(text: str, at: int) -> int:
 
 
 LINE = re.compile(r"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+")
-"""A line with its end, which is LF, CR or both."""
+"""A line with its end: LF, CR or both."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """What is wrong in a line of the file."""
+    """A mistake in a line of the file."""
 
     message: str
     line: int
+    """The line, from 1."""
     column: int | None = None
+    """The column, from 1; None if unknown."""
 
 
 Rows: TypeAlias = "Iterator[JsonValue | Mistake]"
 
 
 def too_deep(line: int) -> Mistake:
-    """What is said of a row that is nested too deep."""
+    """Return the mistake of a row nested too deep."""
     return Mistake(f"this is nested deeper than {MAX_DEPTH} levels", line)
 
 
 def checked(value: JsonValue, line: int) -> JsonValue | Mistake:
-    """`value`, which stands in `line`, or what it holds that a plan may not hold."""
+    """Return `value`, or the mistake if `value` contains something not allowed in a plan."""
     if nests_too_deep(value):
         return too_deep(line)
     for path, message in unstorable(value):
@@ -237,8 +240,8 @@ def checked(value: JsonValue, line: int) -> JsonValue | Mistake:
 
 
 def table(text: str, delimiter: str) -> Rows:
-    """The rows of `text`, whose fields are separated by `delimiter`, and its mistakes."""
-    # Strict, because a quote that is never closed would else swallow all rows behind it into one field.
+    """Yield the rows and mistakes of `text`, with fields separated by `delimiter`."""
+    # Strict: an unclosed quote would otherwise merge all following rows into a single field.
     reader = csv.reader((found[0] for found in LINE.finditer(text)), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     while True:
@@ -250,7 +253,7 @@ def table(text: str, delimiter: str) -> Rows:
             return
         if fields is None:
             return
-        # Spreadsheets write the rows below the last one as separators alone.
+        # Spreadsheets append empty rows that consist of separators.
         if not any(field.strip() for field in fields):
             continue
         if header is not None:
@@ -287,7 +290,7 @@ def _wrong_header(header: list[str]) -> str | None:
 
 
 def _broken(error: csv.Error, first: int, last: int) -> Mistake:
-    """What is wrong with a row that reaches from line `first` to line `last`, as far as it was read."""
+    """Return the mistake of a row that was read from line `first` to line `last`."""
     if "field larger" in str(error):
         most = f"more than {csv.field_size_limit():,} characters"
         return Mistake(f"a field has {most}; is a quote missing? A .jsonl file may hold longer texts", first)

@@ -1,11 +1,11 @@
-"""A plan file's text turned into plain values, with the place of each one.
+"""Parsing of a plan's text into plain values with positions.
 
-YAML is read from the parser's events, so nothing of it that could do harm is ever built: anchors, aliases and tags are
-refused where they appear, and depth is counted while reading. Only `true`, `false`, `null` and numbers that print as
-they are written are more than text; `no`, `012`, `1:30` and dates stay what the author typed.
+YAML is read from parser events, so no dangerous object is ever built: anchors, aliases and tags are refused, and depth
+is counted while reading. Only `true`, `false`, `null` and numbers in canonical form are not text; `no`, `012`, `1:30`
+and dates stay text as typed.
 
-JSON is read by the json module, because YAML differs in its escapes and numbers; the YAML reader only adds the places.
-TOML has no places beyond the path.
+JSON is read by the json module, because YAML differs in escapes and numbers; the YAML reader only adds the positions.
+TOML has no positions besides the path.
 """
 
 from __future__ import annotations
@@ -28,24 +28,28 @@ _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\ud
 _HALF = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")
 _WORDS: dict[str, JsonValue] = {"true": True, "false": False, "null": None, "": None}
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where libyaml is there
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster if libyaml is installed
 
 
 @dataclass(slots=True)
 class Source:
-    """A plan as plain values. `values`, `keys` map paths to (line, column), both from 1; `blocks` holds the paths of
-    texts that start on the line after their place. `problems` are mistakes that did not stop the reading.
-    """
+    """A plan as plain values. Positions are (line, column), both from 1."""
 
     file: str
     value: JsonValue = None
     values: dict[Path, tuple[int, int]] = field(default_factory=dict[Path, tuple[int, int]])
+    """The positions of values, by path."""
     keys: dict[Path, tuple[int, int]] = field(default_factory=dict[Path, tuple[int, int]])
+    """The positions of keys, by path."""
     blocks: set[Path] = field(default_factory=set[Path])
+    """Paths of block texts, which begin on the line after their position."""
     problems: list[PlanProblem] = field(default_factory=list[PlanProblem])
+    """Mistakes found without stopping the reading."""
 
     def problem(self, path: Path, message: str, *, at_key: bool = False, line: int | None = None) -> PlanProblem:
-        """A mistake at `path`, or at the nearest thing around it that has a place. `line` counts within a text."""
+        """Return a problem at `path`, or at the closest enclosing value with a position. `line` counts within a text,
+        from 1.
+        """
         place = self.keys.get(path) if at_key else None
         for length in range(len(path), -1, -1):
             place = place or self.values.get(path[:length])
@@ -63,8 +67,9 @@ def read_source(
     file: str = "plan",
     most: int | None = MAX_BYTES,
 ) -> Source:
-    """The values of `data`, which is `yaml`, `json` or `toml` and has at most `most` bytes. Raises PlanError when it
-    cannot be read at all.
+    """Return the values of `data`, in the format `yaml`, `json` or `toml`, with at most `most` bytes.
+
+    Raises PlanError if the text is unreadable as a whole.
     """
     text = _decode(data, file, most)
     source = Source(file)
@@ -79,7 +84,7 @@ def read_source(
 
 
 def read_value(text: str) -> JsonValue:
-    """One value as it would stand in a YAML plan, such as `3` or `[a, b]`. Raises PlanError."""
+    """Return a value written as in a YAML plan, such as `3` or `[a, b]`. Raises PlanError."""
     source = read_source(text)
     if source.problems:
         raise PlanError(source.problems)
@@ -120,7 +125,7 @@ def _read_json(text: str, source: Source) -> None:
     except ValueError:
         _fail(source, too_many_digits())
     try:
-        # A tab is only ever white space in JSON, where YAML does not want it; nor does it want half a character.
+        # JSON allows tabs as white space and lone surrogates in escapes; YAML accepts neither.
         _YamlReader(_HALF.sub(r"\\u0041", text.replace("\t", " ")), source).read()
     except PlanError as error:
         if any("nested deeper" in problem.message for problem in error.problems):
@@ -156,12 +161,12 @@ def _fail(source: Source, message: str, line: int | None = None, column: int | N
 
 
 class _YamlReader:
-    """Builds values from YAML events with a stack of its own, so that depth costs no recursion."""
+    """Builder of values from YAML events, with an explicit stack: depth costs no recursion."""
 
     def __init__(self, text: str, source: Source) -> None:
         self._text = text
         self._source = source
-        # Each open collection: its path, the value, and for a mapping the key that waits for its value.
+        # Each open collection: its path, its value, and, for a mapping, the key waiting for a value.
         self._open: list[tuple[Path, dict[str, JsonValue] | list[JsonValue]]] = []
         self._key: list[str | None] = []
         self._documents = 0
@@ -219,7 +224,7 @@ class _YamlReader:
         if len(self._open) >= MAX_DEPTH:
             _fail(self._source, f"the plan is nested deeper than {MAX_DEPTH} levels", *place)
         if self._waits_for_key():
-            # Read to its end and forgotten, under a key that says where it stood.
+            # Read to the end and dropped, under a placeholder key with the line.
             self._complain(place, "a key must be text; a value that begins with {{ has to be put in quotes")
             self._take_key(f"(key in line {place[0]})", place)
             path: Path = (*self._open[-1][0], self._key[-1] or "")
@@ -254,7 +259,7 @@ class _YamlReader:
             self._key[-1] = None
             path = (*path, key)
             if key in owner:
-                return path  # a duplicate: the first one counts for the other checks
+                return path  # a duplicate key: later checks use the first value
             owner[key] = value
         self._source.values[path] = place
         return path
@@ -268,7 +273,7 @@ class _YamlReader:
 
 
 def _resolve(text: str) -> JsonValue:
-    """The value of a plain scalar: a number only if it prints as it is written."""
+    """Return the value of a plain scalar. Only numbers in canonical form are numbers."""
     if text in _WORDS:
         return _WORDS[text]
     if _NUMBER.fullmatch(text):

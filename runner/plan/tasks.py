@@ -1,4 +1,4 @@
-"""From the tasks of a plan file to `Task`s, and from the graph's mistakes back to places in the file."""
+"""Conversion of a plan file's tasks to `Task`s, and of graph problems back to positions in the file."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _USED = re.compile(r"the prompt uses \{\{ (\S+) \}\}")
 
 
 class Graph:
-    """The tasks of one plan. What is wrong with them goes to `source.problems`.
+    """The tasks of a plan. Problems are added to `source.problems`.
 
-    After a mistake in a name the search goes on with the nearest right one, so that one slip is reported once.
+    After an unknown name the checks continue with the closest known name, so a misspelling is reported only once.
     """
 
     def __init__(self, part: PlanPart, inputs: dict[str, JsonValue], source: Source) -> None:
@@ -41,15 +41,15 @@ class Graph:
         self._functions = {name for name, spec in part.backends.items() if isinstance(spec, FunctionSpec)}
         self._only = next(iter(part.backends)) if len(part.backends) == 1 else None
         self._items: dict[str, list[JsonValue]] = {}
-        # The fields of their elements, in order.
+        # The fields of the elements, in order.
         self._fields: dict[str, dict[str, None]] = {}
-        # For each task of the run: its index in the file, and whether it is the first of its family.
+        # For each task of the run: the index in the file, and whether the task is the first of its family.
         self._origins: list[tuple[int, bool]] = []
         self._by_id = {part.id: part for part in self._parts}
         self._hints = MOST_HINTS
 
     def tasks(self) -> list[Task] | None:
-        """The tasks of the run, or None when there would be far too many of them."""
+        """Return the tasks of the run; None if there would be far too many."""
         parts = self._with_known_names(self._with_unique_ids())
         for index, part in enumerate(parts):
             self._check_for_each(index, part)
@@ -69,21 +69,22 @@ class Graph:
         return tasks
 
     def _schema_of(self, part: TaskPart) -> Mapping[str, JsonValue] | None:
-        """What the answer has to fit where the plan does not say it: a model has to be told how tasks are written. What
-        a function returns is checked when the tasks are added, with reasons.
+        """Return the schema of the answer if the plan gives none: models need the format of added tasks.
+
+        The result of a function is checked when its tasks are added, with detailed problems.
         """
         name = part.backend or self._defaults.backend or self._only
         return TASKS_SCHEMA if part.output == "tasks" and name not in self._functions else None
 
     def report(self, problems: Iterable[Problem], lost: set[int]) -> None:
-        """Give each mistake of the graph its place. `lost` holds the tasks whose dependencies could not be read."""
+        """Add the problems of the graph with their positions. `lost` holds the tasks with unreadable dependencies."""
         for problem in problems:
             if problem.position is None:
                 self._complain(*self._place_of_input(problem))
                 continue
             index, first = self._origins[problem.position]
-            # Its relatives have the same prompt and the same dependencies, and so the same mistakes. Aliases are ours:
-            # they are wrong only where what they were made of is, and that is said already.
+            # Members of a family share prompt and dependencies, and therefore mistakes. Aliases are generated; a wrong
+            # alias follows from a mistake already reported.
             if first and problem.field != "aliases" and not (index in lost and "not upstream" in problem.message):
                 path: Path = ("tasks", index, *((problem.field,) if problem.field else ()))
                 line = problem.line or line_in(self._parts[index].prompt, problem.message)
@@ -114,7 +115,7 @@ class Graph:
         depends_on: list[str] = []
         for place, name in enumerate(part.depends_on):
             path: Path = ("tasks", index, "depends_on", place)
-            # One name may stand there without a list around it; TOML has no places at all.
+            # A single name may appear without a list; TOML has no positions at all.
             single = bool(self._source.values) and path not in self._source.values
             depends_on += self._known_name(path[:3] if single else path, name, known)
         after = self._known_name(("tasks", index, "continues"), part.continues, known) if part.continues else []
@@ -149,14 +150,14 @@ class Graph:
         elif isinstance(value, list):
             what = f"element {value.index(None) + 1} of input {name!r}" if value else f"input {name!r}"
             self._complain(path, f"for_each needs something to go over, but {what} is empty")
-        elif value is not None:  # None: the input's own mistake is reported already
+        elif value is not None:  # None: already reported as a mistake of the input
             self._complain(path, f"for_each needs a list, but input {name!r} is {describe(value)}")
         if part.id in self.inputs:
             message = f"input {part.id!r} is also the id of a task; call it something else"
             self._complain(("inputs", part.id), message)
 
     def _check_fields(self, index: int, prompt: str, name: str, elements: list[JsonValue]) -> None:
-        """Fields that some elements have are theirs to lack; one that none of them has is a mistake in a name."""
+        """Report fields that no element has. A field of some elements may be missing from others."""
         needed = parse_names(prompt)[0].item
         if not needed:
             return
@@ -192,7 +193,9 @@ class Graph:
         return ((problem.field,) if problem.field else ()), problem.message
 
     def _with_family_name(self, problem: Problem) -> str:
-        """The graph knows members only; whoever forgot to depend on a family named the family."""
+        """Return the message with the name of the family. The graph contains only members, while the prompt names the
+        family.
+        """
         used = _USED.search(problem.message)
         named = self._by_id.get(used[1]) if used else None
         if used and named is not None and named.for_each in self._items and "neither a task nor" in problem.message:
@@ -203,7 +206,7 @@ class Graph:
 
 
 def line_in(prompt: str, message: str) -> int | None:
-    """The line of the prompt that uses the name of which `message` complains."""
+    """Return the line of the prompt with the name reported in `message`."""
     used = _USED.search(message)
     found = re.search(rf"(?<![\w.-]){re.escape(used[1])}(?![\w-])", prompt) if used else None
     return prompt.count("\n", 0, found.start()) + 1 if found else None
@@ -212,8 +215,9 @@ def line_in(prompt: str, message: str) -> int | None:
 def make_task(
     part: TaskPart, member: Member, defaults: DefaultsPart, *, asks_for: Mapping[str, JsonValue] | None = None
 ) -> Task:
-    """The task of the run that `part` of the plan file becomes in the place of `member`; its answer has to fit
-    `asks_for` if it has no schema of its own.
+    """Return the task of the run for `part` of the plan file at the place of `member`.
+
+    `asks_for` is the schema of the answer for a task without a schema.
     """
     timeout = defaults.timeout if part.timeout is None else part.timeout
     return Task(
@@ -237,10 +241,10 @@ def make_task(
 
 
 def retry_of(part: TaskPart | FollowUpPart, defaults: DefaultsPart) -> Retry:
-    """The part's own retry policy, and what it leaves out from the plan's defaults."""
+    """Return the retry policy of the part, completed by the plan's defaults."""
     if part.retry is None and not defaults.retry.model_fields_set:
         return DEFAULT_RETRY
-    # Field by field: a task that only wants more attempts keeps the other defaults.
+    # Field by field: a task with only `attempts` keeps the other defaults.
     own: dict[str, Any] = part.retry.model_dump(exclude_unset=True) if part.retry else {}
     merged: dict[str, Any] = {**defaults.retry.model_dump(), **own}
     merged["on"] = frozenset(cast(list[str], merged["on"]))
@@ -248,7 +252,7 @@ def retry_of(part: TaskPart | FollowUpPart, defaults: DefaultsPart) -> Retry:
 
 
 def check_schema(schema: dict[str, Any] | None, path: Path, source: Source) -> None:
-    """Report what is wrong with the `output_schema` at `path`."""
+    """Report the problems of the `output_schema` at `path`."""
     if schema is None:
         return
     try:

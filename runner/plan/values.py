@@ -1,4 +1,4 @@
-"""What a value may not hold, whether it stands in a plan or in a file of rows. Pure."""
+"""Restrictions on values in plans and in files of rows. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from plait.backends.protocol import JsonValue
 from plait.runner.plan.errors import Path
 
 MAX_DEPTH = 50
-"""How many lists and mappings may lie in one another."""
+"""The maximum nesting of lists and mappings."""
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def unstorable(value: JsonValue, path: Path = ()) -> Iterator[tuple[Path, str]]:
-    """Where `value`, which stands at `path`, holds what no store can keep, and what to do: escapes can spell what a
-    file cannot hold.
+    """Yield the path and a message for each part of `value` that no store can keep. Escapes can express characters that
+    a file cannot contain.
     """
     if isinstance(value, str) and _UNSTORABLE.search(value):
         yield path, "a text may not hold U+0000 or half a character; remove it"
@@ -31,18 +31,18 @@ def unstorable(value: JsonValue, path: Path = ()) -> Iterator[tuple[Path, str]]:
 
 
 def not_json(error: json.JSONDecodeError) -> str:
-    """What is said of a text that json refuses."""
-    # Some of its messages go on with a place, which is told beside them.
+    """Return the message about a text refused by json."""
+    # Some messages of json end before a position, which is reported separately.
     return f"this is not JSON: {error.msg.removesuffix(' at').removesuffix(' starting')}"
 
 
 def too_many_digits() -> str:
-    """What is said of the whole numbers that Python does not read."""
+    """Return the message about whole numbers too long for Python."""
     return f"a number has more than {sys.get_int_max_str_digits():,} digits; write it as text, in quotes"
 
 
 def nests_too_deep(value: JsonValue, levels: int = MAX_DEPTH) -> bool:
-    """Whether more than `levels` lists and mappings lie in one another."""
+    """Return whether more than `levels` lists and mappings are nested."""
     if not isinstance(value, dict | list):
         return False
     return levels == 0 or any(nests_too_deep(part, levels - 1) for _, part in _parts(value))

@@ -1,7 +1,7 @@
-"""`workflows`: what follows tasks of a role, as the policy that the plan's run has.
+"""Conversion of `workflows` to the policy of the plan's run.
 
-Where a chain's prompts are wrong cannot be seen in them alone: what they may use depends on the task that they follow.
-So the policy is asked what would follow if every task had been completed.
+The prompts of a chain cannot be checked in isolation, because the available names depend on the followed task. The
+check therefore assumes that every task of the plan has completed and validates the resulting follow-ups.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plait.runner.prompts.render import parse_names
 
 
 def follow_ups_of(part: PlanPart, source: Source) -> FollowUps | None:
-    """The plan's follow-ups, None where it has none. What is wrong with them goes to `source.problems`."""
+    """Return the policy of the plan; None without workflows. Problems are added to `source.problems`."""
     before = len(source.problems)
     chains: dict[str, list[FollowUp]] = {}
     for index, workflow in enumerate(part.workflows):
@@ -35,7 +35,7 @@ def follow_ups_of(part: PlanPart, source: Source) -> FollowUps | None:
 
 
 def check_follow_ups(follow_ups: FollowUps, dag: DAG, source: Source) -> None:
-    """Report what would be wrong with the graph once all of its tasks have been followed."""
+    """Report the problems of the graph after the addition of all follow-ups."""
     for mistake in follow_ups.mistakes(dag):
         problem, task = mistake.problem, mistake.task
         if task.id in dag.inputs:
@@ -67,7 +67,7 @@ def _made(step: FollowUpPart, path: Path, part: PlanPart, source: Source) -> Fol
             retry_of(step, defaults),
             defaults.timeout if step.timeout is None else step.timeout,
         )
-    except PromptError:  # said above
+    except PromptError:  # reported above
         return None
     except ValueError as error:
         _complain(source, (*path, "role"), str(error))
@@ -82,7 +82,7 @@ def _check_roles(source: Source, path: Path, steps: list[FollowUpPart]) -> None:
 
 
 def _check_after(part: PlanPart, source: Source) -> None:
-    """Roles that go round in a circle, and roles that look like a slip of the pen."""
+    """Report cycles of roles, and roles that look like misspellings."""
     after = {workflow.after: [step.role for step in workflow.steps] for workflow in part.workflows}
     if circle := circle_of(after):
         place = next(n for n, workflow in enumerate(part.workflows) if workflow.after in circle)
@@ -91,7 +91,7 @@ def _check_after(part: PlanPart, source: Source) -> None:
     known = {str(task.role or task.metadata.get("role") or "") for task in part.tasks}
     known |= {role for roles in after.values() for role in roles}
     for index, workflow in enumerate(part.workflows):
-        # Tasks that are added later may have roles that no task has now.
+        # Tasks added later may have roles not present now.
         if workflow.after not in known and (hint := nearest(workflow.after, known)):
             _complain(source, ("workflows", index, "after"), f"no task has the role {workflow.after!r}{hint}")
 

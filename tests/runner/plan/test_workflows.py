@@ -112,8 +112,18 @@ MISTAKES = {
     "no list": (TASKS + "workflows: {coder: tester}", 2, "workflows", "must be a list, not a mapping"),
     "no role": (steps("{prompt: ''}"), 5, "workflows[0].steps[0].role", "is missing"),
     "no after": (TASKS + "workflows:\n- {steps: []}", 3, "workflows[0].after", "is missing"),
-    "bad role": (steps("{role: a b, prompt: p}"), 5, "workflows[0].steps[0].role", "does not fit. Its own role: 1 to"),
-    "bad role of a task": ("tasks:\n- {id: a, role: a b, prompt: ''}", 2, "tasks[0].role", "does not fit. What it is"),
+    "bad role": (
+        steps("{role: a b, prompt: p}"),
+        5,
+        "workflows[0].steps[0].role",
+        "does not fit. The role of the follow-up: 1 to",
+    ),
+    "bad role of a task": (
+        "tasks:\n- {id: a, role: a b, prompt: ''}",
+        2,
+        "tasks[0].role",
+        "does not fit. The role for",
+    ),
     "reserved role": (steps("{role: work, prompt: p}"), 5, "workflows[0].steps[0].role", "false, inputs, item, none"),
     "no prompt": (steps("{role: critic}"), 5, "workflows[0].steps[0].role", "needs a prompt; only reviewer, tester"),
     "wrong value": (
