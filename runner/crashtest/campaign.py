@@ -1,7 +1,7 @@
-"""Many trials: which kills are tried over which cases, on several workers, until enough have landed.
+"""Campaigns: selection of kills over many cases, executed by several workers until enough kills have landed.
 
-Every boundary that a small case meets is a trial, hit by hit; of larger cases a sample is. A first run without a kill
-tells how often each boundary is met. Each first kill is followed by up to four more, so that resumes are killed too.
+Every hit of every failpoint in a small case is a trial; larger cases are sampled. A first run without a kill counts the
+hits of each failpoint. Each first kill is followed by up to four more, which kill the resumes too.
 """
 
 from __future__ import annotations
@@ -30,43 +30,49 @@ from plait.runner.domain.dag import DAG
 from plait.runner.errors import PlaitError
 
 SMALL, SAMPLE = 130, 12
-"""A case that comes to a boundary so often at most is killed each time; one with more, in so many trials."""
+"""A case with at most `SMALL` hits is killed at each hit; a larger case in `SAMPLE` trials."""
 MOST_VIOLATIONS = 100
-"""A worker that has seen so many needs no more evidence."""
+"""The number of violations after which a worker stops."""
 PATIENCE = 60
-"""Trials that a planted bug is given to show itself."""
+"""The number of trials to detect a planted bug."""
 TRIES = 10
-"""How often one trial is repeated to see it fail, since no two runs take the same time; and how often a boundary that
-was left out is aimed at.
+"""The number of repetitions of a trial to reproduce a failure, because timing varies; and the number of extra trials
+for a failpoint not hit yet.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PlanShape:
-    """What of a user's plan is certified."""
+    """The certified parts of a user's plan."""
 
     dag: DAG
     default: str
+    """The name of the default backend."""
     concurrency: int
 
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """`kills` to land over the cases from `seed` on: random ones, or those of `plan`. `command` has it again.
-
-    `folder` is where the databases are made, each in a temporary folder: its file system is the one that is tried.
-    """
+    """A series of trials over random cases, or over the cases of a plan."""
 
     kills: int
+    """The number of kills to land."""
     seed: int
+    """The first seed."""
     folder: Path
+    """The parent of the temporary folders with the databases: its file system is under test."""
     command: str
+    """The command that repeats the campaign."""
     plan: PlanShape | None = None
+    """The plan under test; None for random cases."""
     workers: int = 0
+    """The number of worker processes; 0 for the number of CPUs."""
 
     def run(self) -> Tally:
-        """All of it. Call it in a process without threads; raises RuntimeError otherwise, OSError for the folder, and
-        PlaitError for a case that no DAG can be made of.
+        """Execute the campaign and return the tally. Must be called in a process without threads.
+
+        Raises RuntimeError in a process with threads, OSError for an unusable folder, PlaitError if no DAG can be made
+        of a case.
         """
         get_ready()
         workers = self.workers or os.cpu_count() or 1
@@ -75,7 +81,7 @@ class Campaign:
         with self._place() as place:
             pids: list[int] = []
             try:
-                for number in range(workers):  # each is known at once: we may be interrupted before the last one
+                for number in range(workers):  # record each pid at once: an interrupt may come before the last fork
                     pids.append(self._fork(place, number, workers))  # noqa: PERF401
                 for number, pid in enumerate(pids):
                     os.waitpid(pid, 0)
@@ -88,7 +94,7 @@ class Campaign:
         return tally
 
     def once(self, trial: Trial) -> Tally:
-        """One trial once more, or a few times, until it fails."""
+        """Repeat a trial up to `TRIES` times, until the trial fails."""
         get_ready()
         tally, began = Tally(), time.monotonic()
         with self._place() as place:
@@ -111,7 +117,7 @@ class Campaign:
 
     def _fork(self, place: Path, number: int, workers: int) -> int:
         pid = os.fork()
-        with suppress(OSError):  # whoever comes later, of the two
+        with suppress(OSError):  # parent and child both try; the second call may fail
             os.setpgid(pid, 0)
         if pid:
             return pid
@@ -121,7 +127,7 @@ class Campaign:
             _outbox(place, number).write_text(tally.to_json(), encoding="utf-8")
             code = 0
         except PlaitError as error:
-            # That a case cannot be made is no invariant of a run's that broke.
+            # An impossible case is not a violation of an invariant.
             _last_words(place, number).write_text(str(error), encoding="utf-8")
         except Exception:
             traceback.print_exc()
@@ -175,14 +181,14 @@ class Campaign:
 
 
 def _aimed_at(name: str, seeds: Iterable[int]) -> Iterator[Trial]:
-    """Trials that have a kill at one boundary: in the first process, or in the one after it."""
+    """Yield trials with a kill at the failpoint `name`, in the first process or in the next."""
     for number, seed in enumerate(seeds):
         before = (Point("told", 2),) if number % 2 else ()
         yield Trial(Kind.KILLS, seed, (*before, Point(name, 1)))
 
 
 def _first_points(hits: Counter[str], rng: random.Random) -> list[Point]:
-    """Every (boundary, hit), the boundaries taking turns, each boundary's hits in random order."""
+    """Return every pair of failpoint and hit: failpoints alternating, hits of each failpoint in random order."""
     rows = [[Point(name, hit) for hit in rng.sample(range(1, n + 1), n)] for name, n in hits.items()]
     rng.shuffle(rows)
     turns = chain.from_iterable(zip_longest(*rows))
@@ -190,7 +196,7 @@ def _first_points(hits: Counter[str], rng: random.Random) -> list[Point]:
 
 
 def _more_points(hits: Counter[str], rng: random.Random) -> list[Point]:
-    """Kills of the resumes that follow: early ones mostly, since less and less is left to do."""
+    """Return kills for the following resumes. Mostly early hits, because less and less work is left."""
     points: list[Point] = []
     for _ in range(rng.choice([1, 1, 2, 3, 4])):
         name = rng.choice(FAILPOINTS[3:])
@@ -199,8 +205,8 @@ def _more_points(hits: Counter[str], rng: random.Random) -> list[Point]:
 
 
 def _end(pids: Sequence[int]) -> None:
-    """By force, each with the process under test that it has: a word to them may come in the midst of a fork, where
-    Python drops it, and what they have made is removed with its folder.
+    """Kill the workers together with their processes under test. A gentler signal may arrive during a fork and be lost
+    by Python; files are removed with their folder.
     """
     for pid in pids:
         with suppress(ProcessLookupError, ChildProcessError):
@@ -217,7 +223,7 @@ def _last_words(place: Path, number: int) -> Path:
 
 
 def _handed_over(place: Path, number: int) -> Tally:
-    """What the worker came to. Raises PlaitError where that could not try its cases at all."""
+    """Return the tally of a worker. Raises PlaitError if the worker could not make a case."""
     path, fault = _outbox(place, number), _last_words(place, number)
     if path.exists():
         return Tally.from_json(path.read_text(encoding="utf-8"))
@@ -227,7 +233,7 @@ def _handed_over(place: Path, number: int) -> Tally:
 
 
 def is_caught(bug: Planted, folder: Path) -> bool:
-    """Whether any invariant breaks with `bug` in every process that holds without it."""
+    """Return whether `bug` breaks an invariant in a trial that passes without the bug."""
     rng = random.Random(bug.name)  # noqa: S311 - no secrets
     stage, honest = Stage(folder / "planted", bug.plant), Stage(folder / "honest")
     fitting = filter(lambda seed: bug.fits(random_case(seed)), count())

@@ -1,4 +1,8 @@
-"""What is run in a trial: a DAG, its limits, and how the stand-in backend treats each task. All from a seed."""
+"""Cases of trials, derived from a seed: a DAG, its limits, and the behaviour of the fake backend for each task.
+
+Besides random cases the module makes cases from a user's plan, small special cases, and growing cases. A growing case
+has tasks with added tasks, `for_each` tasks and a policy (`CasePolicy`).
+"""
 
 from __future__ import annotations
 
@@ -14,58 +18,60 @@ from plait.runner.domain.policy import Decision, RunView
 from plait.runner.domain.task import FailureMode, Retry, Task
 
 NEVER = 1_000_000
-"""More failures than any retry policy has patience for."""
+"""More failures than any retry policy tolerates: the task always fails."""
 MANY = 1_000_000
-"""More crashes than there are kills: here they are no fault of the task's."""
+"""More crashes than there are kills: no task fails because of crashes."""
 GROWING = (2, 3)
-"""What the seeds of cases that grow leave over when divided by four."""
+"""Remainders modulo 4 of the seeds of growing cases."""
 _BACKENDS = ("one", "two", "three")
 _LARGE = 70_000
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """How the stand-in treats one task.
-
-    It fails `failures` times in all, in a way that is worth another try, then answers after `seconds`; `refused` is a
-    failure for good. `padding` characters are added to the answer, `structured` makes it data instead of text.
-    `crashes`: it takes the process down whenever it is executed. `adds` are tasks that its reply brings in, in the
-    shape of a plan file's; `items` is how long the list is that its structured answer has.
-    """
+    """The behaviour of the fake backend for a task."""
 
     failures: int = 0
+    """The number of transient failures before the answer."""
     refused: bool = False
+    """True for a permanent failure."""
     seconds: float = 0.0
+    """The duration of an execution, in seconds."""
     padding: int = 0
+    """The number of characters added to the answer."""
     structured: bool = False
+    """True for an answer as data instead of text."""
     crashes: bool = False
+    """True if each execution kills the process."""
     adds: tuple[Mapping[str, JsonValue], ...] = ()
+    """Tasks added by the reply, in the shape of a plan file's tasks."""
     items: int | None = None
+    """The length of the list in the structured answer; None without a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One DAG with everything that a runner and a stand-in backend need to run it. `parts` has those of tasks that are
-    added as well. Where there is a policy, `reviewed` are the tasks after whose end it adds another one.
-    """
+    """A DAG with all values needed to run it."""
 
     dag: DAG
     parts: Mapping[str, Part]
+    """The behaviour for each task, added tasks included."""
     backends: tuple[str, ...]
     concurrency: int
     limits: Mapping[str, int]
     reviewed: Collection[str] | None = None
+    """The tasks after which the policy adds a task; None without a policy."""
 
     def part(self, task_id: str) -> Part:
-        """How the task is treated; an element's task like the one that was unfolded."""
+        """Return the behaviour for the task. The parts of a `for_each` task behave like the `for_each` task."""
         found = self.parts.get(task_id)
         return self.part(task_id.rpartition(".")[0]) if found is None else found
 
 
 def random_case(seed: int) -> Case:
-    """A DAG that nobody thought of: failures, retries, every failure mode, continued conversations, slow and instant
-    tasks; of every four seeds two have tasks that bring in others. Those of even seeds have few enough boundaries to be
-    killed at each of them.
+    """Return a random case with failures, retries, every failure mode, continued conversations, slow and instant tasks.
+
+    Two of every four seeds have tasks that add tasks. Even seeds give cases small enough to be killed at every hit.
     """
     rng = random.Random(f"case {seed}")  # noqa: S311 - no secrets
     count = rng.randint(5, 14) if seed % 2 else rng.randint(2, 4)
@@ -106,32 +112,34 @@ def _part(rng: random.Random) -> Part:
 
 
 def tries(task: Task, kind: ErrorKind) -> int:
-    """How often a task is executed that always fails so."""
+    """Return the number of executions of a task that always fails with an error of `kind`."""
     return task.retry.attempts if kind in task.retry.on and not task.at_most_once else 1
 
 
 def lasting(task: Task, part: Part) -> Part:
-    """`part`, failing for ever if it fails once too often: else a kill between failure and record would change the
-    task's end.
+    """Return `part`, failing permanently if it fails too often: a kill between failure and record must not change the
+    outcome.
     """
     return replace(part, failures=NEVER) if part.failures >= tries(task, ErrorKind.TRANSIENT) else part
 
 
 def prompt_of(task: Task, parts: Mapping[str, Part]) -> str:
-    """A prompt that holds the results of all that the task waits for: a wrong one changes its answer."""
+    """Return a prompt with the results of all dependencies: a wrong result changes the answer."""
     uses = [use_of(name, parts[name]) for name in task.upstream]
     return "|".join([task.id, *(["{{ item }}"] if task.for_each else []), *uses])
 
 
 def use_of(task_id: str, part: Part) -> str:
-    """What a prompt says to hold a task's result. In this form any id may stand: a name alone would end at its `-`."""
+    """Return the template expression for a task's result. Unlike a plain name, the form allows any id, such as ids with
+    `-`.
+    """
     return f'{{{{ results["{task_id}"]{".mark" if part.structured else ""} }}}}'
 
 
 def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
-    """The shape and the policies of a user's DAG, with prompts and answers of our own and failures from `seed`.
+    """Return a case with the shape and the policies of a user's DAG, with generated prompts and answers.
 
-    Seed 0 has no failures. Nothing that only a real model could give (an answer that fits a schema) is asked for.
+    `seed` determines the failures; seed 0 has none. Demands only a real model can meet, such as schemas, are removed.
     """
     rng = random.Random(f"plan {seed}")  # noqa: S311 - no secrets
     parts = {task.id: Part(seconds=rng.choice([0.0, 0.001, 0.004])) for task in dag}
@@ -154,7 +162,7 @@ def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
             task,
             prompt=prompt_of(task, parts),
             retry=replace(task.retry, max_crashes=MANY),
-            adds_tasks=False,  # its reply brings them in, whatever it says
+            adds_tasks=False,  # the reply adds tasks, whatever its text
             output_schema=None,
             item=None,
             aliases={},
@@ -167,7 +175,7 @@ def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
 
 
 def answer(task_id: str, prompt: str, history: tuple[str, ...], part: Part) -> tuple[str, JsonValue]:
-    """The text and the data that the stand-in answers: all that it was told leaves a mark in it."""
+    """Return the text and the data of the fake backend's answer. All inputs leave a mark in the answer."""
     mark = sha256("\n".join([*history, prompt]).encode()).hexdigest()[:24]
     text = f"{task_id}={mark}" + "." * part.padding
     data: dict[str, JsonValue] = {"mark": mark}
@@ -177,13 +185,15 @@ def answer(task_id: str, prompt: str, history: tuple[str, ...], part: Part) -> t
 
 
 def digest(text: str, data: JsonValue) -> str:
-    """A result in a few characters, for ledgers."""
+    """Return a short digest of a result, for ledgers."""
     mark = data.get("mark") if isinstance(data, dict) else data
     return sha256(f"{text}\0{mark}".encode()).hexdigest()[:24]
 
 
 def with_a_crasher(case: Case, seed: int) -> Case:
-    """The same, where one of the tasks that depend on nothing crashes its process; three times are enough."""
+    """Return `case` with a crashing task, chosen among the tasks without dependencies. The task fails after three
+    crashes.
+    """
     rng = random.Random(f"crasher {seed}")  # noqa: S311 - no secrets
     chosen = rng.choice([task.id for task in case.dag if not task.upstream])
     parts = {**case.parts, chosen: Part(crashes=True)}
@@ -195,13 +205,13 @@ def with_a_crasher(case: Case, seed: int) -> Case:
 
 
 def without_at_most_once(case: Case) -> Case:
-    """The same for a store that fails for a moment: such a task is not begun then, and fails."""
+    """Return `case` without at-most-once tasks. During a failure of the store such tasks do not start, and fail."""
     tasks = [replace(task, at_most_once=False) for task in case.dag]
     return replace(case, dag=DAG(tasks, name=case.dag.name))
 
 
 def chain_case() -> Case:
-    """Three tasks, each using the result of the one before."""
+    """Return a chain of three tasks, each using the results of the earlier tasks."""
     before = [[], ["a"], ["a", "b"]]
     parts = {name: Part(seconds=0.001) for name in "abc"}
     plain = [Task(name, "", needed, retry=Retry(max_crashes=MANY)) for name, needed in zip("abc", before, strict=True)]
@@ -210,14 +220,16 @@ def chain_case() -> Case:
 
 
 LAST = "last"
-"""What the policy of a case adds when nothing is left: its prompt holds all that the policy was asked about."""
+"""The task added by the policy of a case when no task is left. Its prompt lists all calls of the policy."""
 
 
 _SPEC_RETRY: JsonValue = {"attempts": 3, "base_delay": 1.0, "max_delay": 5.0, "max_crashes": 1000}
 
 
 class CasePolicy:
-    """The policy of `case`: what it was asked about is its state, and it adds `review`s and the `LAST` task."""
+    """The policy of `case`. The state lists the ended tasks of all calls; added are review tasks and the `LAST`
+    task.
+    """
 
     kind = "crashtest"
 
@@ -225,15 +237,15 @@ class CasePolicy:
         self._case = case
 
     def settings(self) -> Mapping[str, JsonValue]:
-        """None: the case is given again."""
+        """Return no settings: each process passes the case again."""
         return {}
 
     def backends(self) -> Collection[str | None]:
-        """The default one, for all that it adds."""
+        """Return the default backend, used by all added tasks."""
         return (None,)
 
     def decide(self, run: RunView) -> Decision:
-        """As `follows`."""
+        """Return the decision with the tasks of `follows` or the `LAST` task."""
         asked = list(run.state) if isinstance(run.state, list) else []
         if run.ended is not None:
             asked.append(run.ended)
@@ -243,22 +255,22 @@ class CasePolicy:
 
 
 def follows(case: Case, ended: str) -> list[Task]:
-    """What the case's policy adds after the end of a task."""
+    """Return the tasks added by the policy of the case after the end of the task `ended`."""
     return [own_task(f"r_{ended}", f"r_{ended}")] if ended in (case.reviewed or ()) else []
 
 
 def last_task(asked: Iterable[str]) -> Task:
-    """The task that is added when nothing is left; `asked` is all that was asked about before."""
+    """Return the task added when no task is left. `asked` lists all earlier calls of the policy."""
     return own_task(LAST, "|".join([LAST, *sorted(asked)]))
 
 
 def own_task(name: str, prompt: str) -> Task:
-    """A task that depends on nothing."""
+    """Return a task without dependencies."""
     return Task(name, prompt, retry=Retry(3, 1.0, 5.0, max_crashes=MANY))
 
 
 def grown(case: Case, seed: int) -> Case:
-    """`case`, with tasks that bring in others; a few only, so that small cases stay small."""
+    """Return `case` with tasks that add tasks. Only a few, to keep small cases small."""
     rng = random.Random(f"growth {seed}")  # noqa: S311 - no secrets
     small = not seed % 2
     parts, tasks = dict(case.parts), list(case.dag.tasks)
@@ -268,7 +280,7 @@ def grown(case: Case, seed: int) -> Case:
         parts[name] = replace(parts[name], adds=adds)
     for number in range(1 if small else 2):
         over = rng.choice(before)
-        # It never fails: of a task that failed softly, prompts could use no field.
+        # No failures here: prompts cannot use a field of a softly failed task.
         items = rng.randrange(3 if small else 5)
         parts[over] = replace(parts[over], items=items, structured=True, failures=0, refused=False)
         name = f"m{number}"
@@ -293,19 +305,19 @@ def grown(case: Case, seed: int) -> Case:
 
 
 def _paired(seed: int, tasks: Sequence[Task], parts: dict[str, Part]) -> Task:
-    """A task that pairs up with m0; with a generator of its own, so that all else of the case is as it would be."""
+    """Return a task paired with m0. A separate random generator leaves the rest of the case unchanged."""
     rng = random.Random(f"pairs {seed}")  # noqa: S311 - no secrets
     over = next(task.for_each for task in tasks if task.id == "m0")
     parts["p"] = Part(seconds=rng.choice([0.0, 0.002]))
     goes_on, others = rng.random() < 0.5, [task.id for task in tasks if task.for_each is None]
-    needed = [*([] if goes_on else ["m0"]), *rng.sample(others, rng.randrange(2))]  # so that it may be unfolded late
+    needed = [*([] if goes_on else ["m0"]), *rng.sample(others, rng.randrange(2))]  # may be expanded late
     return Task("p", "", needed, continues="m0" if goes_on else None, for_each=over, retry=Retry(max_crashes=MANY))
 
 
 def _specs(
     rng: random.Random, planner: str, before: list[str], parts: dict[str, Part], *, deep: bool
 ) -> tuple[Mapping[str, JsonValue], ...]:
-    """Tasks in the shape of a plan file's, and what the stand-in makes of them. They use each other's text alone."""
+    """Return added tasks in the shape of a plan file's tasks, and set their behaviour. Prompts use only texts."""
     specs: list[Mapping[str, JsonValue]] = []
     for number in range(rng.randint(1, 2)):
         name = f"{planner}_{number}"
@@ -313,7 +325,7 @@ def _specs(
         uses = [use_of(str(one), parts[str(one)]) for one in needed]
         spec: dict[str, JsonValue] = {"id": name, "prompt": "|".join([name, *uses]), "retry": _SPEC_RETRY}
         if rng.random() < 0.3:
-            # What it goes on with is done, or fails, or is never run; nobody knew that it would be gone on with.
+            # The continued task may be done, failed or never run; nothing announced the continuation.
             spec["continues"] = rng.choice([planner, rng.choice(before)])
         if rng.random() < 0.3:
             needed.append(rng.choice(before))

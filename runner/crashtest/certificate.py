@@ -1,4 +1,4 @@
-"""The certificate: what was tried and what held, for a person and as JSON."""
+"""The certificate: coverage and results of a campaign, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from plait.runner.crashtest.tally import Tally
 
 
 def as_value(tally: Tally) -> dict[str, Any]:
-    """The certificate as JSON."""
+    """Return the certificate as JSON."""
     return {
         "ok": tally.ok,
         "kills_landed": tally.kills,
@@ -30,7 +30,7 @@ def as_value(tally: Tally) -> dict[str, Any]:
 
 
 def as_lines(tally: Tally) -> list[str]:
-    """The certificate as text."""
+    """Return the certificate as text."""
     covered = len(FAILPOINTS) - len(tally.never_hit)
     caught = [name for name, seen in tally.planted.items() if seen]
     missed = [name for name, seen in tally.planted.items() if not seen]

@@ -1,4 +1,4 @@
-"""What a forked child does: start or resume the run, write down what it is told, and end where it has to."""
+"""The forked child: start or resume the run, record the delivered results, and end at the given failpoint."""
 
 from __future__ import annotations
 
@@ -33,29 +33,32 @@ from plait.runner.run import Run
 
 RUN_ID = "run"
 HASTE = 1000.0
-"""How many times faster than real the children's clock lets them sleep: retries and lease renewals come in no time."""
+"""The factor by which the clock of the children shortens sleeps: retries and lease renewals take almost no time."""
 LEASE_SECONDS = 12.0
-"""On that clock: a renewal every 4 ms."""
+"""On the clock of the children: a renewal every 4 ms."""
 Fate = Literal["kill", "stop", "lose"]
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One process of a trial: it works in `folder` on `case`.
-
-    At `point` its `fate` meets it: `kill` is SIGKILL, `stop` is SIGSTOP, `lose` has the store raise. Its wall clock is
-    `ahead` seconds of the real one. `plant` puts a bug in before anything else. `retry_failed` as in `resume`; with
-    `only_open` the store is opened and closed, nothing else.
-    """
+    """The parameters of a process of a trial."""
 
     folder: Path
+    """The folder of the trial."""
     case: Case
+    """The case to run."""
     point: Point | None = None
+    """The failpoint hit at which `fate` occurs; None for an undisturbed process."""
     fate: Fate = "kill"
+    """`kill` sends SIGKILL, `stop` sends SIGSTOP, `lose` makes the store raise."""
     ahead: float = 0.0
+    """The offset of the wall clock from real time, in seconds."""
     retry_failed: bool = False
+    """As in `resume`."""
     only_open: bool = False
+    """True to open and close the store only."""
     plant: Callable[[], None] | None = None
+    """Function that installs a bug before anything else."""
 
     @property
     def ledger(self) -> Path:
@@ -67,7 +70,7 @@ class Start:
 
 
 class HastyClock(Clock):
-    """Real time, but sleeps are short."""
+    """Real time with shortened sleeps."""
 
     def __init__(self, ahead: float) -> None:
         self._ahead = ahead
@@ -80,7 +83,7 @@ class HastyClock(Clock):
 
 
 class Trap:
-    """Counts every boundary, and springs at one of them."""
+    """Counter of all failpoint hits that acts at one hit."""
 
     def __init__(self, start: Start, ledger: Ledger) -> None:
         self.hits: Counter[str] = Counter()
@@ -95,12 +98,13 @@ class Trap:
         self._ledger.write(words.REACH, name, point.hit)
         if self._fate == "lose":
             raise StoreError("the harness let the answer of the store get lost")
-        # To this very thread: one that is stopped by a signal to its process goes on until another thread has taken it.
+        # Signal this thread: after a signal to the process, the calling thread runs on until another thread has handled
+        # it.
         signal.pthread_kill(threading.get_ident(), signal.SIGKILL if self._fate == "kill" else signal.SIGSTOP)
 
 
 def be_child(start: Start) -> NoReturn:
-    """Never returns: the process ends here, whatever happens."""
+    """Run the child and end the process. Never returns."""
     code = 1
     try:
         _redirect(start.folder / "output")

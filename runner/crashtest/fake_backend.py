@@ -1,4 +1,4 @@
-"""The backend of every trial: it costs nothing, writes each execution down before it works, and answers by rule."""
+"""The backend of every trial: free of cost, records each execution before working, and answers by rule."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from plait.runner.crashtest.ledger import DONE, EXEC, FAIL, NOTE, Ledger
 from plait.runner.engine.attempt import INTERRUPTED
 
 Keeps = Literal["nothing", "chosen", "own"]
-"""Whether a stand-in keeps conversations: not at all, under ids that the caller chose, or under ids of its own."""
+"""Storage of conversations by a fake backend: none, under ids chosen by the caller, or under its own ids."""
 KEEPS: tuple[Keeps, ...] = get_args(Keeps)
 
 
 class StandIn:
-    """Speaks for one backend of `case`. What it is asked is kept in `sessions` before its id is told."""
+    """A fake backend of `case`. Prompts are stored in `sessions` before the session id is reported."""
 
     def __init__(self, case: Case, ledger: Ledger, sessions: Path, keeps: Keeps) -> None:
         self.case = case
@@ -36,11 +36,11 @@ class StandIn:
         self.failed = Counter(line[1] for line in ledger.lines() if line[0] == FAIL)
 
     def new_session_id(self) -> str | None:
-        """One for those that keep what is said under ids that were chosen."""
+        """Return a new id if the backend stores conversations under chosen ids; otherwise None."""
         return secrets.token_hex(8) if self.keeps == "chosen" else None
 
     def open(self, opening: Opening) -> _Talk:
-        """A conversation about one task, which the key names."""
+        """Return a conversation about the task named in the idempotency key."""
         return _Talk(self, opening)
 
 
@@ -74,7 +74,7 @@ class _Talk:
         ledger.write(DONE, task_id, os.getpid())
         history = tuple(m.content for m in self._opening.history if m.content != INTERRUPTED)
         text, data = answer(task_id, asked, history, part)
-        # What keeps sessions tells every message of a turn by itself, as agents do.
+        # Backends with sessions report every message of a turn, as agents do.
         said = () if self._stand_in.keeps == "nothing" else (Message("user", prompt), Message("assistant", text))
         return Reply(text, data, self.session_id, messages=said, tasks=part.adds)
 
@@ -87,7 +87,7 @@ class _Talk:
         return prompt
 
     def _remembered(self) -> str:
-        """The prompt of the attempt that was interrupted, which the session has to hold."""
+        """Return the prompt of the interrupted attempt, as stored in the session."""
         if not self._opening.resume or self.session_id is None or not self._file().exists():
             self._stand_in.ledger.write(NOTE, f"{self._task_id} went on with a session that does not hold its prompt")
             return ""

@@ -1,7 +1,7 @@
-"""The fork server: one child at a time, waited for with a limit.
+"""The fork server: one child at a time, awaited with a time limit.
 
-Forking is only sound in a process without threads, and SQLite's connections do not survive it: so the parent has no
-thread, no event loop and no open database, and imports all that children need before the first of them.
+Forking is safe only in a process without threads, and SQLite connections do not survive a fork. The parent therefore
+has no threads, no event loop and no open database, and imports all modules needed by children before the first fork.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from typing import Literal
 from plait.runner.crashtest.child import Start, be_child
 
 HANG_SECONDS, HANG_SECONDS_A_TASK = 20.0, 0.05
-"""A child that takes longer than this hangs: a task of a stand-in takes milliseconds."""
+"""Time limit of a child, base and addition per task, in seconds. Tasks of a fake backend take milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended, and when it was forked (monotonic seconds)."""
+    """The end of a child."""
 
     pid: int
     how: Literal["exit", "killed", "hung", "error"]
     forked_at: float
+    """The time of the fork, in monotonic seconds."""
 
 
 class Child:
     """A process under test."""
 
     def __init__(self, start: Start) -> None:
-        # The child holds the other end of a pipe until it dies: its end can be waited for without a busy loop.
+        # The child holds the other end of a pipe until its death, so the parent can wait without a busy loop.
         self._alive, writing = os.pipe()
         self._status: int | None = None
         self._limit = HANG_SECONDS + HANG_SECONDS_A_TASK * len(start.case.dag)
@@ -48,10 +49,10 @@ class Child:
         os.close(writing)
 
     def wait(self) -> Ended:
-        """Its end; it is ended by force when it hangs."""
+        """Wait for the end of the child and return it. A hanging child is killed."""
         try:
             over, _, _ = select.select([self._alive], [], [], self._limit)
-        except BaseException:  # we are told to leave, and nobody else would look after it
+        except BaseException:  # kill the child before leaving: no other code would
             os.kill(self.pid, signal.SIGKILL)
             raise
         if not over:
@@ -66,7 +67,7 @@ class Child:
         return Ended(self.pid, "exit" if os.WEXITSTATUS(status) == 0 else "error", self.forked_at)
 
     def wait_until_stopped(self) -> bool:
-        """Wait until it stands still; False when it ended instead, or takes too long."""
+        """Wait until the child is stopped by a signal. Return False if the child ended instead or takes too long."""
         ends = time.monotonic() + self._limit
         while time.monotonic() < ends:
             found, status = os.waitpid(self.pid, os.WUNTRACED | os.WNOHANG)
@@ -79,22 +80,22 @@ class Child:
         return False
 
     def end(self) -> None:
-        """End it by force, unless it has ended: a process that stands still would stay for ever."""
+        """Kill the child unless it has ended. A stopped child would otherwise stay forever."""
         if self._status is None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait()
 
     def wake(self) -> None:
-        """Let it go on."""
+        """Resume the stopped child."""
         os.kill(self.pid, signal.SIGCONT)
 
 
 def get_ready() -> None:
-    """Make this process fit to fork from. Raises RuntimeError when it has threads."""
+    """Prepare this process for forking. Raises RuntimeError in a process with threads."""
     if threading.active_count() > 1:
         raise RuntimeError("crash tests fork, and this process has threads already; run them in a process of their own")
     for name in ("aiosqlite", "anyio._backends._asyncio", "anyio.to_thread", "jsonschema"):
-        with contextlib.suppress(ImportError):  # only so that the children need not
+        with contextlib.suppress(ImportError):  # saves the children the import
             importlib.import_module(name)
     gc.collect()
     gc.freeze()

@@ -1,10 +1,14 @@
-"""Reads a trial's ledger and says what broke. Knows nothing of the runner but its promises.
+"""The judge: reads the ledger of a trial and reports broken invariants. Depends only on the promises of the runner.
 
-I1 every result that was told is in the store with the same bytes        I2 nothing told or stored is executed again
-I3 one more execution at most for each crash while a task was in flight  I4 no task starts before what it waits for is
-stored, nor before its own start is                                      I5 the end is the one that the DAG implies
-I6 the limits on concurrency hold                                        I8 who lost the run leaves, who lives keeps it
-I9 every run ends                                                        I10 it has grown by what was planned, once
+- I1 Every delivered result is in the store with the same bytes.
+- I2 No delivered or stored result is executed again.
+- I3 At most one more execution for each crash during the task.
+- I4 No task starts before its dependencies and its own start are stored.
+- I5 The outcome is the outcome implied by the DAG.
+- I6 The concurrency limits hold.
+- I8 A process that loses the run exits; the live owner keeps the run.
+- I9 Every run ends.
+- I10 Exactly the planned tasks are added, once.
 """
 
 from __future__ import annotations
@@ -27,26 +31,29 @@ Held = Mapping[str, Any]
 
 @dataclass(slots=True)
 class Verdict:
-    """What one trial showed."""
+    """The findings of a trial."""
 
     broken: list[str] = field(default_factory=list[str])
+    """Descriptions of broken invariants."""
     acks: int = 0
+    """The number of delivered results."""
     lost: int = 0
+    """The number of delivered results missing from the store."""
     repeated: int = 0
-    """Executions of tasks that were told or stored as done."""
+    """The number of executions of tasks delivered or stored as done."""
     extra: int = 0
-    """The most executions above the expected ones that a task had for each time it was in flight at a kill."""
+    """The maximum number of unexpected executions of a task per kill during the task."""
     resumes_ms: list[float] = field(default_factory=list[float])
-    """From each fork of a resuming process to its first call of the backend, or to its end without one."""
+    """Milliseconds from the fork of each resuming process to its first call of the backend."""
 
 
 class Judge:
-    """Goes through a ledger line by line."""
+    """Checker of a ledger, line by line."""
 
     def __init__(self, case: Case, leaving: Mapping[str, int] | None = None) -> None:
         self._case = case
         self._leaving = Counter(leaving or {})
-        """The errors that processes have to end with, and how often."""
+        """The errors with which processes must end, and their number."""
         self._forecast = forecast(case)
         self._dag = self._forecast.dag
         self._ends = self._forecast.ends
@@ -54,21 +61,21 @@ class Judge:
         self._settled: set[str] = set()
         self._executed: Counter[str] = Counter()
         self._process: Counter[str] = Counter()
-        """What the running process has executed."""
+        """The executions of the running process."""
         self._in_flight: Counter[str] = Counter()
         self._open: set[str] = set()
         self._pid = 0
         self._handed: set[str] = set()
-        """Tasks whose start was stored, but that the last owner had not executed when another one came."""
+        """Tasks whose start was stored but not executed by the previous owner before the takeover."""
         self._rerun: set[str] = set()
-        """Tasks that are run again because their stored result was found damaged."""
+        """Tasks run again because their stored result was damaged."""
         self._unanswered: set[str] = set()
-        """At-most-once tasks that were executed, and that nobody said may be executed again."""
+        """At-most-once tasks executed without a later permission to execute them again."""
         self._end: tuple[str, Held] | None = None
         self.verdict = Verdict()
 
     def judge(self, lines: Iterable[Line]) -> Verdict:
-        """All of it."""
+        """Check all lines and return the verdict."""
         steps: dict[str, Callable[..., None]] = {
             words.BEGIN: self._begin,
             words.FOUND: self._found,
@@ -115,7 +122,7 @@ class Judge:
         self._say("I5", text)
 
     def _found(self, held: Held | None) -> None:
-        """After a crash, before anything else: what is in the store is all that counts."""
+        """Check the store after a crash, before any other step. From here on only the content of the store counts."""
         tasks: Mapping[str, Any] = held["tasks"] if held is not None else {}
         damaged = {name for name in tasks if tasks[name]["damaged"]}
         for name in damaged - self._rerun:
@@ -145,7 +152,7 @@ class Judge:
 
     def _exec(self, name: str, pid: int, _at: float) -> None:
         if pid != self._pid and name in self._handed:
-            # It was asleep between the start that it had stored and the call: nothing can call it back from there.
+            # The previous owner was suspended between storing the start and the call; the call cannot be withdrawn.
             self._handed.discard(name)
             self._in_flight[name] += 1
             self._executed[name] += 1
@@ -221,7 +228,7 @@ class Judge:
             self._say("I5", f"{name} has {len(task['said'])} messages, which are not its prompt and its answer")
 
     def _was_said(self, name: str, end: Expected, said: list[str]) -> bool:
-        """Prompt and answer; a word about the interruption between them where there was one."""
+        """Return whether `said` is the prompt and the answer, with at most a note on the interruption in between."""
         prompt, answer = (mark(text) for text in end.history[-2:])
         return said == [prompt, answer] or (self._in_flight[name] > 0 and said == [prompt, mark(INTERRUPTED), answer])
 
@@ -235,7 +242,7 @@ def _is_under_way(tasks: Mapping[str, Any], name: str) -> bool:
 
 
 def resume_times(lines: list[Line], forked: Mapping[int, float]) -> list[float]:
-    """Milliseconds from each resuming process's fork to its first execution."""
+    """Return the milliseconds from the fork of each resuming process to its first execution."""
     first: dict[int, float] = {}
     for line in lines:
         if line[0] == words.EXEC:

@@ -1,7 +1,7 @@
-"""Bugs to be caught: what the harness says is worth as much as what it can see.
+"""Planted bugs: the certificate of the harness is worth as much as its ability to detect bugs.
 
-Each is put into the children alone, in place of one function, and has to break an invariant. They reach into private
-parts and stand for mistakes that were made elsewhere, or could be made here one day.
+Each bug replaces a function in the children only and must break an invariant. The bugs patch private parts and
+represent mistakes made in other projects, or possible here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _any(_case: Case) -> bool:
 
 
 def _grows(case: Case) -> bool:
-    """Small, so that a few hits reach far, and with tasks that bring in others."""
+    """Return whether the case is small, for few hits to reach far, and has tasks that add tasks."""
     return len(case.dag) <= 6 and any(task.for_each is not None for task in case.dag)
 
 
@@ -45,21 +45,23 @@ def _decides(case: Case) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """A bug: `instead(original, ...)` is called in place of `owner.attribute`. It shows in trials of `kind` that end a
-    process at one of `names`, at one of the `hits` there, in cases that it `fits`.
-    """
+    """A bug: `instead(original, ...)` is called in place of `owner.attribute`."""
 
     name: str
     owner: Any
     attribute: str
     instead: Callable[..., Any]
     names: Sequence[str] = FAILPOINTS[3:]
+    """The failpoints at which trials kill the process."""
     hits: range = range(1, 11)
+    """The hits of the failpoints at which trials kill the process."""
     kind: Kind = Kind.KILLS
+    """The kind of trial that reveals the bug."""
     fits: Callable[[Case], bool] = _any
+    """Predicate of the cases that can reveal the bug."""
 
     def plant(self) -> None:
-        """From now on this process has the bug."""
+        """Install the bug in this process."""
         original: Original = getattr(self.owner, self.attribute)
 
         def buggy(*args: Any) -> Any:
@@ -214,4 +216,4 @@ PLANTED = (
     ),
     Planted("checksums not looked at", reading, "_is_damaged", _believe_anything, kind=Kind.ROT),
 )
-"""All of them."""
+"""All planted bugs."""

@@ -1,4 +1,4 @@
-"""What a run has to come to, computed straight from the DAG: no scheduler, no store, no state machine."""
+"""The expected outcome of a run, computed directly from the DAG: no scheduler, no store, no state machine."""
 
 from __future__ import annotations
 
@@ -16,36 +16,42 @@ from plait.runner.domain.task import FailureMode, Task
 from plait.runner.plan.added_tasks import tasks_of
 
 _USE = re.compile(r'\{\{ (?:results\["([^"]+)"\](?:\.mark)?|item) \}\}')
-"""As `use_of` has it; without a group it is the element."""
+"""The expressions of `use_of`; a match without a group is the element."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """How a task ends, with how many executions when nothing is killed. `turn` is what its conversation gains."""
+    """The expected end of a task."""
 
     status: TaskStatus
+    """The status."""
     executions: int
+    """The number of executions without kills."""
     result: str = ""
     value: str = ""
     history: tuple[str, ...] = ()
+    """The messages of the conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The whole graph, with all that is added to it, and every task's end. `adders` are the tasks that add some."""
+    """The expected end of a whole run."""
 
     dag: DAG
+    """The graph with all added tasks."""
     ends: Mapping[str, Expected]
+    """The expected end of every task."""
     adders: frozenset[str]
+    """The tasks that add tasks."""
 
 
 def expected(case: Case) -> dict[str, Expected]:
-    """Every task's end."""
+    """Return the expected end of every task."""
     return dict(forecast(case).ends)
 
 
 def forecast(case: Case) -> Forecast:
-    """What the case grows to, and how its tasks end."""
+    """Return the expected growth of the case and the ends of its tasks."""
     telling = _Telling(case)
     while telling.goes_on():
         pass
@@ -55,19 +61,19 @@ def forecast(case: Case) -> Forecast:
 
 
 def run_status(ends: Mapping[str, Expected]) -> RunStatus:
-    """A run has failed if a task has; one that was skipped does it no harm."""
+    """Return the expected status of the run: failed if any task failed. Skipped tasks do not fail a run."""
     failed = any(end.status is TaskStatus.FAILED for end in ends.values())
     return RunStatus.FAILED if failed else RunStatus.COMPLETED
 
 
 def passes(task: Task, status: TaskStatus) -> bool:
-    """Whether what waits for `task` may start after it ended so."""
+    """Return whether dependents of `task` may start after its end as `status`."""
     soft = status is TaskStatus.FAILED and task.failure_mode is FailureMode.SOFT
     return soft or status in {TaskStatus.COMPLETED, TaskStatus.SKIPPED}
 
 
 class _Telling:
-    """Ends one task after the other, in any order in which their ends are known."""
+    """Computation of the ends, in any order that respects dependencies."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -79,7 +85,7 @@ class _Telling:
         self._values: dict[str, list[JsonValue]] = {}
 
     def goes_on(self) -> bool:
-        """Tell the next end, or what is added when there is none; False when all is told."""
+        """Compute the next end, or the next added tasks if there is none. Return False when everything is computed."""
         for task in self.tasks.values():
             needed = (*self._waits_for(task), *self.parts.get(task.id, ()))
             if task.id not in self.ends and all(name in self.ends for name in needed):
@@ -91,7 +97,7 @@ class _Telling:
         return True
 
     def _partners(self, task: Task) -> list[str]:
-        """The unfolded tasks with whose parts its own pair up."""
+        """Return the expanded tasks whose parts are paired with the parts of `task`."""
         over = task.for_each
         return [name for name in task.upstream if over == self.tasks[name].for_each and name in self.parts]
 

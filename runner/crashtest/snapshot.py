@@ -1,4 +1,4 @@
-"""What a store holds of a run, as plain JSON for the ledger."""
+"""The stored state of a run as plain JSON for the ledger."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from plait.runner.crashtest.cases import digest
 
 
 async def snapshot(store: Store, run_id: str, *, whole: bool = False) -> dict[str, Any]:
-    """Status and tasks; with `whole` also the messages and how often each task is told to have completed."""
+    """Return status and tasks; with `whole`, also the messages and the number of completion and growth events per
+    task.
+    """
     run = await store.get_run(run_id)
     assert run is not None
     attempts: dict[str, list[list[Any]]] = {}
@@ -41,5 +43,5 @@ def _task(task: TaskRecord, attempts: list[list[Any]]) -> dict[str, Any]:
 
 
 def mark(text: str) -> str:
-    """A message in a few characters."""
+    """Return a short digest of a message."""
     return sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What many trials came to. Plain numbers that add up over workers and travel as JSON."""
+"""Sums over many trials: plain numbers that can be added across workers and stored as JSON."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from plait.persistence.failpoints import FAILPOINTS
 
 @dataclass(slots=True)
 class Tally:
-    """`landed` counts the kills that ended a process, by boundary; `scheduled` those that were set up."""
+    """Sums over trials."""
 
     trials: int = 0
     scheduled: int = 0
+    """The number of kills set up."""
     landed: Counter[str] = field(default_factory=Counter[str])
+    """The number of kills that ended a process, by failpoint."""
     acks: int = 0
     lost: int = 0
     repeated: int = 0
@@ -32,26 +34,26 @@ class Tally:
 
     @property
     def never_hit(self) -> list[str]:
-        """The boundaries at which no kill landed."""
+        """The failpoints without a landed kill."""
         return [name for name in FAILPOINTS if not self.landed[name]]
 
     @property
     def ok(self) -> bool:
-        """Every invariant held, no boundary was left out, every planted bug was caught."""
+        """True if every invariant held, every failpoint was hit, and every planted bug was caught."""
         return not self.violations and not self.never_hit and all(self.planted.values())
 
     @property
     def median_resume_ms(self) -> float:
-        """See `Verdict.resumes_ms`."""
+        """The median of `Verdict.resumes_ms`."""
         return median(self.resumes_ms) if self.resumes_ms else 0.0
 
     @property
     def bound(self) -> float:
-        """The highest rate of failures that as many trials without one leave possible, at 95 % confidence."""
+        """The highest failure rate compatible with an equal number of trials without failures, at 95 % confidence."""
         return min(1.0, 3 / self.kills) if self.kills else 1.0
 
     def add(self, other: Tally) -> None:
-        """Take in what another worker found."""
+        """Add the sums of another worker."""
         self.trials += other.trials
         self.scheduled += other.scheduled
         self.landed.update(other.landed)

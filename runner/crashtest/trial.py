@@ -1,4 +1,4 @@
-"""A trial: one case and what is done to its processes, as a word that can be typed to have it again."""
+"""A trial: a case and the events for its processes, with a text form that can be typed to repeat the trial."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from plait.persistence.failpoints import FAILPOINTS
 
 
 class Kind(StrEnum):
-    """What a trial is about."""
+    """The kind of a trial."""
 
     KILLS = "kills"
-    """Each process but the last kills itself at its point."""
+    """Each process except the last kills itself at its point."""
     CRASHER = "crasher"
-    """One task takes its process down whenever it is executed."""
+    """A task kills its process at each execution."""
     UNSURE = "unsure"
-    """A commit takes effect, and then raises."""
+    """A commit takes effect and then raises."""
     RIVAL = "rival"
-    """The owner stands still at its point; others try to resume, before and after its lease ended; then it wakes."""
+    """The owner is stopped at its point. Other processes try to resume, before and after the end of the lease. Then the
+    owner continues.
+    """
     ROT = "rot"
-    """A result is damaged in the file between two processes."""
+    """A stored result is damaged between two processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The `hit`-th time, from 1, that a process comes to the boundary `name`."""
+    """The `hit`-th time, from 1, that a process reaches the failpoint `name`."""
 
     name: str
     hit: int
@@ -37,7 +39,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """`kind` of trial over the case of `seed`; `points[i]` is where the i-th process meets its fate."""
+    """A trial of `kind` with the case of `seed`. `points[i]` is the point of the i-th process."""
 
     kind: Kind
     seed: int
@@ -51,7 +53,7 @@ _POINT = re.compile(r"([a-z._]+):([1-9][0-9]{0,8})")
 
 
 def parse_trial(word: str) -> Trial:
-    """The trial that `str(trial)` named. Raises ValueError."""
+    """Return the trial with the text form `word`. Raises ValueError."""
     kind, _, rest = word.partition("-")
     seed, *points = rest.split("-")
     found = [_POINT.fullmatch(point) for point in points]

@@ -1,4 +1,4 @@
-"""Puts one trial on: its processes one after the other, in a folder of its own, and the judge at the end."""
+"""Execution of a trial: its processes one after the other, in a separate folder, followed by the judge."""
 
 from __future__ import annotations
 
@@ -19,30 +19,33 @@ from plait.runner.crashtest.trial import Kind, Point, Trial
 
 LAST_WORDS = 2000
 MOST_CRASHES = 6
-"""More than a crasher is given."""
+"""More processes than a crasher may kill."""
 
 
 @dataclass(slots=True)
 class Shown:
-    """What a trial showed: the verdict, the kills that landed by boundary, and what its processes printed."""
+    """The outcome of a trial."""
 
     verdict: Verdict
     landed: Counter[str] = field(default_factory=Counter[str])
+    """The kills that landed, by failpoint."""
     hits: Counter[str] = field(default_factory=Counter[str])
-    """How often the boundaries were met by the process that ended by itself."""
+    """The hits of each failpoint in the process that ended by itself."""
     scheduled: int = 0
+    """The number of kills set up."""
     output: str = ""
+    """The output of the processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where trials take place. `plant` puts a bug into every process."""
+    """The folder for trials. `plant` installs a bug in every process."""
 
     folder: Path
     plant: Callable[[], None] | None = None
 
     def play(self, trial: Trial, case: Case) -> Shown:
-        """Have the trial, judge it, and remove its folder."""
+        """Execute and judge the trial, and remove its folder."""
         folder = self.folder / str(trial)
         folder.mkdir(parents=True)
         try:
@@ -59,13 +62,14 @@ class Stage:
 
 @dataclass(slots=True)
 class Played:
-    """How a scene went: how many kills were set up, when each process was forked, by pid, and the errors that
-    processes have to end with, and how often.
-    """
+    """The course of a scene."""
 
     scheduled: int = 0
+    """The number of kills set up."""
     forked: dict[int, float] = field(default_factory=dict[int, float])
+    """The time of the fork of each process, by pid."""
     leaving: dict[str, int] = field(default_factory=dict[str, int])
+    """The errors with which processes must end, and their number."""
 
 
 def _fitted(trial: Trial, case: Case) -> Case:
@@ -116,7 +120,7 @@ def _rival(trial: Trial, start: Start) -> Played:
 
 def _rot(_trial: Trial, start: Start) -> Played:
     _run(replace(start, point=Point("attempt.before_call", 2)))
-    _run(replace(start, only_open=True))  # whoever closes a store last moves all of it into the one file
+    _run(replace(start, only_open=True))  # the last close moves all data into the database file
     whole = start.store.read_bytes()
     result = expected(start.case)["a"].value.encode()
     start.store.write_bytes(whole.replace(result, result[:-1] + b"?"))
@@ -155,7 +159,7 @@ def _lines(path: Path) -> list[Line]:
 
 
 def _landed(lines: list[Line]) -> Counter[str]:
-    """A kill has landed when the process said that it is there, and was then found dead by SIGKILL."""
+    """Count the kills that landed: the process announced the point and was then found dead by SIGKILL."""
     landed: Counter[str] = Counter()
     last: str | None = None
     for word, *rest in lines:
