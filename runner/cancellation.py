@@ -53,8 +53,8 @@ class Cancels:
 def outlasting_cancellation() -> Generator[None]:
     """Absorb a native `Task.cancel()`, such as `asyncio.run` sends at shutdown.
 
-    The await inside the block is interrupted and the task goes on. Cancellation by a cancel scope is re-raised, because
-    the scope would deliver the cancellation again.
+    The await inside the block is interrupted and the task continues. Cancellation by a cancel scope is re-raised,
+    because the scope would deliver the cancellation again.
     """
     cancels = Cancels()
     try:

@@ -1,4 +1,4 @@
-"""Errors of graphs, plans and runs. Each message says what happened and how to correct the mistake."""
+"""Errors of graphs, plans and runs. Each message describes the problem and the remedy."""
 
 from __future__ import annotations
 

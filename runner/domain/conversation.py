@@ -71,7 +71,7 @@ def not_added(error: DAGError) -> str:
 
 
 def mistakes_prompt(failure: str) -> str:
-    """Return the prompt that asks a planner for corrected tasks after the error `failure`.
+    """Return the prompt for corrected tasks, sent to a planner after the error `failure`.
 
     The prompt depends on the stored error alone, so a resumed run sends the same text.
     """

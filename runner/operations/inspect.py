@@ -25,7 +25,7 @@ _LOOKS_A_RECORD = 25
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """A task as the store has it. `as_json` is its one shape for `plait show --json` and for HTTP."""
+    """A task as stored. `as_json` is the JSON form for `plait show --json` and for HTTP."""
 
     task_id: str
     position: int

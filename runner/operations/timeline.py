@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from plait.backends.protocol import Output
 
-_LONGEST = 8000  # characters of a text that is kept until its line ends
+_LONGEST = 8000  # limit on the characters buffered until the end of a line
 _LATER = "~"  # behind all times
 _OF_ATTEMPTS = ATTEMPT_ENDS | {EventKind.SESSION_OPENED}
 _NEED_TASKS = frozenset({EventKind.TASKS_ADDED, EventKind.TASK_WAITING_INPUT, EventKind.TASK_ANSWERED})
@@ -167,7 +167,7 @@ class Chronicle:
             yield heappop(self._persons)[2]
 
     async def _of_attempt(self, record: EventRecord) -> Mapping[str, JsonValue]:
-        """What is stored of the attempt that the event is about, beside the event."""
+        """Return the stored values of the event's attempt that are not part of the event."""
         if record.task_id is None or record.attempt is None or record.kind not in _OF_ATTEMPTS:
             return {}
         attempts = await self._store.list_attempts(self._run_id, record.task_id)
@@ -217,7 +217,7 @@ class _Turn:
         """Return whether `record` ends the attempt."""
         if record.task_id != self.task_id:
             return False
-        if record.kind == EventKind.TASK_STARTED:  # the end of this one was never written down
+        if record.kind == EventKind.TASK_STARTED:  # the end of the previous attempt was never stored
             return record.attempt != self.attempt
         return record.kind in ATTEMPT_ENDS and record.attempt in {None, self.attempt}
 

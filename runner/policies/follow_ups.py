@@ -156,7 +156,7 @@ class FollowUps:
                     yield Mistake(task, after, place, replace(problem, message=message, position=None))
 
     def _after(self, task: Task, is_taken: Callable[[str], bool]) -> Iterator[Task]:
-        """Yield the follow-ups of `task`. `is_taken` tells whether the run already uses an id."""
+        """Yield the follow-ups of `task`. `is_taken` returns whether the run already uses an id."""
         earlier, role = {WORK: task.id}, role_of(task)
         for step in () if role is None else self._chains.get(role, ()):
             free = (one for one in _ids(task.id, step.role) if one not in earlier.values() and not is_taken(one))
