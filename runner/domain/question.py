@@ -119,6 +119,7 @@ class OpenQuestion:
     attempt: int
     """The number of the attempt that ended with the question."""
     text: str
+    """The question."""
     schema: Mapping[str, object] | None
     """The JSON Schema of the answer; None for a text. See `Question`."""
     default: JsonValue

@@ -15,7 +15,9 @@ class TaskResult:
     """The state of a task at the end of a run."""
 
     id: str
+    """The id of the task."""
     status: TaskStatus = TaskStatus.PENDING
+    """The status at the end of the run."""
     text: str = ""
     """The text of the result; empty unless completed."""
     data: JsonValue = None

@@ -28,16 +28,21 @@ class TaskInfo:
     """A task as stored. `as_json` is the JSON form for `plait show --json` and for HTTP."""
 
     task_id: str
+    """Id of the task."""
     position: int
     """Index of the task in the DAG, from 0."""
     status: TaskStatus
+    """Status of the task."""
     depends_on: tuple[str, ...]
+    """Ids of the dependencies."""
     backend: str | None
+    """Name of the backend; None for the default backend."""
     prompt: str
+    """The prompt template."""
     attempts: int
-    """How many attempts were started."""
+    """Number of attempts started."""
     crashes: int
-    """How often a process died while it ran the task."""
+    """Number of process deaths during the task."""
     text: str | None
     """Result of the task; None before there is a result, and if the result is `damaged`."""
     data: JsonValue
@@ -45,7 +50,9 @@ class TaskInfo:
     damaged: bool
     """True if the stored result does not match its checksum."""
     error_kind: str | None
+    """Kind of the error, an `ErrorKind` value."""
     error: str | None
+    """Error message."""
     next_try_at: str | None
     """Time of the next attempt, if the last attempt failed and another attempt follows."""
     question: str | None
@@ -57,6 +64,7 @@ class TaskInfo:
     answers: tuple[Answered, ...]
     """Answers to earlier questions of the task."""
     session_id: str | None
+    """The backend's id of the conversation, if known."""
     session_confirmed: bool
     """True if the backend has named the session; False if only the runner has chosen its id."""
     usage: Usage
@@ -114,8 +122,11 @@ class RunInfo:
     status: RunStatus
     """The status; interrupted if the run is stored as running or cancelling without a live owner."""
     created_at: str
+    """Time of the creation."""
     started_at: str | None
+    """Time of the first start; None before."""
     ended_at: str | None
+    """Time of the end; None before."""
     error: str | None
     """The reason for a failure, in one line."""
     counts: Mapping[TaskStatus, int]
@@ -162,7 +173,9 @@ class StoredEvent:
     kind: str
     """The kind of the event, such as `task_completed`."""
     task_id: str | None
+    """Id of the task; None for an event of the whole run."""
     attempt: int | None
+    """Number of the attempt, from 1, if the event belongs to an attempt."""
     detail: Mapping[str, JsonValue]
     """Further values, depending on `kind`."""
 

@@ -216,6 +216,7 @@ class Mistake:
     """A mistake in a line of the file."""
 
     message: str
+    """The mistake, in words."""
     line: int
     """The line, from 1."""
     column: int | None = None
