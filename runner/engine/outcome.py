@@ -85,18 +85,16 @@ class Settling:
         return self._failed(turn, error, duration)
 
     def _completed(self, turn: Turn, reply: Reply, data_json: str | None, duration: float) -> events.TaskCompleted:
-        said = turn.prompt if turn.going_on is None and not reply.messages else turn.messages(reply)
-        completed = self._state.complete(
-            turn.position,
-            self._stamp(),
-            reply,
-            data_json,
-            duration,
-            turn.session_id,
-            said=said,
-            said_before=_said_before(turn),
-        )
-        self._schedule.finish(turn.position, TaskStatus.COMPLETED)
+        position, at, session_id = turn.position, self._stamp(), turn.session_id
+        if turn.going_on is None:
+            said = turn.messages(reply) if reply.messages else turn.prompt
+            completed = self._state.complete(position, at, reply, data_json, duration, session_id, said=said)
+        else:
+            said, before = turn.messages(reply), turn.going_on.said
+            completed = self._state.complete(
+                position, at, reply, data_json, duration, session_id, said=said, said_before=before
+            )
+        self._schedule.finish(position, TaskStatus.COMPLETED)
         return completed
 
     def stored(self, turn: Turn) -> None:

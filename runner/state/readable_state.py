@@ -53,7 +53,7 @@ class ReadableState:
         self._conversations: dict[int, Past] = {}
         """Conversations kept in memory: of tasks that others continue, and of tasks that are not stored yet."""
         self._prompts: dict[int, str] = {}
-        """Prompts of conversations that are a prompt and an answer. The garbage collector skips a text."""
+        """Prompts of conversations that are a prompt and an answer, nothing else. The garbage collector skips texts."""
         self._going_on: dict[int, GoingOn] = {}
         self.going_on: Final[Mapping[int, GoingOn]] = self._going_on
         """Tasks whose conversation is known to have begun: their next attempt continues it."""

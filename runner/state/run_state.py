@@ -55,7 +55,8 @@ class RunState(ReadableState):
         self._move(position, _PENDING, _RUNNING)
         self._attempts[position] = number = self._attempts[position] + 1
         self._started.add(position)
-        self._take_up(position)
+        if position in self._going_on:
+            self._take_up(position)
         return events.TaskStarted(at, self.dag.tasks[position].id, number, backend, session_id, confirmed)
 
     def complete(  # noqa: PLR0913 - what a result consists of
@@ -220,11 +221,13 @@ class RunState(ReadableState):
 
     def _finish(self, position: int, result: TaskResult) -> None:
         """End the task with `result`. Raise IllegalTransition if the status of the result may not follow."""
-        if result.status not in TASK_TRANSITIONS[self._statuses[position]]:
-            raise self._illegal(position, result.status)
-        self._statuses[position] = result.status
+        status = result.status
+        if status not in TASK_TRANSITIONS[self._statuses[position]]:
+            raise self._illegal(position, status)
+        self._statuses[position] = status
         self._results[position] = result
-        self._add_usage(result.usage)
+        if result.usage is not NO_USAGE:
+            self._usage += result.usage
         if position in self._going_on:
             del self._going_on[position]
         if position in self._questions:
@@ -246,7 +249,8 @@ class RunState(ReadableState):
         if self._statuses[position] is not _RUNNING:
             raise self._illegal(position, _RUNNING)
         self._adopted.add(position)
-        self._take_up(position)
+        if position in self._going_on:
+            self._take_up(position)
 
     def add_tasks(self, tasks: Sequence[Task], added_by: str | None, at: str) -> events.TasksAdded:
         """Add `tasks`, pending. Raise DAGError if the DAG cannot take them, and then change nothing."""
@@ -309,8 +313,8 @@ class RunState(ReadableState):
 
     def _take_up(self, position: int) -> None:
         """Let the task's attempt take up its conversation."""
-        going_on = self._going_on.pop(position, None)
-        if going_on is not None and going_on.says:
+        going_on = self._going_on.pop(position)
+        if going_on.says:
             # Until the conversation has taken it, each further attempt says it again.
             self._going_on[position] = replace(going_on, interrupted=False)
 
