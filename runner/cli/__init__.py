@@ -1,4 +1,4 @@
-"""The command `plait`. Nothing here or in the modules of the commands imports more than click before it is needed."""
+"""The command `plait`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 
 
 def main() -> None:
-    """Run the command with this process's arguments and leave with its exit code."""
-    from plait.runner.cli.app import cli  # noqa: PLC0415 - `import plait.runner.cli.display.text` does not need click
+    """Run the command with the arguments of this process, and exit with its exit code."""
+    from plait.runner.cli.app import cli  # noqa: PLC0415 - `import plait.runner.cli.display.text` needs no click
     from plait.runner.cli.exits import exit_process, run_cli  # noqa: PLC0415
 
     exit_process(run_cli(cli, sys.argv[1:]))

@@ -1,6 +1,7 @@
-"""Which backends a run needs, how they are made, and what its settings keep of them for `resume`: see kept.py.
+"""The backends of a run: chosen from a plan, a file or options, opened, and kept in the settings of the run for
+`resume` (see stored_backends.py).
 
-Settings never hold a key: a spec only names the environment variable that has it.
+Settings never hold a key: a spec only names the environment variable of the key.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SPECS: TypeAdapter[dict[str, BackendSpec]] = TypeAdapter(dict[str, BackendSpec])
 
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
-    """The backend that a person asked for on the command line."""
+    """The backend given by options of the command line."""
 
     kind: str | None = None
     model: str | None = None
@@ -42,30 +43,35 @@ class BackendOptions:
 
 @dataclass(frozen=True, slots=True)
 class BackendSet:
-    """Backends by name, as specs. `default` is the name of the one for tasks that name none."""
+    """Specs of backends by name."""
 
     specs: Mapping[str, BackendSpec]
     default: str = DEFAULT_BACKEND
+    """Name of the backend for tasks that name none."""
     folder: Path = field(default_factory=Path.cwd)
+    """Folder from which relative paths in specs start."""
     plan: Path | None = None
+    """Plan file that names the backends."""
     folders: Mapping[str, Path] = field(default_factory=dict[str, Path])
-    """The folders of those that do not start from `folder`."""
+    """Folders of backends whose paths do not start from `folder`."""
 
     def settings(self) -> dict[str, JsonValue]:
-        """What a run's settings keep."""
+        """Return the settings that are stored with a run."""
         dumped = cast("JsonValue", SPECS.dump_python(dict(self.specs), mode="json", exclude_none=True))
         plan = None if self.plan is None else str(self.plan)
         return {"plan": plan, "folder": str(self.folder), "backends": dumped, "default_backend": self.default}
 
     @asynccontextmanager
     async def open(self, names: Iterable[str]) -> AsyncGenerator[dict[str, Backend]]:
-        """The backends in `names`, made; what they started ends with the block. Raises BackendUnavailable."""
+        """Open the backends in `names`; leaving the block ends processes that the backends have started. Raises
+        BackendUnavailable.
+        """
         made: dict[str, Backend] = {}
         async with AsyncExitStack() as stack:
             for name in names:
                 if name not in self.specs:
-                    continue  # the runner says what is missing
-                # The same model under two names is one server on this machine, not two.
+                    continue  # the runner reports the missing backend
+                # The same model under two names is one server on this machine.
                 same = next((one for one in made if self.specs[one] == self.specs[name]), None)
                 if same is not None:
                     made[name] = made[same]
@@ -77,12 +83,12 @@ class BackendSet:
             yield made
 
     def limits(self) -> dict[str, int]:
-        """How many tasks may run at once on a backend, for those that say so."""
+        """Return the concurrency limit of each backend that has one."""
         return {name: spec.concurrency for name, spec in self.specs.items() if spec.concurrency is not None}
 
-    def runner(self, made: Mapping[str, Backend], **options: Any) -> ParallelRunner:
-        """A runner with `made`, whose default is ours."""
-        # Tasks without a backend then run under the default's own name, so its limit holds for them as well.
+    def make_runner(self, made: Mapping[str, Backend], **options: Any) -> ParallelRunner:
+        """Return a runner with the open backends `made` and the default of this set."""
+        # A task without a backend then runs under the name of the default, and the limit of that backend applies.
         limits = {name: limit for name, limit in self.limits().items() if name in made}
         default = self.default if self.default in made else None
         return ParallelRunner(backends=made, default=default, limits=limits, **options)
@@ -96,8 +102,8 @@ def required_backends(
     policy: Policy | None = None,
     known: Iterable[str] = (),
 ) -> list[str]:
-    """The backends of all tasks that are not done, in the order of the tasks, and of those that may follow them: a task
-    that adds tasks may name any of the `known` ones.
+    """Return the backends of all tasks that are not done, in the order of the tasks, then those that later tasks may
+    use: a task that adds tasks may name any of `known`.
     """
     statuses = list(statuses) or [TaskStatus.PENDING] * len(dag)
     names = needed_backends(task_backends(dag, default), statuses)
@@ -108,7 +114,7 @@ def required_backends(
 
 
 def backend_set_of_file(path: Path | None, options: BackendOptions) -> BackendSet:
-    """The backends that the plan file at `path` names; what `wish` or the environment gives where there is no file."""
+    """Return the backends of the plan file at `path`; without a file, that of `options` or of the environment."""
     if path is None:
         return BackendSet({DEFAULT_BACKEND: requested_spec(options)})
     if not options.is_empty:
@@ -134,7 +140,7 @@ def backend_set_of_file(path: Path | None, options: BackendOptions) -> BackendSe
 
 
 def read_plan_data(path: Path) -> dict[str, Any]:
-    """What stands in a plan file, whether it is a plan or not. Raises OSError, PlanError."""
+    """Return the contents of a file that may be a plan. Raises OSError, PlanError."""
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     form = path.suffix.lower().removeprefix(".")
@@ -143,7 +149,9 @@ def read_plan_data(path: Path) -> dict[str, Any]:
 
 
 def backend_set_of_plan(plan: Plan, options: BackendOptions) -> BackendSet:
-    """The plan's backends, and what `wish` or the environment gives where it leaves the choice open."""
+    """Return the backends of the plan, and the backend of `options` or of the environment if the plan leaves the choice
+    open.
+    """
     specs, default = dict(plan.backends), plan.default_backend
     if default is None and len(specs) == 1:
         default = next(iter(specs))
@@ -158,11 +166,14 @@ def backend_set_of_plan(plan: Plan, options: BackendOptions) -> BackendSet:
 
 
 def requested_spec(options: BackendOptions) -> BackendSpec:
-    """The backend that `wish` or the environment gives. Raises Fault for a misspelt kind, BackendUnavailable."""
+    """Return the backend that `options` or the environment names. Raises CliError for a misspelt kind,
+    BackendUnavailable.
+    """
     if options.kind and options.kind not in KINDS and (hint := nearest(options.kind, KINDS)):
         raise CliError(f"there is no backend {options.kind!r}{hint}")
     model = options.model
     if options.kind == "local" and model is not None:
-        # What is typed is relative to where it is typed, while a spec's paths start from the plan's folder.
+        # A path on the command line starts from the current folder; a path in a spec starts from the folder of the
+        # plan.
         model = str(Path(model).expanduser().resolve())
     return default_spec(os.environ, kind=options.kind, model=model, base_url=options.base_url)

@@ -1,4 +1,4 @@
-"""How the command ends: the exit codes, and one clear line for everything that is not a bug."""
+"""The end of the command: exit codes, and one clear line for every error that is not a bug."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CANCELLED = 6
 ABORTED = 130
 
 _output: ContextVar[TextIO | None] = ContextVar("_output", default=None)
-_READER_GONE = frozenset({errno.EPIPE, errno.EIO})  # the latter is said by a terminal that has gone away
+_READER_GONE = frozenset({errno.EPIPE, errno.EIO})  # the latter after a terminal has closed
 
 EXIT_CODES = """\
 Exit codes: 0 completed, or done as asked; 1 tasks failed; 2 usage or bad input (mistakes in a plan, an unknown run or
@@ -38,24 +38,24 @@ cancelled, or left before its end by Ctrl-C, SIGTERM or SIGHUP; 130 left at once
 
 
 class CliError(click.ClickException):
-    """Something that a person can put right: said in one line each, without a traceback."""
+    """An error that a person can mend: printed in one line, without a traceback."""
 
     def __init__(self, message: str, code: int = USAGE, lead: str = "plait: ") -> None:
         super().__init__(message)
         self.code = code
         self.lead = lead
 
-    def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 - click's signature
-        """Say it on standard error."""
+    def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 - signature of click
+        """Print the error on standard error."""
         print_note(self.lead + self.message)
 
 
 def run_cli(command: click.Command, arguments: Sequence[str]) -> int:
-    """Run `command`; its exit code. What is nobody's fault but ours escapes as it is."""
-    # Where a stream was closed before we came (`>&-`), Python has none.
+    """Run `command` and return the exit code. An error that is a bug is raised unchanged."""
+    # If a stream was closed by the caller (`>&-`), Python has none.
     sys.stdout, sys.stderr = sys.stdout or _open_devnull(), _best_effort(sys.stderr) if sys.stderr else _open_devnull()
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character gets its escape, never an error.
+        # A character that a terminal cannot show is escaped and raises no error.
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="backslashreplace")
     try:
@@ -70,7 +70,7 @@ def run_cli(command: click.Command, arguments: Sequence[str]) -> int:
         fault = cli_error_of(error)
         if fault is None:
             raise
-        # An answer that could not be stored is not lost on the person who paid for it.
+        # An answer that could not be stored is printed, because it has been paid for.
         if answer := getattr(error, "text", ""):
             print_line(visible(answer))
         fault.show()
@@ -82,20 +82,20 @@ def _open_devnull() -> TextIO:
 
 
 def _best_effort(stream: TextIO) -> TextIO:
-    """The same stream, whoever writes to it: what cannot be written to it is left out."""
+    """Return a stream to the same file that ignores failed writes."""
     try:
         raw = _BestEffortFile(stream)
-    except (OSError, ValueError):  # it has no descriptor, as in tests
+    except (OSError, ValueError):  # no descriptor, as in tests
         return stream
     return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, line_buffering=True)
 
 
 class _BestEffortFile(io.FileIO):
-    """A file for what is said beside the work: a full disk or a terminal that has gone away must not end a run."""
+    """A file for notes beside the work: a full disk or a closed terminal must not end a run."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream.fileno(), "w", closefd=False)
-        self._stream = stream  # else its end would close the descriptor
+        self._stream = stream  # keeps the stream alive, whose end would close the descriptor
 
     def write(self, data: Any, /) -> int:
         with suppress(OSError):
@@ -104,7 +104,7 @@ class _BestEffortFile(io.FileIO):
 
 
 def cli_error_of(error: Exception) -> CliError | None:
-    """What to say about `error`, None if it is a bug."""
+    """Return the error to print for `error`; None if `error` is a bug."""
     from plait.backends.errors import BackendError, BackendUnavailable  # noqa: PLC0415 - heavy packages
     from plait.persistence.errors import StoreError  # noqa: PLC0415
     from plait.runner.errors import OwnershipLost, PlaitError, TurnNotStored  # noqa: PLC0415
@@ -114,7 +114,7 @@ def cli_error_of(error: Exception) -> CliError | None:
     if isinstance(error, OwnershipLost):
         return CliError(str(error), TAKEN_OVER)
     if isinstance(error, PlaitError | BackendUnavailable):
-        # Mistakes in a plan come one a line, each with its place, as compilers have it.
+        # Each mistake in a plan has a line of its own with its place, as compilers print errors.
         return CliError(str(error), USAGE, "" if hasattr(error, "problems") else "plait: ")
     if isinstance(error, BackendError):
         return CliError(str(error), FAILED)
@@ -122,7 +122,7 @@ def cli_error_of(error: Exception) -> CliError | None:
 
 
 def exit_process(code: int) -> NoReturn:
-    """End the process. A thread that runs a function of the user's cannot be stopped, and is not waited for."""
+    """Exit with `code`, without waiting for threads: a thread that runs a function of the user cannot be stopped."""
     for stream in (sys.stdout, sys.stderr):
         write(stream, "")
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
@@ -131,24 +131,24 @@ def exit_process(code: int) -> NoReturn:
 
 
 def print_note(text: str = "") -> None:
-    """A line for the person, on standard error."""
+    """Print a line for the person on standard error."""
     write(sys.stderr, visible(text) + "\n")
 
 
 def print_line(text: str) -> bool:
-    """A line of output, on standard output; False when its reader has left."""
+    """Print a line on standard output. Return False if the reader has closed its end."""
     return write(output(), text + "\n")
 
 
 def output() -> TextIO:
-    """Standard output, also where `prints_aside` has put something else in its place."""
+    """Return standard output, also inside `redirect_prints`."""
     return _output.get() or sys.stdout
 
 
 @contextmanager
 def redirect_prints() -> Generator[None]:
-    """What prints within, a function of the user's or its module, does so on standard error: standard output has what
-    we `tell`, and nothing else.
+    """Redirect `print` of a user's function or module to standard error, so that standard output holds only the output
+    of plait.
     """
     token = _output.set(sys.stdout)
     try:
@@ -159,8 +159,8 @@ def redirect_prints() -> Generator[None]:
 
 
 def write(stream: IO[str], text: str) -> bool:
-    """Write and flush. A reader that has left (`| head`, a terminal that was closed) is no error: it is False, and what
-    follows goes nowhere. Raises Fault when it cannot be written, as on a full disk.
+    """Write and flush. Return False if the reader has closed its end (`| head`, a closed terminal); later writes are
+    discarded. Raises CliError if writing fails for another reason, such as a full disk.
     """
     try:
         stream.write(text)

@@ -1,4 +1,4 @@
-"""Finding what a person names: a store, a run in it, a task of the run."""
+"""Lookup of the store, run, or task that a person names, and of the tasks that wait for a person."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from plait.runner.operations import inspect
 from plait.runner.state.owner import LEASE_SECONDS, Liveness, liveness
 
 MAX_RUNS_SEARCHED = 10_000
-"""How many runs are looked through for one that is not named by its whole id."""
+"""Number of runs searched for the beginning of an id."""
 
 
 def read_only_store(path: Path) -> SQLiteStore:
-    """The store at `path`, changing nothing."""
+    """Return the store at `path`, to be read only."""
     _check_default_store(path)
     return SQLiteStore(path, mode="read")
 
 
 def existing_store(path: Path) -> SQLiteStore:
-    """The store at `path`, which has to exist."""
+    """Return the store at `path`, which has to exist."""
     _check_default_store(path)
     return SQLiteStore(path, mode="existing")
 
@@ -47,7 +47,7 @@ def _check_default_store(path: Path) -> None:
 
 
 async def find_run(store: Store, word: str) -> RunRecord:
-    """The run of that id, the only one whose id begins so, or the `last` one."""
+    """Return the run with the id `word`, the only run whose id begins with `word`, or the newest run for `last`."""
     if not is_utf8(word):
         raise CliError(f"the store has no run {word!r}; `plait runs` lists those that it has")
     run_id = await _newest_id(store) if word == "last" else word
@@ -60,7 +60,7 @@ async def find_run(store: Store, word: str) -> RunRecord:
 
 
 def print_watch_notice(run: RunRecord) -> None:
-    """Say why what follows takes half a minute, where the run's owner cannot be judged from here."""
+    """Print why the command takes half a minute, if the owner of the run cannot be judged from this machine."""
     owner = run.owner
     if owner is not None and liveness(owner) is Liveness.UNKNOWN:
         print_note(
@@ -88,7 +88,7 @@ async def _id_by_prefix(store: Store, prefix: str) -> str:
 
 
 async def find_newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
-    """The newest run that `resume` has something to do for."""
+    """Return the newest run that `resume` can continue."""
     wanted = {RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}
     if retry_failed:
         wanted |= RUN_REOPENINGS
@@ -99,7 +99,7 @@ async def find_newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
             if stores_backends(found):
                 return found
             refused = refused or found
-    if refused is not None:  # which `resume` says why
+    if refused is not None:  # `resume` prints the reason
         return refused
     kinds = "queued, interrupted, waiting" + (" or failed" if retry_failed else " for a person")
     hint = "" if retry_failed else " (--retry-failed looks for failed ones, too)"
@@ -107,8 +107,8 @@ async def find_newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
 
 
 def stores_backends(run: RunRecord) -> bool:
-    """Whether the store says which backends the run needs, as for all that the command made: only then can the command
-    go on with it. `run` is a record with its settings.
+    """Return whether the stored settings name the backends of the run, as for every run made by the command. Only such
+    runs can be resumed by the command. `run` includes its settings.
     """
     settings = json.loads(run.settings)
     kinds = {"backends": dict, "default_backend": str, "folder": str}
@@ -116,12 +116,12 @@ def stores_backends(run: RunRecord) -> bool:
 
 
 def shown_status(run: RunRecord) -> RunStatus:
-    """The run's status; interrupted when it is stored as going on and nobody is there to go on with it."""
+    """Return the status of the run; interrupted if the stored status is running or cancelling and the owner is gone."""
     return inspect.shown_status(run, time.time())
 
 
 async def find_task(store: Store, run: RunRecord, task_id: str) -> TaskRecord:
-    """The run's task of that id."""
+    """Return the task of the run with the id `task_id`."""
     tasks = await store.list_tasks(run.run_id)
     for task in tasks:
         if task.task_id == task_id:
@@ -135,18 +135,18 @@ _LONGEST_VALUE = 120
 
 @dataclass(frozen=True, slots=True)
 class WaitingTask:
-    """A task that waits for a person. `question` is what it asks itself, None for one marked at_most_once that was cut;
-    `text` is what is asked in either case.
-    """
+    """A task that waits for a person."""
 
     run_id: str
     task_id: str
     attempt: int
     text: str
+    """The question, or why a task marked at_most_once waits."""
     question: OpenQuestion | None
+    """The question of the task; None for a task marked at_most_once that was interrupted."""
 
     def answer_command(self, path: Path) -> str:
-        """The command that answers, to be completed."""
+        """Return the command that answers, with a placeholder for the answer."""
         if self.question is None:
             return command_line(path, "answer", self.run_id, self.task_id, "--done", "TEXT")
         return command_line(
@@ -154,7 +154,7 @@ class WaitingTask:
         )
 
     def facts(self) -> Iterator[tuple[str, str]]:
-        """What else there is to know before answering, each with its name."""
+        """Yield further facts about the question, each with its name."""
         question = self.question
         if question is None:
             return
@@ -167,10 +167,10 @@ class WaitingTask:
 
 
 async def list_waiting(store: Store, run_id: str) -> list[WaitingTask]:
-    """What waits in the run, in the order of its tasks, without questions that are answered and not yet taken up.
-    Raises StoreError, RunNotFound.
+    """Return the waiting tasks of the run, in the order of the DAG, except those whose answer is stored already. Raises
+    StoreError, RunNotFound.
     """
-    asked = {one.task_id: one for one in await BackendSet({}).runner({}, store=store).questions(run_id)}
+    asked = {one.task_id: one for one in await BackendSet({}).make_runner({}, store=store).questions(run_id)}
     return [
         WaitingTask(run_id, task.task_id, task.attempt, task.question or "", asked.get(task.task_id))
         for task in await store.list_tasks(run_id)
@@ -186,7 +186,7 @@ def _format_deadline(question: OpenQuestion, at: str) -> str:
 
 
 def describe_schema(schema: Mapping[str, JsonValue]) -> str:
-    """What a JSON Schema wants, in a few words."""
+    """Describe the values that a JSON Schema allows, in a few words."""
     allowed, kind, fields = schema.get("enum"), schema.get("type"), schema.get("properties")
     if isinstance(allowed, list) and allowed:
         return "one of " + ", ".join(map(_dump, allowed))
@@ -207,14 +207,14 @@ POLICY = "the policy"
 
 
 async def find_adders(store: Store, run: RunRecord, tasks: Sequence[TaskRecord]) -> dict[str, str]:
-    """By the id of each task that was added: the id of the task that did it, or `POLICY`."""
+    """Return the origin of each added task by id: the id of the task that added it, or `POLICY`."""
     by_policy = await _added_by_policy(store, run) if run.policy_state is not None else set[int]()
     found = {task.task_id: POLICY if task.position in by_policy else task.added_by for task in tasks}
     return {task_id: by for task_id, by in found.items() if by is not None}
 
 
 async def _added_by_policy(store: Store, run: RunRecord) -> set[int]:
-    """Tasks say which task added them; that a policy did, only the run's history says."""
+    """Return the positions of tasks that the policy added. Only the events of the run record this."""
     positions: set[int] = set()
     end = after = 0
     while page := await store.list_events(run.run_id, after):

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what their values mean."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 DEFAULT_STORE = Path(".plait") / "plait.db"
 STORE_VARIABLE = "PLAIT_STORE"
 KINDS = "openai, anthropic, local, claude-code, codex or gemini"
-"""What `--backend` may be, for its help: `plait.backends.spec.KINDS`, which takes a while to import."""
+"""The kinds for the help of `--backend`; `plait.backends.spec.build.KINDS` takes long to import, and a test compares
+both.
+"""
 DEFAULT_CONCURRENCY = 8
 PLAN_SUFFIXES = frozenset({".yaml", ".yml", ".json", ".toml"})
 
@@ -44,34 +46,41 @@ store_option = click.option(
     show_default=True,
     show_envvar=True,
     callback=_refuse_memory_store,
-    help="Where runs are written down.",
+    help="Store runs in this SQLite file.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 concurrency_option = click.option(
-    "-j", "--concurrency", type=click.IntRange(1, 10_000), help="How many tasks run at once."
+    "-j",
+    "--concurrency",
+    type=click.IntRange(1, 10_000),
+    help="Run at most this many tasks at once.  [default: as the plan says, else 8]",
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only the result.")
 
 verbose_option = click.option(
-    "-v", "--verbose", is_flag=True, help="Print also each tool that an agent uses, and what it waits for."
+    "-v", "--verbose", is_flag=True, help="Also print each tool that an agent uses, and each wait."
 )
 
 
 def backend_options(function: F) -> F:
-    """`--backend`, `--model` and `--base-url`."""
-    function = click.option("--base-url", metavar="URL", help="An OpenAI-compatible server.")(function)
-    function = click.option("--model", metavar="NAME", help="The model; for local, the path of a GGUF file.")(function)
-    return click.option("--backend", metavar="KIND", help=f"{KINDS}, for a plan that leaves the choice open.")(function)
+    """Add `--backend`, `--model` and `--base-url`."""
+    function = click.option("--base-url", metavar="URL", help="Use the OpenAI-compatible server at this URL.")(function)
+    function = click.option("--model", metavar="NAME", help="Use this model; for local, the path of a GGUF file.")(
+        function
+    )
+    return click.option("--backend", metavar="KIND", help=f"Use this backend if the plan names none: {KINDS}.")(
+        function
+    )
 
 
 def log_options(function: F) -> F:
-    """`--log` and `--log-level`."""
+    """Add `--log` and `--log-level`."""
     function = click.option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
         default="info",
         show_default=True,
-        help="The least that is logged.",
+        help="Log messages of at least this level.",
     )(function)
     return click.option(
         "--log", "log_style", type=click.Choice(["console", "json"]), help="Write log lines to standard error."
@@ -81,18 +90,18 @@ def log_options(function: F) -> F:
 plan_option = click.option(
     "--plan",
     type=click.Path(path_type=Path),
-    help="The plan file, if it is not where it was: for its functions.",
+    help="Take functions from this plan file, if the plan file has moved.",
 )
 backends_option = click.option(
     "--backends",
     type=click.Path(path_type=Path),
-    help="A plan file whose `backends` are used in place of the run's, by their names; for a run that a Python program "
-    "made, it has to name them all.",
+    help="Use the `backends` of this plan file in place of those of the same names; for a run made by a Python "
+    "program, the file has to name all backends.",
 )
 
 
 def is_utf8(value: str) -> bool:
-    """Whether `value`, from the command line, can be stored: bytes that are not UTF-8 come as halves of characters."""
+    """Return whether an argument can be stored. Bytes that are not UTF-8 arrive as lone surrogates."""
     return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
 
 
@@ -121,25 +130,25 @@ set_option = click.option(
 
 
 def configure_logging(style: str | None, level: str) -> None:
-    """Quiet unless `--log` was given."""
+    """Write log lines to standard error if `--log` was given."""
     if style is None:
-        # Without a handler of ours Python would print warnings bare, in the middle of the display.
+        # Without a handler Python would print bare warnings in the middle of the display.
         logging.getLogger("plait").addHandler(logging.NullHandler())
         return
-    from plait.runner.log import configure  # noqa: PLC0415 - structlog
+    from plait.runner.log import configure  # noqa: PLC0415 - imports structlog
 
     configure("json" if style == "json" else "console", level)
 
 
 def command_line(store_path: Path | None, *words: str) -> str:
-    """The command line that does `words` on the same store, to be copied."""
+    """Return the command line for `words` on the same store, for copying."""
     stated = os.environ.get(STORE_VARIABLE) or str(DEFAULT_STORE)
     store = () if store_path is None or str(store_path) == stated else ("--store", str(store_path))
     return command(_program_name(), *words, *store)
 
 
 def _program_name() -> str:
-    """How this command is called: by its path where the shell would not find it, as after `make demo`."""
+    """Return the name of this command; its path if a shell would not find the name, as after `make demo`."""
     called = Path(sys.argv[0])
     if called.name == "plait" and shutil.which("plait") is None:
         return os.path.relpath(called)
@@ -147,7 +156,7 @@ def _program_name() -> str:
 
 
 def read_plan(path: Path, inputs: Mapping[str, str], *, with_functions: bool = False) -> Plan:
-    """The plan in the file at `path`. `with_functions`: those that it calls have to be there as well. Raises
+    """Return the plan in the file at `path`. `with_functions` checks that its functions can be imported. Raises
     PlanError with every mistake.
     """
     from plait.runner.plan.loader import load_plan, load_plan_with_functions  # noqa: PLC0415 - `plait version` needs neither
@@ -161,21 +170,23 @@ def read_plan(path: Path, inputs: Mapping[str, str], *, with_functions: bool = F
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """How a person wants it: where it is stored (None: nowhere), how much is said, how much runs at once, and the task
-    whose result is that of the run (None: the final ones).
-    """
+    """Where a run is stored, and how its progress and result are shown."""
 
     store: Path | None
+    """Path of the store; None to store nothing."""
     quiet: bool = False
     verbose: bool = False
     as_json: bool = False
     logs: bool = False
+    """Log lines are written, so no live display is shown."""
     concurrency: int | None = None
+    """Number of tasks at once; None for the default."""
     result_of: str | None = None
+    """Id of the task whose result is printed; None for the final tasks."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> OutputOptions:
-        """From the options of a command, by the names of its parameters."""
+        """Return the options of a command, given by the names of its parameters."""
         return cls(
             store=None if options.get("no_store") else options["store_path"],
             quiet=options.get("quiet", False),

@@ -1,4 +1,4 @@
-"""Files that the command writes for a person."""
+"""Writing of files for a person."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _OPEN, _PRIVATE = 0o666, 0o600
 
 
 def write_file(path: Path, text: str, *, private: bool) -> None:
-    """Write `text` to `path`: whole or not at all, also through a crash. A `private` file is the user's alone under any
-    umask. What was there is replaced. Raises Fault.
+    """Write `text` to `path`, whole or not at all, also through a crash. A `private` file is readable by its owner
+    only, under any umask. An existing file is replaced. Raises CliError.
     """
-    target = path.resolve()  # a link stays, and what it leads to is replaced
+    target = path.resolve()  # a symbolic link stays, and its target is replaced
     fresh = target.with_name(f".{target.name}.{secrets.token_hex(8)}.new")
     try:
         _write(fresh, text, _PRIVATE if private else _OPEN)
@@ -33,16 +33,16 @@ def write_file(path: Path, text: str, *, private: bool) -> None:
 
 def _write(path: Path, text: str, mode: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - the mode holds from the first byte on
+    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - the mode holds from the first byte
         if mode == _PRIVATE:
-            path.chmod(mode)  # a umask may have taken even the owner's rights
+            path.chmod(mode)  # the umask may have removed the rights of the owner
         file.write(text)
         file.flush()
         os.fsync(descriptor)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the new name survive a power loss, where folders can be synced."""
+    """Make the new name survive a power loss, if the file system can sync folders."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""What a plan file says otherwise by now than the stored run that it was made into."""
+"""Differences between a stored run and the present state of its plan file."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _FIELDS = {
     **{name: name for name in ("weight", "for_each", "at_most_once", "metadata")},
     "adds_tasks": "output",
 }
-"""Fields of a task, and what they are called in a plan file."""
+"""Fields of a task, with their names in a plan file."""
 _STORED_COUNTS = "a resume runs what is stored"
 
 
 def print_plan_changes(record: RunRecord, tasks: Sequence[TaskRecord], stored: StoredBackends) -> None:
-    """Say what of the run's plan file, where it is found, goes unheeded because the store has it otherwise. Values of
-    inputs are not compared: they may have been given with --set.
+    """Print the changes of the plan file that a resume ignores, because the stored run counts. Values of inputs are not
+    compared, as --set may have given them.
     """
     if stored.replacements:
         print_note(f"with {', '.join(sorted(stored.replacements))} as in {stored.files.backends}, for this time")
@@ -54,7 +54,7 @@ def _list_changes(path: Path, stored: StoredBackends, record: RunRecord, tasks: 
     if settings.get("posted") or (led_by is not None and led_by.kind == OrchestratorPolicy.kind):
         yield from stored.changed_options(
             backend_set_of_file(path, BackendOptions()).specs
-        )  # its tasks came from elsewhere
+        )  # its tasks did not come from the file
         return
     plan = load_plan_of_run(path, settings.get("inputs", {}))
     yield from stored.changed_options(plan.backends)

@@ -1,8 +1,8 @@
-"""The backends of a stored run: what its settings say of them, if the command made it, and what only a file may say.
+"""The backends of a stored run, from its settings and from files that a person names.
 
-The database may have come from anywhere: a Python function is never imported by a name from it, but taken from the plan
-file as it is now; a key is not sent to a server that only the database names; and what an agent may do is for the plan
-file to say, too. A file that a person names for it is believed in all.
+The database may come from anywhere, so its contents are trusted only in part. A Python function is never imported by a
+stored name, but taken from the present plan file. A key is not sent to a server that only the database names. The
+permissions of an agent have to stand in the plan file as well. A file that a person names is trusted completely.
 """
 
 from __future__ import annotations
@@ -35,33 +35,34 @@ from plait.runner.state.codec import dag_of
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """What a person names for a stored run: `plan`, its plan file, if it is not where it was, and `backends`, a plan
-    file whose backends are to be used in place of those of the same names.
-    """
+class FileOptions:
+    """Files that a person names for a stored run."""
 
     plan: Path | None = None
+    """The plan file, if moved since the run was made."""
     backends: Path | None = None
+    """A plan file whose backends replace stored backends of the same names."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBackends:
-    """What a stored run's settings say about its backends, and the files that a person names for it."""
+    """The backends of a stored run."""
 
     run_id: str
     specs: Mapping[str, Any]
+    """Specs by name, as stored and not yet validated."""
     default: str
     folder: Path
     plan: Path | None
-    files: Files
+    files: FileOptions
     replacements: Mapping[str, BackendSpec]
-    """The backends of `files.backends` that are to be used in place of those in `specs`."""
+    """Backends of `files.backends` that replace those in `specs`."""
     made_by_program: bool = False
-    """A program made the run, so that its settings say nothing, and `files.backends` says it all."""
+    """A program made the run: its settings name no backends, and `files.backends` names all of them."""
 
     @classmethod
-    def of(cls, run: RunRecord, files: Files) -> StoredBackends:
-        """Raises Fault, also where a program made the run and no file says what its backends are."""
+    def of(cls, run: RunRecord, files: FileOptions) -> StoredBackends:
+        """Return the backends of `run`. Raises CliError, also for a program's run without a file of backends."""
         given = None if files.backends is None else backend_set_of_file(files.backends, BackendOptions())
         if not stores_backends(run):
             if given is not None:
@@ -84,12 +85,14 @@ class StoredBackends:
         return cls(run.run_id, specs, default, Path(folder), Path(plan) if plan else None, files, replacements)
 
     def make_agents(self) -> dict[str, Backend]:
-        """Those whose turns may have outlived their runner, to ask them what is left. Nothing is started or checked."""
+        """Return the agents, to ask for turns that outlived their runner. Starts and checks nothing."""
         specs = {name: self._stored_spec(name) for name in self.specs}
         return {name: spec.make(self.folder) for name, spec in specs.items() if isinstance(spec, AgentSpec)}
 
     def changed_options(self, now: Mapping[str, BackendSpec]) -> list[str]:
-        """Which options of backends are otherwise in the plan file than in the store, which is what counts for them."""
+        """Return the options of backends that differ between the store and the plan file `now`. The stored options
+        count.
+        """
         found: list[str] = []
         for name in (self.specs.keys() & now.keys()) - self.replacements.keys():
             stored = self._stored_spec(name)
@@ -99,7 +102,7 @@ class StoredBackends:
         return found
 
     def select(self, names: Iterable[str]) -> BackendSet:
-        """The backends in `names`. Raises Fault."""
+        """Return the backends in `names`. Raises CliError."""
         plan_file, backends_file = self.files.plan, self.files.backends
         folder = self.folder if plan_file is None else plan_file.resolve().parent
         specs: dict[str, BackendSpec] = {}
@@ -113,7 +116,7 @@ class StoredBackends:
         return BackendSet(specs, self.default, folder, self.plan, folders)
 
     def _trusted_spec(self, name: str) -> BackendSpec | None:
-        """The stored backend, as far as its store is believed; None where there is none."""
+        """Return the stored backend if trusted, else the same backend from the plan file; None for an unknown name."""
         spec = self._stored_spec(name)
         if isinstance(spec, FunctionSpec):
             spec = self._plan_specs(name).get(name)
@@ -178,36 +181,36 @@ def _join_names(names: Iterable[str]) -> str:
 
 
 def _needs_plan_file(spec: BackendSpec) -> bool:
-    """Whether a database, which may have come from anywhere, is not enough to have this done."""
+    """Return whether a stored spec has to stand in the plan file as well."""
     if isinstance(spec, AgentSpec):
         return not spec.is_harmless
     return isinstance(spec, OpenAISpec | AnthropicSpec) and _leaks_key(spec)
 
 
 def _leaks_key(spec: OpenAISpec | AnthropicSpec) -> bool:
-    """Whether a stored spec would send a key that is set here to where the environment does not send it by itself."""
-    # Headers that the environment adds never go anywhere else: see backends/sdk.py.
+    """Return whether a stored spec would send a key of this environment to a server of another origin."""
+    # Headers from the environment go to the server of the environment only: see backends/llm/sdk.py.
     backend = OpenAIBackend if isinstance(spec, OpenAISpec) else AnthropicBackend
     as_usual = spec.base_url is None or is_environments(spec.base_url, backend.url_env, backend.default_url)
     return not (as_usual and spec.api_key_env == backend.api_key_env) and bool(os.environ.get(spec.api_key_env))
 
 
-_AS_STORED = Files()
+_AS_STORED = FileOptions()
 
 
 @asynccontextmanager
 async def inspecting_runner(
-    store: Store, record: RunRecord, tasks: tuple[TaskRecord, ...], files: Files = _AS_STORED
+    store: Store, record: RunRecord, tasks: tuple[TaskRecord, ...], files: FileOptions = _AS_STORED
 ) -> AsyncGenerator[ParallelRunner]:
-    """A runner on `store` that can tell whether the run's turns have outlived their process. Where a backend cannot be
-    had here it says so, and knows what is stored.
+    """Open a runner on `store` that can ask whether turns of the run have outlived their process. If a backend is not
+    available here, a note is printed and the stored state counts.
     """
     async with AsyncExitStack() as stack:
         yield await _make_runner(stack, store, record, tasks, files)
 
 
 async def _make_runner(
-    stack: AsyncExitStack, store: Store, record: RunRecord, tasks: tuple[TaskRecord, ...], files: Files
+    stack: AsyncExitStack, store: Store, record: RunRecord, tasks: tuple[TaskRecord, ...], files: FileOptions
 ) -> ParallelRunner:
     dag = dag_of(record, tasks)
     under_way = [dag[task.task_id] for task in tasks if TaskStatus(task.status) is TaskStatus.RUNNING]
@@ -219,8 +222,8 @@ async def _make_runner(
             others = [name for name in names if name not in made]
             if others:
                 made |= await stack.enter_async_context(stored.select(others).open(others))
-            return BackendSet({}, stored.default).runner(made, store=store)
+            return BackendSet({}, stored.default).make_runner(made, store=store)
         except (CliError, BackendUnavailable) as error:
             why = error.message if isinstance(error, CliError) else error
             print_note(f"plait: whether anything of it is still at work cannot be told: {why}")
-    return BackendSet({}).runner({}, store=store)
+    return BackendSet({}).make_runner({}, store=store)

@@ -1,6 +1,6 @@
-"""Runs over HTTP, for programs on the same machine: what `plait serve` serves. Needs the extra `server`.
+"""Runs over HTTP for programs on the same machine, as served by `plait serve`. Needs the extra `server`.
 
-Every request passes `guard` first; `routes` says in HTTP what `RunService` says in Python.
+Every request passes `security.Guard` first; `routes` offers `RunService` over HTTP.
 """
 
 from __future__ import annotations

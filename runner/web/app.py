@@ -1,4 +1,4 @@
-"""The application, guarded, and the server that it runs in."""
+"""The application behind its guard, and the server that runs it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _LAST_ANSWERS_S = 2
 
 
 def make_app(served: ServedRuns) -> FastAPI:
-    """The application, without its guard."""
-    # The guard checks the token; this says in /openapi.json that there is one.
+    """Return the application without its guard."""
+    # The guard checks the token; this dependency publishes the scheme in /openapi.json.
     bearer = HTTPBearer(auto_error=False, description="The token that `plait serve` wrote down at its start.")
     app = FastAPI(
         title="plait",
         version=metadata.version("plait"),
         description="Runs of DAGs of LLM subtasks: made, followed, resumed and cancelled.",
-        docs_url=None,  # these pages load scripts from elsewhere
+        docs_url=None,  # these pages load scripts from other servers
         redoc_url=None,
         dependencies=[Depends(bearer)],
         redirect_slashes=False,
@@ -37,7 +37,7 @@ def make_app(served: ServedRuns) -> FastAPI:
 
 
 class Server:
-    """Serves `served` on `listening`, a socket of the loopback, to those who have `token`."""
+    """Serves runs on `listening`, a socket of the loopback, to clients that send `token`."""
 
     def __init__(self, served: ServedRuns, listening: socket.socket, token: str) -> None:
         self._served = served
@@ -60,11 +60,11 @@ class Server:
         )
 
     async def serve(self) -> None:
-        """Answer until `stop`."""
+        """Serve until `stop` is called."""
         await self._uvicorn.serve([self._listening])
 
     def stop(self) -> None:
-        """Take no more requests, end the event streams, finish what is being answered. May be called at any time."""
+        """Refuse new requests, end the event streams, finish requests in progress. Can be called at any time."""
         self._served.stopping.set()
         self._uvicorn.should_exit = True
 
@@ -72,5 +72,5 @@ class Server:
 class _Quiet(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Signals are the command's, which stops the runs as well."""
+        """Leave signals to the command, which stops the runs as well."""
         yield

@@ -1,4 +1,4 @@
-"""Errors as answers: one shape for all, and a code that fits."""
+"""Error responses: one shape, and a status code for each kind of error."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ DOCUMENTED_BESIDE_OTHERS: dict[int | str, dict[str, Any]] = {
     }
     for code, answer in DOCUMENTED.items()
 }
-"""The same for a route whose answers are of another type."""
+"""The same for a route whose responses have another media type."""
 
 _Handler: TypeAlias = Callable[[Request, Exception], Awaitable[JSONResponse]]
 
 
-class NothingLeft(Exception):  # noqa: N818 - a normal answer
-    """An ended run has no further event: 204 keeps an `EventSource` from reconnecting."""
+class NothingLeft(Exception):  # noqa: N818 - a normal response
+    """No event can follow in an ended run: status 204 keeps an `EventSource` from reconnecting."""
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Have every error of `app` told in the one shape."""
+    """Make `app` answer every error in the one shape."""
     app.add_exception_handler(HTTPException, _handle_http)
     app.add_exception_handler(RequestValidationError, _handle_validation)
     app.add_exception_handler(NothingLeft, _handle_nothing_left)
@@ -93,20 +93,22 @@ def _make_handler(code: int, kind: str) -> _Handler:
 async def _handle_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     code, kind, said = error.status_code, _HTTP_KINDS.get(error.status_code, "refused"), str(error.detail)
-    if code == 400:  # a body that cannot be read at all, like one that is not what it should be
+    if code == 400:  # an unreadable body, treated like an invalid one
         code, kind = _INVALID
-    if code in _HTTP_KINDS and said == HTTPStatus(code).phrase:  # the framework says no more than the code
+    if (
+        code in _HTTP_KINDS and said == HTTPStatus(code).phrase
+    ):  # the framework gives no more than the phrase of the code
         said = f"there is no {request.method} {request.url.path} here; GET /openapi.json says what there is"
     headers = error.headers
     if code == 405 and (
         methods := _allowed_methods(request)
-    ):  # the framework names those of one route, where two share a path
+    ):  # the framework names the methods of one route; two routes may share a path
         headers = {"allow": ", ".join(methods)}
     return JSONResponse(problem(kind, said), code, headers=headers)
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """What may be asked of the request's path."""
+    """Return the methods that the path of the request allows."""
     published: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
     return sorted(
         method.upper()

@@ -1,4 +1,4 @@
-"""Bodies of requests, read as strictly as plan files are."""
+"""Strict reading of request bodies, as of plan files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
 
-class ReadOnce(APIRoute):
-    """A route that refuses JSON in which a key is given twice: either value could be meant."""
+class StrictJsonRoute(APIRoute):
+    """A route that refuses JSON objects with a repeated key, because either value could be meant."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, given requests of ours."""
+        """Return the handler, called with a strict request."""
         handle = super().get_route_handler()
 
         async def handle_strictly(request: Request) -> Response:
@@ -35,7 +35,7 @@ class _StrictRequest(Request):
             raise HTTPException(400, f"the body is not UTF-8: {error.reason} at byte {error.start + 1:,}") from None
         except RecursionError:
             raise HTTPException(400, "the body is nested too deeply to be read; make it flatter") from None
-        except ValueError:  # Python's own limit, which keeps one number from taking minutes
+        except ValueError:  # the limit of Python, which keeps one number from taking minutes
             raise HTTPException(400, "the body holds a number of too many digits; send it as text") from None
 
 

@@ -1,7 +1,7 @@
-"""Plans that come over HTTP: as in a plan file, but without a word on how and where they run.
+"""Plans received over HTTP: like plan files, but without settings of the machine.
 
-Whoever may post a plan may spend what the server's backends cost, and the server's time by the loops in a prompt, and
-no more than that: such a plan names no server, no key, no function and no file.
+A client may spend the money that the server's backends cost, and no more: a posted plan names no server, no key, no
+function and no file.
 """
 
 from __future__ import annotations
@@ -29,21 +29,20 @@ _SPECIAL = {
 
 
 def posted_plan(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Collection[str]) -> Plan:
-    """What `plan` asks for, with `inputs` in place of its defaults, on the server's `backends`, which are not in it.
-
-    Raises PlanError with every mistake found.
+    """Return the plan, with `inputs` in place of its defaults, for the server's `backends`, which are not part of the
+    plan. Raises PlanError with every mistake.
     """
     if (size := len(_dump(plan).encode("utf-8", "surrogatepass"))) > MAX_BYTES:
         why = f"a plan may have 1 MiB, this one has {size:,} bytes; give large values beside it, in `inputs`"
         raise PlanError([PlanProblem(why, file="")])
     problems = [PlanProblem(why, key, file="") for key, why in _SERVER_KEYS.items() if key in plan]
-    if isinstance(plan.get("inputs") or {}, dict):  # else the reader says what it should be
+    if isinstance(plan.get("inputs") or {}, dict):  # otherwise the reader reports the wrong type
         declared = cast("dict[str, Any]", plan.get("inputs") or {})
         problems += _check_inputs(declared, inputs)
         plan = {**plan, "inputs": {**declared, **inputs}}
     if problems:
         raise PlanError(problems)
-    # Only their names count for the plan; what they are is never part of it.
+    # The plan needs only the names of the backends.
     named = {name: {"kind": "function", "call": "server:backend"} for name in backends}
     text = _dump({**plan, "backends": named})
     try:
@@ -63,8 +62,8 @@ def _dump(plan: Mapping[str, Any]) -> str:
 
 
 def _adapt_problem(problem: PlanProblem, there_are: str) -> PlanProblem:
-    """The same, where nobody has a file, and the backends are the server's."""
-    # Lines and columns are those of a text that only exists here.
+    """Return the problem in words for a client that has no file and no backends."""
+    # Line and column belong to a text that exists only here.
     return replace(problem, message=problem.message.replace(NAME_IT, there_are), line=None, column=None, file="")
 
 
@@ -72,7 +71,7 @@ def _check_inputs(declared: Mapping[str, Any], given: Mapping[str, Any]) -> list
     unknown = given.keys() - declared.keys()
     problems = [PlanProblem(no_input(name, declared), f"inputs.{name}", file="") for name in unknown]
     for name, value in {**declared, **given}.items():
-        # A plan file would take such a value for more than a value.
+        # A plan file would read a file for such a value.
         if special := _SPECIAL.get(input_kind(value)):
             problems.append(PlanProblem(special, f"inputs.{name}", file=""))
     return problems

@@ -1,4 +1,4 @@
-"""What can be asked over HTTP, in terms of `RunService`."""
+"""The routes: each offers a method of `RunService` over HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from plait.runner.operations.inspect import RunInfo
 from plait.runner.service import RunService
 from plait.runner.web import schemas
 from plait.runner.web.errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS, NothingLeft
-from plait.runner.web.json_body import ReadOnce
+from plait.runner.web.json_body import StrictJsonRoute
 from plait.runner.web.posted_plan import posted_plan
 from plait.runner.web.sse import ITEM_SCHEMA, open_stream
 
@@ -32,24 +32,26 @@ _TO_START = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED})
 
 @dataclass(frozen=True, slots=True)
 class ServedRuns:
-    """What is served: runs of `service` on `backends`, made with `settings`. `stopping` is set when the end is near."""
+    """The runs of `service` on `backends`."""
 
     service: RunService
     backends: Collection[str]
     settings: Mapping[str, JsonValue]
+    """Settings stored with each new run."""
     stopping: anyio.Event = field(default_factory=anyio.Event)
+    """Set when the server stops."""
 
 
 class Api:
-    """The routes, each a method."""
+    """The routes, one method each."""
 
     def __init__(self, served: ServedRuns) -> None:
         self._served = served
         self._runs = served.service
 
     def router(self) -> APIRouter:
-        """Every route under its path."""
-        router = APIRouter(prefix="/api/runs", responses=DOCUMENTED, route_class=ReadOnce)
+        """Return all routes with their paths."""
+        router = APIRouter(prefix="/api/runs", responses=DOCUMENTED, route_class=StrictJsonRoute)
         again: _Answers = {
             200: {"model": schemas.RunStatusShape, "description": "The run of this key was there already."}
         }
@@ -65,9 +67,9 @@ class Api:
         }
 
         async def events(
-            stream: _Stream = Depends(self.open_events),  # noqa: B008 - FastAPI's way
+            stream: _Stream = Depends(self.open_events),  # noqa: B008 - the interface of FastAPI
         ) -> AsyncGenerator[ServerSentEvent]:
-            """The run's events, stored ones and those to come, up to the one that ends it, as server-sent events."""
+            """Stream the events of a run, stored and future ones, up to the event that ends the run."""
             async for event in stream:
                 yield event
 
@@ -81,7 +83,7 @@ class Api:
         return router
 
     async def create(self, new: schemas.NewRun, response: Response) -> schemas.RunStatusShape:
-        """Make a run and start it."""
+        """Create a run and start it."""
         served = self._served
         plan = await anyio.to_thread.run_sync(posted_plan, new.plan, new.inputs, served.backends)
         if new.key is not None and await self._exists(run_id_of(new.key)):
@@ -89,33 +91,33 @@ class Api:
         run_id = await self._runs.create_run(plan.dag, key=new.key, settings=served.settings, policy=plan.policy)
         status = await self._status(run_id)
         if status in _TO_START:
-            with suppress(RunOwned, RunNotResumable):  # another process was quicker
+            with suppress(RunOwned, RunNotResumable):  # another process has started the run
                 await self._runs.start_run(run_id)
             status = await self._status(run_id)
         response.headers["location"] = f"/api/runs/{run_id}"
         return schemas.RunStatusShape(run_id=run_id, status=status)
 
     async def list_all(self, page: Annotated[schemas.ListQuery, Query()]) -> schemas.RunList:
-        """The last created runs, newest first."""
+        """List the newest runs."""
         return schemas.RunList(runs=[schemas.run_shape(run) for run in await self._runs.list_runs(page.limit)])
 
     async def get(self, run_id: str) -> Response:
-        """A run with its tasks and their results."""
+        """Return a run with its tasks and their results."""
         told = await anyio.to_thread.run_sync(_detail, await self._runs.get_run(run_id))
         return Response(told, media_type="application/json")
 
     async def resume(self, run_id: str, how: schemas.Resumption | None = None) -> schemas.RunStatusShape:
-        """Go on with a run that was interrupted, waits or failed. Changes nothing for one that goes on here."""
+        """Continue a run that was interrupted, waits or failed. A run in progress on this server is not changed."""
         how = how or schemas.Resumption()
         await self._runs.resume_run(run_id, how.answers, retry_failed=how.retry_failed)
         return schemas.RunStatusShape(run_id=run_id, status=await self._status(run_id))
 
     async def cancel(self, run_id: str) -> schemas.RunStatusShape:
-        """Cancel a run for good, wherever it runs. Changes nothing for one that has ended."""
+        """Cancel a run for good, wherever it runs. A run that has ended is not changed."""
         return schemas.RunStatusShape(run_id=run_id, status=await self._runs.cancel_run(run_id))
 
     async def answer(self, run_id: str, task_id: str, given: schemas.Answer) -> schemas.AnswerResult:
-        """Answer what a task asks. The first answer counts. A run that nobody runs goes on when it is resumed."""
+        """Answer the question of a task. The first answer counts. A run without an owner continues when resumed."""
         taken = await self._runs.answer_question(run_id, task_id, given.value, attempt=given.attempt)
         return schemas.AnswerResult(run_id=run_id, status=await self._status(run_id), taken=taken)
 
@@ -128,7 +130,7 @@ class Api:
             Header(ge=0, le=schemas.MOST_SEQ, description="As `after`, of who was cut off; the higher counts."),
         ] = 0,
     ) -> AsyncGenerator[_Stream]:
-        """Open the stream of a run's events. Raises RunNotFound; NothingLeft if no event can follow."""
+        """Open the stream of the events of a run. Raises RunNotFound; NothingLeft if no event can follow."""
         after = max(start.after, last_event_id)
         if await self._status(run_id) in RUN_DONE:
             async with aclosing(self._runs.events(run_id, after)) as left:
@@ -148,5 +150,7 @@ class Api:
 
 
 def _detail(run: RunInfo) -> str:
-    """In a thread of its own: thousands of tasks take their time, in which other runs would stand still."""
+    """Return the run as JSON. Called in a worker thread: thousands of tasks take long, and other runs would stand
+    still.
+    """
     return schemas.run_detail_shape(run).model_dump_json(by_alias=True)

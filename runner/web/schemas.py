@@ -1,4 +1,4 @@
-"""What is sent and received, as it is published in /openapi.json."""
+"""Models of requests and responses, published in /openapi.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_SEQ = 2**53
 
 
 MOST_LEVELS = 500
-"""How deep a value may be nested: less than any version of Python can read and write."""
+"""Depth of nesting that every supported version of Python can read and write."""
 
 
 def _json(value: JsonValue) -> JsonValue:
@@ -36,7 +36,7 @@ def _within(value: JsonValue) -> Iterable[JsonValue]:
 
 
 Json: TypeAlias = Annotated[Any, AfterValidator(_json)]
-"""Any value that JSON has; Python's reader takes NaN for one."""
+"""Any JSON value. Python's reader would accept NaN as well."""
 
 
 class _Received(BaseModel):
@@ -48,53 +48,53 @@ class _Sent(BaseModel):
 
 
 class NewRun(_Received):
-    """A run to be made and started."""
+    """A run to create and start."""
 
     plan: dict[str, Any]
     """A plan as in a plan file, without `backends`, `concurrency` and inputs that are files."""
     inputs: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Values of the plan's inputs, in place of their defaults."""
+    """Values of the plan's inputs, in place of the defaults."""
     key: Annotated[str, Field(min_length=1, max_length=MOST_KEY_CHARACTERS)] | None = None
-    """There is one run for a key: the same request with the same key makes no second one."""
+    """Key of the request: the same request with the same key creates no second run."""
 
 
 class Resumption(_Received):
-    """How a run is gone on with."""
+    """How a run continues."""
 
     answers: dict[str, Json] = Field(default_factory=dict[str, Any])
-    """Answers to the questions that tasks wait with, by task."""
+    """Answers to questions of waiting tasks, by task id."""
     retry_failed: StrictBool = False
-    """Run failed tasks again, and completed ones whose stored result is damaged."""
+    """Run failed tasks again, and completed tasks whose stored result is damaged."""
 
 
 class Answer(_Received):
-    """The answer to a task's question."""
+    """The answer to the question of a task."""
 
     value: Json
-    """What fits the question's schema; a text where it has none."""
+    """A value that fits the schema of the question; text if the question has no schema."""
     attempt: Annotated[int, Field(ge=1, le=MOST_SEQ)] | None = None
-    """The attempt that asked (a run's task has it as `attempts`): the task may ask something else by now."""
+    """The attempt that asked (`attempts` of the task). Without it, the answer is for the present question."""
 
 
 class ListQuery(_Received):
-    """Which runs are listed."""
+    """Which runs to list."""
 
     limit: int = Field(default=50, ge=1, le=1000)
-    """How many at most."""
+    """Number of runs at most."""
 
 
 class EventsQuery(_Received):
-    """Which events are told."""
+    """Which events to stream."""
 
     after: int = Field(default=0, ge=0, le=MOST_SEQ)
-    """Only those with a higher number."""
+    """Stream only events with a higher number."""
 
 
 class EventShape(_Sent):
-    """What stands in the data of an event."""
+    """The data of an event."""
 
     seq: int
-    """The event's number within its run, and its id in the stream."""
+    """Number of the event in its run, and id of the event in the stream."""
     at: str
     kind: str
     task_id: str | None
@@ -103,17 +103,17 @@ class EventShape(_Sent):
 
 
 class RunStatusShape(_Sent):
-    """A run and where it stands."""
+    """A run and its status."""
 
     run_id: str
     status: RunStatus
 
 
 class AnswerResult(RunStatusShape):
-    """A run that has an answer."""
+    """A run after an answer."""
 
     taken: bool
-    """Whether the answer is the task's by now; else it is stored for the process that runs the run."""
+    """True if the task has the answer; false if the answer is stored for the process that runs the run."""
 
 
 class RunShape(RunStatusShape):
@@ -126,23 +126,23 @@ class RunShape(RunStatusShape):
     ended_at: str | None
     error: str | None
     done: int
-    """How many tasks have come to their end, in whatever way."""
+    """Number of tasks that have ended, in whatever status."""
     total: int
     counts: dict[str, int]
-    """How many tasks have which status; those that none has are left out."""
+    """Number of tasks by status; statuses without tasks are left out."""
     input_tokens: int
     output_tokens: int
     cost_usd: float | None
-    """None where no backend named a price."""
+    """Dollars; null if no backend reported a price."""
 
 
 class AskedShape(_Sent):
-    """What belongs to a question."""
+    """Details of a question."""
 
     schema_: Any = Field(alias="schema")
-    """The JSON Schema that the answer has to fit; null: any text."""
+    """JSON Schema of the answer; null for any text."""
     default: Any
-    """What is taken when the deadline has passed."""
+    """The answer that counts after the deadline."""
     deadline_at: str | None
 
 
@@ -212,7 +212,7 @@ class RunDetailShape(RunShape):
 
 
 class RunList(_Sent):
-    """Runs, the last created first."""
+    """Runs, newest first."""
 
     runs: list[RunShape]
 
@@ -225,21 +225,21 @@ class ErrorShape(_Sent):
 
 
 class Problem(_Sent):
-    """Every error has this shape."""
+    """The shape of every error."""
 
     error: ErrorShape
 
 
 def run_shape(run: RunInfo) -> RunShape:
-    """The run in a list."""
+    """Return the run as an entry of a list."""
     return RunShape.model_validate(run.as_json())
 
 
 def run_detail_shape(run: RunInfo) -> RunDetailShape:
-    """The run with its tasks."""
+    """Return the run with its tasks."""
     return RunDetailShape.model_validate(run.as_json_with_tasks())
 
 
 def event_shape(one: StoredEvent) -> EventShape:
-    """The event as it is told."""
+    """Return the event as sent."""
     return EventShape.model_validate(one, from_attributes=True)

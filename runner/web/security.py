@@ -1,8 +1,8 @@
-"""What stands between the socket and the routes: who may ask, from where, and how much.
+"""Checks between the socket and the routes: who may ask, from where, and how much.
 
-Listening on the loopback alone does not keep web pages out: the browser of whoever is at this machine will carry a
-page's requests here. So a request has to name this server as its host (a page whose name was pointed at 127.0.0.1 does
-not), must not come from another origin, must hold JSON (which a form cannot send), and must know the token.
+Listening on the loopback alone does not keep web pages out: a browser on this machine carries the requests of a page to
+the server. So a request has to name this server as its host (a page whose name was pointed at 127.0.0.1 does not), must
+not come from another origin, must hold JSON (a form cannot send JSON), and must hold the token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_HEAD_BYTES = 16 * 1024
 MOST_BODY_BYTES = 4 * 1024 * 1024
 BODY_SECONDS = 30.0
 LINGER_SECONDS = 2.0
-"""So long, and for twice as much as a body may have, the rest of a refused request is taken in and thrown away."""
+"""Seconds during which the rest of a refused request is read and discarded, up to twice the size limit of a body."""
 SECURITY_HEADERS = (
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -36,8 +36,8 @@ SECURITY_HEADERS = (
 )
 
 
-class Refusal(Exception):  # noqa: N818 - never leaves this package
-    """A request is not let in."""
+class RequestRefused(Exception):  # noqa: N818 - never leaves this package
+    """A request is refused."""
 
     def __init__(self, code: int, kind: str, message: str) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class Refusal(Exception):  # noqa: N818 - never leaves this package
 
 
 class Guard:
-    """`app` behind the checks: for one `token`, at `hosts`, which are all names of this server with its port."""
+    """`app` behind the checks, for one `token`. `hosts` are all names of this server, each with its port."""
 
     def __init__(self, app: App, token: str, hosts: frozenset[str]) -> None:
         self._app = app
@@ -64,7 +64,7 @@ class Guard:
         try:
             self._check(scope)
             body = await _read_body(scope, receive)
-        except Refusal as refusal:
+        except RequestRefused as refusal:
             await _send_refusal(refusal, receive, guarded)
         else:
             if body is not None:
@@ -72,20 +72,26 @@ class Guard:
 
     def _check(self, scope: Scope) -> None:
         if _head_bytes(scope) > MOST_HEAD_BYTES:
-            raise Refusal(431, "too_large", f"a request's head may have {MOST_HEAD_BYTES:,} bytes")
+            raise RequestRefused(431, "too_large", f"a request's head may have {MOST_HEAD_BYTES:,} bytes")
         host = _single_header(scope, b"host") or ""
         if host not in self._hosts:
-            raise Refusal(403, "forbidden", f"this server is {' or '.join(sorted(self._hosts))}, not {host[:80]!r}")
+            raise RequestRefused(
+                403, "forbidden", f"this server is {' or '.join(sorted(self._hosts))}, not {host[:80]!r}"
+            )
         origin = _single_header(scope, b"origin")
         if origin is not None and origin != f"http://{host}":
-            raise Refusal(403, "forbidden", f"requests from the origin {origin[:80]!r} are not answered")
+            raise RequestRefused(403, "forbidden", f"requests from the origin {origin[:80]!r} are not answered")
         scheme, _, token = (_single_header(scope, b"authorization") or "").partition(" ")
         known = hmac.compare_digest(token.strip().encode("latin-1"), self._token)
         if not known or scheme.lower() != "bearer":
-            raise Refusal(401, "unauthorized", "send the token that this server wrote down at its start: Bearer TOKEN")
+            raise RequestRefused(
+                401, "unauthorized", "send the token that this server wrote down at its start: Bearer TOKEN"
+            )
         kind = (_single_header(scope, b"content-type") or "").partition(";")[0].strip().lower()
         if kind != "application/json" and (kind or _has_body(scope)):
-            raise Refusal(415, "unsupported_type", f"send application/json, not {kind[:80] or 'a body of no type'}")
+            raise RequestRefused(
+                415, "unsupported_type", f"send application/json, not {kind[:80] or 'a body of no type'}"
+            )
 
 
 def _head_bytes(scope: Scope) -> int:
@@ -101,14 +107,16 @@ def _has_body(scope: Scope) -> bool:
 
 
 def _single_header(scope: Scope, name: bytes) -> str | None:
-    """The header's value, None where it is not there. One that comes twice could mean either, so it means neither."""
+    """Return the value of the header; None if absent. A repeated header is ambiguous, so it is treated as invalid."""
     values: list[bytes] = [value for key, value in scope["headers"] if key == name]
     return None if not values else values[0].decode("latin-1") if len(values) == 1 else "(given more than once)"
 
 
 async def _read_body(scope: Scope, receive: Receive) -> bytes | None:
-    """The whole body; None when the client left before its end. Refused as soon as it is known to be too long."""
-    too_large = Refusal(413, "too_large", f"a request may have {MOST_BODY_BYTES:,} bytes")
+    """Return the whole body; None if the client disconnects before the end. Raises RequestRefused as soon as the body
+    is known to be too long.
+    """
+    too_large = RequestRefused(413, "too_large", f"a request may have {MOST_BODY_BYTES:,} bytes")
     stated = _single_header(scope, b"content-length") or "0"
     if stated.isdecimal() and int(stated[:20]) > MOST_BODY_BYTES:
         raise too_large
@@ -125,11 +133,11 @@ async def _read_body(scope: Scope, receive: Receive) -> bytes | None:
                 raise too_large
             if not message.get("more_body", False):
                 return b"".join(parts)
-    raise Refusal(408, "too_slow", f"the request was not whole after {BODY_SECONDS:g} s")
+    raise RequestRefused(408, "too_slow", f"the request was not whole after {BODY_SECONDS:g} s")
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """Hands out `body`, which was received already, and what comes after it."""
+    """Return a `receive` that first hands out `body`, which has been read already."""
     waiting = [body]
 
     async def receive_again() -> Message:
@@ -140,9 +148,9 @@ def _replay_body(body: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-async def _send_refusal(refusal: Refusal, receive: Receive, send: Send) -> None:
+async def _send_refusal(refusal: RequestRefused, receive: Receive, send: Send) -> None:
     body = json.dumps(problem(refusal.kind, refusal.message)).encode()
-    # What is left of the body may never be read, so this connection is of no use any more.
+    # The rest of the body may never be read, so this connection cannot be used again.
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
@@ -152,7 +160,7 @@ async def _send_refusal(refusal: Refusal, receive: Receive, send: Send) -> None:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": refusal.code, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": True})
-    # To close on what is still being sent resets the connection, and the answer is lost with it.
+    # Closing while the client is sending resets the connection, and the response is lost.
     with anyio.move_on_after(LINGER_SECONDS):
         await _discard_body(receive)
     await send({"type": "http.response.body"})
@@ -168,5 +176,5 @@ async def _discard_body(receive: Receive) -> None:
 
 
 def problem(kind: str, message: str) -> Mapping[str, Any]:
-    """The one shape of every error."""
+    """Return the JSON of an error, in the one shape of all errors."""
     return {"error": {"kind": kind, "message": clean_text(message)}}

@@ -1,4 +1,4 @@
-"""`plait answer`: a person answers a task's question, or settles a task that waits for them."""
+"""`plait answer`: answer the question of a task, or settle a task that waits for a person."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from plait.runner.domain.status import RUN_DONE, RunStatus
 @click.argument("run")
 @click.argument("task")
 @click.argument("value", required=False)
-@click.option("--done", metavar="TEXT", help="It is done; TEXT is its result (JSON if it has an output_schema).")
-@click.option("--again", is_flag=True, help="It did not take effect; run it again. For at_most_once alone.")
-@click.option("--fail", metavar="REASON", help="It failed, and REASON says why.")
+@click.option(
+    "--done", metavar="TEXT", help="Complete the task with TEXT as its result (JSON if it has an output_schema)."
+)
+@click.option("--again", is_flag=True, help="Run the task again, as it had no effect. For at_most_once only.")
+@click.option("--fail", metavar="REASON", help="Fail the task for this REASON.")
 @store_option
 @json_option
-def answer_command(  # noqa: PLR0913, PLR0917 - click hands over each option
+def answer_command(  # noqa: PLR0913, PLR0917 - click passes each option
     run: str,
     task: str,
     value: str | None,
@@ -40,11 +42,12 @@ def answer_command(  # noqa: PLR0913, PLR0917 - click hands over each option
     store_path: Path,
     as_json: bool,
 ) -> int:
-    """Answer what TASK in RUN (an id, its beginning, or `last`) asks with VALUE: text, or JSON where the question wants
-    some. `plait questions` shows what is asked. The first answer counts, also while another process runs the run.
+    """Answer the question of TASK in RUN (an id, the beginning of an id, or `last`) with VALUE: text, or JSON if the
+    question has a schema. `plait questions` shows the questions. The first answer counts, also while another process
+    runs the run.
 
-    A task marked at_most_once waits when its process ended while it was under way: say --done, --again or --fail. The
-    first and the last also end a task that asks. `plait resume` goes on afterwards.
+    A task marked at_most_once waits if the process died while the task was running: give --done, --again or --fail.
+    --done and --fail also end a task that asks a question. `plait resume` continues the run.
     """
     said: dict[AnswerKind, str | None] = {"value": value, "done": done, "again": "" if again else None, "fail": fail}
     given = [AnswerChoice(kind, text) for kind, text in said.items() if text is not None]
@@ -60,14 +63,14 @@ AnswerKind: TypeAlias = Literal["value", "done", "again", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class AnswerChoice:
-    """What a person says: a `value` that answers a question, or how the task is settled."""
+    """The answer of a person: a `value` for the question, or how the task is settled."""
 
     kind: AnswerKind
     text: str
 
 
 async def answer_task(which: tuple[str, str], choice: AnswerChoice, path: Path, as_json: bool) -> int:
-    """Answer or settle the task `which` (run, task); the exit code."""
+    """Answer or settle the task `which` (run, task). Return the exit code."""
     async with existing_store(path) as store:
         record = await find_run(store, which[0])
         task = await find_task(store, record, which[1])
@@ -92,10 +95,10 @@ async def answer_task(which: tuple[str, str], choice: AnswerChoice, path: Path, 
 
 
 async def _submit_answer(store: Store, record: RunRecord, task: TaskRecord, text: str) -> bool:
-    # A task that asks nothing is told of by the runner, which looks once more.
+    # Without a question the runner decides: it reads the task once more.
     asking = None if task.asked is None else asking_of(task.question or "", task.asked)
     value = text if asking is None else asking.read(text)
-    runner = BackendSet({}).runner({}, store=store)
+    runner = BackendSet({}).make_runner({}, store=store)
     return await runner.answer_question(record.run_id, task.task_id, value, attempt=task.attempt or None)
 
 

@@ -1,4 +1,4 @@
-"""`plait cancel`: a run is given up for good, wherever it runs."""
+"""`plait cancel`: cancel a run for good, wherever it runs."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ from plait.runner.parallel import CANCEL_GRACE_SECONDS
 @store_option
 @json_option
 def cancel_command(run: str, store_path: Path, as_json: bool) -> int:
-    """Cancel RUN (an id, its beginning, or `last`) for good, also while another process runs it.
+    """Cancel RUN (an id, the beginning of an id, or `last`) for good, also while another process runs the run.
 
-    What is completed stays; nothing more starts, and what is under way has a few seconds to come to its end. A run that
-    has ended already stays as it is.
+    Completed tasks keep their results. No further task starts, and running tasks have 5 seconds to end. A run that has
+    ended stays as it is.
     """
     return anyio.run(cancel_run, run, store_path, as_json)
 
 
 _WAIT = CANCEL_GRACE_SECONDS + 3.0
-"""How many seconds are spent on waiting for the end: until its process looks, for the usual grace time, and some."""
+"""Seconds to wait for the end of the run: the grace time of running tasks, and the time until the owner reads the note.
+"""
 
 
 async def cancel_run(word: str, path: Path, as_json: bool) -> int:
-    """Cancel the run that `word` names; the exit code."""
+    """Cancel the run that `word` names. Return the exit code."""
     async with existing_store(path) as store:
         record = await find_run(store, word)
         had_ended = RunStatus(record.status) in RUN_DONE
         if not had_ended:
             print_watch_notice(record)
-        status = await BackendSet({}).runner({}, store=store).cancel_run(record.run_id, wait=_WAIT)
+        status = await BackendSet({}).make_runner({}, store=store).cancel_run(record.run_id, wait=_WAIT)
         record = await find_run(store, record.run_id)
     if as_json:
         report.print_json({"run_id": record.run_id, "status": status.value, "had_ended": had_ended})

@@ -16,7 +16,7 @@ from plait.runner.cli.exits import COMPLETED, USAGE, print_line
 from plait.runner.cli.options import json_option, read_plan, set_option
 from plait.runner.drawing.layout import layers
 
-_LONGEST_PATH = 12  # tasks of the critical path that are named
+_LONGEST_PATH = 12  # tasks of the critical path that are printed
 
 
 @click.command("check")
@@ -24,12 +24,14 @@ _LONGEST_PATH = 12  # tasks of the critical path that are named
 @set_option
 @json_option
 def check_command(plan: Path, inputs: dict[str, str], as_json: bool) -> int:
-    """Check the plan in the file PLAN and say what it would run. Every mistake is listed with its place."""
+    """Check the plan in the file PLAN and print what a run would do. Every mistake is listed with its place in the
+    file.
+    """
     return check(plan, inputs, as_json)
 
 
 def check(path: Path, inputs: Mapping[str, str], as_json: bool) -> int:
-    """Say what the plan would run; its mistakes go the way of all errors, or into the JSON."""
+    """Print what a run of the plan would do. Mistakes are raised as PlanError, or printed if `as_json`."""
     try:
         plan = read_plan(path, inputs, with_functions=True)
     except PlanError as error:

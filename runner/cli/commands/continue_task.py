@@ -1,4 +1,4 @@
-"""`plait continue`: one more turn in a task's conversation."""
+"""`plait continue`: send one more message in the conversation of a task."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from plait.runner.cli.options import (
     plan_option,
     store_option,
 )
-from plait.runner.cli.stored_backends import Files, StoredBackends
+from plait.runner.cli.stored_backends import FileOptions, StoredBackends
 from plait.runner.operations.inspect import usage_as_json
 from plait.runner.state.codec import dag_of
 
@@ -41,9 +41,9 @@ from plait.runner.state.codec import dag_of
 @json_option
 @log_options
 def continue_command(run: str, task: str, message: str, **options: Any) -> int:
-    """Say MESSAGE in the conversation of TASK in RUN (an id, its beginning, or `last`) and print the answer.
+    """Send MESSAGE in the conversation of TASK in RUN (an id, the beginning of an id, or `last`) and print the answer.
 
-    The turn is stored; the task's result stays as it is.
+    The turn is stored; the result of the task does not change.
     """
     if not is_utf8(message):
         raise click.BadParameter("the message is not text in UTF-8")
@@ -52,12 +52,17 @@ def continue_command(run: str, task: str, message: str, **options: Any) -> int:
     configure_logging(options["log_style"], options["log_level"])
     with redirect_prints():
         return anyio.run(
-            continue_task, run, task, message, Files(options["plan"], options["backends"]), OutputOptions.of(options)
+            continue_task,
+            run,
+            task,
+            message,
+            FileOptions(options["plan"], options["backends"]),
+            OutputOptions.of(options),
         )
 
 
-async def continue_task(word: str, task_id: str, message: str, files: Files, options: OutputOptions) -> int:
-    """Say `message` in a task's conversation; the exit code."""
+async def continue_task(word: str, task_id: str, message: str, files: FileOptions, options: OutputOptions) -> int:
+    """Send `message` in the conversation of a task and print the answer. Return the exit code."""
     assert options.store is not None
     async with existing_store(options.store) as store:
         record = await find_run(store, word)
@@ -68,7 +73,7 @@ async def continue_task(word: str, task_id: str, message: str, files: Files, opt
         names = [dag.backend_of(dag[task_id]) or stored.default]
         backend_set = stored.select(names)
         async with backend_set.open(names) as made:
-            reply = await backend_set.runner(made, store=store).continue_task(record.run_id, task_id, message)
+            reply = await backend_set.make_runner(made, store=store).continue_task(record.run_id, task_id, message)
     if options.as_json:
         value: dict[str, Any] = {
             "run_id": record.run_id,

@@ -1,4 +1,4 @@
-"""`plait crashtest`: its options, and what it prints."""
+"""`plait crashtest`: kill runs at every boundary and print a certificate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from plait.persistence.failpoints import FAILPOINTS
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.exits import COMPLETED, FAILED, STORE, CliError, print_line, print_note
-from plait.runner.cli.options import command_line, json_option, read_plan, set_option, store_option
+from plait.runner.cli.options import DEFAULT_CONCURRENCY, command_line, json_option, read_plan, set_option, store_option
 from plait.runner.crashtest.campaign import Campaign, PlanShape
 from plait.runner.crashtest.certificate import as_lines, as_value
 from plait.runner.crashtest.tally import Tally
@@ -23,30 +23,33 @@ if TYPE_CHECKING:
 
 
 _PATH = click.Path(path_type=Path)
-_DEFAULT_CONCURRENCY = 8
 
 
 @click.command("crashtest")
 @click.argument("plan", type=_PATH, required=False)
 @click.option(
-    "--kills", type=click.IntRange(1), default=500, show_default=True, help="How many kills have to land at least."
+    "--kills",
+    type=click.IntRange(1),
+    default=500,
+    show_default=True,
+    help="Continue until this many kills have landed.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The first case; others follow.")
-@click.option("--case", "word", metavar="CASE", help="Try one case again, up to ten times, as a violation names it.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Number of the first random case.")
+@click.option("--case", "word", metavar="CASE", help="Repeat the case of a violation, up to 10 times.")
 @set_option
 @store_option
 @json_option
-def crashtest_command(  # noqa: PLR0913, PLR0917 - one for each option
+def crashtest_command(  # noqa: PLR0913, PLR0917 - click passes each option
     plan: Path | None, kills: int, seed: int, word: str | None, inputs: dict[str, str], store_path: Path, as_json: bool
 ) -> int:
-    """Kill real processes with SIGKILL at every named boundary of every durable step, resume them, and check that
+    """Kill real processes with SIGKILL at every named boundary of every durable step, resume the runs, and check that
     nothing is lost and nothing is done twice.
 
-    Without PLAN, over random DAGs; with it, over the shape, policies and concurrency of that plan. No backend of the
-    plan is ever called: a stand-in answers, and sometimes fails, for each. The databases are made in a temporary folder
-    beside the store that --store names, so that its disk is what is tried; the store itself is not touched.
+    Without PLAN, the runs are random DAGs; with PLAN, they have the shape, policies and concurrency of the plan. No
+    backend of the plan is called: a fake backend answers, and sometimes fails. The databases are made in a temporary
+    folder beside the store that --store names, on the same disk; the store itself is not touched.
 
-    Exit code 0 only when every invariant held, a kill landed at every boundary, and all planted bugs were caught.
+    The exit code is 0 only if every invariant held, a kill landed at every boundary, and all planted bugs were caught.
     """
     if inputs and plan is None:
         raise click.UsageError("--set is for plans; random cases have no inputs")
@@ -59,7 +62,7 @@ def crashtest_command(  # noqa: PLR0913, PLR0917 - one for each option
 
 
 def _nearest_folder(store_path: Path) -> Path:
-    """The folder nearest to the store that exists: on the same file system, or on that where it would be made."""
+    """Return the nearest existing folder above the store, which is on the same file system."""
     return next(folder for folder in store_path.absolute().parents if folder.is_dir())
 
 
@@ -69,14 +72,14 @@ def _plan_shape(plan: Path | None, inputs: dict[str, str]) -> PlanShape | None:
         return None
     loaded = read_plan(plan, inputs)
     default = loaded.default_backend or next(iter(loaded.backends), "default")
-    return PlanShape(loaded.dag, default, loaded.concurrency or _DEFAULT_CONCURRENCY)
+    return PlanShape(loaded.dag, default, loaded.concurrency or DEFAULT_CONCURRENCY)
 
 
 _MOST_SHOWN = 20
 
 
 def run_campaign(campaign: Campaign, as_json: bool) -> int:
-    """The whole campaign and its certificate; the command's exit code."""
+    """Run the whole campaign and print the certificate. Return the exit code."""
     print_note(f"plait: landing {campaign.kills:,} kills at {len(FAILPOINTS)} boundaries, in {campaign.folder}")
     tally = _run_interruptible(campaign.run)
     if as_json:
@@ -90,7 +93,7 @@ def run_campaign(campaign: Campaign, as_json: bool) -> int:
 
 
 def repeat_case(campaign: Campaign, word: str, as_json: bool) -> int:
-    """One case once more."""
+    """Run the case `word` again. Return the exit code."""
     try:
         trial = parse_trial(word)
     except ValueError as error:
@@ -106,8 +109,8 @@ def repeat_case(campaign: Campaign, word: str, as_json: bool) -> int:
 
 def _run_interruptible(work: Callable[[], Tally]) -> Tally:
     for signum in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(signum) is signal.SIG_DFL:  # under nohup a hangup is ignored, and stays so
-            signal.signal(signum, signal.default_int_handler)  # as Ctrl-C: what was made for the trials is removed
+        if signal.getsignal(signum) is signal.SIG_DFL:  # nohup ignores SIGHUP, and the signal stays ignored
+            signal.signal(signum, signal.default_int_handler)  # like Ctrl-C: the folders of the trials are removed
     try:
         return work()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`plait doctor`: its options."""
+"""`plait doctor`: check whether this machine, its agents and the store are fit."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ from plait.runner.state.owner import Liveness, liveness
 @store_option
 @json_option
 def doctor_command(store_path: Path, as_json: bool) -> int:
-    """Say whether this machine, this SQLite and the store are fit, and what to do where they are not.
+    """Check whether this machine, this SQLite and the store are fit, and print how to mend each problem.
 
-    Looks at the versions, at coding agents (which it starts for their version; whether they are logged in is seen
-    without reading any secret), the file system, the permissions, every page and checksum of the store, at runs whose
-    process is gone and at children that were left behind. Changes nothing. Exit code 3 when something is bad;
-    warnings alone leave it at 0.
+    Checks the versions, the coding agents (each is started for its version; the login is checked without reading a
+    secret), the file system, the permissions, every page and checksum of the store, runs without an owner, and
+    processes left behind. Changes nothing. The exit code is 3 if a check is bad; warnings alone give 0.
     """
     return run_doctor(store_path, as_json)
 
@@ -48,7 +47,7 @@ _ALL = 1 << 31
 
 
 def run_doctor(path: Path, as_json: bool) -> int:
-    """Look at everything and say it; the exit code."""
+    """Run all checks and print the findings. Return the exit code."""
     agents, memory = anyio.run(look_for_agents), available_memory()
     findings = [*_check_machine(path), *check_agents(agents, memory), *_check_store(path), *_check_children(path)]
     if as_json:
@@ -70,7 +69,7 @@ def _check_machine(path: Path) -> Iterator[Finding]:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # it may be, where we may not look
+    except OSError:  # perhaps in a folder that is not readable
         return True
 
 
@@ -112,7 +111,7 @@ async def _all_runs(path: Path) -> tuple[RunRecord, ...]:
 
 
 async def _list_runs_and_resumable(path: Path) -> tuple[tuple[RunRecord, ...], set[str]]:
-    """All runs, and which of the interrupted ones that are shown the command can go on with."""
+    """Return all runs, and the ids of the interrupted runs (those that are printed) that the command can resume."""
     async with read_only_store(path) as store:
         runs = await store.list_runs(_ALL)
         shown = [run.run_id for run in runs if shown_status(run) is RunStatus.INTERRUPTED][:_MOST_RUNS]
@@ -165,7 +164,7 @@ def _check_agents_at_work(path: Path) -> Iterator[Finding]:
     if left:
         try:
             runs = anyio.run(_all_runs, path) if _exists(path) else ()
-        except StoreError:  # which another finding says; that they are there is worth a line all the same
+        except StoreError:  # another finding reports the store; the agents are worth a line all the same
             runs = ()
         yield from check_left_over(left, root, runs, path)
 

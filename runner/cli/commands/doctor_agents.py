@@ -1,4 +1,4 @@
-"""What `plait doctor` says of coding agents: which are here, and which work on without their plait."""
+"""Checks of `plait doctor` for coding agents: the installed ones, and those that outlived their plait."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _MIB = 1 << 20
 
 
 def check_agents(agents: Sequence[Installed], memory: int | None) -> Iterator[Finding]:
-    """What memory is free (`memory`, in bytes), and a line for each agent; for those that are driven by ACP only where
-    they are here.
+    """Yield the free `memory` (bytes) and one finding for each agent. Agents driven by ACP are listed only if
+    installed.
     """
     if memory is not None:
         yield Finding("memory", Fitness.OK, f"{size(memory)} free")
@@ -37,7 +37,7 @@ def check_agents(agents: Sequence[Installed], memory: int | None) -> Iterator[Fi
 
 
 def agents_json(agents: Sequence[Installed], memory: int | None) -> list[dict[str, object]]:
-    """The same for programs."""
+    """Return the installed agents as JSON objects."""
     return [
         {
             "name": one.agent.name,
@@ -55,7 +55,7 @@ def agents_json(agents: Sequence[Installed], memory: int | None) -> list[dict[st
 
 
 def turns_that_fit(one: Installed, memory: int | None) -> int | None:
-    """How many turns of the agent fit into `memory` bytes at once."""
+    """Return how many turns of the agent fit into `memory` bytes at once; None if `memory` is unknown."""
     return None if memory is None else memory // (one.agent.memory * _MIB)
 
 
@@ -88,7 +88,9 @@ def _check_memory(one: Installed, memory: int | None) -> tuple[Fitness, str, str
 
 
 def check_left_over(left: Sequence[AtWork], root: Path, runs: Sequence[RunRecord], path: Path) -> Iterator[Finding]:
-    """Agents whose files are below `root`, the folder beside the store at `path`, and whose plait is gone."""
+    """Yield a finding for each run whose agents work without plait. Their files are below `root`, the folder beside the
+    store at `path`.
+    """
     by_folder = {run_folder(root, run.run_id).name: run for run in runs}
     by_run: dict[str, list[AtWork]] = {}
     for one in left:

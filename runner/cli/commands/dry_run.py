@@ -1,4 +1,4 @@
-"""`plait resume --dry-run`: what a resume would do, task by task."""
+"""`plait resume --dry-run`: print the action of a resume for each task."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from plait.runner.recovery.resume_plan import Action, Verdict
 
 _WIDEST = max(len(action.value) for action in Action)
 _MOST_KEPT = 20
-"""Beyond this many, what is completed would only hide what is going to happen."""
+"""Completed tasks are listed up to this number; a longer list would hide the other tasks."""
 
 
 def print_preview(preview: Preview, as_json: bool) -> int:
-    """Print it; the exit code."""
+    """Print the preview. Return the exit code."""
     if as_json:
         report.print_json(_as_json(preview))
         return COMPLETED

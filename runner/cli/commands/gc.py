@@ -1,4 +1,4 @@
-"""`plait gc`: its options."""
+"""`plait gc`: delete old runs from the store."""
 
 from __future__ import annotations
 
@@ -40,16 +40,20 @@ def _parse_age(_context: click.Context, _parameter: click.Parameter, value: str 
 @click.command("gc")
 @click.option("--keep", type=click.IntRange(0), metavar="N", help="Keep the N newest ended runs.")
 @click.option(
-    "--older-than", callback=_parse_age, metavar="AGE", help="Only runs that ended so long ago: 30d, 12h or 45m."
+    "--older-than",
+    callback=_parse_age,
+    metavar="AGE",
+    help="Delete only runs that ended longer ago than AGE: 30d, 12h or 45m.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@click.option("--dry-run", is_flag=True, help="Only print the runs that would be deleted.")
 @store_option
 @json_option
 def gc_command(keep: int | None, older_than: float | None, dry_run: bool, store_path: Path, as_json: bool) -> int:
-    """Delete ended runs (completed, failed or cancelled) for good, with everything stored of them, and shrink the file.
+    """Delete ended runs (completed, failed or cancelled) for good, with everything stored of each run, and shrink the
+    file.
 
-    With both --keep and --older-than a run goes when both hold; one of them is needed. A run that has not ended is
-    never deleted, nor one that a process works on.
+    Give --keep, --older-than, or both; with both, a run is deleted only if both hold. A run that has not ended, or that
+    a process works on, is never deleted.
     """
     if keep is None and older_than is None:
         raise click.UsageError("say which runs may go: --keep N, --older-than AGE, or both")
@@ -69,13 +73,13 @@ class _Outcome:
 
 
 async def delete_expired(path: Path, expiry: Expiry, dry_run: bool, as_json: bool) -> int:
-    """Delete the runs for which `expiry` is met, or only say which they are."""
+    """Delete the runs that have expired; with `dry_run`, only print the runs. Return the exit code."""
     async with read_only_store(path) if dry_run else existing_store(path) as store:
         runs = await store.list_runs(_ALL)
         runs = tuple([await _release_dead_owner(store, run, dry_run) for run in runs])
         old = expired(runs, expiry, time.time())
         sizes = await store.run_sizes()
-        # Without any as well: an earlier purge may have left something to wipe.
+        # Also without expired runs: an earlier purge may have left pages to wipe.
         purged = None if dry_run else await store.purge([run.run_id for run in old])
         sessions = None if dry_run or not has_sessions(store.files_root) else await store.session_ids()
     if purged is not None:
@@ -87,8 +91,8 @@ async def delete_expired(path: Path, expiry: Expiry, dry_run: bool, as_json: boo
 
 
 async def _release_dead_owner(store: SQLiteStore, run: RunRecord, dry_run: bool) -> RunRecord:
-    """The run, released where it has ended and its owner died, as when somebody's `plait continue` was killed; in a dry
-    run as it would be.
+    """Return an ended run without its owner if the owner died, as after a killed `plait continue`. A dry run changes
+    the returned value alone, not the store.
     """
     if RunStatus(run.status) not in RUN_DONE or run.owner is None or liveness(run.owner) is not Liveness.DEAD:
         return run
@@ -96,7 +100,7 @@ async def _release_dead_owner(store: SQLiteStore, run: RunRecord, dry_run: bool)
         return replace(run, owner=None)
     try:
         await store.write(Batch(run.run_id, run.epoch, run.last_seq + 1, (RunReleased(iso(time.time())),)))
-    except (Conflict, Fenced):  # somebody works on it at this very moment
+    except (Conflict, Fenced):  # another process has just claimed the run
         return run
     return replace(run, owner=None)
 

@@ -32,13 +32,13 @@ _PATH = click.Path(path_type=Path)
 @store_option
 @json_option
 def graph_command(what: str, output: Path | None, inputs: dict[str, str], store_path: Path, as_json: bool) -> int:
-    """Print the graph of a plan file or of a run as Mermaid, or write it as a picture coloured by status."""
+    """Print the graph of a plan file or of a run as Mermaid, or write a picture, coloured by status."""
     return draw(what, DrawingTarget(output, as_json), inputs, store_path)
 
 
 @dataclass(frozen=True, slots=True)
 class DrawingTarget:
-    """Where a picture goes: to a file, to standard output as JSON, or as Mermaid."""
+    """Where a drawing goes: to a file, to standard output as JSON, or to standard output as Mermaid."""
 
     file: Path | None = None
     as_json: bool = False
@@ -46,17 +46,18 @@ class DrawingTarget:
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """What is to be drawn. `private`: it shows what a store holds, so a file of it is for its owner alone."""
+    """A DAG to draw, with its title and caption."""
 
     dag: DAG
     looks: Mapping[str, Look]
     title: str
     caption: str
     private: bool
+    """The drawing shows data of a store, so a file is readable by its owner only."""
 
 
 def draw(what: str, to: DrawingTarget, inputs: Mapping[str, str], store: Path) -> int:
-    """Draw a plan file or a run."""
+    """Draw a plan file or a run. Return the exit code."""
     if to.file is not None and to.file.suffix.lower() not in {".html", ".svg"}:
         raise click.UsageError(f"-o writes .html or .svg, not {to.file.name!r}")
     if _is_plan_file(what):
@@ -78,7 +79,7 @@ def _is_plan_file(what: str) -> bool:
 
 
 async def _load_run(path: Path, word: str) -> tuple[RunRecord, tuple[TaskRecord, ...], dict[str, str]]:
-    """The run, its tasks, and who added which of them."""
+    """Return the run, its tasks, and the origin of each added task."""
     async with read_only_store(path) as store:
         run = await find_run(store, word)
         tasks = await store.list_tasks(run.run_id)

@@ -1,4 +1,4 @@
-"""`plait log`: its options."""
+"""`plait log`: print the history of a run, with the output of its agents."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ from plait.runner.operations.timeline import Chronicle, Entry
 @click.command("log")
 @click.argument("run")
 @click.argument("task", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run is over, or TASK.")
+@click.option("-f", "--follow", is_flag=True, help="Print events as they happen, until the run (or TASK) has ended.")
 @store_option
 @json_option
 def log_command(run: str, task: str | None, follow: bool, store_path: Path, as_json: bool) -> int:
-    """Print what RUN (an id, its beginning, or `last`) did, or TASK of it: what happened when, what it cost, and in
-    between what agents did and wrote, and what others said.
+    """Print the history of RUN (an id, the beginning of an id, or `last`), or of TASK in the run: each event with its
+    time and cost, and between the events the output of agents and the messages of conversations.
 
-    With --follow the exit code is that of the run. An agent whose plait was killed is followed as well; once nobody is
-    at work any more, the command ends with code 6. With --json each line is an object.
+    With --follow, print events as they happen until the run has ended; the exit code is that of the run. An agent whose
+    plait was killed is followed as well. If no process works on the run any more, the exit code is 6. With --json, each
+    line is a JSON object.
     """
     return anyio.run(print_log, (run, task), store_path, follow, as_json)
 
 
 _POLL_SECONDS = 0.2  # seconds
-_POLLS_PER_RECORD = 5  # to read a run's record counts its tasks
+_POLLS_PER_RECORD = 5  # reading the record of a run counts its tasks
 _COLUMN = 12
 _END_CODES: Mapping[str, int] = {
     EventKind.TASK_COMPLETED: COMPLETED,
@@ -56,7 +57,7 @@ _END_CODES: Mapping[str, int] = {
 
 
 async def print_log(which: tuple[str, str | None], path: Path, follow: bool, as_json: bool) -> int:
-    """The history of a run, or of one task in it; the exit code."""
+    """Print the history of a run, or of one task in the run. Return the exit code."""
     word, task_id = which
     async with read_only_store(path) as store:
         run = await find_run(store, word)
@@ -72,34 +73,34 @@ async def print_log(which: tuple[str, str | None], path: Path, follow: bool, as_
 
 
 class _LogPrinter:
-    """Prints a chronicle as far as it goes."""
+    """Prints a timeline up to its present end."""
 
     def __init__(self, chronicle: Chronicle, run: RunRecord, task_id: str | None, as_json: bool) -> None:
         self.chronicle = chronicle
         self.run = run
         self.task_id = task_id
         self.task_code: int | None = None
-        """The exit code where the one task that is followed is over."""
+        """Exit code of the followed task, once the task has ended."""
         self.is_read = True
         self._as_json = as_json
         self._is_live = False
         self._day = ""
 
     async def catch_up(self) -> None:
-        """Print what there is by now."""
+        """Print all entries up to now."""
         async for entry in self.chronicle.more():
             self._print_entry(entry)
         self._is_live = True
 
     def finish(self) -> None:
-        """Print what is left, as nothing follows."""
+        """Print the remaining entries after the last event."""
         for entry in self.chronicle.rest():
             self._print_entry(entry)
 
     def _print_entry(self, entry: Entry) -> None:
         if self.task_id is not None and entry.seq is not None:
             self.task_code = _END_CODES.get(entry.kind)
-        if entry.at is None and self._is_live:  # it is seen the moment it happens
+        if entry.at is None and self._is_live:  # printed the moment it happens
             entry = replace(entry, at=iso(time.time()))
         if self._as_json:
             self._print_line(json.dumps(asdict(entry)).replace("\x7f", "\\u007f"))
@@ -112,7 +113,7 @@ class _LogPrinter:
             clock = ""
 
     def _time_of_day(self, at: str | None) -> str:
-        """The local time of day; a new day gets a line of its own."""
+        """Return the local time of day. Print a line with the date first if a new day has begun."""
         if at is None:
             return ""
         local = datetime.fromisoformat(at).astimezone()
@@ -126,7 +127,7 @@ class _LogPrinter:
 
 
 async def _follow(log: _LogPrinter, store: Store, path: Path) -> int:
-    """Print until it is over; the exit code."""
+    """Print entries until the run has ended. Return the exit code."""
     looks, run, over = 0, log.run, False
     while log.is_read and not _reader_is_gone():
         was_over = over
@@ -137,7 +138,8 @@ async def _follow(log: _LogPrinter, store: Store, path: Path) -> int:
         await log.catch_up()
         if log.task_code is not None:
             return log.task_code
-        # Twice: what ended between a look at its record and one at its process looked as if it had died.
+        # Checked twice: a run may end between reading its record and looking at its process, and would seem to have
+        # died.
         if over and was_over:
             log.finish()
             return _print_end(run, path)
@@ -146,7 +148,7 @@ async def _follow(log: _LogPrinter, store: Store, path: Path) -> int:
 
 
 def _is_active(run: RunRecord, chronicle: Chronicle) -> bool:
-    """Whether somebody is there to do more of it."""
+    """Return whether a process works on the run."""
     status = shown_status(run)
     if status is RunStatus.INTERRUPTED:
         return chronicle.is_at_work
@@ -163,7 +165,7 @@ def _print_end(run: RunRecord, path: Path) -> int:
 
 
 def _reader_is_gone() -> bool:
-    """Whether nobody is there any more to read what would be printed."""
+    """Return whether the reader of standard output has closed its end."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)

@@ -1,4 +1,4 @@
-"""`plait orchestrate`: its options."""
+"""`plait orchestrate`: reach a goal by tasks that a model plans on the way."""
 
 from __future__ import annotations
 
@@ -34,35 +34,38 @@ from plait.runner.policies.orchestrator.prompts import ANSWER_ID, EXECUTOR, PLAN
 
 @click.command("orchestrate")
 @click.argument("goal")
-@click.option("--planner", metavar="KIND[:MODEL]", help="What plans, and writes the answer in the end.")
-@click.option("--executor", metavar="KIND[:MODEL]", help="What does the tasks.")
-@click.option("--reflector", metavar="KIND[:MODEL]", help="What judges how far the goal is reached.")
-@click.option("--backend", metavar="KIND", help=f"{KINDS}, for those of the three not named.")
-@click.option("--model", metavar="NAME", help="Their model; for local, the path of a GGUF file.")
-@click.option("--base-url", metavar="URL", help="An OpenAI-compatible server.")
+@click.option("--planner", metavar="KIND[:MODEL]", help="Plan the tasks and write the answer with this backend.")
+@click.option("--executor", metavar="KIND[:MODEL]", help="Run the tasks with this backend.")
+@click.option("--reflector", metavar="KIND[:MODEL]", help="Judge with this backend how far the goal is reached.")
+@click.option("--backend", metavar="KIND", help=f"Use this backend for each role not named above: {KINDS}.")
+@click.option("--model", metavar="NAME", help="Use this model for --backend; for local, the path of a GGUF file.")
+@click.option("--base-url", metavar="URL", help="Use the OpenAI-compatible server at this URL.")
 @click.option(
     "--max-iterations",
     type=click.IntRange(1),
     default=10,
     show_default=True,
-    help="After how many executed tasks no other one is begun; those under way come to their end.",
+    help="Start no further task after this many executed tasks; running tasks end normally.",
 )
-@click.option("--max-tasks", type=click.IntRange(1), default=100, show_default=True, help="How many may be planned.")
 @click.option(
-    "--reflect-every", type=click.IntRange(1), default=3, show_default=True, help="After how many tasks to reflect."
+    "--max-tasks", type=click.IntRange(1), default=100, show_default=True, help="Plan at most this many tasks."
+)
+@click.option(
+    "--reflect-every", type=click.IntRange(1), default=3, show_default=True, help="Reflect after this many tasks."
 )
 @concurrency_option
 @store_option
-@click.option("--no-store", is_flag=True, help="Write nothing down; the run cannot be resumed.")
+@click.option("--no-store", is_flag=True, help="Store nothing; the run cannot be resumed.")
 @json_option
 @quiet_option
 @verbose_option
 @log_options
 def orchestrate_command(goal: str, **options: Any) -> int:
-    """Reach GOAL: plan tasks for it, do them, reflect on what came of them, and so on; then make one answer of it all.
+    """Reach GOAL: plan tasks, run the tasks, reflect on the results, and repeat; then write one answer from the
+    results.
 
-    The answer goes to standard output, all else to standard error. It ends as completed, with an answer, also where it
-    was stopped by a limit; which one, it says. Ctrl-C stops the run so that `plait resume` can go on with it.
+    The answer is printed on standard output, everything else on standard error. If a limit stops the loop, the run
+    still completes with an answer, and the summary names the limit. Ctrl-C stops the run; `plait resume` continues it.
     """
     if not is_utf8(goal):
         raise click.BadParameter("the goal is not text in UTF-8")
@@ -78,20 +81,21 @@ def orchestrate_command(goal: str, **options: Any) -> int:
 
 
 _LOCAL_ANSWER = 512  # tokens; a small model stops late
-_CHARACTERS_A_TOKEN = 2  # at least, for what results are cut to
+_CHARACTERS_A_TOKEN = 2  # at least; decides where results are cut
 
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The backends as they were named on the command line: `KIND` or `KIND:MODEL`, None for what `default` gives."""
+    """The backends of the three roles, as named on the command line: `KIND` or `KIND:MODEL`."""
 
     default: BackendOptions
+    """The backend of each role that is not named."""
     planner: str | None = None
     executor: str | None = None
     reflector: str | None = None
 
     def backend_set(self) -> BackendSet:
-        """The three backends. Raises Fault, BackendUnavailable for one that cannot be had."""
+        """Return the backends of the three roles. Raises CliError, BackendUnavailable."""
         named = {PLANNER: self.planner, EXECUTOR: self.executor, REFLECTOR: self.reflector}
         return BackendSet({role: self._spec(word) for role, word in named.items()}, EXECUTOR)
 
@@ -103,20 +107,20 @@ class Team:
 
 
 async def orchestrate(goal: str, team: Team, limits: Mapping[str, int], options: OutputOptions) -> int:
-    """Reach `goal`; the exit code."""
+    """Reach `goal`. Return the exit code."""
     backend_set = team.backend_set()
     policy = OrchestratorPolicy(goal, _limits(backend_set, limits))
     dag = policy.dag()
     store = None if options.store is None else SQLiteStore(options.store)
-    # The store is opened last: a missing backend must not leave an empty store behind.
+    # The store is opened last, so that a missing backend leaves no empty store behind.
     async with backend_set.open(backend_set.specs) as made, store or nullcontext():
-        runner = backend_set.runner(made, store=store, concurrency=options.concurrency or DEFAULT_CONCURRENCY)
+        runner = backend_set.make_runner(made, store=store, concurrency=options.concurrency or DEFAULT_CONCURRENCY)
         run = runner.start(dag, settings=backend_set.settings(), policy=policy)
         return await follow_run(run, dag, replace(options, result_of=ANSWER_ID), store)
 
 
 def _limits(backend_set: BackendSet, given: Mapping[str, int]) -> LoopLimits:
-    """With what the smallest of the models can take in."""
+    """Return the limits, with the length of results that the smallest model can read."""
     local = [spec for spec in backend_set.specs.values() if isinstance(spec, LocalSpec)]
     room = [max(spec.context - spec.max_tokens, 1) * _CHARACTERS_A_TOKEN for spec in local]
     plain = any(spec.gguf is None for spec in local)

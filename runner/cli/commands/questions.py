@@ -1,4 +1,4 @@
-"""`plait questions`: what tasks ask."""
+"""`plait questions`: list the questions of tasks."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ from plait.runner.state.owner import Liveness, liveness
 @store_option
 @json_option
 def questions_command(run: str | None, store_path: Path, as_json: bool) -> int:
-    """Show what the tasks of RUN (an id, its beginning, or `last`) ask, or those of all runs, with the commands that
-    answer. A question whose answer is on its way to the run is not shown any more.
+    """Show the questions of the tasks of RUN (an id, the beginning of an id, or `last`), or of all runs, with the
+    commands that answer. A question that has been answered is no longer shown, also before the run has received the
+    answer.
     """
     return anyio.run(list_questions, run, store_path, as_json)
 
 
 async def list_questions(word: str | None, path: Path, as_json: bool) -> int:
-    """Show what the run that `word` names waits for, or every run in the store; the exit code."""
+    """Print the questions of the run that `word` names, or of every run in the store. Return the exit code."""
     async with read_only_store(path) as store:
         runs = [await find_run(store, word)] if word is not None else await _list_waiting_runs(store)
         found = [(run, [*await list_waiting(store, run.run_id), *await _list_interrupted(store, run)]) for run in runs]
@@ -67,8 +68,8 @@ async def _list_waiting_runs(store: Store) -> list[RunRecord]:
 
 
 async def _list_interrupted(store: Store, run: RunRecord) -> list[WaitingTask]:
-    """The tasks marked at_most_once that were under way when the run's process died: they wait for a person from then
-    on, which the next resume only writes down.
+    """Return the tasks marked at_most_once that were running when the process of the run died. Each waits for a person
+    from then on; the next resume stores the status.
     """
     if shown_status(run) is not RunStatus.INTERRUPTED or (run.owner and liveness(run.owner) is not Liveness.DEAD):
         return []

@@ -1,4 +1,4 @@
-"""`plait resume`: go on with a stored run."""
+"""`plait resume`: continue a stored run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from plait.runner.cli.options import (
     verbose_option,
 )
 from plait.runner.cli.plan_changes import print_plan_changes
-from plait.runner.cli.stored_backends import Files, StoredBackends, inspecting_runner
+from plait.runner.cli.stored_backends import FileOptions, StoredBackends, inspecting_runner
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RunStatus, TaskStatus
@@ -54,8 +54,8 @@ from plait.runner.state.stored_run import StoredPolicy, has_ended
 
 @click.command("resume")
 @click.argument("run", required=False)
-@click.option("--retry-failed", is_flag=True, help="Run failed tasks again, and those whose stored result is damaged.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be done with each task, and why.")
+@click.option("--retry-failed", is_flag=True, help="Also run failed tasks, and tasks whose stored result is damaged.")
+@click.option("--dry-run", is_flag=True, help="Only print the action for each task, with its reason.")
 @plan_option
 @backends_option
 @concurrency_option
@@ -65,29 +65,30 @@ from plait.runner.state.stored_run import StoredPolicy, has_ended
 @verbose_option
 @log_options
 def resume_command(run: str | None, retry_failed: bool, **options: Any) -> int:
-    """Go on with RUN: a run's id, its beginning, or `last`. Without it, the newest run that can be resumed.
+    """Continue RUN (an id, the beginning of an id, or `last`); without RUN, the newest run that can be resumed.
 
-    What is completed is kept; what was under way or never began is run. A conversation that was cut goes on where its
-    backend is known to have it.
+    Completed tasks are kept; interrupted and pending tasks are run. An interrupted conversation continues if its
+    backend has kept the session.
     """
     configure_logging(options["log_style"], options["log_level"])
-    request = ResumeRequest(run, retry_failed, Files(options["plan"], options["backends"]), options["dry_run"])
+    request = ResumeRequest(run, retry_failed, FileOptions(options["plan"], options["backends"]), options["dry_run"])
     with redirect_prints():
         return anyio.run(resume_run, request, OutputOptions.of(options))
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequest:
-    """What is to be resumed: a run's id (None: the newest that can be), and how."""
+    """The run to resume, and how."""
 
     run: str | None
+    """Name of the run; None for the newest resumable run."""
     retry_failed: bool = False
-    files: Files = Files()  # noqa: RUF009 - frozen
+    files: FileOptions = FileOptions()  # noqa: RUF009 - frozen
     dry_run: bool = False
 
 
 async def resume_run(request: ResumeRequest, options: OutputOptions) -> int:
-    """Go on with a run; the exit code."""
+    """Resume a run. Return the exit code."""
     assert options.store is not None
     open_store = read_only_store if request.dry_run else existing_store
     async with open_store(options.store) as store:
@@ -100,7 +101,7 @@ async def resume_run(request: ResumeRequest, options: OutputOptions) -> int:
         led_by = StoredPolicy.of(record)
         if led_by is not None and led_by.kind == OrchestratorPolicy.kind:
             options = replace(options, result_of=ANSWER_ID)
-        reader = BackendSet({}).runner({}, store=store)
+        reader = BackendSet({}).make_runner({}, store=store)
         if request.dry_run:
             print_watch_notice(record)
             async with inspecting_runner(store, record, tasks, request.files) as runner:
@@ -116,14 +117,14 @@ async def resume_run(request: ResumeRequest, options: OutputOptions) -> int:
             return code
         if has_ended(record, tasks, request.retry_failed):
             return _print_ended(await reader.resume(record.run_id), dag, options)
-        if await is_to_be_cancelled(store, record):  # which needs no backend
+        if await is_to_be_cancelled(store, record):  # cancelling needs no backend
             return await follow_run(reader.start_resume(record.run_id), dag, options, store)
         stored = StoredBackends.of(record, request.files)
         backend_set, names, statuses = _select_backends(record, dag, tasks, stored, retry_failed=request.retry_failed)
         print_plan_changes(record, tasks, stored)
         async with backend_set.open(names) as made:
             concurrency = options.concurrency or _stored_concurrency(record)
-            runner = backend_set.runner(made, store=store, concurrency=concurrency)
+            runner = backend_set.make_runner(made, store=store, concurrency=concurrency)
             run = runner.start_resume(record.run_id, retry_failed=request.retry_failed)
             return await follow_run(run, dag, options, store, statuses)
 
@@ -131,7 +132,9 @@ async def resume_run(request: ResumeRequest, options: OutputOptions) -> int:
 def _select_backends(
     record: RunRecord, dag: DAG, tasks: Sequence[TaskRecord], stored: StoredBackends, *, retry_failed: bool
 ) -> tuple[BackendSet, list[str], dict[str, TaskStatus]]:
-    """The backends that the run needs to go on, their names, and where its tasks stand then. Raises Fault."""
+    """Return the backends that the run still needs, their names, and the status of each task after the resume. Raises
+    CliError.
+    """
     verdicts = judge(dag, tasks, retry_failed=retry_failed)
     statuses = {
         task.task_id: _status_after_resume(verdict.action, task) for task, verdict in zip(tasks, verdicts, strict=True)
@@ -143,7 +146,9 @@ def _select_backends(
 
 
 def _status_after_resume(action: Action, task: TaskRecord) -> TaskStatus:
-    """Where a task stands once the run goes on. Of one under way, which only its backend may know, events tell."""
+    """Return the status of a task after the resume. A running task stays running: events report whether its backend
+    still works.
+    """
     if TaskStatus(task.status) is TaskStatus.RUNNING:
         return TaskStatus.RUNNING
     if action in RUNS or action is Action.BLOCKED:
@@ -159,7 +164,7 @@ def _stored_concurrency(record: RunRecord) -> int:
 
 
 def _print_ended(result: RunResult, dag: DAG, options: OutputOptions) -> int:
-    """The answer to `resume` for a run that has ended: where to see it."""
+    """Print the result of a run that has ended, and the command that shows the run. Return the exit code."""
     if options.as_json:
         report.print_result_json(FinishedRun(result, dag), options.store)
     elif options.quiet:

@@ -36,15 +36,16 @@ from plait.runner.cli.options import (
 @concurrency_option
 @backend_options
 @store_option
-@click.option("--no-store", is_flag=True, help="Write nothing down; the run cannot be resumed.")
+@click.option("--no-store", is_flag=True, help="Store nothing; the run cannot be resumed.")
 @json_option
 @quiet_option
 @verbose_option
 @log_options
 def run_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
-    """Run the plan in the file PLAN. The results of its final tasks go to standard output, all else to standard error.
+    """Run the plan in the file PLAN. The results of the final tasks are printed on standard output, everything else on
+    standard error.
 
-    Ctrl-C stops the run so that `plait resume` can go on with it; once more leaves at once.
+    Ctrl-C stops the run, and `plait resume` continues the run later; a second Ctrl-C exits at once.
     """
     configure_logging(options["log_style"], options["log_level"])
     loaded = read_plan(plan, inputs)
@@ -54,12 +55,12 @@ def run_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
 
 
 async def run_plan(plan: Plan, backend_set: BackendSet, options: OutputOptions) -> int:
-    """Run `plan`; the exit code."""
+    """Run `plan`. Return the exit code."""
     names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
     store = None if options.store is None else SQLiteStore(options.store)
-    # The store is opened last: a missing backend must not leave an empty store behind.
+    # The store is opened last, so that a missing backend leaves no empty store behind.
     async with backend_set.open(names) as made, store or nullcontext():
         concurrency = options.concurrency or plan.concurrency or DEFAULT_CONCURRENCY
-        runner = backend_set.runner(made, store=store, concurrency=concurrency)
+        runner = backend_set.make_runner(made, store=store, concurrency=concurrency)
         run = runner.start(plan.dag, settings=backend_set.settings(), policy=plan.policy)
         return await follow_run(run, plan.dag, options, store)

@@ -26,19 +26,26 @@ from plait.runner.state.owner import Liveness, liveness
 
 
 @click.command("runs")
-@click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True, help="How many, newest first.")
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="List at most this many runs, newest first.",
+)
 @click.option(
     "--status",
     "statuses",
     type=click.Choice([status.value for status in RunStatus]),
     multiple=True,
-    help="Only those that are shown so; may be given more than once.",
+    help="List only runs shown with this status; may be given more than once.",
 )
-@click.option("--long", is_flag=True, help="Show their cost, size and owner as well.")
+@click.option("--long", is_flag=True, help="Also print cost, size in the store, and owner.")
 @store_option
 @json_option
 def runs_command(limit: int, statuses: tuple[str, ...], long: bool, store_path: Path, as_json: bool) -> int:
-    """List the runs in the store, newest first. A run that nobody goes on with is shown as interrupted."""
+    """List the runs in the store, newest first. A run without a living owner is shown as interrupted."""
     return anyio.run(list_runs, store_path, RunFilter(limit, tuple(map(RunStatus, statuses)), long), as_json)
 
 
@@ -48,17 +55,18 @@ LONG_HEAD = ("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "COST", "SIZE", "AGE", 
 
 @dataclass(frozen=True, slots=True)
 class RunFilter:
-    """The newest `limit` runs, of those with one of `statuses` if there are any; `at_length`: with what they cost, the
-    bytes that they take in the store, and the process that runs or ran them.
-    """
+    """Which runs are listed, and how."""
 
     limit: int
+    """Number of runs, newest first."""
     statuses: Collection[RunStatus] = ()
+    """Shown statuses to list; empty for all."""
     long: bool = False
+    """With cost, owner, and size in the store (bytes)."""
 
 
 async def list_runs(path: Path, chosen: RunFilter, as_json: bool) -> int:
-    """The runs in the store, newest first."""
+    """Print the runs in the store, newest first. Return the exit code."""
     async with read_only_store(path) as store:
         found = await _find_runs(store, chosen)
         sizes = await store.run_sizes() if chosen.long else {}
@@ -79,8 +87,8 @@ async def list_runs(path: Path, chosen: RunFilter, as_json: bool) -> int:
 
 
 async def _find_runs(store: Store, chosen: RunFilter) -> list[RunRecord]:
-    """The wanted runs, and one more if there is one. What a run is shown as is no matter of the store's, so where it is
-    asked for, more and more of them are read.
+    """Return the chosen runs, and one more if there is one. The shown status is not a column of the store, so that
+    larger and larger pages are read until enough runs match.
     """
     many = chosen.limit + 1
     while True:

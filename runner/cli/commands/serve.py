@@ -1,4 +1,4 @@
-"""`plait serve`: its options."""
+"""`plait serve`: serve runs over HTTP to programs on this machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DEFAULT_PORT = 8377
     "file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="A plan file whose `backends` (and `defaults.backend`) are what plans run on.",
+    help="Run plans on the `backends` (and `defaults.backend`) of this plan file.",
 )
 @backend_options
 @click.option(
@@ -54,24 +54,24 @@ DEFAULT_PORT = 8377
     type=click.Choice(["127.0.0.1", "::1"]),
     default="127.0.0.1",
     show_default=True,
-    help="Where to listen: this machine alone.",
+    help="Listen on this address of the loopback.",
 )
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=DEFAULT_PORT,
     show_default=True,
-    help="Where to listen; 0 takes any that is free.",
+    help="Listen on this port; 0 takes a free port.",
 )
 @concurrency_option
 @store_option
 @json_option
 @log_options
 def serve_command(file: Path | None, **options: Any) -> int:
-    """Make, start, follow, answer and cancel runs over HTTP. Only programs on this machine that know the token are
-    answered; it is in a file beside the store, whose path is printed.
+    """Create, start, follow, answer and cancel runs over HTTP. Only programs on this machine that send the token are
+    served; the token is in a file beside the store, and the path is printed.
 
-    Ctrl-C stops the runs so that they can be resumed; once more leaves at once.
+    Ctrl-C stops the runs, and `plait resume` continues each later; a second Ctrl-C exits at once.
     """
     configure_logging(options["log_style"], options["log_level"])
     backend_set = backend_set_of_file(file, BackendOptions(options["backend"], options["model"], options["base_url"]))
@@ -85,7 +85,7 @@ _TOKEN_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Where the server listens, and where its runs are stored."""
+    """The address of the server, and the store of its runs."""
 
     host: str
     port: int
@@ -94,15 +94,15 @@ class ServeOptions:
 
 
 async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int | None) -> int:
-    """Serve until told to stop; the exit code."""
+    """Serve until a signal. Return the exit code."""
     _require_extra()
-    from plait.runner.web.app import Server  # noqa: PLC0415 - a server's libraries are no part of the core
+    from plait.runner.web.app import Server  # noqa: PLC0415 - the extra `server` may be missing
     from plait.runner.web.routes import ServedRuns  # noqa: PLC0415
 
     with _listen(options) as listening:
         async with backend_set.open(backend_set.specs) as made, SQLiteStore(options.store) as store:
             concurrency = concurrency or DEFAULT_CONCURRENCY
-            runner = backend_set.runner(made, store=store, concurrency=concurrency, shared_limits=True)
+            runner = backend_set.make_runner(made, store=store, concurrency=concurrency, shared_limits=True)
             async with RunService(runner) as service:
                 token = secrets.token_urlsafe(_TOKEN_BYTES)
                 served = ServedRuns(service, tuple(backend_set.specs), {**backend_set.settings(), "posted": True})
@@ -130,7 +130,7 @@ def _listen(options: ServeOptions) -> Generator[socket.socket]:
     try:
         listening = socket.create_server((options.host, options.port), family=family)
     except OSError as error:
-        # Python's own text (`strerror`) says the address once more.
+        # The text of Python (`strerror`) would repeat the address.
         why = os.strerror(error.errno) if error.errno else error
         raise CliError(
             f"cannot listen on {options.host}, port {options.port}: {why}; "
@@ -142,14 +142,14 @@ def _listen(options: ServeOptions) -> Generator[socket.socket]:
 
 @contextmanager
 def _token_file(options: ServeOptions, listening: socket.socket, token: str) -> Generator[None]:
-    """The token in a file that only this user can read, for as long as it counts."""
+    """Keep the token in a file that only this user can read, while the server runs."""
     port = listening.getsockname()[1]
     url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
     path = options.store.absolute().parent / f"serve-{port}.token"
     write_file(path, token + "\n", private=True)
     try:
         if options.as_json:
-            print_line(json.dumps({"url": url, "token_file": str(path)}))  # one line, for who waits for it
+            print_line(json.dumps({"url": url, "token_file": str(path)}))  # one line, for the program that waits
         print_note(f"serving runs on {url}; Ctrl-C stops")
         print_note(f"  {'token':<9} {path}")
         yield

@@ -39,11 +39,11 @@ from plait.runner.policies.orchestrator.policy import Stop
 @click.command("show")
 @click.argument("run")
 @click.argument("task", required=False)
-@click.option("--events", is_flag=True, help="Show the run's history instead of its tasks.")
+@click.option("--events", is_flag=True, help="Show the events of the run instead of its tasks.")
 @store_option
 @json_option
 def show_command(run: str, task: str | None, events: bool, store_path: Path, as_json: bool) -> int:
-    """Show RUN with its tasks, or TASK of it with its prompt, conversation, result and attempts."""
+    """Show RUN with its tasks, or TASK in RUN with its prompt, conversation, result and attempts."""
     if task is not None and events:
         raise click.UsageError("--events is for a whole run; leave TASK out")
     if task is not None:
@@ -116,7 +116,7 @@ def _print_run(run: RunRecord, tasks: Sequence[TaskRecord]) -> None:
 def _stop_reason(run: RunRecord) -> Stop | None:
     try:
         return parse_stop(decided_of(run.policy_state).state)
-    except (ValueError, KeyError, TypeError):  # damaged; everything else can be shown all the same
+    except (ValueError, KeyError, TypeError):  # damaged; everything else can still be shown
         return None
 
 
@@ -153,7 +153,7 @@ def _attempt_json(attempt: AttemptRecord) -> dict[str, Any]:
 
 
 async def show_task(path: Path, word: str, task_id: str, as_json: bool) -> int:
-    """A task: its prompt, its conversation, its result and its attempts."""
+    """Print a task: its prompt, conversation, result and attempts. Return the exit code."""
     async with read_only_store(path) as store:
         run = await find_run(store, word)
         task = await find_task(store, run, task_id)
@@ -179,7 +179,7 @@ async def show_task(path: Path, word: str, task_id: str, as_json: bool) -> int:
 
 
 def _message_note(message: MessageRecord, failed: Mapping[int, str]) -> str:
-    """What is said of a message beside its role: that a person said it, or that its attempt was followed by another."""
+    """Return the note beside the role of a message: sent by a person, or part of an attempt that failed."""
     if message.attempt == 0 and message.role == "user":
         return " (a person, after the run)"
     status = failed.get(message.attempt)
@@ -232,7 +232,7 @@ def _print_attempts(attempts: Sequence[AttemptRecord]) -> None:
 
 
 async def show_events(path: Path, word: str, as_json: bool) -> int:
-    """A run's history, oldest first."""
+    """Print the events of a run, oldest first. Return the exit code."""
     async with read_only_store(path) as store:
         run = await find_run(store, word)
         events = await _all_events(store, run.run_id)

@@ -14,6 +14,6 @@ from plait.runner.cli.options import json_option
 @click.command("version")
 @json_option
 def version_command(as_json: bool) -> int:
-    """Print plait's version."""
+    """Print the version of plait."""
     print_line(json.dumps({"version": version("plait")}) if as_json else f"plait {version('plait')}")
     return 0

@@ -1,4 +1,4 @@
-"""Drives a run for a person: shows it, and leaves it well when asked to by Ctrl-C, SIGTERM or SIGHUP."""
+"""Drives a run for a person: shows the run, and stops it in order on Ctrl-C, SIGTERM or SIGHUP."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SHOW_CURSOR = b"\x1b[?25h\n"
 async def follow_run(
     run: Run, dag: DAG, options: OutputOptions, store: Store | None, statuses: Mapping[str, TaskStatus] | None = None
 ) -> int:
-    """Show `run` to its end and say what it came to; the exit code. `store` is where the run is stored."""
+    """Show `run` to its end and print the result; `store` holds the run. Return the exit code."""
     ending = await _drive(run, dag, _make_display(dag, options, statuses))
     result = ending.result
     try:
@@ -45,7 +45,7 @@ async def follow_run(
             report.print_result_json(ending, options.store)
         else:
             report.print_result(ending.dag, result, options.result_of)
-    finally:  # a result that cannot be written is to be found
+    finally:  # also if the result cannot be written: the summary says how to find it
         if not options.quiet:
             report.print_summary(ending, options.store, await _list_waiting(result, store))
         elif result.status is not RunStatus.COMPLETED:
@@ -54,28 +54,28 @@ async def follow_run(
 
 
 async def _list_waiting(result: RunResult, store: Store | None) -> list[WaitingTask]:
-    """What the run's tasks wait for, as far as the store has it."""
+    """Return the waiting tasks of the run, as far as the store can be read."""
     if store is None or not result.waiting:
         return []
     try:
         return await list_waiting(store, result.run_id)
-    except (StoreError, PlaitError):  # it is away; the run's own record still has the questions
+    except (StoreError, PlaitError):  # no store: the result has the questions as well
         return []
 
 
 def _make_display(dag: DAG, options: OutputOptions, statuses: Mapping[str, TaskStatus] | None) -> Display:
     if options.quiet:
         return NoDisplay()
-    # Log lines and a live display would write over each other.
+    # Log lines and a live display would overwrite each other.
     if options.logs or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         return PlainDisplay(verbose=options.verbose)
-    from plait.runner.cli.display.live import LiveDisplay  # noqa: PLC0415 - rich takes a while and is not needed in a pipe
+    from plait.runner.cli.display.live import LiveDisplay  # noqa: PLC0415 - rich takes long to import, and a pipe does not need it
 
     return LiveDisplay(Progress(dag, time.monotonic, statuses), dag.name or "plait", verbose=options.verbose)
 
 
 async def _drive(run: Run, dag: DAG, display: Display) -> FinishedRun:
-    """Start `run`, which begins with `dag`, show it to its end, and say what it came to. Raises as `Run.result`."""
+    """Start `run`, which begins with `dag`, and show it to its end. Return its result. Raises as `Run.result`."""
     began, dag = time.monotonic(), dag.copy()
     started: set[str] = set()
     policy_state: JsonValue = None
@@ -108,8 +108,8 @@ async def _refresh_display(display: Display) -> None:
 async def stop_on_signal(
     stop: Callable[[], None], note: Callable[[str], None], *, task_status: anyio.abc.TaskStatus[None]
 ) -> None:
-    """The first signal calls `stop`, the second one ends the process. One that is ignored from the start stays so: a
-    script that starts plait in the background keeps the Ctrl-C for itself from it, and `nohup` the end of a terminal.
+    """Call `stop` at the first signal; the second signal ends the process. A signal that is ignored from the start
+    stays ignored: a shell ignores Ctrl-C for background jobs, and `nohup` ignores SIGHUP.
     """
     handled = [one for one in _SECOND_SIGNAL if signal.getsignal(one) != signal.SIG_IGN]
     stopping = False
@@ -118,7 +118,7 @@ async def stop_on_signal(
             task_status.started()
             async for _ in signals:
                 stopping = True
-                # From here on not through the event loop: a function of the user's may be what blocks it.
+                # From here on not by the event loop: a function of the user may block the loop.
                 for number in handled:
                     signal.signal(number, _SECOND_SIGNAL[number])
                 note("stopping, and writing down where the run stands; once more to leave at once")
@@ -130,8 +130,8 @@ async def stop_on_signal(
 
 
 def _ignore_hangup(_number: int, _frame: FrameType | None) -> None:
-    """A terminal that goes away says so more than once, through the kernel and through the shell; nobody is there who
-    could mean that it takes too long.
+    """Ignore SIGHUP. A closed terminal sends it twice, from the kernel and from the shell, and the second is no request
+    to exit at once.
     """
 
 

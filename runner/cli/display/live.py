@@ -1,7 +1,7 @@
-"""What happens in a run, live on a terminal: progress, a line for each task at work with what it does, what waits on
-what; lines of what is over above it.
+"""Live display of a run on a terminal: progress, one line for each running task, and waiting tasks with their reasons.
+Lines about ended tasks scroll above the display.
 
-Nothing is ever parsed as markup: every piece is a `rich.text.Text` made of text that went through `visible`.
+No text is parsed as markup: each piece is a `rich.text.Text` of text that `visible` has cleaned.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from plait.runner.cli.display.text import COLOURS, columns, dollars, last_cells,
 from plait.runner.domain import events
 from plait.runner.domain.status import TaskStatus
 
-_MANY = 100  # tasks; in a larger run only trouble gets a line of its own
+_MANY = 100  # tasks; in larger runs completed tasks get no line
 _BAR = 24
 _MOST_WAITING = 4
-_OTHER_LINES = 4  # header, a blank line, "and n more", and one for the cursor
+_OTHER_LINES = 4  # the header, a blank line, "and n more", and a line for the cursor
 _LONGEST_NAME = 30
-_IDLE = 1.0  # seconds between two pictures while nothing happens: only the times grow
+_IDLE = 1.0  # seconds between two pictures while only the times change
 _STYLES = {"waiting": "yellow", "notice": "yellow"}
 _COUNTED = (TaskStatus.RUNNING, TaskStatus.WAITING_INPUT, TaskStatus.FAILED, TaskStatus.SKIPPED, TaskStatus.CANCELLED)
 
 
 class LiveDisplay:
-    """Drawn anew at a `tick` where there is news; removed at `close`, but for the lines of what is over."""
+    """Drawn at a `tick` if an event has come; removed at `close`, except for the lines about ended tasks."""
 
     def __init__(self, progress: Progress, title: str, *, verbose: bool = False) -> None:
         self._progress = progress
@@ -41,7 +41,7 @@ class LiveDisplay:
             get_renderable=self._draw,
             auto_refresh=False,
             transient=True,
-            # What a function prints goes above the display.
+            # output of a user's function goes above the display
             redirect_stdout=True,
             redirect_stderr=True,
         )
@@ -62,7 +62,7 @@ class LiveDisplay:
 
     def tick(self) -> None:
         if self._lines:
-            # All at once, because every print draws the display again.
+            # in one call, because each print draws the display again
             lines, self._lines = self._lines, []
             self._console.print(*lines, sep="\n", soft_wrap=True)
         now = self._progress.clock()
@@ -102,7 +102,7 @@ class LiveDisplay:
         return Group(Text(""), self._header(), *self._running_lines(running[:room]), *below)
 
     def _idle_lines(self) -> Iterator[Text]:
-        """What is not at work."""
+        """Yield lines about tasks that are not running."""
         progress = self._progress
         now = progress.clock()
         for task_id, until in list(progress.retries.items())[:_MOST_WAITING]:
@@ -136,7 +136,7 @@ class LiveDisplay:
         return line
 
     def _running_lines(self, running: Sequence[tuple[str, RunningAttempt]]) -> Iterator[Text]:
-        """A line for each: its name; for how long, where, and what it has used; what it does now."""
+        """Yield a line for each running task: name, time, backend, usage, and the current action."""
         if not running:
             return
         now = self._progress.clock()

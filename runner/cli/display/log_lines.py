@@ -1,6 +1,4 @@
-"""The lines of `plait log`: what happened, in words. Whatever a model wrote stands behind a mark, so that none of it
-looks like a line of ours.
-"""
+"""The lines of `plait log`. Text of a model stands behind a mark, so that it cannot imitate a line of plait."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ Detail: TypeAlias = "Mapping[str, JsonValue]"
 
 
 def entry_lines(entry: Entry, run_id: str) -> list[str]:
-    """What `entry` says, safe for a terminal; nothing for what only the machinery wants to know."""
+    """Return the lines of `entry`, safe for a terminal; none for internal events."""
     if entry.kind == "output":
         return _output_lines(entry.detail)
     if entry.kind == "message":
@@ -70,7 +68,7 @@ def _error_text(detail: Detail) -> str:
 
 
 def _spent(detail: Detail) -> str:
-    """How long it took, and what it cost: `1.2s 310+42 tokens $0.0123`."""
+    """Return duration, tokens and cost: `1.2s 310+42 tokens $0.0123`."""
     used = tokens(_count(detail, "input_tokens"), _count(detail, "output_tokens"))
     cost = dollars(_number(detail, "cost_usd"))
     return " ".join(filter(None, (seconds(_number(detail, "duration_s")), f"{used} tokens" if used else "", cost)))

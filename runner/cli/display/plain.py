@@ -1,4 +1,4 @@
-"""What happens in a run, one line an event: for pipes, log files and terminals that cannot do more."""
+"""One line for each event of a run: for pipes, log files and simple terminals."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _LONGEST_ERROR = 300
 
 
 class Display(Protocol):
-    """Shows a run while it goes on, on standard error."""
+    """Shows a live run on standard error."""
 
     def handle(self, event: events.Event) -> None:
-        """Something happened."""
+        """Show an event."""
         ...
 
     def note(self, text: str) -> None:
-        """Say something of our own."""
+        """Print a message of plait."""
         ...
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Refresh the display; called several times a second."""
         ...
 
     def close(self) -> None:
-        """Nothing follows; leave the terminal as it was."""
+        """Restore the terminal after the last event."""
         ...
 
 
@@ -50,13 +50,13 @@ class NoDisplay:
 
 
 class PlainDisplay(NoDisplay):
-    """A line for every event, with the local time; where `verbose`, also for what tasks do and wait for meanwhile."""
+    """Prints a line with the local time for every event; if `verbose`, also for tools and waits of tasks."""
 
     def __init__(self, *, verbose: bool = False) -> None:
         self._verbose = verbose
 
     def handle(self, event: events.Event) -> None:
-        if isinstance(event, events.TaskOutput) and not self._verbose:  # of which there may be very many
+        if isinstance(event, events.TaskOutput) and not self._verbose:  # there may be very many
             return
         line = event_line(event)
         if line:
@@ -67,7 +67,7 @@ class PlainDisplay(NoDisplay):
 
 
 def event_line(event: events.Event) -> str:
-    """What happened, in one line that is safe for a terminal; nothing for what is only seen live."""
+    """Return the event as a line that is safe for a terminal; empty for events that only a live display shows."""
     if isinstance(event, events.TaskEvent):
         words = _task_words(event)
         return f"{one_line(event.task_id)} {words}" if words else ""
@@ -137,7 +137,7 @@ def _task_words(event: events.TaskEvent) -> str:
 
 
 def cost(event: events.TaskCompleted) -> str:
-    """How long it took and what it used: `1.2s 310+42 tokens`."""
+    """Return duration and tokens: `1.2s 310+42 tokens`."""
     used = tokens(event.usage.input_tokens, event.usage.output_tokens)
     return seconds(event.duration_s) + (f" {used} tokens" if used else "")
 

@@ -1,4 +1,4 @@
-"""Where a live run stands, kept up to date from its events; what the displays show."""
+"""The state of a live run, kept up to date from its events, for the displays."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from plait.runner.domain.dag import DAG
 from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import FailureMode, Mode
 
-_LONGEST = 400  # characters of what a task does, for the display
+_LONGEST = 400  # characters of the output of a task that are kept
 
 
 @dataclass(slots=True)
 class RunningAttempt:
-    """An attempt under way: since when (on the display's clock), where, what it does now, of which kind that is, and
-    what it has used so far. Of an answer that is being written, `now` is the end.
-    """
+    """An attempt that is running."""
 
     since: float
+    """Start of the attempt, on the clock of the display."""
     backend: str
     attempt: int
     now: str = ""
+    """The current tool or wait; the end of the text while an answer is written."""
     kind: str = "text"
+    """Kind of output that `now` holds."""
     usage: Usage = NO_USAGE
+    """Tokens and cost up to now."""
 
     def handle(self, output: events.TaskOutput) -> None:
-        """Note what it does."""
+        """Keep the output as the current action."""
         if output.output != "text":
             self.now = output.text[:_LONGEST]
         else:
@@ -42,7 +44,7 @@ class RunningAttempt:
 
 
 class Progress:
-    """Feed it a run's events with `take`. `statuses` is where the tasks stand before the first one."""
+    """The state of a run. `handle` takes each event; `statuses` are those of the tasks before the first event."""
 
     def __init__(self, dag: DAG, clock: Callable[[], float], statuses: Mapping[str, TaskStatus] | None = None) -> None:
         self.dag = dag.copy()
@@ -52,25 +54,25 @@ class Progress:
         self.counts = Counter(self.statuses.values())
         self.running: dict[str, RunningAttempt] = {}
         self.retries: dict[str, float] = {}
-        """Tasks that wait for another attempt, and until when."""
+        """Tasks that wait for another attempt, with the time of the attempt."""
         self.questions: dict[str, str] = {}
-        """What is asked by the tasks that wait for a person."""
+        """Questions of the tasks that wait for a person."""
         self._used: Usage = NO_USAGE
         self.ran = 0
         self.degraded: str | None = None
 
     @property
     def usage(self) -> Usage:
-        """What the attempts of this process have used, those under way included as far as they say."""
+        """Usage of all attempts of this process, running attempts included as far as they report usage."""
         return sum((one.usage for one in self.running.values()), self._used)
 
     @property
     def done(self) -> int:
-        """How many tasks have ended, well or not."""
+        """Number of tasks that have ended, in whatever status."""
         return sum(self.counts[status] for status in _ENDED)
 
     def handle(self, event: events.Event) -> None:
-        """Note what happened."""
+        """Update the state from the event."""
         if isinstance(event, events.TaskOutput):
             if underway := self.running.get(event.task_id):
                 underway.handle(event)
@@ -119,7 +121,9 @@ class Progress:
         self.counts[status] += 1
 
     def waiting_tasks(self, limit: int) -> list[tuple[str, list[str]]]:
-        """The first tasks that still have to start, with those that they wait for; none if only a place is missing."""
+        """Return the first `limit` tasks that have to start, each with the tasks that hold it back; an empty list means
+        that the task waits for a free slot.
+        """
         return list(islice(self._list_waiting(), limit))
 
     def _list_waiting(self) -> Iterator[tuple[str, list[str]]]:
@@ -139,9 +143,9 @@ _ENDED = _GOOD | {TaskStatus.FAILED, TaskStatus.CANCELLED}
 
 
 def grow(dag: DAG, event: events.TasksAdded) -> None:
-    """Add the event's tasks to `dag`, a copy that nobody else holds."""
+    """Add the tasks of the event to `dag`, which the caller owns."""
     start = len(dag)
     dag.extend(event.tasks)
-    # A task with `for_each` waits for what it was unfolded into.
+    # A `for_each` task waits for its generated tasks.
     if event.added_by is not None and dag[event.added_by].for_each is not None:
         dag.join(dag.position(event.added_by), range(start, len(dag)))

@@ -1,4 +1,4 @@
-"""What is said when a run has ended: its result, a summary, and the commands that go on from there."""
+"""The output after a run: result, summary, and commands to continue."""
 
 from __future__ import annotations
 
@@ -45,25 +45,27 @@ EXIT_CODES = {
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """What a run came to, with the DAG that it had in the end, how many tasks this process ran for it, how many seconds
-    it took, and what its policy gave back last.
-    """
+    """The result of a run and the facts for its summary."""
 
     result: RunResult
     dag: DAG
+    """The DAG at the end, with all added tasks."""
     ran: int = 0
+    """Number of tasks that this process ran."""
     took: float = 0.0
+    """Seconds."""
     policy_state: JsonValue = None
+    """Last state of the policy."""
 
 
 def exit_code(result: RunResult) -> int:
-    """The command's exit code for a run that came to `result`."""
+    """Return the exit code of the command for the result of a run."""
     return EXIT_CODES.get(result.status, exits.CANCELLED)
 
 
 def print_result(dag: DAG, result: RunResult, only: str | None = None) -> None:
-    """The texts of the final tasks, or of the task `only`, on standard output: as they are for a file, harmless for a
-    terminal.
+    """Print the texts of the final tasks, or of the task `only`, on standard output: unchanged for a file, escaped for
+    a terminal.
     """
     fit = visible if exits.output().isatty() else without_controls
     finals = [task for task in _final_tasks(dag, result) if task.status is TaskStatus.COMPLETED]
@@ -74,7 +76,7 @@ def print_result(dag: DAG, result: RunResult, only: str | None = None) -> None:
 
 
 def print_result_json(ending: FinishedRun, store: Path | None) -> None:
-    """All of it as one JSON object on standard output."""
+    """Print the whole result as one JSON object on standard output."""
     result = ending.result
     print_json(
         {
@@ -99,7 +101,7 @@ def print_result_json(ending: FinishedRun, store: Path | None) -> None:
 
 
 def print_json(value: Any) -> None:
-    """JSON on standard output, in ASCII: no character of it can act on a terminal."""
+    """Print JSON on standard output, in ASCII, so that no character acts on a terminal."""
     exits.print_line(json.dumps(value, indent=2).replace("\x7f", "\\u007f"))
 
 
@@ -122,8 +124,8 @@ def _task_json(task: TaskResult) -> dict[str, Any]:
 
 
 def print_summary(ending: FinishedRun, store: Path | None, waiting: Sequence[WaitingTask] = ()) -> None:
-    """The summary and what can be done next, on standard error. `store` is None where nothing was stored; `waiting` is
-    what it says of the tasks that wait.
+    """Print the summary and the next commands on standard error. `store` is None if nothing was stored; `waiting` lists
+    the waiting tasks as stored.
     """
     result = ending.result
     status = coloured(result.status.value, result.status, sys.stderr)
@@ -137,7 +139,7 @@ def print_summary(ending: FinishedRun, store: Path | None, waiting: Sequence[Wai
 
 
 def print_failure(result: RunResult) -> None:
-    """The one line that a quiet run says when it did not complete."""
+    """Print the one line with which a quiet run reports a failure."""
     exits.print_note(
         f"plait: run {result.run_id} is {result.status.value}" + (f": {result.error}" if result.error else "")
     )
@@ -167,8 +169,8 @@ def _summary_parts(ending: FinishedRun) -> Iterator[str]:
 
 
 def parse_stop(policy_state: JsonValue) -> Stop | None:
-    """Why an orchestrator came to its end before its reflector called it done, read from what its policy gave back
-    last; None for every other run.
+    """Return why an orchestrator ended before its reflector reported success, from the last state of the policy; None
+    for every other run.
     """
     stopped = policy_state.get("stopped") if isinstance(policy_state, dict) else None
     return Stop(stopped) if isinstance(stopped, str) and stopped in set(Stop) else None
@@ -224,7 +226,7 @@ def _next_commands(dag: DAG, result: RunResult, store: Path) -> Iterator[tuple[s
 
 
 def _continuable_task(dag: DAG, result: RunResult) -> str | None:
-    """The last completed task with a session, final ones first; None without any: functions remember nothing."""
+    """Return the last completed task with a session, final tasks first; None without sessions."""
     finals = _final_tasks(dag, result)
     for tasks in (finals, list(result.tasks.values())):
         for task in reversed(tasks):
@@ -234,6 +236,6 @@ def _continuable_task(dag: DAG, result: RunResult) -> str | None:
 
 
 def _final_tasks(dag: DAG, result: RunResult) -> list[TaskResult]:
-    """The tasks that no other one depends on, without those whose answer is a plan: its tasks are what it comes to."""
+    """Return the tasks without dependents, except tasks that add tasks: the added tasks are the result."""
     pairs = zip(dag.tasks, dag.dependents, strict=True)
     return [result[task.id] for task, after in pairs if not after and not task.adds_tasks]

@@ -1,4 +1,4 @@
-"""Parts of what `plait runs` and `plait show` print."""
+"""Parts of the output of `plait runs` and `plait show`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from plait.runner.domain.question import answers_of
 
 
 def print_section(head: str, text: str) -> None:
-    """Text under a head of its own."""
+    """Print text under a heading."""
     print_line(f"\n-- {head} --\n{visible(text).removesuffix(chr(10))}")
 
 
 def print_answers(task: TaskRecord) -> None:
-    """What the task's questions were answered with, and by whom."""
+    """Print the answers to the questions of a task, each with its source."""
     for answered in answers_of(task.answers):
         print_section(f"answered by {answered.by}", f"{answered.question}\n{answered.text}")
 
 
 def print_question(task: TaskRecord, waiting: Sequence[WaitingTask], path: Path) -> None:
-    """What the task asks, with what `waiting` knows of it: nothing, where its answer is in the store already."""
+    """Print the question of a task with the details in `waiting`; empty means that the store already has the answer."""
     if task.question is None:
         return
     print_section("question", task.question)
@@ -43,7 +43,9 @@ def print_table(
     statuses: Sequence[str | None],
     right: frozenset[int] = frozenset(),
 ) -> None:
-    """Rows in columns, the first one their heads; one column of statuses is coloured, those in `right` are numbers."""
+    """Print rows in columns; the first row is the heading. `status_column` is coloured, the columns in `right` hold
+    numbers.
+    """
     for row, status in zip(columns(rows, right), statuses, strict=True):
         if status is not None:
             row[status_column] = coloured(row[status_column], status, sys.stdout)

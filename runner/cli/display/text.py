@@ -1,7 +1,7 @@
-"""Text for people: made harmless for a terminal, and numbers as they are read best. Pure.
+"""Text for people: escaped for a terminal, and numbers in readable units.
 
-A model's answer may hold anything: an escape sequence that retitles the window or reads back what was typed, a bidi
-override that shows a command as another one. What could act is shown as an escape instead of being sent.
+The answer of a model may hold an escape sequence that sets the title of the window or reads the input back, or a bidi
+override that disguises a command. Characters that act on a terminal are shown as escapes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import click
 
 from plait.runner.domain.status import RunStatus, TaskStatus
 
-# C0 but for newline and tab, DEL, C1, and halves of characters, which no encoding has.
+# C0 except newline and tab, DEL, C1, and lone surrogates, which no encoding has.
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
 # Bidi controls, zero-width characters, line and paragraph separators, tags, and other characters without a shape.
 _INVISIBLE = (
@@ -29,17 +29,19 @@ _MISLEADS = re.compile(f"[{_CONTROLS}{_INVISIBLE}]")
 
 
 def visible(text: str) -> str:
-    """`text` for a terminal: whatever acts, hides or reorders is written as an escape such as `\\x1b` or `\\u202e`."""
+    """Return `text` for a terminal: characters that act, hide or reorder are escapes such as `\\x1b` or `\\u202e`."""
     return _MISLEADS.sub(_escape, text.replace("\r\n", "\n"))
 
 
 def without_controls(text: str) -> str:
-    """`text` for a file or a pipe: joiners and bidi marks are part of many scripts and stay, controls do not."""
+    """Return `text` for a file or a pipe: control characters escaped; joiners and bidi marks stay, as many scripts need
+    both.
+    """
     return _ACTS.sub(_escape, text.replace("\r\n", "\n"))
 
 
 def one_line(text: str, width: int = 0) -> str:
-    """`text` as `visible` shows it, in one line, cut to `width` characters unless that is 0."""
+    """Return `text` as `visible` does, in one line, cut to `width` characters unless `width` is 0."""
     line = visible(" ".join(text.split()))
     return line if not width or len(line) <= width else line[: max(width - 1, 0)] + "…"
 
@@ -50,7 +52,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def cells(text: str) -> int:
-    """How many columns of a terminal `text`, which went through `visible`, fills."""
+    """Return the number of terminal columns that `text`, escaped by `visible`, fills."""
     if text.isascii():
         return len(text)
     return sum(
@@ -59,7 +61,7 @@ def cells(text: str) -> int:
 
 
 def last_cells(line: str, width: int) -> str:
-    """The end of `line` that fits into `width` columns of a terminal, behind an ellipsis where something is cut off."""
+    """Return the end of `line` that fits into `width` columns of a terminal, behind an ellipsis if text is cut off."""
     if cells(line) <= width:
         return line
     start, left = len(line), width - 1
@@ -69,7 +71,7 @@ def last_cells(line: str, width: int) -> str:
 
 
 def columns(rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) -> list[list[str]]:
-    """`rows` with every cell padded to its column's width, on the left for the columns in `right`."""
+    """Return `rows` with each cell padded to the width of its column, on the left for the columns in `right`."""
     table = [list(row) for row in rows]
     widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
     return [[_padded(cell, widths[i], i in right) for i, cell in enumerate(row)] for row in table]
@@ -81,7 +83,7 @@ def _padded(cell: str, width: int, right: bool) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration: `0.03s`, `1.2s`, `2m05s`, `3h07m`; empty for None."""
+    """Format a duration: `0.03s`, `1.2s`, `2m05s`, `3h07m`; empty for None."""
     if value is None:
         return ""
     if value < 59.95:
@@ -91,7 +93,7 @@ def seconds(value: float | None) -> str:
 
 
 def age(value: float) -> str:
-    """How long ago something was, in one unit: `5s`, `3m`, `2h`, `4d`."""
+    """Format seconds in one unit, rounded down: `5s`, `3m`, `2h`, `4d`."""
     for limit, size, unit in ((60, 1, "s"), (3600, 60, "m"), (48 * 3600, 3600, "h")):
         if value < limit:
             return f"{max(int(value // size), 0)}{unit}"
@@ -99,12 +101,12 @@ def age(value: float) -> str:
 
 
 def tokens(into: int, out: int) -> str:
-    """Tokens in and out, as `310+42`; empty where nothing was counted."""
+    """Format tokens in and out: `310+42`; empty if both are 0."""
     return f"{into:,}+{out:,}" if into or out else ""
 
 
 def size(value: int) -> str:
-    """Bytes in the unit that reads best: `512 B`, `3.4 kB`, `12 MB`."""
+    """Format bytes in a readable unit: `512 B`, `3.4 kB`, `12 MB`."""
     if value < 1000:
         return f"{value} B"
     shown = float(value)
@@ -116,17 +118,17 @@ def size(value: int) -> str:
 
 
 def dollars(value: float | None) -> str:
-    """A cost; empty for None."""
+    """Format a cost in dollars; empty for None."""
     return "" if value is None else f"${value:.4f}" if value < 1 else f"${value:.2f}"
 
 
 def counted(number: int, word: str) -> str:
-    """`1 task`, `2 tasks`."""
+    """Format a number with its noun: `1 task`, `2 tasks`."""
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def command(*words: str) -> str:
-    """A command line to be copied."""
+    """Return a shell command line, quoted, for copying."""
     return " ".join(shlex.quote(visible(word)) for word in words)
 
 
@@ -142,7 +144,7 @@ COLOURS: Mapping[str, str] = {
 
 
 def coloured(text: str, status: str, stream: IO[str]) -> str:
-    """`text` in the colour of `status`, if `stream` is a terminal."""
+    """Return `text` in the colour of `status` if `stream` is a terminal."""
     colour = COLOURS.get(status)
     if colour is None or not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return text

@@ -153,7 +153,7 @@ async def test_the_command_begins_a_queued_run(tmp_path: Path) -> None:
     plan = load_plan(tmp_path / "plan.yaml")
     backing = backend_set_of_plan(plan, BackendOptions())
     async with SQLiteStore(tmp_path / "runs.db") as store, backing.open(["w"]) as made:
-        run_id = await backing.runner(made, store=store).create_run(plan.dag, settings=backing.settings())
+        run_id = await backing.make_runner(made, store=store).create_run(plan.dag, settings=backing.settings())
     shown = plait(tmp_path, "runs", "--json", "--store", "runs.db").value
     assert [run["status"] for run in shown] == ["queued"]
     resumed = plait(tmp_path, "resume", "--store", "runs.db")

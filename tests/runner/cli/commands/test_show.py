@@ -74,8 +74,8 @@ def test_every_line_of_the_help_stands_for_the_command_of_that_name() -> None:
 
 def test_help_names_every_backend(tmp_path: Path) -> None:
     for words in ("run", "orchestrate", "serve"):
-        said = " ".join(plait_here(tmp_path, words, "--help").out.split())
-        assert re.search(rf"--backend KIND {', '.join(KINDS[:-1])} or {KINDS[-1]}, for", said)
+        said = " ".join(plait_here(tmp_path, words, "--help").out.split()).replace("- ", "-")
+        assert re.search(rf"--backend KIND Use this backend [^:]*: {', '.join(KINDS[:-1])} or {KINDS[-1]}\.", said)
 
 
 def test_version(folder: Path) -> None:
