@@ -111,7 +111,7 @@ def _results_replaced() -> Generator[None]:
     def still_running(_book: TaskCache, _task_id: str, _standing: object) -> None:
         return None
 
-    with mock.patch.object(statements, "bulk_sql", replacing), mock.patch.object(TaskCache, "done", still_running):
+    with mock.patch.object(statements, "bulk_sql", replacing), mock.patch.object(TaskCache, "put_ended", still_running):
         yield
 
 
