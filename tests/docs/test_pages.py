@@ -60,7 +60,7 @@ PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for
 BLOCKS = [block for file, text in PAGES.items() for block in blocks(file, text)]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PYPROJECT["project"]["optional-dependencies"].keys()
-TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 STRICT = ["-W", "error", "-W", "ignore::DeprecationWarning:langsmith._internal._beta_decorator"]
 """Warnings are errors, but for one that langgraph's own dependency gives from Python 3.14 on: see pyproject.toml."""
