@@ -16,7 +16,17 @@ try:
 except ImportError as error:
     raise ImportError(f"plait.backends.contract needs pytest: {install_command('test')}") from error
 
-from plait.backends import NO_USAGE, Backend, BackendError, ErrorKind, ForkingBackend, Message, Opening, Output, Reply
+from plait.backends import (
+    NO_USAGE,
+    Backend,
+    BackendError,
+    ConversationRequest,
+    ErrorKind,
+    ForkingBackend,
+    Message,
+    Output,
+    Reply,
+)
 
 SCHEMA: dict[str, object] = {
     "type": "object",
@@ -41,12 +51,12 @@ class Subject:
 _tasks = itertools.count()
 
 
-def opening(backend: Backend) -> Opening:
+def opening(backend: Backend) -> ConversationRequest:
     """Return an opening like the runner's for the first conversation of a new task."""
-    return Opening(session_id=backend.new_session_id(), idempotency_key=f"contract:task-{next(_tasks)}")
+    return ConversationRequest(session_id=backend.new_session_id(), idempotency_key=f"contract:task-{next(_tasks)}")
 
 
-async def say(backend: Backend, prompt: str, how: Opening) -> Reply:
+async def say(backend: Backend, prompt: str, how: ConversationRequest) -> Reply:
     """Run one turn in a separate conversation and return the reply."""
     async with backend.open(how) as conversation:
         return await conversation.send(prompt)
@@ -134,12 +144,12 @@ class BackendContract:
             return
         parent = await say(backend, "My name is Ada.", opening(backend))
         assert parent.session_id is not None
-        how = replace(opening(backend), forks=parent.session_id, history=parent.turn("My name is Ada."))
+        how = replace(opening(backend), fork_of=parent.session_id, history=parent.turn("My name is Ada."))
         fork = await say(backend, "What is my name?", how)
         assert fork.text
         assert fork.session_id not in {None, parent.session_id}
         for session_id in (parent.session_id, fork.session_id):
-            reply = await say(backend, "And now?", Opening(session_id=session_id, resume=True))
+            reply = await say(backend, "And now?", ConversationRequest(session_id=session_id, resume=True))
             assert reply.session_id == session_id
 
     async def test_data_fits_the_schema(self, subject: Subject) -> None:

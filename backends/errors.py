@@ -48,7 +48,7 @@ class BackendError(Exception):
     - `retry_after` is the server's own hint in seconds, or None.
     - `usage` is the cost of the failed turn.
     - `messages` are the turn's messages, including the prompt; empty if the prompt was the only message.
-    - `goes_on` says that the session has kept the prompt and the work done: the next attempt continues the session.
+    - `continues_session` says that the session has kept the prompt and the work done: the next attempt continues the session.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class BackendError(Exception):
         goes_on: bool = False,
     ) -> None:
         super().__init__(message)
-        self.goes_on = goes_on
+        self.continues_session = goes_on
         self.usage = usage
         self.messages = messages
         self.kind = kind

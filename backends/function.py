@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import Backend, JsonValue, Opening, Reply
+from plait.backends.protocol import Backend, ConversationRequest, JsonValue, Reply
 from plait.backends.structured import Mismatch, Schema, invalid_output
 from plait.backends.text import clean_text, one_line, parse_json
 
@@ -51,7 +51,7 @@ class FunctionBackend:
         """Return None: functions have no sessions."""
         return None
 
-    def open(self, opening: Opening) -> _Call:
+    def open(self, opening: ConversationRequest) -> _Call:
         """Open a conversation in which every turn is one call of the function."""
         return _Call(self._call, opening)
 
@@ -79,7 +79,7 @@ class _Call:
 
     session_id: str | None = None
 
-    def __init__(self, call: Callable[[str], Awaitable[Any]], opening: Opening) -> None:
+    def __init__(self, call: Callable[[str], Awaitable[Any]], opening: ConversationRequest) -> None:
         self._call = call
         self._opening = opening
 

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from plait.backends.ask import ask
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.function import FunctionBackend
-from plait.backends.protocol import Conversation, JsonInput, JsonValue, Opening
+from plait.backends.protocol import Conversation, ConversationRequest, JsonInput, JsonValue
 
 
 class PersonBackend:
@@ -26,7 +26,7 @@ class PersonBackend:
         """Return None: people have no sessions."""
         return None
 
-    def open(self, opening: Opening) -> AbstractAsyncContextManager[Conversation]:
+    def open(self, opening: ConversationRequest) -> AbstractAsyncContextManager[Conversation]:
         """Open a conversation in which every turn asks its prompt."""
 
         async def asked(prompt: str) -> JsonValue:

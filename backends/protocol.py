@@ -91,7 +91,7 @@ class Reply:
     """Every message of the turn in order, including the prompt. Empty means the prompt and `text` only."""
     question: Question | None = None
     """Question to answer before the conversation can continue: the task waits, and its next turn carries the answer
-    (`Opening.answer`).
+    (`ConversationRequest.answer`).
     """
     tasks: tuple[Mapping[str, JsonInput], ...] = ()
     """Tasks to add to the run, each in the shape of a plan file's task."""
@@ -141,7 +141,7 @@ class Files:
 
 
 @value
-class Opening:
+class ConversationRequest:
     """Everything a backend may need to open a conversation."""
 
     session_id: str | None = None
@@ -159,17 +159,17 @@ class Opening:
     metadata: Mapping[str, JsonInput] = field(default_factory=dict[str, "JsonInput"])
     answer: Answer | None = None
     """Answer to the question that ended the conversation's last reply. If set, the prompt is the answer as text."""
-    goes_on: bool = False
+    resumes_interrupted: bool = False
     """Whether the turn continues an interrupted turn. If true, the prompt says only that the turn was interrupted."""
-    forks: str | None = None
+    fork_of: str | None = None
     """Session of another task to branch from; that session must stay unchanged, and `history` holds the same messages.
     Ignored with `resume`, because the branch then has a session of its own.
     """
     files: Files | None = None
-    """Folders for an `OutlivingBackend`. None if the store keeps no files."""
-    adopts: bool = False
+    """Folders for an `DetachedBackend`. None if the store keeps no files."""
+    attaches: bool = False
     """Whether to adopt a turn started by a process that has since died, reported "alive" or "ended" by
-    `OutlivingBackend.left`: wait for the answer and return the answer, without sending the prompt. A turn that ends
+    `DetachedBackend.inspect`: wait for the answer and return the answer, without sending the prompt. A turn that ends
     without an answer is an error of kind `crashed`.
     """
     on_output: Callable[[Output], None] = _ignore_output
@@ -210,11 +210,11 @@ class Backend(Protocol):
     def new_session_id(self) -> str | None:
         """Return an id for a new conversation, stored before the first call. Cheap, no I/O.
 
-        Returns None if the backend has no sessions, or makes its own ids and reports them through `Opening.on_session`.
+        Returns None if the backend has no sessions, or makes its own ids and reports them through `ConversationRequest.on_session`.
         """
         ...
 
-    def open(self, opening: Opening) -> AbstractAsyncContextManager[Conversation]:
+    def open(self, opening: ConversationRequest) -> AbstractAsyncContextManager[Conversation]:
         """Open a conversation. Leaving the context frees all its resources, also when cancelled.
 
         Entering raises BackendUnavailable if an extra, a key or a file is missing, and BackendError for any other
@@ -224,7 +224,7 @@ class Backend(Protocol):
 
 
 @value
-class LeftTurn:
+class DetachedTurn:
     """The state of a turn whose runner died."""
 
     state: Literal["alive", "ended", "dead"]
@@ -232,16 +232,16 @@ class LeftTurn:
     session_id: str | None = None
     """Session known from the turn's files to hold the prompt; None if no session is known."""
     goes_on: bool = False
-    """`Opening.goes_on` of the turn."""
+    """`ConversationRequest.resumes_interrupted` of the turn."""
     about: str = ""
     """A short description, such as "claude, pid 4711"."""
 
 
 @runtime_checkable
-class OutlivingBackend(Backend, Protocol):
+class DetachedBackend(Backend, Protocol):
     """A backend whose turns may outlive the process that started them, provided that the Opening has `files`."""
 
-    def left(self, files: Files) -> LeftTurn | None:
+    def inspect(self, files: Files) -> DetachedTurn | None:
         """Return the state of the turn in `files.turn`; None if no turn started. Never raises.
 
         Reads the files and the process table, and changes nothing.
@@ -251,12 +251,12 @@ class OutlivingBackend(Backend, Protocol):
 
 @runtime_checkable
 class ForkingBackend(Backend, Protocol):
-    """A backend that keeps session histories and supports `Opening.forks`.
+    """A backend that keeps session histories and supports `ConversationRequest.fork_of`.
 
     With any other backend, a task that continues another task uses the same session, unless several tasks do.
     """
 
     @property
     def can_fork(self) -> bool:
-        """Whether `Opening.forks` is supported."""
+        """Whether `ConversationRequest.fork_of` is supported."""
         ...

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import NO_USAGE, JsonValue, Message, Opening, Output, Reply, Usage
+from plait.backends.protocol import NO_USAGE, ConversationRequest, JsonValue, Message, Output, Reply, Usage
 from plait.backends.structured import Mismatch, Schema, invalid_output, repair_prompt
 from plait.backends.text import clean_text
 
@@ -17,7 +17,7 @@ Ask: TypeAlias = Callable[[Sequence[Message]], Awaitable[Message]]
 class ReplayConversation:
     """A conversation built on `ask`. A failed turn leaves no trace in the history."""
 
-    def __init__(self, ask: Ask, opening: Opening) -> None:
+    def __init__(self, ask: Ask, opening: ConversationRequest) -> None:
         self._ask = ask
         self._opening = opening
         self._history = [Message(old.role, clean_text(old.content), old.usage) for old in opening.history]

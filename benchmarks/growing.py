@@ -9,11 +9,11 @@ from typing import Any
 
 import plait.runner.plan.added_tasks  # noqa: F401 - it is loaded once, by whatever grows first
 from benchmarks.stores import sqlite_store
-from plait.runner import DAG, Decision, Limits, ParallelRunner, RunStatus, RunView, Task
+from plait.runner import DAG, Decision, GrowthLimits, ParallelRunner, RunStatus, RunView, Task
 
 ANSWER = "x" * 200
 AT_ONCE = 256
-LIMITS = Limits(max_tasks=1_000_000, max_depth=1_000_000)
+LIMITS = GrowthLimits(max_tasks=1_000_000, max_depth=1_000_000)
 Specs = list[dict[str, Any]]
 Shape = Callable[[int], tuple[dict[str, Specs], list[Task]]]
 """Of so many tasks: what each planner adds, and the tasks that are there from the beginning."""

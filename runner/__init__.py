@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from plait.runner.domain.dag import DAG
     from plait.runner.domain.policy import Decision, Policy, RunView
     from plait.runner.domain.question import OpenQuestion
-    from plait.runner.domain.result import Degradation, Receipt, RunResult, TaskResult
+    from plait.runner.domain.result import Degradation, ResumeSummary, RunResult, TaskResult
     from plait.runner.domain.status import RunStatus, TaskStatus
-    from plait.runner.domain.task import FailureMode, Limits, Retry, Task
+    from plait.runner.domain.task import FailureMode, GrowthLimits, Retry, Task
     from plait.runner.errors import (
         AnswerConflict,
         BackendMissing,
@@ -52,13 +52,12 @@ if TYPE_CHECKING:
         UnknownStep,
     )
     from plait.runner.recovery.preview import Preview
-    from plait.runner.recovery.resume_plan import Action, Verdict
+    from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
     from plait.runner.run import Run
     from plait.runner.service import RunService
 
 __all__ = [
     "DAG",
-    "Action",
     "AnswerConflict",
     "BackendMissing",
     "Clock",
@@ -68,10 +67,10 @@ __all__ = [
     "FailureMode",
     "FollowUp",
     "FollowUps",
+    "GrowthLimits",
     "ImpossibleState",
     "Interaction",
     "KeyConflict",
-    "Limits",
     "OpenQuestion",
     "Orchestrator",
     "OrchestratorResult",
@@ -86,7 +85,9 @@ __all__ = [
     "Preview",
     "Problem",
     "PromptError",
-    "Receipt",
+    "ResumeAction",
+    "ResumeStep",
+    "ResumeSummary",
     "Retry",
     "Run",
     "RunExists",
@@ -111,7 +112,6 @@ __all__ = [
     "TaskStatus",
     "TurnNotStored",
     "UnknownStep",
-    "Verdict",
     "Workflow",
     "events",
     "load_plan",
@@ -123,9 +123,9 @@ _HOMES = {
     "domain.dag": "DAG",
     "domain.policy": "Decision Policy RunView",
     "domain.question": "OpenQuestion",
-    "domain.result": "Degradation Receipt RunResult TaskResult",
+    "domain.result": "Degradation ResumeSummary RunResult TaskResult",
     "domain.status": "RunStatus TaskStatus",
-    "domain.task": "FailureMode Limits Retry Task",
+    "domain.task": "FailureMode GrowthLimits Retry Task",
     "errors": "AnswerConflict BackendMissing DAGError KeyConflict OwnershipLost PlaitError PolicyMissing Problem "
     "PromptError RunExists RunNotFound RunNotResumable RunOwned StoreRequired TaskNotFound TurnNotStored",
     "operations.inspect": "RunInfo StoredEvent TaskInfo",
@@ -138,7 +138,7 @@ _HOMES = {
     "policies.workflow": "Step Workflow",
     "policies.workflow_session": "ImpossibleState Interaction Session SessionComplete SessionEnded UnknownStep",
     "recovery.preview": "Preview",
-    "recovery.resume_plan": "Action Verdict",
+    "recovery.resume_plan": "ResumeAction ResumeStep",
     "run": "Run",
     "service": "RunService",
 }

@@ -18,7 +18,7 @@ from plait.runner.domain.dag import nearest
 from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RunStatus, TaskStatus
-from plait.runner.engine.policy_driver import decided_of
+from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.errors import RunNotFound
 from plait.runner.parallel import ParallelRunner
 from plait.runner.policies.orchestrator.evidence import is_work
@@ -255,7 +255,7 @@ def _by_role(backends: Mapping[str, OneBackend] | OneBackend | None) -> dict[str
 
 
 def _loop_of(record: RunRecord) -> Loop:
-    return Loop.of(decided_of(record.policy_state).state)
+    return Loop.of(read_policy_state(record.policy_state).state)
 
 
 def _is(task: TaskRecord, status: TaskStatus) -> bool:

@@ -17,28 +17,28 @@ from plait.runner.domain.policy import Policy
 from plait.runner.domain.question import OnQuestion, OpenQuestion
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RunStatus
-from plait.runner.domain.task import Limits
+from plait.runner.domain.task import GrowthLimits
 from plait.runner.engine.config import DEFAULT_BACKEND, Config, backend_names, default_backend
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
-from plait.runner.engine.lifecycle import Prepared, drive
+from plait.runner.engine.lifecycle import PreparedRun, execute_run
 from plait.runner.engine.run_control import Control
-from plait.runner.operations.answer_task import How, Settlement, answer_question, settle, unanswered_questions
-from plait.runner.operations.cancel_run import cancel, finish_cancelling
-from plait.runner.operations.continue_task import say
-from plait.runner.operations.create_run import checked_run_id, create, with_policy
+from plait.runner.operations.answer_task import How, Resolution, answer_question, resolve, unanswered_questions
+from plait.runner.operations.cancel_run import cancel_run, finish_cancelling
+from plait.runner.operations.continue_task import continue_task
+from plait.runner.operations.create_run import checked_run_id, create_run, with_policy
 from plait.runner.recovery.answers import question_of
-from plait.runner.recovery.lease import wait_until_free
+from plait.runner.recovery.lease import wait_for_expiry
 from plait.runner.recovery.preview import Preview, preview
-from plait.runner.recovery.resume import Resumption, take_over
+from plait.runner.recovery.resume import ResumeOptions, prepare_resume
 from plait.runner.run import Run
 from plait.runner.state.owner import LEASE_SECONDS, claim_for_this_process
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import ended_result, needs_no_work, require_unfailed, stored_run
-from plait.runner.state.timeouts import PatientStore
+from plait.runner.state.timeouts import TimeoutStore
 
 CANCEL_GRACE_SECONDS = 5.0
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = GrowthLimits()
 
 _Settings: TypeAlias = Mapping[str, JsonInput] | None
 _Drive: TypeAlias = Callable[[Feed, Control], Awaitable[RunResult]]
@@ -85,7 +85,7 @@ class ParallelRunner:
         store_timeout: float = 10.0,
         lease: float = LEASE_SECONDS,
         cancel_grace: float = CANCEL_GRACE_SECONDS,
-        growth: Limits = DEFAULT_LIMITS,
+        growth: GrowthLimits = DEFAULT_LIMITS,
         on_question: OnQuestion | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
@@ -98,7 +98,7 @@ class ParallelRunner:
         self._config = Config(
             named,
             default_backend(named, default, given=backend is not None),
-            None if store is None else PatientStore(store, store_timeout),
+            None if store is None else TimeoutStore(store, store_timeout),
             concurrency,
             dict(limits or {}),
             shared_limits,
@@ -162,7 +162,7 @@ class ParallelRunner:
         another DAG, other settings or another policy. Raises StoreRequired, BackendMissing, DAGError, RunExists if
         `run_id` is taken, and StoreError. After a StoreError the run may or may not be stored.
         """
-        return await create(self._config, dag, run_id, key, with_policy(self._config, dag, settings, policy))
+        return await create_run(self._config, dag, run_id, key, with_policy(self._config, dag, settings, policy))
 
     @property
     def config(self) -> Config:
@@ -197,7 +197,7 @@ class ParallelRunner:
         comes too late, PolicyMissing, BackendMissing, StoreError if the store cannot be read or claimed, and the errors
         of `run`.
         """
-        return await self._resume(run_id, Resumption(retry_failed, answers, policy))(Feed(), Control())
+        return await self._resume(run_id, ResumeOptions(retry_failed, answers, policy))(Feed(), Control())
 
     def start_resume(
         self,
@@ -208,7 +208,7 @@ class ParallelRunner:
         policy: Policy | None = None,
     ) -> Run:
         """Resume a run in the background. Parameters as in `resume`; see `start`."""
-        return Run(run_id, self._resume(run_id, Resumption(retry_failed, answers, policy)))
+        return Run(run_id, self._resume(run_id, ResumeOptions(retry_failed, answers, policy)))
 
     async def preview_resume(self, run_id: str, *, retry_failed: bool = False) -> Preview:
         """Return the action and the reason for each task if `resume` were called now. Changes and claims nothing.
@@ -227,8 +227,8 @@ class ParallelRunner:
         Raises ValueError for another `how`, RunNotFound, RunOwned if a live process executes the run, TaskNotFound,
         PlaitError if the task is not waiting or the text does not fit, StoreError.
         """
-        settlement = Settlement(how, text)
-        await settle(self._config, await stored_run(self._config.store, run_id), task_id, settlement)
+        settlement = Resolution(how, text)
+        await resolve(self._config, await stored_run(self._config.store, run_id), task_id, settlement)
 
     async def cancel_run(self, run_id: str, *, wait: float = 0.0) -> RunStatus:
         """Cancel a stored run permanently, whichever process executes it, and return its status.
@@ -242,7 +242,7 @@ class ParallelRunner:
         An owner with unknown state receives the request and is watched for one `lease`. Raises StoreRequired,
         RunNotFound, StoreError. Cancelling this call does not withdraw the request.
         """
-        return await cancel(self._config, run_id, wait)
+        return await cancel_run(self._config, run_id, wait)
 
     async def continue_task(self, run_id: str, task_id: str, message: str) -> Reply:
         """Continue the conversation of a task after the run: send `message`, store the turn, return the reply.
@@ -256,7 +256,7 @@ class ParallelRunner:
         reply) if the turn could not be stored.
         """
         run = await stored_run(self._config.store, run_id)
-        return await say(self._config, run, task_id, message)
+        return await continue_task(self._config, run, task_id, message)
 
     async def questions(self, run_id: str) -> list[OpenQuestion]:
         """Return the unanswered questions of a stored run, in the order of the tasks.
@@ -294,12 +294,12 @@ class ParallelRunner:
             claim = RunClaimed(at, owner, config.clock.wall() + config.lease)
             first = (created, events.RunStarted(at, run_id))
             state = RunState(dag.copy(), keeps_all=config.store is None)
-            prepared = Prepared(run_id, state, names, owner, first, (claim,), policy=policy)
-            return await drive(prepared, config, feed, control)
+            prepared = PreparedRun(run_id, state, names, owner, first, (claim,), policy=policy)
+            return await execute_run(prepared, config, feed, control)
 
         return run_id, drive_new
 
-    def _resume(self, run_id: str, how: Resumption) -> _Drive:
+    def _resume(self, run_id: str, how: ResumeOptions) -> _Drive:
         config = self._config
 
         async def drive_stored(feed: Feed, control: Control) -> RunResult:
@@ -311,10 +311,10 @@ class ParallelRunner:
                 if how.answers:
                     require_unfailed(run)
                 return ended_result(run)
-            if not await wait_until_free(config, run, feed, control):
+            if not await wait_for_expiry(config, run, feed, control):
                 return run.state.result(run_id, RunStatus.INTERRUPTED)
             if await is_to_be_cancelled(run.store, run.record):
                 return await finish_cancelling(config, run, feed)
-            return await drive(await take_over(config, run, how), config, feed, control)
+            return await execute_run(await prepare_resume(config, run, how), config, feed, control)
 
         return drive_stored

@@ -24,7 +24,7 @@ from plait.backends.agents.transcript import exchanges, reread
 from plait.backends.errors import BackendUnavailable
 from plait.backends.process.manifest import read_manifest
 from plait.backends.process.watchdog import scratch
-from plait.backends.protocol import Conversation, Files, LeftTurn, Opening
+from plait.backends.protocol import Conversation, ConversationRequest, DetachedTurn, Files
 
 
 @dataclass(eq=False, kw_only=True)
@@ -79,12 +79,12 @@ class CliBackend(ABC):
             )
 
     @asynccontextmanager
-    async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
+    async def open(self, opening: ConversationRequest) -> AsyncGenerator[Conversation]:
         """Open a conversation. The first turn starts the agent.
 
         Raises BackendUnavailable if the agent is missing, except for an adopted turn, which needs only its files.
         """
-        if not opening.adopts:
+        if not opening.attaches:
             self.check()
         if opening.files is not None:
             yield self.conversation(opening, opening.files)
@@ -92,12 +92,12 @@ class CliBackend(ABC):
         with scratch() as folder:
             yield self.conversation(opening, Files(folder / "turn" / "1", folder / "sessions"))
 
-    def conversation(self, opening: Opening, files: Files) -> CliConversation:
+    def conversation(self, opening: ConversationRequest, files: Files) -> CliConversation:
         """Return a conversation that uses `files`."""
         return CliConversation(self, opening, files)
 
-    def left(self, files: Files) -> LeftTurn | None:
-        """Implement `OutlivingBackend.left`."""
+    def inspect(self, files: Files) -> DetachedTurn | None:
+        """Implement `DetachedBackend.inspect`."""
         calls = exchanges(files.turn)
         known = read_manifest(calls[-1]) if calls else None
         if known is None or known.note.get("kind") != self.kind:  # the task had another backend at the time
@@ -107,10 +107,10 @@ class CliBackend(ABC):
         about = f"{self.kind}, pid {known.pid}"
         goes_on = known.note.get("goes_on") == "yes"
         if reader.is_final:
-            return LeftTurn("ended", reader.session_id, goes_on, about)
+            return DetachedTurn("ended", reader.session_id, goes_on, about)
         # A call guarded to die with its runner ends at any moment, or is ended by the process that resumes.
         is_alive = known.is_alive and known.note.get("dies") != "yes"
-        return LeftTurn("alive" if is_alive else "dead", self.session_of(calls[-1]), goes_on, about)
+        return DetachedTurn("alive" if is_alive else "dead", self.session_of(calls[-1]), goes_on, about)
 
     def session_of(self, folder: Path) -> str | None:
         """Return the session that holds the prompt of the call with its files in `folder`; None if no session is known.

@@ -19,13 +19,13 @@ from plait.backends.agents.error_kinds import SchemaRefused, hide
 from plait.backends.agents.protocol import Answered, Call, Ending, Program, Reader
 from plait.backends.agents.session_files import digest
 from plait.backends.agents.session_locks import SessionInUse, Sessions, first_before, since
-from plait.backends.agents.transcript import Unheard, cut_before, feed, mark_told, parsed
+from plait.backends.agents.transcript import UnreportedCall, cut_before, feed, mark_told, parsed
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.process.child import Child
 from plait.backends.process.manifest import read_manifest
 from plait.backends.process.private import private_folder
 from plait.backends.process.spawn import Start, adopted, child_environment, running
-from plait.backends.protocol import NO_USAGE, Files, JsonValue, Message, Opening, Output, Reply, Usage
+from plait.backends.protocol import NO_USAGE, ConversationRequest, Files, JsonValue, Message, Output, Reply, Usage
 from plait.backends.structured import Mismatch, Schema, invalid_output, repair_prompt
 from plait.backends.text import clean_text, one_line
 
@@ -43,7 +43,7 @@ LAST_WORD = 5.0
 class CliConversation:
     """A conversation with an agent, one process per turn. See `CliBackend`."""
 
-    def __init__(self, program: Program, opening: Opening, files: Files) -> None:
+    def __init__(self, program: Program, opening: ConversationRequest, files: Files) -> None:
         self._program = program
         self._opening = opening
         self._files = files
@@ -53,7 +53,7 @@ class CliConversation:
         self._seen: str | None = None
         self._said = False
         self._calls = 0
-        self._rewinds = opening.goes_on
+        self._rewinds = opening.resumes_interrupted
         limit = opening.timeout
         self._ends = None if limit is None else anyio.current_time() + limit - min(_EARLY, limit / 10)
         schema = opening.output_schema
@@ -93,7 +93,7 @@ class CliConversation:
         if self._schema is not None and self._asked is None:
             sent += f"\n\nAnswer with nothing but JSON that fits this JSON Schema: {self._schema.text}"
         try:
-            if self._opening.forks and not self._exists and not self._program.can_fork:
+            if self._opening.fork_of and not self._exists and not self._program.can_fork:
                 raise BackendError(ErrorKind.SESSION_LOST, f"{self._program.kind} cannot fork a session")
             return await self._exchange(turn, prompt, sent)
         except SchemaRefused as refused:
@@ -111,16 +111,16 @@ class CliConversation:
                 turn.clear()
                 return await self._first(turn, prompt)
             lost = error.kind is ErrorKind.SESSION_LOST or isinstance(error, SessionInUse)
-            begun = self._opening.goes_on or self._said
+            begun = self._opening.resumes_interrupted or self._said
             if not lost or begun or not self._opening.history or self._program.on_lost_session == "fail":
                 raise
             what = error.holder if isinstance(error, SessionInUse) else error.message
-        old = self._session_id if self._exists else self._opening.forks
+        old = self._session_id if self._exists else self._opening.fork_of
         turn.clear()
         if self._exists:
             self._session_id = self._program.new_session_id()
         self._exists = False
-        self._opening = replace(self._opening, forks=None, resume=False)
+        self._opening = replace(self._opening, fork_of=None, resume=False)
         note = f"session {old} could not be continued ({what}): a fresh session received the history as text"
         self._opening.on_output(Output("notice", note))
         return await self._exchange(turn, prompt, replayed(self._opening.history, sent), note)
@@ -157,7 +157,7 @@ class CliConversation:
         except BackendError as error:
             used = reader.usage if error.usage == NO_USAGE else error.usage
             error.usage = self._cost_unheard(cut) + self._own(call.folder, self._session_id, used)
-            error.goes_on = error.goes_on and reader.session_id is not None
+            error.continues_session = error.continues_session and reader.session_id is not None
             if error.kind is ErrorKind.TIMEOUT and self._ends is not None and anyio.current_time() >= self._ends:
                 error.message = f"no answer within the task's timeout of {self._opening.timeout:g} s"
             hide(error, self._given())
@@ -175,14 +175,14 @@ class CliConversation:
 
     def _call(self, folder: Path) -> Call:
         opening, asked = self._opening, self._asked
-        forks = None if self._exists else opening.forks
+        forks = None if self._exists else opening.fork_of
         answer = None if self._said else opening.answer
         return Call(folder, self._session_id, resume=self._exists, forks=forks, output_schema=asked, answer=answer)
 
-    def _cut_before(self, call: Call) -> list[Unheard]:
+    def _cut_before(self, call: Call) -> list[UnreportedCall]:
         return cut_before(self._files.turn, lambda folder: self._program.reader(replace(call, folder=folder)))
 
-    async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[Unheard]) -> Child:
+    async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[UnreportedCall]) -> Child:
         """Return the child of the call, once the child has ended and `reader` has read all its output."""
         on_line = partial(self._on_line, reader)
         until = self._until()
@@ -199,7 +199,7 @@ class CliConversation:
 
     async def _found(self, held: AsyncExitStack, call: Call) -> Child | None:
         """Return the child of the call if another process started the child; None otherwise."""
-        if self._opening.adopts and read_manifest(call.folder) is not None:
+        if self._opening.attaches and read_manifest(call.folder) is not None:
             return await held.enter_async_context(adopted(call.folder))
         return None
 
@@ -207,7 +207,7 @@ class CliConversation:
         if child.skipped:
             self._opening.on_output(Output("notice", f"output lines skipped as too long: {child.skipped}"))
 
-    async def _start(self, held: AsyncExitStack, call: Call, sent: str, cut: list[Unheard]) -> Child:
+    async def _start(self, held: AsyncExitStack, call: Call, sent: str, cut: list[UnreportedCall]) -> Child:
         keeps: list[int] = []
         if call.session_id is not None:
             on_wait = partial(self._show, "waiting")
@@ -229,7 +229,7 @@ class CliConversation:
             keeps,
             {
                 "kind": program.kind,
-                "goes_on": "yes" if self._opening.goes_on else "no",
+                "goes_on": "yes" if self._opening.resumes_interrupted else "no",
                 "said": digest(said),
                 "dies": "yes" if guarded else "no",
                 **self._notes(),
@@ -267,7 +267,7 @@ class CliConversation:
     def _show(self, kind: str, text: str) -> None:
         self._opening.on_output(Output("waiting" if kind == "waiting" else "notice", one_line(text)))
 
-    def _cost_unheard(self, cut: list[Unheard]) -> Usage:
+    def _cost_unheard(self, cut: list[UnreportedCall]) -> Usage:
         read = ((one.folder, one.reader) for one in reversed(cut))
         cost = sum((self._own(folder, reader.session_id, reader.usage) for folder, reader in read), NO_USAGE)
         return replace(cost, model=None)  # an interrupted call does not determine the answering model

@@ -65,7 +65,7 @@ def reread(reader: Reader, folder: Path) -> None:
 
 
 @value
-class Unheard:
+class UnreportedCall:
     """A call of an interrupted attempt, whose cost was never reported."""
 
     folder: Path
@@ -74,14 +74,14 @@ class Unheard:
     """Whether the call itself was interrupted."""
 
 
-def cut_before(turn: Path, make: Callable[[Path], Reader]) -> list[Unheard]:
+def cut_before(turn: Path, make: Callable[[Path], Reader]) -> list[UnreportedCall]:
     """Return the calls of the interrupted attempts just before the attempt in folder `turn`, the last call first."""
-    unheard: list[Unheard] = []
+    unheard: list[UnreportedCall] = []
     for attempt in earlier(turn):
         calls = exchanges(attempt)
         if not calls or (calls[-1] / _TOLD).exists():
             break
-        found = [Unheard(folder, make(folder), folder == calls[-1]) for folder in reversed(calls)]
+        found = [UnreportedCall(folder, make(folder), folder == calls[-1]) for folder in reversed(calls)]
         for one in found:
             reread(one.reader, one.folder)
         if found[0].reader.is_final:

@@ -8,7 +8,7 @@ from typing import Any
 
 from plait.backends.extras import require
 from plait.backends.langgraph.thread import Graph, Thread, Unkept
-from plait.backends.protocol import Conversation, Opening
+from plait.backends.protocol import Conversation, ConversationRequest
 from plait.backends.text import clean_text
 
 
@@ -56,7 +56,7 @@ class LangGraphBackend:
         require("langgraph", "langgraph")
 
     @asynccontextmanager
-    async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
+    async def open(self, opening: ConversationRequest) -> AsyncGenerator[Conversation]:
         """Open a conversation on the thread `session_id` if resumed, else on the task's own thread.
 
         Raises BackendUnavailable if the extra is missing.
@@ -64,7 +64,7 @@ class LangGraphBackend:
         self.check()
         yield (Thread if self.can_fork else Unkept)(self._graph, self._input, opening)
 
-    def _input(self, prompt: str, opening: Opening) -> Any:
+    def _input(self, prompt: str, opening: ConversationRequest) -> Any:
         prompt = clean_text(prompt)
         if self._to_input is not None:
             return self._to_input(prompt)

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.langgraph.values import messages_of, question_of, reply_of, tokens_of
-from plait.backends.protocol import Opening, Output, Reply, Usage
+from plait.backends.protocol import ConversationRequest, Output, Reply, Usage
 from plait.backends.structured import Schema
 from plait.backends.text import clean_text, one_line
 
@@ -45,7 +45,9 @@ class Graph(Protocol):
 class Unkept:
     """A conversation with a graph without a checkpointer, and the common part of both kinds."""
 
-    def __init__(self, graph: Graph, to_input: Callable[[str, Opening], Any], opening: Opening) -> None:
+    def __init__(
+        self, graph: Graph, to_input: Callable[[str, ConversationRequest], Any], opening: ConversationRequest
+    ) -> None:
         self._graph = graph
         self._to_input = to_input
         self._opening = opening
@@ -98,14 +100,16 @@ class Unkept:
 class Thread(Unkept):
     """A conversation kept by the graph's checkpointer."""
 
-    def __init__(self, graph: Graph, to_input: Callable[[str, Opening], Any], opening: Opening) -> None:
+    def __init__(
+        self, graph: Graph, to_input: Callable[[str, ConversationRequest], Any], opening: ConversationRequest
+    ) -> None:
         super().__init__(graph, to_input, opening)
         resumed = opening.session_id if opening.resume else None
         self._name = resumed or opening.idempotency_key or uuid4().hex
         waiting = _WAITING.fullmatch(self._name) if resumed else None
         self._thread = waiting[1] if waiting else self._name
         self._asked = (waiting[2], int(waiting[3])) if waiting else None
-        self._forks = None if resumed or opening.forks is None else _WAITING.sub(r"\1", opening.forks)
+        self._forks = None if resumed or opening.fork_of is None else _WAITING.sub(r"\1", opening.fork_of)
         self._has_begun = False
         """Whether a turn has run: the opening describes the thread before the first turn only."""
 
@@ -130,7 +134,7 @@ class Thread(Unkept):
         """Return whether the thread's unfinished work is to be continued, instead of starting with a new input."""
         if self._has_begun or _checkpoint_of(state) is None:
             return False
-        if self._opening.goes_on or self._opening.answer is not None:
+        if self._opening.resumes_interrupted or self._opening.answer is not None:
             return True
         return bool(state.next) and state.metadata.get(_MARK) == mark
 

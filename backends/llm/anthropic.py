@@ -11,7 +11,7 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.llm.base import RemoteBackend, Spent, in_words
 from plait.backends.llm.openai import length_message
 from plait.backends.llm.sdk import expect_events
-from plait.backends.protocol import Message, Opening, Output
+from plait.backends.protocol import ConversationRequest, Message, Output
 from plait.backends.text import clean_text, one_line
 
 DEFAULT_MODEL = "claude-haiku-4-5"
@@ -49,7 +49,9 @@ class AnthropicBackend(RemoteBackend):
     url_env: ClassVar[str] = "ANTHROPIC_BASE_URL"
     default_url: ClassVar[str] = "https://api.anthropic.com"
 
-    async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message], spent: Spent) -> Message:
+    async def _ask(
+        self, client: Any, opening: ConversationRequest, messages: Sequence[Message], spent: Spent
+    ) -> Message:
         answer = _Answer(opening, spent)
         build = partial(self._request, opening, messages)
         async with await self._begin(client.messages.create, build, opening) as stream:
@@ -58,7 +60,7 @@ class AnthropicBackend(RemoteBackend):
                 answer.add(event)
         return answer.finish(self.max_tokens)
 
-    def _request(self, opening: Opening, messages: Sequence[Message], avoided: Set[str]) -> dict[str, Any]:
+    def _request(self, opening: ConversationRequest, messages: Sequence[Message], avoided: Set[str]) -> dict[str, Any]:
         systems = [self.system or "", *(message.content for message in messages if message.role == "system")]
         # Fields unknown to some versions of the SDK are put into the body directly.
         body: dict[str, Any] = dict(self.extra or {})
@@ -87,7 +89,7 @@ class AnthropicBackend(RemoteBackend):
 class _Answer:
     """An answer assembled event by event."""
 
-    def __init__(self, opening: Opening, spent: Spent) -> None:
+    def __init__(self, opening: ConversationRequest, spent: Spent) -> None:
         self._opening = opening
         self._spent = spent
         self._texts: list[str] = []

@@ -23,7 +23,7 @@ from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.extras import require
 from plait.backends.json_fields import count, number
 from plait.backends.llm.sdk import NO_KEY, Server, find_server, forget_environment, is_environments, translate
-from plait.backends.protocol import NO_USAGE, Conversation, JsonValue, Message, Opening, Output, Usage
+from plait.backends.protocol import NO_USAGE, Conversation, ConversationRequest, JsonValue, Message, Output, Usage
 from plait.backends.replay import ReplayConversation
 from plait.backends.text import one_line, shown
 
@@ -113,7 +113,7 @@ class RemoteBackend(ABC):
         self._find_server()
 
     @asynccontextmanager
-    async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
+    async def open(self, opening: ConversationRequest) -> AsyncGenerator[Conversation]:
         """Open a conversation. Raises BackendUnavailable if the SDK or the key is missing."""
         if self._client is None:
             await run_sync(self._connect, abandon_on_cancel=True)
@@ -134,14 +134,19 @@ class RemoteBackend(ABC):
         await self.aclose()
 
     @abstractmethod
-    async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message], spent: Spent) -> Message:
+    async def _ask(
+        self, client: Any, opening: ConversationRequest, messages: Sequence[Message], spent: Spent
+    ) -> Message:
         """Send one streamed request and return the answer. The usage is recorded in `spent` as it arrives.
 
         Raises any exception of the SDK.
         """
 
     async def _begin(
-        self, create: Callable[..., Awaitable[Any]], build: Callable[[Set[str]], dict[str, Any]], opening: Opening
+        self,
+        create: Callable[..., Awaitable[Any]],
+        build: Callable[[Set[str]], dict[str, Any]],
+        opening: ConversationRequest,
     ) -> Any:
         """Send the request made by `build`, and return the stream of the answer.
 
@@ -162,7 +167,7 @@ class RemoteBackend(ABC):
                 return stream
             opening.on_output(Output("notice", "the server refuses a part of the request; asking without it"))
 
-    def _to_avoid(self, complaint: str, opening: Opening) -> set[str]:
+    def _to_avoid(self, complaint: str, opening: ConversationRequest) -> set[str]:
         """Return the rejected parts, according to the server's `complaint` in lower case, for which an alternative
         exists.
         """
@@ -213,7 +218,7 @@ class RemoteBackend(ABC):
             forget_environment(client, sdk.Omit())
         return client
 
-    async def _guarded(self, client: Any, opening: Opening, messages: Sequence[Message]) -> Message:
+    async def _guarded(self, client: Any, opening: ConversationRequest, messages: Sequence[Message]) -> Message:
         spent = Spent()
         try:
             # The SDK's own limit applies to the silence between two reads; slow dripping data would never reach the

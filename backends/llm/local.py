@@ -28,7 +28,7 @@ from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.extras import install_command
 from plait.backends.llm.openai import OpenAIBackend
 from plait.backends.llm.sdk import Server
-from plait.backends.protocol import Conversation, Opening, Reply
+from plait.backends.protocol import Conversation, ConversationRequest, Reply
 from plait.backends.text import one_line
 
 _CHILD = Path(__file__).with_name("_llama_server.py")
@@ -82,7 +82,7 @@ class LocalBackend:
             raise BackendUnavailable(f"there is no model file {os.fspath(self.gguf)}; give the path of a GGUF file")
 
     @asynccontextmanager
-    async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
+    async def open(self, opening: ConversationRequest) -> AsyncGenerator[Conversation]:
         """Open a conversation, after starting the server if necessary. Raises BackendUnavailable for a missing part."""
         child = await self._running()
         async with child.client.open(opening) as conversation:

@@ -16,7 +16,7 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at
 from plait.backends.llm.base import RemoteBackend, Spent, in_words
 from plait.backends.llm.sdk import broken_off, expect_events
-from plait.backends.protocol import JsonValue, Message, Opening, Output
+from plait.backends.protocol import ConversationRequest, JsonValue, Message, Output
 from plait.backends.text import clean_text, one_line
 
 DEFAULT_MODEL = "gpt-5.4-mini"
@@ -61,7 +61,9 @@ class OpenAIBackend(RemoteBackend):
     url_env: ClassVar[str] = "OPENAI_BASE_URL"
     default_url: ClassVar[str] = "https://api.openai.com/v1"
 
-    async def _ask(self, client: Any, opening: Opening, messages: Sequence[Message], spent: Spent) -> Message:
+    async def _ask(
+        self, client: Any, opening: ConversationRequest, messages: Sequence[Message], spent: Spent
+    ) -> Message:
         build = partial(self._request, await self._choose_model(client), opening, messages)
         answer = _Answer(opening, spent)
         async with await self._begin(client.chat.completions.create, build, opening) as stream:
@@ -96,7 +98,9 @@ class OpenAIBackend(RemoteBackend):
             raise BackendError(ErrorKind.INVALID_REQUEST, text)
         return found
 
-    def _request(self, model: str, opening: Opening, messages: Sequence[Message], avoided: Set[str]) -> dict[str, Any]:
+    def _request(
+        self, model: str, opening: ConversationRequest, messages: Sequence[Message], avoided: Set[str]
+    ) -> dict[str, Any]:
         schema = opening.output_schema
         words = "" if schema is None else in_words(schema)
         system = "\n\n".join(clean_text(text) for text in (self.system, words if words in avoided else "") if text)
@@ -121,7 +125,7 @@ class OpenAIBackend(RemoteBackend):
             request["response_format"] = {"type": "json_schema", "json_schema": wanted}
         return request
 
-    def _to_avoid(self, complaint: str, opening: Opening) -> set[str]:
+    def _to_avoid(self, complaint: str, opening: ConversationRequest) -> set[str]:
         limit = {_OLD_LIMIT} if "max_completion_tokens" in complaint else set[str]()
         return limit | super()._to_avoid(complaint, opening)
 
@@ -129,7 +133,7 @@ class OpenAIBackend(RemoteBackend):
 class _Answer:
     """An answer assembled chunk by chunk. Lenient servers omit fields, so every field is treated as optional."""
 
-    def __init__(self, opening: Opening, spent: Spent) -> None:
+    def __init__(self, opening: ConversationRequest, spent: Spent) -> None:
         self._opening = opening
         self._spent = spent
         self._texts: list[str] = []

@@ -18,7 +18,7 @@ from plait.runner.cli.display.text import age, one_line
 from plait.runner.cli.exits import STORE, CliError, print_note
 from plait.runner.cli.options import DEFAULT_STORE, command_line, is_utf8
 from plait.runner.domain.dag import nearest
-from plait.runner.domain.question import OpenQuestion, unix
+from plait.runner.domain.question import OpenQuestion, parse_time
 from plait.runner.domain.status import RUN_REOPENINGS, RunStatus, TaskStatus
 from plait.runner.operations import inspect
 from plait.runner.state.owner import LEASE_SECONDS, Liveness, liveness
@@ -179,7 +179,7 @@ async def list_waiting(store: Store, run_id: str) -> list[WaitingTask]:
 
 
 def _format_deadline(question: OpenQuestion, at: str) -> str:
-    left = unix(at) - time.time()
+    left = parse_time(at) - time.time()
     if left > 0:
         return f"{at}, in {age(left)}"
     return f"{at}, over: `plait resume` " + ("fails the task" if question.default is None else "takes the default")

@@ -15,7 +15,7 @@ from plait.runner.domain.task import Task
 from plait.runner.plan import Plan, PlanError
 from plait.runner.plan.loader import load_plan_of_run
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
-from plait.runner.state.codec import task_of
+from plait.runner.state.codec import decode_task
 from plait.runner.state.stored_run import StoredPolicy
 
 _MOST_NAMED = 5
@@ -70,7 +70,7 @@ def _list_changes(path: Path, stored: StoredBackends, record: RunRecord, tasks: 
 
 
 def _changed_tasks(plan: Plan, tasks: Sequence[TaskRecord]) -> Iterator[str]:
-    given = {task.task_id: task_of(task) for task in tasks if task.added_by is None}
+    given = {task.task_id: decode_task(task) for task in tasks if task.added_by is None}
     for task in plan.dag:
         before = given.pop(task.id, None)
         yield from [f"tasks.{task.id}"] if before is None else _changed_fields(before, task)

@@ -31,7 +31,7 @@ from plait.runner.cli.exits import CliError, print_note
 from plait.runner.cli.lookup import stores_backends
 from plait.runner.domain.status import TaskStatus
 from plait.runner.parallel import ParallelRunner
-from plait.runner.state.codec import dag_of
+from plait.runner.state.codec import decode_dag
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ async def inspecting_runner(
 async def _make_runner(
     stack: AsyncExitStack, store: Store, record: RunRecord, tasks: tuple[TaskRecord, ...], files: FileOptions
 ) -> ParallelRunner:
-    dag = dag_of(record, tasks)
+    dag = decode_dag(record, tasks)
     under_way = [dag[task.task_id] for task in tasks if TaskStatus(task.status) is TaskStatus.RUNNING]
     if under_way:
         try:

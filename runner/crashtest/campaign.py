@@ -22,7 +22,7 @@ from pathlib import Path
 from plait.persistence.failpoints import FAILPOINTS
 from plait.runner.crashtest.cases import Case, plan_case, random_case
 from plait.runner.crashtest.fork_server import get_ready
-from plait.runner.crashtest.mutants import PLANTED, Planted
+from plait.runner.crashtest.mutants import MUTANTS, Mutant
 from plait.runner.crashtest.tally import Tally
 from plait.runner.crashtest.trial import Kind, Point, Trial
 from plait.runner.crashtest.trial_runner import Shown, Stage
@@ -89,7 +89,7 @@ class Campaign:
             except (KeyboardInterrupt, PlaitError):
                 _end(pids)
                 raise
-        tally.planted = {bug.name: tally.planted.get(bug.name, False) for bug in PLANTED}
+        tally.planted = {bug.name: tally.planted.get(bug.name, False) for bug in MUTANTS}
         tally.seconds = time.monotonic() - began
         return tally
 
@@ -147,7 +147,7 @@ class Campaign:
             for trial in islice(_aimed_at(name, seeds), TRIES):
                 if not tally.landed[name]:
                     self._take_in(tally, trial, stage.play(trial, self.case(trial.seed)))
-        for bug in PLANTED[number::workers]:
+        for bug in MUTANTS[number::workers]:
             tally.planted[bug.name] = is_caught(bug, stage.folder)
         return tally
 
@@ -232,7 +232,7 @@ def _handed_over(place: Path, number: int) -> Tally:
     return Tally(violations=["a worker of the harness itself ended before its time"])
 
 
-def is_caught(bug: Planted, folder: Path) -> bool:
+def is_caught(bug: Mutant, folder: Path) -> bool:
     """Return whether `bug` breaks an invariant in a trial that passes without the bug."""
     rng = random.Random(bug.name)  # noqa: S311 - no secrets
     stage, honest = Stage(folder / "planted", bug.plant), Stage(folder / "honest")

@@ -20,7 +20,7 @@ from plait.persistence import SQLiteStore, StoreError, failpoints
 from plait.runner.clock import Clock
 from plait.runner.crashtest import ledger as words
 from plait.runner.crashtest.cases import Case, CasePolicy, digest
-from plait.runner.crashtest.fake_backend import KEEPS, StandIn
+from plait.runner.crashtest.fake_backend import KEEPS, FakeBackend
 from plait.runner.crashtest.ledger import Ledger
 from plait.runner.crashtest.snapshot import snapshot
 from plait.runner.crashtest.trial import Point
@@ -184,7 +184,9 @@ def _runner(start: Start, ledger: Ledger, store: SQLiteStore) -> ParallelRunner:
     case = start.case
     sessions = start.folder / "sessions"
     return ParallelRunner(
-        backends={name: StandIn(case, ledger, sessions, KEEPS[i % len(KEEPS)]) for i, name in enumerate(case.backends)},
+        backends={
+            name: FakeBackend(case, ledger, sessions, KEEPS[i % len(KEEPS)]) for i, name in enumerate(case.backends)
+        },
         default=case.backends[0],
         store=store,
         concurrency=case.concurrency,

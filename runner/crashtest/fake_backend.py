@@ -15,7 +15,7 @@ import anyio
 import anyio.lowlevel
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import Message, Opening, Reply
+from plait.backends.protocol import ConversationRequest, Message, Reply
 from plait.runner.crashtest.cases import Case, answer
 from plait.runner.crashtest.ledger import DONE, EXEC, FAIL, NOTE, Ledger
 from plait.runner.engine.attempt import INTERRUPTED
@@ -25,7 +25,7 @@ Keeps = Literal["nothing", "chosen", "own"]
 KEEPS: tuple[Keeps, ...] = get_args(Keeps)
 
 
-class StandIn:
+class FakeBackend:
     """A fake backend of `case`. Prompts are stored in `sessions` before the session id is reported."""
 
     def __init__(self, case: Case, ledger: Ledger, sessions: Path, keeps: Keeps) -> None:
@@ -39,13 +39,13 @@ class StandIn:
         """Return a new id if the backend stores conversations under chosen ids; otherwise None."""
         return secrets.token_hex(8) if self.keeps == "chosen" else None
 
-    def open(self, opening: Opening) -> _Talk:
+    def open(self, opening: ConversationRequest) -> _Talk:
         """Return a conversation about the task named in the idempotency key."""
         return _Talk(self, opening)
 
 
 class _Talk:
-    def __init__(self, stand_in: StandIn, opening: Opening) -> None:
+    def __init__(self, stand_in: FakeBackend, opening: ConversationRequest) -> None:
         self._stand_in = stand_in
         self._opening = opening
         self._task_id = opening.idempotency_key.rpartition(":")[2]

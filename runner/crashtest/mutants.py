@@ -22,7 +22,7 @@ from plait.runner.crashtest.trial import Kind
 from plait.runner.domain import events
 from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.engine.checkpointer import Checkpointer, Position
-from plait.runner.engine.commit import SET
+from plait.runner.engine.commit import COMMITTED
 from plait.runner.recovery import resume as takeover
 from plait.runner.recovery import resume_plan as verdict
 from plait.runner.state.run_state import RunState
@@ -44,7 +44,7 @@ def _decides(case: Case) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Planted:
+class Mutant:
     """A bug: `instead(original, ...)` is called in place of `owner.attribute`."""
 
     name: str
@@ -91,7 +91,7 @@ async def _turns_of_the_loop() -> None:
 
 def _start_unwritten(submit: Original, self: Any, happened: Sequence[events.Event], *plain: Any) -> Any:
     stored = submit(self, happened, *plain)
-    return SET if happened and all(isinstance(event, events.TaskStarted) for event in happened) else stored
+    return COMMITTED if happened and all(isinstance(event, events.TaskStarted) for event in happened) else stored
 
 
 async def _write_in_pieces(try_write: Original, self: Any, head: Sequence[Any]) -> Any:
@@ -176,16 +176,16 @@ _COMMIT = ("batch.before_write", *_TXN)
 _STOP = ("batch.before_write",)
 _LOSE = ("txn.after_commit",)
 
-PLANTED = (
-    Planted("told before the commit", Checkpointer, "_write_group", _tell_first, _COMMIT),
-    Planted("dependents woken before the commit", Checkpointer, "_write_group", _wake_first, _COMMIT),
-    Planted("called before its start is stored", Checkpointer, "submit", _start_unwritten, _TXN, range(2, 4)),
-    Planted("a batch committed in pieces", Checkpointer, "_try_write", _write_in_pieces, _TXN, range(3, 11)),
-    Planted(
+MUTANTS = (
+    Mutant("told before the commit", Checkpointer, "_write_group", _tell_first, _COMMIT),
+    Mutant("dependents woken before the commit", Checkpointer, "_write_group", _wake_first, _COMMIT),
+    Mutant("called before its start is stored", Checkpointer, "submit", _start_unwritten, _TXN, range(2, 4)),
+    Mutant("a batch committed in pieces", Checkpointer, "_try_write", _write_in_pieces, _TXN, range(3, 11)),
+    Mutant(
         "a lost answer taken for no commit", Checkpointer, "_try_write", _number_anew, _LOSE, range(2, 11), Kind.UNSURE
     ),
-    Planted("an attempt's number used twice", takeover, "_settled", _use_the_number_again),
-    Planted(
+    Mutant("an attempt's number used twice", takeover, "_settled", _use_the_number_again),
+    Mutant(
         "added tasks stored after their planner's end",
         Checkpointer,
         "_try_write",
@@ -194,7 +194,7 @@ PLANTED = (
         range(5, 10),
         fits=_grows,
     ),
-    Planted(
+    Mutant(
         "a decision stored after what it added",
         Checkpointer,
         "_try_write",
@@ -203,17 +203,15 @@ PLANTED = (
         range(5, 10),
         fits=_decides,
     ),
-    Planted("a policy asked again about all", takeover, "_unasked", _ask_about_all, fits=_decides),
-    Planted("a list unfolded again by resume", RunState, "_load", _forget_parts, hits=range(7, 11), fits=_grows),
-    Planted("completed tasks queued again", RunState, "_load", _queue_completed),
-    Planted("crashes not counted", verdict, "_under_way", _forget_crashes, kind=Kind.CRASHER),
-    Planted("no epoch check", rules, "count_applied", _ignore_the_epoch, _STOP, range(2, 11), Kind.RIVAL),
-    Planted(
-        "claimed beside a living owner", parallel, "wait_until_free", _do_not_wait, _STOP, range(2, 11), Kind.RIVAL
-    ),
-    Planted(
+    Mutant("a policy asked again about all", takeover, "_unasked", _ask_about_all, fits=_decides),
+    Mutant("a list unfolded again by resume", RunState, "_load", _forget_parts, hits=range(7, 11), fits=_grows),
+    Mutant("completed tasks queued again", RunState, "_load", _queue_completed),
+    Mutant("crashes not counted", verdict, "_under_way", _forget_crashes, kind=Kind.CRASHER),
+    Mutant("no epoch check", rules, "count_applied", _ignore_the_epoch, _STOP, range(2, 11), Kind.RIVAL),
+    Mutant("claimed beside a living owner", parallel, "wait_for_expiry", _do_not_wait, _STOP, range(2, 11), Kind.RIVAL),
+    Mutant(
         "a missing store made to resume", store, "open_database", _create_always, ("file.before_link",), range(1, 2)
     ),
-    Planted("checksums not looked at", reading, "_is_damaged", _believe_anything, kind=Kind.ROT),
+    Mutant("checksums not looked at", reading, "_is_damaged", _believe_anything, kind=Kind.ROT),
 )
 """All planted bugs."""

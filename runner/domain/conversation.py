@@ -16,7 +16,7 @@ NOT_ADDED = "the tasks of its answer cannot be added"
 
 
 @value
-class Past:
+class History:
     """A conversation up to now, as a linked list: in a long chain of continued tasks each link holds only its own
     messages.
     """
@@ -25,7 +25,7 @@ class Past:
     """The backend's id of the conversation, if known."""
     said: tuple[Message, ...] = ()
     """The messages after `before`, oldest first."""
-    before: Past | None = None
+    before: History | None = None
     """The earlier part of the conversation; None at the start."""
 
     @property
@@ -38,11 +38,11 @@ class Past:
         return tuple(chain.from_iterable(reversed(parts)))
 
 
-NO_PAST = Past()
+NO_HISTORY = History()
 
 
 @dataclass(frozen=True, slots=True)
-class GoingOn:
+class Continuation:
     """Instructions for the next attempt of a task to continue a conversation already begun."""
 
     session_id: str | None

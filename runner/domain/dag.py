@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from plait.backends.protocol import JsonInput
-from plait.runner.domain.task import MAX_TASKS, Limits, Task
+from plait.runner.domain.task import MAX_TASKS, GrowthLimits, Task
 from plait.runner.domain.validation import Checks, Graph, go_on_with_many, lists_gone_over, taken_from_parts
 from plait.runner.errors import DAGError, Problem, nearest
 
@@ -42,7 +42,7 @@ class DAG:
         *,
         name: str = "",
         inputs: Mapping[str, JsonInput] | None = None,
-        growth: Limits | None = None,
+        growth: GrowthLimits | None = None,
         gathered: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.name = name

@@ -50,7 +50,7 @@ class Asking:
 
     def is_late(self, now: float) -> bool:
         """Return whether the deadline has passed at Unix time `now`."""
-        return self.deadline_at is not None and unix(self.deadline_at) <= now
+        return self.deadline_at is not None and parse_time(self.deadline_at) <= now
 
     def checked(self, value: JsonInput) -> JsonValue:
         """Return `value` if it is a valid answer. Raises PlaitError with the reason otherwise."""
@@ -181,6 +181,6 @@ OnQuestion: TypeAlias = Callable[[OpenQuestion], Awaitable[JsonInput]]
 """Callback that answers a question in the process executing the run; None defers to other ways of answering."""
 
 
-def unix(at: str) -> float:
+def parse_time(at: str) -> float:
     """Return the Unix time of a stored timestamp."""
     return datetime.strptime(at, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC).timestamp()

@@ -60,7 +60,7 @@ class Degradation:
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class ResumeSummary:
     """Summary of a resume, in numbers of tasks."""
 
     reused: int
@@ -87,7 +87,7 @@ class RunResult:
     """The reason for a failure, in one line."""
     degraded: tuple[Degradation, ...] = ()
     """The periods during which the store failed; empty for a healthy store."""
-    receipt: Receipt | None = None
+    resume_summary: ResumeSummary | None = None
     """The summary of a resume; None if there was no resume or nothing left to do."""
     usage: Usage = NO_USAGE
     """The sum over all attempts, failed attempts and earlier processes included, without turns of `continue_task`."""

@@ -216,7 +216,7 @@ MAX_DEPTH = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GrowthLimits:
     """Limits on the growth of a run."""
 
     max_tasks: int = MAX_TASKS
@@ -224,8 +224,8 @@ class Limits:
     max_depth: int = MAX_DEPTH
     """The maximum number of levels at which tasks added by tasks may add tasks."""
 
-    def within(self, others: Limits | None) -> Limits:
+    def within(self, others: GrowthLimits | None) -> GrowthLimits:
         """Return the narrower limits of `self` and `others`."""
         if others is None:
             return self
-        return Limits(min(self.max_tasks, others.max_tasks), min(self.max_depth, others.max_depth))
+        return GrowthLimits(min(self.max_tasks, others.max_tasks), min(self.max_depth, others.max_depth))

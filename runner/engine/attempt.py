@@ -12,24 +12,24 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import (
     Answer,
     Backend,
+    ConversationRequest,
+    DetachedBackend,
     Files,
     ForkingBackend,
     Message,
-    Opening,
-    OutlivingBackend,
     Output,
     Reply,
 )
 from plait.backends.text import clean_text
 from plait.runner.clock import Clock
 from plait.runner.domain import events
-from plait.runner.domain.conversation import NO_PAST, GoingOn, Past
+from plait.runner.domain.conversation import NO_HISTORY, Continuation, History
 from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.task import Task
-from plait.runner.engine.backend_call import Outcome, attempt, classified, kept_usage
-from plait.runner.engine.checkpointer import Sink
+from plait.runner.engine.backend_call import CallOutcome, call_backend, classified, kept_usage
+from plait.runner.engine.checkpointer import EventSink
 from plait.runner.engine.feed import Feed
-from plait.runner.engine.handover import NOTHING, Adopted, Inherited
+from plait.runner.engine.handover import NO_HANDOVER, AdoptedAttempt, Handover
 from plait.runner.log import logger
 from plait.runner.state.attempt_files import turn_files
 from plait.runner.state.orphans import end_turn, make_room
@@ -41,8 +41,8 @@ _NOT_WRITTEN_DOWN = (
 )
 
 
-async def _nothing_to_recall(_task_id: str) -> Past:
-    return NO_PAST
+async def _nothing_to_recall(_task_id: str) -> History:
+    return NO_HISTORY
 
 
 async def _no_inbox(_task_id: str, _attempt: int, _deadline_at: str) -> None:
@@ -50,19 +50,19 @@ async def _no_inbox(_task_id: str, _attempt: int, _deadline_at: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class RunContext:
     """What an execution works with. `names` gives each task's backend, by position, as a key of `backends`."""
 
     run_id: str
     backends: Mapping[str, Backend]
     names: Sequence[str]
-    sink: Sink
+    sink: EventSink
     feed: Feed
     clock: Clock
     rng: random.Random
     on_question: OnQuestion | None = None
-    inherited: Inherited = NOTHING
-    recall: Callable[[str], Awaitable[Past]] = _nothing_to_recall
+    inherited: Handover = NO_HANDOVER
+    recall: Callable[[str], Awaitable[History]] = _nothing_to_recall
     """The conversation of a completed task, read back from the store. Raises BackendError, transient where the store
     does not have it now; PlaitError.
     """
@@ -82,7 +82,7 @@ INTERRUPTED = (
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class Attempt:
     """Attempt `number` of the task at `position`, recorded as running. `session_id` is as far as it is known.
 
     `going_on`: it takes up a conversation that an earlier attempt began. `confirmed`: see SessionOpened. `resume` and
@@ -93,7 +93,7 @@ class Turn:
     task: Task
     number: int
     session_id: str | None
-    going_on: GoingOn | None = None
+    going_on: Continuation | None = None
     confirmed: bool = False
     resume: bool = False
     forks: str | None = None
@@ -101,7 +101,7 @@ class Turn:
     called: bool = False
     waits: int = 0
     over: bool = False
-    adopted: Adopted | None = None
+    adopted: AdoptedAttempt | None = None
 
     @property
     def takes_up(self) -> bool:
@@ -116,30 +116,30 @@ class Turn:
         return (*refused, *reply.turn(self.prompt))
 
 
-class Turns:
+class AttemptRunner:
     """Begins turns and has them."""
 
-    def __init__(self, state: RunState, around: Surroundings, stamp: Callable[[], str]) -> None:
+    def __init__(self, state: RunState, around: RunContext, stamp: Callable[[], str]) -> None:
         self._state = state
         self._around = around
         self._stamp = stamp
         self._log = logger(run=around.run_id)
         # Asked once: to ask a protocol costs more than all else that a turn's start does.
-        self._outlive = {name: isinstance(backend, OutlivingBackend) for name, backend in around.backends.items()}
+        self._outlive = {name: isinstance(backend, DetachedBackend) for name, backend in around.backends.items()}
 
-    def begin(self, position: int) -> Turn:
+    def begin(self, position: int) -> Attempt:
         """Return the pending task's next attempt, which is to be recorded as running."""
         task = self._state.dag.tasks[position]
         number = self._state.attempts[position] + 1
         if (going_on := self._state.going_on.get(position)) is not None:
             session_id, confirmed = going_on.session_id, going_on.interrupted
-            return Turn(position, task, number, session_id, going_on, confirmed=confirmed, resume=True)
+            return Attempt(position, task, number, session_id, going_on, confirmed=confirmed, resume=True)
         before = self._state.session_to_go_on_with(task)
         if before is not None and not self._forks(task):
-            return Turn(position, task, number, before, resume=True)
-        return Turn(position, task, number, self._new_session_id(self._around.names[position]), forks=before)
+            return Attempt(position, task, number, before, resume=True)
+        return Attempt(position, task, number, self._new_session_id(self._around.names[position]), forks=before)
 
-    def adopt(self, position: int, adopted: Adopted) -> Turn:
+    def adopt(self, position: int, adopted: AdoptedAttempt) -> Attempt:
         """Take over the attempt that an earlier process began: as that process began it, as far as can be told."""
         task, number = self._state.dag.tasks[position], self._state.attempts[position]
         going_on = self._state.going_on.get(position)
@@ -149,7 +149,7 @@ class Turns:
         # It may have gone on in a session of its own, where that one was lost.
         same = before is not None and (before == session_id or not self._forks(task))
         resume, forks = going_on is not None or same, None if same else before
-        return Turn(
+        return Attempt(
             position, task, number, session_id, going_on, adopted.confirmed, resume, forks, called=True, adopted=adopted
         )
 
@@ -162,45 +162,45 @@ class Turns:
         backend = self._around.backends[self._around.names[before]]
         return self._state.times_continued(before) > 1 or (isinstance(backend, ForkingBackend) and backend.can_fork)
 
-    def have(self, turn: Turn) -> Awaitable[Outcome]:
+    def run(self, turn: Attempt) -> Awaitable[CallOutcome]:
         """Render the prompt and call the backend. Raises nothing but cancellation."""
         return self._have(turn) if turn.adopted is None else self._have_adopted(turn)
 
-    async def _have_adopted(self, turn: Turn) -> Outcome:
+    async def _have_adopted(self, turn: Attempt) -> CallOutcome:
         outcome = await self._have(turn)
         if (files := self._files(turn)) is not None:
             await end_turn(files.turn)  # its backend may never have taken hold of it
         return outcome
 
-    async def _have(self, turn: Turn) -> Outcome:
+    async def _have(self, turn: Attempt) -> CallOutcome:
         if turn.task.at_most_once and self._around.sink.away and turn.adopted is None:
-            return Outcome(None, None, BackendError(ErrorKind.TRANSIENT, _NOT_WRITTEN_DOWN))
+            return CallOutcome(None, None, BackendError(ErrorKind.TRANSIENT, _NOT_WRITTEN_DOWN))
         try:
             turn.prompt = clean_text(self._prompt(turn))
-            past = NO_PAST if turn.task.continues is None else await self._past(turn.task, turn.task.continues)
+            past = NO_HISTORY if turn.task.continues is None else await self._history(turn.task, turn.task.continues)
         except Exception as error:
-            return Outcome(None, None, classified(error))
-        opening = self._opening(turn, past)
+            return CallOutcome(None, None, classified(error))
+        opening = self._request(turn, past)
         backend = self._around.backends[self._around.names[turn.position]]
         answers = self._state.answers_for(turn.position) if turn.position in self._state.answers else ()
         if opening.files is not None and turn.adopted is None:
             await make_room(opening.files.turn)
         turn.called = True
         said = INTERRUPTED if turn.takes_up else turn.prompt
-        outcome = await attempt(backend, opening, said, answers)
+        outcome = await call_backend(backend, opening, said, answers)
         turn.over = True
         if outcome.reply is not None and outcome.reply.session_id is not None:
             self._session(turn, outcome.reply.session_id, last=True)
         return outcome
 
-    def _time_left(self, turn: Turn) -> float | None:
+    def _time_left(self, turn: Attempt) -> float | None:
         """Seconds that the attempt may take from now on."""
         limit = turn.task.timeout
         if limit is None or turn.adopted is None:
             return limit
-        return max(limit - self.went_on_for(turn), _TO_TAKE_HOLD_S)
+        return max(limit - self.earlier_duration(turn), _TO_TAKE_HOLD_S)
 
-    def went_on_for(self, turn: Turn) -> float:
+    def earlier_duration(self, turn: Attempt) -> float:
         """For how many seconds the turn has been at work since another process began it; 0 where this one did. When one
         that has ended did so nobody knows.
         """
@@ -209,33 +209,33 @@ class Turns:
             return 0.0
         return max(0.0, self._around.clock.wall() - adopted.since)
 
-    def _prompt(self, turn: Turn) -> str:
+    def _prompt(self, turn: Attempt) -> str:
         if (going_on := turn.going_on) is not None and going_on.answer is not None:
             return going_on.answer.text
         if going_on is not None and going_on.wrong is not None:
             return going_on.wrong
         return self._state.prompt(turn.task)
 
-    async def _past(self, task: Task, continues: str) -> Past:
+    async def _history(self, task: Task, continues: str) -> History:
         """What the task's conversation goes on from, read back where it was not kept."""
         if not self._state.is_completed(continues):
-            return NO_PAST
+            return NO_HISTORY
         past = self._state.past(task)
         if past is None:
             past = await self._around.recall(continues)
             self._state.keep_conversation(self._state.dag.position(continues), past)
         return past
 
-    def _opening(self, turn: Turn, past: Past) -> Opening:
+    def _request(self, turn: Attempt, past: History) -> ConversationRequest:
         going_on, answer = turn.going_on, None
-        history = () if past is NO_PAST else past.messages  # which are put together anew each time
+        history = () if past is NO_HISTORY else past.messages  # which are put together anew each time
         if going_on is not None:
             history += (*going_on.said, *going_on.refused)
             if going_on.answer is not None and not going_on.interrupted:
                 answer = Answer(going_on.answer.value)
         task = turn.task
         files = self._files(turn) if self._outlive[self._around.names[turn.position]] else None
-        return Opening(  # by position: fourteen keywords take as long as all else that is done here
+        return ConversationRequest(  # by position: fourteen keywords take as long as all else that is done here
             turn.session_id,
             turn.resume,
             history,
@@ -252,7 +252,7 @@ class Turns:
             self._time_left(turn),
         )
 
-    def _files(self, turn: Turn) -> Files | None:
+    def _files(self, turn: Attempt) -> Files | None:
         root = self._around.files_root
         return None if root is None else turn_files(root, self._around.run_id, turn.task.id, turn.number)
 
@@ -264,14 +264,14 @@ class Turns:
             return None
         return clean_text(session_id) if isinstance(session_id, str) else None
 
-    def _output(self, turn: Turn, output: Output) -> None:
+    def _output(self, turn: Attempt, output: Output) -> None:
         if not turn.over:
             usage = kept_usage(output.usage)
             self._state.spend(turn.position, usage)
             event = events.TaskOutput(self._stamp(), turn.task.id, turn.number, output.kind, str(output.text), usage)
             self._around.feed.publish(event)
 
-    def _session(self, turn: Turn, session_id: str, *, last: bool = False) -> None:
+    def _session(self, turn: Attempt, session_id: str, *, last: bool = False) -> None:
         """The id became known, or another one, or was confirmed. A call after the turn's end, or with no text, changes
         nothing; `last` is the reply's own word, which need not confirm what the turn's end has settled.
         """

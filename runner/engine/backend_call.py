@@ -13,7 +13,17 @@ import anyio
 
 from plait.backends.ask import Asked, answering
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
-from plait.backends.protocol import NO_USAGE, Backend, JsonValue, Message, Opening, Question, Reply, Role, Usage
+from plait.backends.protocol import (
+    NO_USAGE,
+    Backend,
+    ConversationRequest,
+    JsonValue,
+    Message,
+    Question,
+    Reply,
+    Role,
+    Usage,
+)
 from plait.backends.structured import Schema
 from plait.backends.text import clean_text, shown
 from plait.backends.values import value
@@ -26,7 +36,7 @@ from plait.runner.state.codec import to_json
 
 
 @value
-class Outcome:
+class CallOutcome:
     """What an attempt came to: a reply whose `data` is encoded in `data_json`, an error, or, where the task's code
     called `ask` and has no answer yet, the question.
     """
@@ -41,7 +51,9 @@ Answers: TypeAlias = Sequence[tuple[str, JsonValue]]
 """What `ask` finds: the texts of questions, and their answers."""
 
 
-async def attempt(backend: Backend, opening: Opening, prompt: str, answers: Answers = ()) -> Outcome:
+async def call_backend(
+    backend: Backend, opening: ConversationRequest, prompt: str, answers: Answers = ()
+) -> CallOutcome:
     """Open the conversation and have one turn, in at most the opening's `timeout`.
 
     Raises nothing but cancellation, which ends the turn and closes the conversation on its way out.
@@ -52,10 +64,10 @@ async def attempt(backend: Backend, opening: Opening, prompt: str, answers: Answ
     try:
         with answering(answers):
             if timeout is None:
-                await _turn(backend, opening, prompt, replies)
+                await _send(backend, opening, prompt, replies)
             else:
                 with anyio.move_on_after(timeout) as limit:
-                    await _turn(backend, opening, prompt, replies)
+                    await _send(backend, opening, prompt, replies)
                 if limit.cancelled_caught and not replies:
                     raise BackendError(ErrorKind.TIMEOUT, f"no answer within the task's timeout of {timeout:g} s")
         if not replies:
@@ -71,7 +83,7 @@ async def attempt(backend: Backend, opening: Opening, prompt: str, answers: Answ
         message = f"the backend wanted to end the whole program: sys.exit({error.code!r})"
         outcome = _failed(ErrorKind.UNEXPECTED, clean_text(message))
     except Exception as error:
-        outcome = Outcome(None, None, classified(error))
+        outcome = CallOutcome(None, None, classified(error))
     except BaseExceptionGroup as error:  # a task group of the task's own around its `ask`
         inside = _first_asked(error)
         if inside is None:
@@ -81,8 +93,8 @@ async def attempt(backend: Backend, opening: Opening, prompt: str, answers: Answ
     return outcome
 
 
-def _failed(kind: ErrorKind, message: str) -> Outcome:
-    return Outcome(None, None, BackendError(kind, message))
+def _failed(kind: ErrorKind, message: str) -> CallOutcome:
+    return CallOutcome(None, None, BackendError(kind, message))
 
 
 def _first_asked(error: BaseException) -> Asked | None:
@@ -95,14 +107,14 @@ def _first_asked(error: BaseException) -> Asked | None:
     return next((asked for one in inside if (asked := _first_asked(one)) is not None), None)
 
 
-def _asked(question: Question) -> Outcome:
-    wrong = _what_is_wrong_with(question)
+def _asked(question: Question) -> CallOutcome:
+    wrong = _question_problem(question)
     if wrong:
         return _failed(ErrorKind.UNEXPECTED, f"ask() was called with {wrong}")
-    return Outcome(None, None, None, question)
+    return CallOutcome(None, None, None, question)
 
 
-async def _turn(backend: Backend, opening: Opening, prompt: str, replies: list[Reply]) -> None:
+async def _send(backend: Backend, opening: ConversationRequest, prompt: str, replies: list[Reply]) -> None:
     """One turn; its reply is kept even if closing the conversation then fails or takes too long: it is paid for."""
     try:
         async with backend.open(opening) as conversation:
@@ -115,10 +127,10 @@ async def _turn(backend: Backend, opening: Opening, prompt: str, replies: list[R
         logger().warning("closing_failed", error=type(error).__name__, key=opening.idempotency_key)
 
 
-def _checked(reply: Reply) -> Outcome:
+def _checked(reply: Reply) -> CallOutcome:
     """Refuse what is no reply, and make what is one storable: nothing that was paid for may be lost at the store."""
     plain = _is_plain(reply)
-    wrong = None if plain else _what_is_wrong(reply)
+    wrong = None if plain else _reply_problem(reply)
     if wrong:
         raise BackendError(ErrorKind.UNEXPECTED, f"the backend's reply cannot be kept: {wrong}")
     data_json = None
@@ -134,9 +146,9 @@ def _checked(reply: Reply) -> Outcome:
     usage = reply.usage if plain else kept_usage(reply.usage)
     storable = reply.text.isascii() and (plain or all(message.content.isascii() for message in reply.messages))
     if storable and usage is reply.usage:
-        return Outcome(reply, data_json, None)
+        return CallOutcome(reply, data_json, None)
     clean = replace(reply, text=clean_text(reply.text), messages=_clean(reply.messages), usage=usage)
-    return Outcome(clean, data_json, None)
+    return CallOutcome(clean, data_json, None)
 
 
 def _clean(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -160,7 +172,7 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def _what_is_wrong(reply: object) -> str | None:
+def _reply_problem(reply: object) -> str | None:
     """Backends come from outside, where no type checker may have been."""
     if not isinstance(reply, Reply):
         return f"send() returned {type(reply).__name__}, not a Reply"
@@ -172,7 +184,7 @@ def _what_is_wrong(reply: object) -> str | None:
         return f"its messages are not all a Message with text, usage and one of the roles {', '.join(_ROLES)}"
     if reply.question is not None and reply.tasks:
         return "it asks, and adds tasks, both at once"
-    if reply.question is not None and (wrong := _what_is_wrong_with(reply.question)):
+    if reply.question is not None and (wrong := _question_problem(reply.question)):
         return f"it asks with {wrong}"
     return None if _countable(reply.usage) else f"its usage is {reply.usage!r}"
 
@@ -190,7 +202,7 @@ def _is_plain(reply: object) -> bool:
     )
 
 
-def _what_is_wrong_with(question: Question) -> str | None:
+def _question_problem(question: Question) -> str | None:
     text, deadline = question.text, question.deadline
     if not isinstance(text, str) or not text.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
         return "no text"
@@ -272,7 +284,7 @@ def _tidied(error: BackendError) -> BackendError:
     sound = isinstance(hint, int | float) and 0 <= hint < float("inf")
     usage = kept_usage(error.usage)
     messages = _clean(error.messages) if _are_messages(error.messages) else ()
-    goes_on = error.goes_on is True
+    goes_on = error.continues_session is True
     tidied = BackendError(
         kind, text[:2000], retry_after=hint if sound else None, usage=usage, messages=messages, goes_on=goes_on
     )

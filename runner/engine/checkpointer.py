@@ -31,10 +31,10 @@ from plait.runner.cancellation import outlasting_cancellation
 from plait.runner.clock import Clock, iso
 from plait.runner.domain import events
 from plait.runner.domain.result import Degradation
-from plait.runner.engine.commit import SET, Latch
+from plait.runner.engine.commit import COMMITTED, Commit
 from plait.runner.engine.feed import Feed
 from plait.runner.log import logger
-from plait.runner.state.codec import changes
+from plait.runner.state.codec import encode_event
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 5.0
@@ -52,7 +52,7 @@ class _Group:
 
     changes: list[Change]
     events: list[events.Event]
-    settled: Latch
+    settled: Commit
 
     @property
     def ending(self) -> bool:
@@ -94,7 +94,7 @@ class Checkpointer:
         """Continue a stored run: call before the first submission."""
         self._position = position
 
-    def submit(self, happened: Sequence[events.Event], *plain: Change) -> Latch:
+    def submit(self, happened: Sequence[events.Event], *plain: Change) -> Commit:
         """See Sink. `plain` are changes that nobody is told about, such as claims; they come last."""
         group = self._group_with(happened, plain)
         self._left = self._left or group.ending
@@ -104,18 +104,18 @@ class Checkpointer:
         if not self._groups:
             if self.away:
                 return self._kept(happened, plain)
-            self._groups.append(_Group([], [], Latch()))
+            self._groups.append(_Group([], [], Commit()))
             self._wake.set()
         group = self._groups[-1]
         for event in happened:
-            group.changes.extend(changes(event))
+            group.changes.extend(encode_event(event))
         group.changes.extend(plain)
         group.events.extend(happened)
         return group
 
     def _kept(self, happened: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
         """Nobody waits for a store that is away, not even while it is just being tried again; only the end does."""
-        group = _Group([*(one for event in happened for one in changes(event)), *plain], list(happened), Latch())
+        group = _Group([*(one for event in happened for one in encode_event(event)), *plain], list(happened), Commit())
         if group.ending:
             self._groups.append(group)
             self._wake.set()
@@ -136,7 +136,7 @@ class Checkpointer:
             if self._unstored and self.away:
                 self.degraded[-1] = replace(self.degraded[-1], lost=len(self._unstored))
 
-    async def keep_lease(self, lease: float) -> None:
+    async def renew_lease(self, lease: float) -> None:
         """Renew the lease of `lease` seconds until cancelled, or until the owner has left."""
         while True:
             await self._clock.sleep(lease / 3)
@@ -169,7 +169,7 @@ class Checkpointer:
             await self._wake.wait()
 
     async def _write_group(self) -> None:
-        group = self._groups.popleft() if self._groups else _Group([], [], Latch())
+        group = self._groups.popleft() if self._groups else _Group([], [], Commit())
         self._unstored += group.changes
         is_time = group.ending or not self.away or self._clock.monotonic() >= self._retry_at
         if self._unstored and self.fatal is None and is_time:
@@ -302,7 +302,7 @@ class Position:
     next_seq: int = 1
 
 
-class Sink(Protocol):
+class EventSink(Protocol):
     """Where an execution hands on what happened."""
 
     @property
@@ -310,14 +310,14 @@ class Sink(Protocol):
         """Whether what is handed on does not get written down right now, though it should."""
         ...
 
-    def submit(self, happened: Sequence[events.Event]) -> Latch:
+    def submit(self, happened: Sequence[events.Event]) -> Commit:
         """Have `happened` stored in one transaction, then told. Never waits. What it gives is set when all that is
         durable, or the store is known to be away.
         """
         ...
 
 
-class NoStore:
+class UnstoredSink:
     """The sink of a run that is not written down."""
 
     away = False
@@ -325,8 +325,8 @@ class NoStore:
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
 
-    def submit(self, happened: Sequence[events.Event]) -> Latch:
+    def submit(self, happened: Sequence[events.Event]) -> Commit:
         """Tell it at once."""
         for event in happened:
             self._feed.publish(event)
-        return SET
+        return COMMITTED

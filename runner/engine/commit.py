@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import anyio.lowlevel
 
 
-class Latch:
+class Commit:
     """One such thing."""
 
     __slots__ = ("_calls", "_is_set", "_waiting")
@@ -51,6 +51,6 @@ class Latch:
         self._waiting.clear()
 
 
-SET = Latch()
+COMMITTED = Commit()
 """What has happened already."""
-SET.set()
+COMMITTED.set()

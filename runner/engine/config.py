@@ -15,9 +15,9 @@ from plait.runner.domain.dag import DAG, nearest
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.status import TASK_DONE, TaskStatus
-from plait.runner.domain.task import Limits
+from plait.runner.domain.task import GrowthLimits
 from plait.runner.errors import BackendMissing
-from plait.runner.scheduling.slots import Places
+from plait.runner.scheduling.slots import SlotPool
 
 DEFAULT_BACKEND = "default"
 
@@ -35,22 +35,22 @@ class Config:
     strict: bool
     lease: float
     cancel_grace: float
-    growth: Limits
+    growth: GrowthLimits
     on_question: OnQuestion | None
     clock: Clock
     rng: random.Random
-    _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, Places] = field(
-        init=False, default_factory=WeakKeyDictionary["asyncio.AbstractEventLoop", Places]
+    _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, SlotPool] = field(
+        init=False, default_factory=WeakKeyDictionary["asyncio.AbstractEventLoop", SlotPool]
     )
 
-    def places(self) -> Places:
+    def slot_pool(self) -> SlotPool:
         """Those of a run that begins: its own, or those that all runs of this event loop share. Of a loop that was
         given up, nobody will ever set them free.
         """
         if not self.shared_limits:
-            return Places(self.concurrency, self.limits)
+            return SlotPool(self.concurrency, self.limits)
         loop = asyncio.get_running_loop()
-        return self._shared.setdefault(loop, Places(self.concurrency, self.limits, shared=True))
+        return self._shared.setdefault(loop, SlotPool(self.concurrency, self.limits, shared=True))
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:

@@ -19,26 +19,26 @@ from plait.backends.protocol import JsonInput
 from plait.runner.clock import stamper
 from plait.runner.domain import events
 from plait.runner.domain.status import TASK_DONE, TaskStatus
-from plait.runner.engine.attempt import Surroundings, Turn, Turns
-from plait.runner.engine.backend_call import Outcome
-from plait.runner.engine.commit import Latch
+from plait.runner.engine.attempt import Attempt, AttemptRunner, RunContext
+from plait.runner.engine.backend_call import CallOutcome
+from plait.runner.engine.commit import Commit
 from plait.runner.engine.growth import Growth
-from plait.runner.engine.interrupts import Awaiting
-from plait.runner.engine.outcome import Ending, Settling, leave
-from plait.runner.engine.policy_driver import Deciding
+from plait.runner.engine.interrupts import PendingQuestions
+from plait.runner.engine.outcome import OutcomeHandler, RunEnd, finish_run
+from plait.runner.engine.policy_driver import PolicyDriver
 from plait.runner.engine.retry import Delays
-from plait.runner.engine.workers import Idle
-from plait.runner.scheduling.scheduler import Schedule
+from plait.runner.engine.workers import WorkerPool
+from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.run_state import RunState
 
 _ENDS = frozenset({events.TaskCompleted, events.TaskFailed})
 
 
-class Execution:
+class Executor:
     """Runs what is left of a run in this process, until nothing can start any more or somebody ends it."""
 
     def __init__(
-        self, state: RunState, schedule: Schedule, growth: Growth, around: Surroundings, deciding: Deciding | None
+        self, state: RunState, schedule: Scheduler, growth: Growth, around: RunContext, deciding: PolicyDriver | None
     ) -> None:
         self._state = state
         self._tasks = state.dag.tasks
@@ -47,13 +47,13 @@ class Execution:
         self._around = around
         self._deciding = deciding
         self._stamp = stamper(around.clock)
-        self._turns = Turns(state, around, self._stamp)
-        self._settling = Settling(state, schedule, growth, around, self._stamp)
+        self._turns = AttemptRunner(state, around, self._stamp)
+        self._settling = OutcomeHandler(state, schedule, growth, around, self._stamp)
         self._workers: anyio.abc.TaskGroup | None = None
-        self._idle = Idle(self._work)
-        self._awaiting = Awaiting(state, schedule, around, self.answer, self._expire, lambda: self._step([]))
+        self._idle = WorkerPool(self._work)
+        self._awaiting = PendingQuestions(state, schedule, around, self.answer, self._expire, lambda: self._step([]))
         self._delays = Delays(around.clock, self._try_again)
-        self._under_way: dict[int, Turn] = {}
+        self._under_way: dict[int, Attempt] = {}
         """The last turn of every task marked at_most_once."""
         self.ended_by: Literal["stop", "cancel", "policy"] | None = None
         """Who ended the run before its time: `stop` leaves it to be resumed, the others are for good."""
@@ -84,7 +84,7 @@ class Execution:
                 self._awaiting.begin(workers, position, asking)
             turns = [self._turns.adopt(position, one) for position, one in self._around.inherited.adopted.items()]
             self._under_way |= {turn.position: turn for turn in turns if turn.task.at_most_once}
-            turns += self._go_on(happened)
+            turns += self._follow_up_ended(happened)
             await self._start(turns, happened)
 
     def end(self, how: Literal["stop", "cancel", "policy"]) -> None:
@@ -133,7 +133,7 @@ class Execution:
         if self._winding_down and not self._calls:
             self.end("cancel")
 
-    def leave(self) -> list[events.Event]:
+    def finish(self) -> list[events.Event]:
         """Settle what was under way when the workers ended; the events to be submitted, the run's last one included."""
         self._left = True
         has_ended = self._has_ended
@@ -143,10 +143,10 @@ class Execution:
         decided = None if self._deciding is None else self._deciding.decided
         # Where the policy was not asked about the last end, something may follow, and a resume asks it.
         exhausted = self._schedule.exhausted and (has_ended or not self._is_over)
-        ending = Ending(self.ended_by, exhausted=exhausted, called=called, decided=decided)
-        return leave(self._around.run_id, self._state, ending, self._stamp())
+        ending = RunEnd(self.ended_by, exhausted=exhausted, called=called, decided=decided)
+        return finish_run(self._around.run_id, self._state, ending, self._stamp())
 
-    def _go_on(self, happened: list[events.Event], ended: str | None = None) -> list[Turn]:
+    def _follow_up_ended(self, happened: list[events.Event], ended: str | None = None) -> list[Attempt]:
         """What follows once the task `ended`: ask the policy, then give out every free place. Adds to `happened`."""
         if ended is not None:
             happened += self._asked_about(ended)
@@ -170,10 +170,10 @@ class Execution:
             self.ended_by = "policy"
         return happened
 
-    def _take(self, happened: list[events.Event]) -> list[Turn]:
+    def _take(self, happened: list[events.Event]) -> list[Attempt]:
         """Unfold and gather what can be, and give out every free place: the turns to be had. Adds to `happened`."""
-        turns: list[Turn] = []
-        while self.ended_by is None and (position := self._schedule.take_gathering()) is not None:
+        turns: list[Attempt] = []
+        while self.ended_by is None and (position := self._schedule.take_for_each()) is not None:
             happened += self._gathered(position)
         while self.ended_by is None and (position := self._schedule.take()) is not None:
             turn = self._turns.begin(position)
@@ -185,7 +185,7 @@ class Execution:
             name = self._around.names[position]
             started = self._state.start(position, self._stamp(), name, turn.session_id, confirmed=turn.confirmed)
             happened.append(started)
-        if self.ended_by is None and self._schedule.stand_in_line(self._offered) and not self._schedule.taken:
+        if self.ended_by is None and self._schedule.enqueue(self._offered) and not self._schedule.taken:
             self._idle.keep_one()
         return turns
 
@@ -196,7 +196,7 @@ class Execution:
 
     def _gathered(self, position: int) -> list[events.Event]:
         """The task with `for_each` becomes its parts, or, once they are done, the list of their results."""
-        happened = self._settling.unfold_or_gather(position)
+        happened = self._settling.expand_or_gather(position)
         if self._state.statuses[position] in TASK_DONE:
             happened += self._asked_about(self._state.dag.tasks[position].id)
         return happened
@@ -207,7 +207,7 @@ class Execution:
         self._awaiting.settled(position)
         self._step([failed], failed.task_id)
 
-    async def _start(self, turns: list[Turn], happened: list[events.Event]) -> None:
+    async def _start(self, turns: list[Attempt], happened: list[events.Event]) -> None:
         """Make starts durable, then hand each to a worker."""
         if turns or happened:
             await self._around.sink.submit(happened).wait()
@@ -219,7 +219,7 @@ class Execution:
         """Something happened beside the workers: submit it with what follows, and have that started."""
         assert self._workers is not None
         try:
-            turns = self._go_on(happened, ended)
+            turns = self._follow_up_ended(happened, ended)
         except Exception as error:  # this run's own: who has had it take the step, maybe another run, is not to blame
             self._workers.start_soon(_fail, error)
             return
@@ -238,14 +238,14 @@ class Execution:
             self._idle.let_go()
             self._awaiting.end()
 
-    async def _work(self, turn: Turn | None) -> None:
+    async def _work(self, turn: Attempt | None) -> None:
         if turn is None:
             turn = await self._next_turn()
         # Cancelled while the start was written down, a run calls nobody any more.
         while turn is not None and not self._winding_down:
-            began = self._around.clock.monotonic() - self._turns.went_on_for(turn)
+            began = self._around.clock.monotonic() - self._turns.earlier_duration(turn)
             self._calls += 1
-            stored, turns = self._conclude(turn, await self._turns.have(turn), began)
+            stored, turns = self._conclude(turn, await self._turns.run(turn), began)
             # Where nothing is to follow that, nobody has to be woken for it.
             if turns or self.ended_by is not None or self._schedule.exhausted:
                 await stored.wait()
@@ -257,19 +257,19 @@ class Execution:
             else:
                 turn = await self._next_turn()
 
-    def _conclude(self, turn: Turn, outcome: Outcome, began: float) -> tuple[Latch, list[Turn]]:
+    def _conclude(self, turn: Attempt, outcome: CallOutcome, began: float) -> tuple[Commit, list[Attempt]]:
         """Settle the turn and submit that with what follows: what is set once it is stored, and turns to be had."""
         self._calls -= 1
-        happened = self._settling.settle(turn, outcome, self._around.clock.monotonic() - began)
+        happened = self._settling.handle(turn, outcome, self._around.clock.monotonic() - began)
         ended = turn.task.id if type(happened[0]) in _ENDS else None
         if ended is None:
             self._follow_up(turn.position, happened[0])
-        turns = self._go_on(happened, ended)
+        turns = self._follow_up_ended(happened, ended)
         stored = self._around.sink.submit(happened)
         stored.then(partial(self._settling.stored, turn))
         return stored, turns
 
-    async def _next_turn(self) -> Turn | None:
+    async def _next_turn(self) -> Attempt | None:
         """Wait to be handed a task; None when the run has come to its end."""
         if self._schedule.exhausted:
             self._rest_if_over()
@@ -287,7 +287,7 @@ class Execution:
     async def _try_again(self, position: int) -> None:
         self._schedule.requeue(position)
         happened: list[events.Event] = []
-        turns = self._go_on(happened)
+        turns = self._follow_up_ended(happened)
         await self._start(turns, happened)
 
 

@@ -13,10 +13,10 @@ from plait.runner.domain.dag import nearest
 from plait.runner.domain.prompt_values import named
 from plait.runner.domain.result import TaskResult
 from plait.runner.domain.status import TaskStatus
-from plait.runner.domain.task import Limits, Task
+from plait.runner.domain.task import GrowthLimits, Task
 from plait.runner.domain.validation import go_on_with_many, lists_gone_over, taken_from_parts
 from plait.runner.errors import DAGError, Problem
-from plait.runner.scheduling.scheduler import Schedule
+from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.run_state import RunState
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ class Growth:
     def __init__(  # noqa: PLR0913 - what a run consists of
         self,
         state: RunState,
-        schedule: Schedule,
+        schedule: Scheduler,
         names: list[str],
         *,
         backends: Collection[str],
         default: str,
-        limits: Limits,
+        limits: GrowthLimits,
         stamp: Callable[[], str],
     ) -> None:
         self._state = state
@@ -91,7 +91,7 @@ class Growth:
         self._schedule.extend(self._names[start:], self._state.statuses)
         return added
 
-    def unfold(self, position: int) -> list[events.Event]:
+    def expand(self, position: int) -> list[events.Event]:
         """Make the parts of the task with `for_each` at `position`. Raises DAGError."""
         dag = self._state.dag
         task = dag.tasks[position]

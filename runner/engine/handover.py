@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from plait.backends.protocol import LeftTurn
+from plait.backends.protocol import DetachedTurn
 
 
 @dataclass(frozen=True, slots=True)
-class Adopted:
+class AdoptedAttempt:
     """An attempt that outlived its process: its session as the store knows it, the Unix time at which it was started,
     and what is left of it.
     """
@@ -17,7 +17,7 @@ class Adopted:
     session_id: str | None
     confirmed: bool
     since: float | None
-    left: LeftTurn
+    left: DetachedTurn
 
     @property
     def has_ended(self) -> bool:
@@ -26,14 +26,14 @@ class Adopted:
 
 
 @dataclass(frozen=True, slots=True)
-class Inherited:
+class Handover:
     """`unasked`: tasks whose end the run's policy has not been asked about. By position: `next_tries`, when (Unix time)
     tasks are tried again whose last attempt failed; and the attempts that are `adopted`.
     """
 
     unasked: Sequence[str] = ()
     next_tries: Mapping[int, float] = field(default_factory=dict[int, float])
-    adopted: Mapping[int, Adopted] = field(default_factory=dict[int, Adopted])
+    adopted: Mapping[int, AdoptedAttempt] = field(default_factory=dict[int, AdoptedAttempt])
 
 
-NOTHING = Inherited()
+NO_HANDOVER = Handover()

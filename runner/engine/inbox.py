@@ -43,7 +43,7 @@ async def is_to_be_cancelled(store: Store, record: RunRecord) -> bool:
     return await _asks_for_cancel(store, record.run_id, await store.list_notes(record.run_id))
 
 
-Heard: TypeAlias = Callable[[str, int, JsonValue, str], bool]
+AnswerHandler: TypeAlias = Callable[[str, int, JsonValue, str], bool]
 """Takes an answer: the task, the attempt that asked, the value, and who gave it."""
 
 
@@ -52,7 +52,9 @@ class Inbox:
     no reason to end a run: it is asked again.
     """
 
-    def __init__(self, store: Store, run_id: str, clock: Clock, away: Callable[[], bool], answer: Heard) -> None:
+    def __init__(
+        self, store: Store, run_id: str, clock: Clock, away: Callable[[], bool], answer: AnswerHandler
+    ) -> None:
         self._store = store
         self._run_id = run_id
         self._clock = clock
@@ -61,7 +63,7 @@ class Inbox:
         self._after = 0
         self._complained = False
 
-    async def heed(self) -> None:
+    async def handle(self) -> None:
         """Pass answers on as they come in, and return once somebody has asked for the run, which goes on, to be
         cancelled.
         """

@@ -11,15 +11,15 @@ import anyio.abc
 from plait.backends.ask import as_here
 from plait.backends.protocol import JsonInput
 from plait.runner.cancellation import Cancels
-from plait.runner.domain.question import Asking, OnQuestion, OpenQuestion, unix
-from plait.runner.engine.attempt import Surroundings
+from plait.runner.domain.question import Asking, OnQuestion, OpenQuestion, parse_time
+from plait.runner.engine.attempt import RunContext
 from plait.runner.errors import PlaitError
 from plait.runner.log import logger
-from plait.runner.scheduling.scheduler import Schedule
+from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.run_state import RunState
 
 
-class Awaiting:
+class PendingQuestions:
     """Waits for answers to the questions of one run. `answer`, `expire` and, where nothing came of
     asking, `look_on` are what is to be called then.
     """
@@ -27,8 +27,8 @@ class Awaiting:
     def __init__(
         self,
         state: RunState,
-        schedule: Schedule,
-        around: Surroundings,
+        schedule: Scheduler,
+        around: RunContext,
         answer: Callable[[str, int, JsonInput, str], bool],
         expire: Callable[[int], None],
         look_on: Callable[[], None],
@@ -94,7 +94,7 @@ class Awaiting:
         assert asking.deadline_at is not None
         clock, task_id, attempt = self._around.clock, self._state.dag.tasks[position].id, self._state.attempts[position]
         with scope:
-            while (left := unix(asking.deadline_at) - clock.wall()) > 0:
+            while (left := parse_time(asking.deadline_at) - clock.wall()) > 0:
                 await clock.sleep(left)
             # The inbox is read now and then: an answer in time may lie there unread.
             await self._around.look_for_answer(task_id, attempt, asking.deadline_at)

@@ -22,32 +22,32 @@ from plait.persistence.records import Owner
 from plait.runner.cancellation import require_asyncio
 from plait.runner.clock import iso, stamper
 from plait.runner.domain import events
-from plait.runner.domain.conversation import Past
+from plait.runner.domain.conversation import History
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import TaskStatus
-from plait.runner.engine.attempt import Surroundings
-from plait.runner.engine.checkpointer import Checkpointer, NoStore, Position, Sink
+from plait.runner.engine.attempt import RunContext
+from plait.runner.engine.checkpointer import Checkpointer, EventSink, Position, UnstoredSink
 from plait.runner.engine.config import Config
-from plait.runner.engine.executor import Execution
+from plait.runner.engine.executor import Executor
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.growth import Growth
-from plait.runner.engine.handover import NOTHING, Inherited
+from plait.runner.engine.handover import NO_HANDOVER, Handover
 from plait.runner.engine.inbox import Inbox
-from plait.runner.engine.policy_driver import Decided, Deciding
+from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
 from plait.runner.engine.run_control import Control
 from plait.runner.errors import OwnershipLost, RunExists
 from plait.runner.log import logger
-from plait.runner.scheduling.scheduler import Outset, Schedule
+from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.state.conversations import load_past
 from plait.runner.state.failures import THROTTLING
-from plait.runner.state.orphans import end_leftovers
+from plait.runner.state.orphans import kill_orphans
 from plait.runner.state.owner import forget
 from plait.runner.state.run_state import RunState
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRun:
     """A run that is ready to go: where its tasks stand, and what has to be stored (`first`, `claim`) before any starts.
 
     For a resumed run that is stored already: then `position` says where its changes go on, and `decided` what its
@@ -62,22 +62,22 @@ class Prepared:
     claim: Sequence[Change] = ()
     position: Position = Position()  # noqa: RUF009 - frozen
     policy: Policy | None = None
-    decided: Decided = Decided()  # noqa: RUF009 - frozen
-    inherited: Inherited = NOTHING
+    decided: PolicyState = PolicyState()  # noqa: RUF009 - frozen
+    inherited: Handover = NO_HANDOVER
 
     @property
     def resumed(self) -> bool:
         return self.position.next_seq > 1
 
 
-async def drive(run: Prepared, config: Config, feed: Feed, control: Control) -> RunResult:
+async def execute_run(run: PreparedRun, config: Config, feed: Feed, control: Control) -> RunResult:
     """Run `run` to its end in this process. See `ParallelRunner.run` for what it raises."""
     require_asyncio()
     try:
         if config.store is None:
-            sink = NoStore(feed)
+            sink = UnstoredSink(feed)
             sink.submit(run.first)
-            return await _execute(run, config, _around(run, config, sink, feed), control, _nothing)
+            return await _execute(run, config, _context(run, config, sink, feed), control, _nothing)
         return await _execute_stored(run, config, config.store, feed, control)
     finally:
         feed.close()
@@ -85,12 +85,12 @@ async def drive(run: Prepared, config: Config, feed: Feed, control: Control) -> 
             forget(run.owner)
 
 
-async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Feed, control: Control) -> RunResult:
+async def _execute_stored(run: PreparedRun, config: Config, store: Store, feed: Feed, control: Control) -> RunResult:
     checkpointer = Checkpointer(store, run.run_id, feed, config.clock, config.strict)
     checkpointer.begin_at(run.position)
     checkpointer.on_fatal = lambda: control.end("stop")
     inbox = Inbox(store, run.run_id, config.clock, lambda: checkpointer.away, control.answer)
-    around = replace(_around(run, config, checkpointer, feed), look_for_answer=inbox.look_for_answer)
+    around = replace(_context(run, config, checkpointer, feed), look_for_answer=inbox.look_for_answer)
     result: RunResult | None = None
     began = False
     async with anyio.create_task_group() as outside:
@@ -102,12 +102,14 @@ async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Fee
                 for event in run.first:
                     feed.publish(event)
             if checkpointer.fatal is None:
-                await _end_leftovers(run, config, kept=run.inherited.adopted)
+                await _kill_orphans(run, config, kept=run.inherited.adopted)
                 began = True
                 async with anyio.create_task_group() as beside:
-                    beside.start_soon(checkpointer.keep_lease, config.lease)
-                    beside.start_soon(_heed_notes, inbox, config, control)
-                    result = await _execute(run, config, around, control, partial(_end_cut, run, config, checkpointer))
+                    beside.start_soon(checkpointer.renew_lease, config.lease)
+                    beside.start_soon(_handle_notes, inbox, config, control)
+                    result = await _execute(
+                        run, config, around, control, partial(_end_interrupted, run, config, checkpointer)
+                    )
                     beside.cancel_scope.cancel()
         finally:
             # Whatever happened, the shielded writer has to be told that nothing follows, or it waits for ever.
@@ -121,11 +123,11 @@ async def _execute_stored(run: Prepared, config: Config, store: Store, feed: Fee
     return replace(result, degraded=tuple(checkpointer.degraded))
 
 
-async def _heed_notes(inbox: Inbox, config: Config, control: Control) -> None:
+async def _handle_notes(inbox: Inbox, config: Config, control: Control) -> None:
     """Pass answers on. Once somebody has cancelled the run, start nothing more, and end what is under way after its
     grace time.
     """
-    await inbox.heed()
+    await inbox.handle()
     control.wind_down()
     await config.clock.sleep(config.cancel_grace)
     control.end("cancel")
@@ -141,8 +143,8 @@ async def _raise_fatal(run_id: str, store: Store, checkpointer: Checkpointer) ->
         raise error
 
 
-def _around(run: Prepared, config: Config, sink: Sink, feed: Feed) -> Surroundings:
-    return Surroundings(
+def _context(run: PreparedRun, config: Config, sink: EventSink, feed: Feed) -> RunContext:
+    return RunContext(
         run.run_id,
         config.backends,
         run.names,
@@ -158,13 +160,13 @@ def _around(run: Prepared, config: Config, sink: Sink, feed: Feed) -> Surroundin
 
 
 async def _execute(
-    run: Prepared, config: Config, around: Surroundings, control: Control, end_cut: Callable[[], Awaitable[None]]
+    run: PreparedRun, config: Config, around: RunContext, control: Control, end_cut: Callable[[], Awaitable[None]]
 ) -> RunResult:
-    schedule = Schedule(
+    schedule = Scheduler(
         run.state.dag,
         run.names,
-        config.places(),
-        Outset(
+        config.slot_pool(),
+        InitialState(
             run.state.statuses,
             alone=run.state.on_their_last_chance(),
             later=run.inherited.next_tries.keys(),
@@ -187,8 +189,8 @@ async def _execute(
     )
     deciding = None
     if run.policy is not None:
-        deciding = Deciding(run.policy, run.decided, state=run.state, schedule=schedule, growth=growth, stamp=stamp)
-    execution = Execution(run.state, schedule, growth, around, deciding)
+        deciding = PolicyDriver(run.policy, run.decided, state=run.state, schedule=schedule, growth=growth, stamp=stamp)
+    execution = Executor(run.state, schedule, growth, around, deciding)
     control.attach(execution.end, execution.wind_down, execution.answer)
     left: list[events.Event] = []
     try:
@@ -198,7 +200,7 @@ async def _execute(
         try:
             await end_cut()
         finally:
-            left = execution.leave()
+            left = execution.finish()
             around.sink.submit(left)
             reached("run.leaving")
     last = left[-1]
@@ -211,26 +213,26 @@ async def _nothing() -> None:
     return None
 
 
-async def _end_cut(run: Prepared, config: Config, checkpointer: Checkpointer) -> None:
+async def _end_interrupted(run: PreparedRun, config: Config, checkpointer: Checkpointer) -> None:
     """End the turns of earlier processes that were cut here, maybe before their backends had taken hold of them; unless
     the run is another's by now, and they are with it.
     """
     cut = any(run.state.statuses[position] is TaskStatus.RUNNING for position in run.inherited.adopted)
     if cut and checkpointer.fatal is None:
         with anyio.CancelScope(shield=True):
-            await _end_leftovers(run, config)
+            await _kill_orphans(run, config)
 
 
-async def _end_leftovers(run: Prepared, config: Config, kept: Iterable[int] = ()) -> None:
+async def _kill_orphans(run: PreparedRun, config: Config, kept: Iterable[int] = ()) -> None:
     """End what earlier processes have left of a resumed run's turns, but for those of the tasks at `kept`."""
     if run.resumed:
         keep = [(run.state.dag.tasks[position].id, run.state.attempts[position]) for position in kept]
-        await end_leftovers(config.store, run.run_id, keep)
+        await kill_orphans(config.store, run.run_id, keep)
 
 
-async def _recall(store: Store | None, run_id: str, state: RunState, task_id: str) -> Past:
+async def _recall(store: Store | None, run_id: str, state: RunState, task_id: str) -> History:
     if store is None:
-        return Past()
+        return History()
     try:
         past = await load_past(store, run_id, state, task_id)
     except StoreError as error:

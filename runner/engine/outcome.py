@@ -13,18 +13,18 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import NO_USAGE, JsonValue, Message, Question, Reply
 from plait.runner.clock import iso
 from plait.runner.domain import events
-from plait.runner.domain.conversation import GoingOn, mistakes_prompt, not_added
+from plait.runner.domain.conversation import Continuation, mistakes_prompt, not_added
 from plait.runner.domain.question import Asking, Way
 from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.task import FailureMode, at_most_once_question, failed_status
-from plait.runner.engine.attempt import Surroundings, Turn
-from plait.runner.engine.backend_call import Outcome
+from plait.runner.engine.attempt import Attempt, RunContext
+from plait.runner.engine.backend_call import CallOutcome
 from plait.runner.engine.growth import Growth
-from plait.runner.engine.policy_driver import Decided
+from plait.runner.engine.policy_driver import PolicyState
 from plait.runner.engine.retry import deserves_retry, retry_delay
 from plait.runner.errors import DAGError
 from plait.runner.log import logger
-from plait.runner.scheduling.scheduler import Schedule
+from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import RunState
 
@@ -38,11 +38,11 @@ _TOO_LATE_TO_ASK = (
 )
 
 
-class Settling:
+class OutcomeHandler:
     """Settles attempts of one run."""
 
     def __init__(
-        self, state: RunState, schedule: Schedule, growth: Growth, around: Surroundings, stamp: Callable[[], str]
+        self, state: RunState, schedule: Scheduler, growth: Growth, around: RunContext, stamp: Callable[[], str]
     ) -> None:
         self._state = state
         self._schedule = schedule
@@ -51,7 +51,7 @@ class Settling:
         self._stamp = stamp
         self._log = logger(run=around.run_id)
 
-    def settle(self, turn: Turn, outcome: Outcome, duration: float) -> list[events.Event]:
+    def handle(self, turn: Attempt, outcome: CallOutcome, duration: float) -> list[events.Event]:
         """What the outcome of `turn` came to; the first event is the task's own."""
         if outcome.asked is not None:
             if turn.task.at_most_once:
@@ -70,7 +70,7 @@ class Settling:
                 return [self._wrongly_planned(turn, outcome.reply, error, duration)]
         return [self._completed(turn, outcome.reply, outcome.data_json, duration), *added]
 
-    def _ended_badly(self, turn: Turn, error: BackendError, duration: float) -> events.TaskEvent:
+    def _ended_badly(self, turn: Attempt, error: BackendError, duration: float) -> events.TaskEvent:
         self._log.debug("attempt_failed", error, task=turn.task.id, attempt=turn.number)
         if turn.takes_up and error.kind is ErrorKind.SESSION_LOST:
             return self._retrying(turn, error, duration, 0.0)  # not the task's fault: it starts over
@@ -84,7 +84,7 @@ class Settling:
             return self._retrying(turn, error, duration, delay, going_on, throttled=throttled > 0)
         return self._failed(turn, error, duration)
 
-    def _completed(self, turn: Turn, reply: Reply, data_json: str | None, duration: float) -> events.TaskCompleted:
+    def _completed(self, turn: Attempt, reply: Reply, data_json: str | None, duration: float) -> events.TaskCompleted:
         position, at, session_id = turn.position, self._stamp(), turn.session_id
         if turn.going_on is None:
             said = turn.messages(reply) if reply.messages else turn.prompt
@@ -97,13 +97,13 @@ class Settling:
         self._schedule.finish(position, TaskStatus.COMPLETED)
         return completed
 
-    def stored(self, turn: Turn) -> None:
+    def stored(self, turn: Attempt) -> None:
         """Free what only had to be in memory until the outcome of `turn` was stored. With the store away it stays."""
         if not self._around.sink.away:
             self._state.forget_conversation(turn.position)
 
     def _waiting(
-        self, turn: Turn, question: Question, way: Way, reply: Reply | None, duration: float
+        self, turn: Attempt, question: Question, way: Way, reply: Reply | None, duration: float
     ) -> events.TaskWaiting:
         """The task waits for an answer. Its next attempt is prepared as far as it can be without one."""
         now = self._around.clock.wall()
@@ -112,7 +112,7 @@ class Settling:
         usage, going_on = NO_USAGE, None
         if reply is not None:
             messages, usage = turn.messages(reply), reply.usage
-            going_on = GoingOn(turn.session_id, (*_said_before(turn), *messages))
+            going_on = Continuation(turn.session_id, (*_said_before(turn), *messages))
         waiting = self._state.wait_for_answer(
             turn.position, self._stamp(), asking, duration, usage, messages, going_on=going_on
         )
@@ -120,7 +120,7 @@ class Settling:
         self._log.info("task_waiting_input", task=turn.task.id)
         return waiting
 
-    def _wrongly_planned(self, turn: Turn, reply: Reply, error: DAGError, duration: float) -> events.TaskEvent:
+    def _wrongly_planned(self, turn: Attempt, reply: Reply, error: DAGError, duration: float) -> events.TaskEvent:
         """The reply's tasks cannot be added: it is told so once, and then fails."""
         text = not_added(error)
         failure = BackendError(ErrorKind.INVALID_OUTPUT, text, usage=reply.usage, messages=turn.messages(reply))
@@ -128,16 +128,16 @@ class Settling:
         if self._state.is_corrected(turn.position) or turn.task.at_most_once:
             return self._failed(turn, failure, duration)
         said = _said_before(turn)
-        going_on = GoingOn(turn.session_id, said, wrong=mistakes_prompt(text), refused=failure.messages)
+        going_on = Continuation(turn.session_id, said, wrong=mistakes_prompt(text), refused=failure.messages)
         return self._retrying(turn, failure, duration, 0.0, going_on)
 
     def _retrying(
         self,
-        turn: Turn,
+        turn: Attempt,
         error: BackendError,
         duration: float,
         delay: float,
-        going_on: GoingOn | None = None,
+        going_on: Continuation | None = None,
         *,
         throttled: bool = False,
     ) -> events.TaskRetrying:
@@ -146,7 +146,7 @@ class Settling:
         self._log.info("task_retrying", task=turn.task.id, error_kind=error.kind.value, delay_s=round(delay, 3))
         return retrying
 
-    def _failed(self, turn: Turn, error: BackendError, duration: float) -> events.TaskFailed:
+    def _failed(self, turn: Attempt, error: BackendError, duration: float) -> events.TaskFailed:
         # The prompt as it was sent is worth keeping where nothing else shows what the failure was about.
         messages = error.messages or ((Message("user", turn.prompt),) if turn.prompt else ())
         self._schedule.finish(turn.position, failed_status(turn.task.failure_mode))
@@ -165,7 +165,7 @@ class Settling:
         self._schedule.settle(position, failed.status)
         return failed
 
-    def unfold_or_gather(self, position: int) -> list[events.Event]:
+    def expand_or_gather(self, position: int) -> list[events.Event]:
         """The task with `for_each` at `position`, which holds no place, becomes its parts, or, once they are done, the
         list of their results. Where it cannot, it fails; softly only once all that it depends on is done, since what
         waits for it may name that.
@@ -174,7 +174,7 @@ class Settling:
         if position in state.parts:
             return self._join(position, self._growth.gathered(position))
         try:
-            return self._growth.unfold(position)
+            return self._growth.expand(position)
         except DAGError as error:
             is_hard = state.dag.tasks[position].failure_mode is FailureMode.HARD
             if not is_hard and self._schedule.put_back(position, state.statuses):
@@ -201,20 +201,20 @@ class Settling:
         return failed
 
 
-def _going_on_after(turn: Turn, error: BackendError) -> GoingOn | None:
+def _going_on_after(turn: Attempt, error: BackendError) -> Continuation | None:
     """Return how the next attempt takes up the failed one's session, if this has kept what was said in it."""
-    if not error.goes_on or turn.session_id is None:
+    if not error.continues_session or turn.session_id is None:
         return None
-    return replace(turn.going_on or GoingOn(None), session_id=turn.session_id, interrupted=True)
+    return replace(turn.going_on or Continuation(None), session_id=turn.session_id, interrupted=True)
 
 
-def _said_before(turn: Turn) -> tuple[Message, ...]:
+def _said_before(turn: Attempt) -> tuple[Message, ...]:
     """What earlier attempts of the task said in its conversation, beside the messages of this turn."""
     return () if turn.going_on is None else turn.going_on.said
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RunEnd:
     """Who ended the run before its time, if anybody did, and how it stands: whether the schedule is `exhausted`, which
     tasks marked at_most_once have been `called`, and what the run's policy has `decided`, if it has one.
     """
@@ -222,10 +222,10 @@ class Ending:
     by: Literal["stop", "cancel", "policy"] | None
     exhausted: bool
     called: Collection[int]
-    decided: Decided | None
+    decided: PolicyState | None
 
 
-def leave(run_id: str, state: RunState, ending: Ending, at: str) -> list[events.Event]:
+def finish_run(run_id: str, state: RunState, ending: RunEnd, at: str) -> list[events.Event]:
     """Settle what is not done, and say how the run ended."""
     happened: list[events.Event] = []
     for_good = ending.by == "cancel" or (ending.by == "policy" and not _fails(ending))
@@ -241,12 +241,12 @@ def leave(run_id: str, state: RunState, ending: Ending, at: str) -> list[events.
     return happened
 
 
-def _fails(ending: Ending) -> bool:
+def _fails(ending: RunEnd) -> bool:
     """Whether the run's policy has it fail: then what is not done is left, for a resume that retries what failed."""
     return ending.decided is not None and ending.decided.end is RunStatus.FAILED
 
 
-def _last_event(run_id: str, state: RunState, ending: Ending, at: str) -> events.RunEnded:
+def _last_event(run_id: str, state: RunState, ending: RunEnd, at: str) -> events.RunEnded:
     if ending.by == "cancel":
         return events.RunCancelled(at, run_id, RunStatus.CANCELLED)
     if ending.by == "policy" and ending.decided is not None:

@@ -17,7 +17,7 @@ from plait.runner.domain.task import Task
 from plait.runner.engine.growth import Growth
 from plait.runner.errors import DAGError, PlaitError
 from plait.runner.log import logger
-from plait.runner.scheduling.scheduler import Schedule
+from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import RunState
 
@@ -28,7 +28,7 @@ End: TypeAlias = Literal[RunStatus.COMPLETED, RunStatus.FAILED]
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class PolicyState:
     """What is known of a policy's decisions: its `state`, the `end` that it decided on and why, and whether it was
     asked when nothing was left to run, and added nothing. `failed_on` is the task about whose end it gave no sound
     answer.
@@ -52,25 +52,25 @@ class Decided:
         return to_json(kept)
 
 
-def decided_of(encoded: str | None) -> Decided:
+def read_policy_state(encoded: str | None) -> PolicyState:
     """What is stored. Raises ValueError, KeyError or TypeError where it is damaged."""
     if encoded is None:
-        return Decided()
+        return PolicyState()
     kept = json.loads(encoded)
     end = None if "end" not in kept else cast("End", RunStatus(kept["end"]))
-    return Decided(kept["state"], end, kept.get("error"), kept.get("rests", False), kept.get("failed_on"))
+    return PolicyState(kept["state"], end, kept.get("error"), kept.get("rests", False), kept.get("failed_on"))
 
 
-class Deciding:
+class PolicyDriver:
     """Asks the policy of one run. `decided` is where it stands, from its stored decisions on."""
 
     def __init__(
         self,
         policy: Policy,
-        decided: Decided,
+        decided: PolicyState,
         *,
         state: RunState,
-        schedule: Schedule,
+        schedule: Scheduler,
         growth: Growth,
         stamp: Callable[[], str],
     ) -> None:
@@ -88,7 +88,7 @@ class Deciding:
         view = RunView(self._state.dag.tasks, self._result, self.decided.state, ended, self._state.dag.position)
         try:
             decision = _checked(self._policy.decide(view))
-            decided = Decided(cast("JsonValue", decision.state), decision.end, decision.error)
+            decided = PolicyState(cast("JsonValue", decision.state), decision.end, decision.error)
             encoded = decided.encoded()
             if len(encoded) > MAX_STATE:
                 raise PlaitError(f"its state has {len(encoded)} characters of JSON, and {MAX_STATE} are possible")
@@ -110,7 +110,7 @@ class Deciding:
         logger().error("policy_failed", kind=self._policy.kind, error=type(error).__name__)
         if not isinstance(error, PlaitError):
             logger().debug("policy_failed", error, kind=self._policy.kind)
-        self.decided = Decided(self.decided.state, RunStatus.FAILED, clean_text(message), failed_on=ended)
+        self.decided = PolicyState(self.decided.state, RunStatus.FAILED, clean_text(message), failed_on=ended)
 
     def _carried_out(self, decision: Decision) -> list[events.Event]:
         happened: list[events.Event] = []

@@ -18,7 +18,7 @@ from plait.backends.errors import BackendError
 from plait.persistence.protocol import Store
 from plait.persistence.records import EventKind, TaskRecord
 from plait.runner.clock import Clock
-from plait.runner.domain.question import unix
+from plait.runner.domain.question import parse_time
 from plait.runner.domain.status import TASK_STATUSES, TaskStatus
 from plait.runner.domain.task import NEVER_RETRIED, Retry
 
@@ -81,7 +81,7 @@ async def next_tries(
     while failed and (page := await store.list_events(run_id, after)):
         for event in page:
             if event.kind == EventKind.TASK_RETRIED and event.task_id and failed.get(event.task_id) == event.attempt:
-                times[event.task_id] = min(unix(event.at), now) + json.loads(event.detail)["delay_s"]
+                times[event.task_id] = min(parse_time(event.at), now) + json.loads(event.detail)["delay_s"]
         after = page[-1].seq
     return times
 

@@ -43,5 +43,5 @@ class Control:
             self._wind_down()
 
     def answer(self, task_id: str, attempt: int, value: JsonValue, by: str) -> bool:
-        """See `Execution.answer`; False where nothing is under way."""
+        """See `Executor.answer`; False where nothing is under way."""
         return self._answer is not None and self._answer(task_id, attempt, value, by)

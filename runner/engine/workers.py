@@ -8,26 +8,26 @@ from collections.abc import Callable, Coroutine, Sequence
 import anyio.abc
 
 from plait.backends.ask import answering
-from plait.runner.engine.attempt import Turn
+from plait.runner.engine.attempt import Attempt
 
 
-class Idle:
+class WorkerPool:
     """Where the workers of one run wait. Waking one costs a fifth of making a new one, which does `work`, for a turn or
     for None, in the group `workers`.
     """
 
-    def __init__(self, work: Callable[[Turn | None], Coroutine[None, None, None]]) -> None:
+    def __init__(self, work: Callable[[Attempt | None], Coroutine[None, None, None]]) -> None:
         self._work = work
         self.workers: anyio.abc.TaskGroup | None = None
-        self._waiting: list[asyncio.Future[Turn | None]] = []
+        self._waiting: list[asyncio.Future[Attempt | None]] = []
 
-    async def wait(self) -> Turn | None:
+    async def wait(self) -> Attempt | None:
         """Wait to be handed a turn; None when there will be none."""
-        handed: asyncio.Future[Turn | None] = asyncio.get_running_loop().create_future()
+        handed: asyncio.Future[Attempt | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(handed)
         return await handed
 
-    def hand_out(self, turns: Sequence[Turn]) -> None:
+    def hand_out(self, turns: Sequence[Attempt]) -> None:
         """Wake an idle worker for each turn, or make a new one."""
         for turn in turns:
             if not self._waiting:
@@ -42,11 +42,11 @@ class Idle:
         if not self._waiting:
             self._start(None)
 
-    def _start(self, turn: Turn | None) -> None:
+    def _start(self, turn: Attempt | None) -> None:
         assert self.workers is not None
         self.workers.start_soon(self._begin, turn)
 
-    async def _begin(self, turn: Turn | None) -> None:
+    async def _begin(self, turn: Attempt | None) -> None:
         with answering(()):  # once, and not for each turn
             await self._work(turn)
 

@@ -23,8 +23,8 @@ from plait.runner.engine.inbox import AnswerNote, answer_note
 from plait.runner.errors import AnswerConflict, PlaitError, RunOwned
 from plait.runner.recovery.adoption import with_left
 from plait.runner.recovery.answers import first_notes, given_answers, open_questions, question_of, too_late
-from plait.runner.recovery.lease import step_in, wait_until_free
-from plait.runner.recovery.resume_plan import Action, Heard, judge
+from plait.runner.recovery.lease import wait_for_expiry, with_lease
+from plait.runner.recovery.resume_plan import Evidence, ResumeAction, plan_resume
 from plait.runner.state.codec import to_json, turns
 from plait.runner.state.orphans import under_way
 from plait.runner.state.owner import Liveness, liveness
@@ -39,7 +39,7 @@ How: TypeAlias = Literal["done", "again", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class Resolution:
     """A person's decision about a task: see `ParallelRunner.answer`. Raises ValueError for an unknown `how`."""
 
     how: How
@@ -50,28 +50,28 @@ class Settlement:
             raise ValueError(f"how a task is settled is 'done', 'again' or 'fail', not {self.how!r}")
 
 
-async def settle(config: Config, run: StoredRun, task_id: str, settlement: Settlement) -> None:
+async def resolve(config: Config, run: StoredRun, task_id: str, settlement: Resolution) -> None:
     """Apply a decision: claim the run, store the outcome, release the run. See `ParallelRunner.answer`."""
     dag, run_id = run.state.dag, run.record.run_id
     run.require_task(task_id)
-    await wait_until_free(config, run, Feed())
+    await wait_for_expiry(config, run, Feed())
     position, run = dag.position(task_id), await with_left(config, run)
-    record, verdict = run.tasks[position], judge(dag, run.tasks, heard=Heard(left=run.left))[position]
+    record, verdict = run.tasks[position], plan_resume(dag, run.tasks, heard=Evidence(left=run.left))[position]
     if position in run.state.asking:
         await _refuse_settling(config, run, task_id, settlement)
-    if verdict.action is Action.ADOPT:
+    if verdict.action is ResumeAction.ADOPT:
         raise PlaitError(f"task {task_id!r} of run {run_id} needs no answer, {verdict.reason}; resume the run")
-    if verdict.action is not Action.ASK:
+    if verdict.action is not ResumeAction.ASK:
         raise PlaitError(f"task {task_id!r} of run {run_id} is {record.status} and waits for nobody's answer")
     at = iso(config.clock.wall())
     then: list[Change] = []
     if TaskStatus(record.status) is not TaskStatus.WAITING_INPUT:  # the process died and the run was not resumed
         then.append(TaskWaiting(at, task_id, record.attempt, verdict.reason, crashed=True))
     then += _outcome(run, dag[task_id], record, settlement, at)
-    await step_in(config, run, then, under_way(run.tasks, but=task_id))
+    await with_lease(config, run, then, under_way(run.tasks, but=task_id))
 
 
-async def _refuse_settling(config: Config, run: StoredRun, task_id: str, settlement: Settlement) -> None:
+async def _refuse_settling(config: Config, run: StoredRun, task_id: str, settlement: Resolution) -> None:
     """Raise PlaitError or AnswerConflict unless the open question may be settled. The first answer or default
     counts.
     """
@@ -175,11 +175,11 @@ async def _answer_from_here(config: Config, run: StoredRun, task_id: str, value:
     at = iso(config.clock.wall())
     event = run.state.answer(position, at, value, "person")
     answered = TaskAnswered(at, task_id, encode_answers(event.answers or ()))
-    await step_in(config, run, [answered], under_way(run.tasks))
+    await with_lease(config, run, [answered], under_way(run.tasks))
     return True
 
 
-def _outcome(run: StoredRun, task: Task, record: TaskRecord, settlement: Settlement, at: str) -> Sequence[Change]:
+def _outcome(run: StoredRun, task: Task, record: TaskRecord, settlement: Resolution, at: str) -> Sequence[Change]:
     text = clean_text(settlement.text)
     if settlement.how == "again":
         return [TaskAnswered(at, task.id)]

@@ -10,16 +10,16 @@ from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import cancel_note, is_to_be_cancelled
 from plait.runner.errors import RunOwned
-from plait.runner.recovery.lease import claim, is_live, wait_until_free
-from plait.runner.state.codec import changes
-from plait.runner.state.orphans import end_leftovers
+from plait.runner.recovery.lease import acquire, is_live, wait_for_expiry
+from plait.runner.state.codec import encode_event
+from plait.runner.state.orphans import kill_orphans
 from plait.runner.state.owner import Liveness, forget, liveness
 from plait.runner.state.stored_run import StoredRun, stored_record, stored_run
 
 _LOOK_AGAIN_S = 0.2
 
 
-async def cancel(config: Config, run_id: str, wait: float) -> RunStatus:
+async def cancel_run(config: Config, run_id: str, wait: float) -> RunStatus:
     """Cancel the run. See `ParallelRunner.cancel_run`."""
     ends = config.clock.monotonic() + wait
     told = False
@@ -27,7 +27,7 @@ async def cancel(config: Config, run_id: str, wait: float) -> RunStatus:
         store, record = await stored_record(config.store, run_id)
         if RunStatus(record.status) in RUN_DONE:
             if record.owner is None and RunStatus(record.status) is RunStatus.CANCELLED:
-                await end_leftovers(store, run_id)  # the cancelling process may have died before
+                await kill_orphans(store, run_id)  # the cancelling process may have died before
             return RunStatus(record.status)
         if not told and record.owner is not None and liveness(record.owner) is not Liveness.DEAD:
             if not await is_to_be_cancelled(store, record):
@@ -48,7 +48,7 @@ async def _cancel_from_here(config: Config, run_id: str) -> RunStatus:
     run = await stored_run(config.store, run_id)
     if run.status in RUN_DONE:
         return run.status
-    await wait_until_free(config, run, Feed())
+    await wait_for_expiry(config, run, Feed())
     return (await finish_cancelling(config, run, Feed())).status
 
 
@@ -64,9 +64,11 @@ async def finish_cancelling(config: Config, run: StoredRun, feed: Feed) -> RunRe
         if status not in TASK_DONE:
             happened.append(state.cancel(position, at))
     happened.append(events.RunCancelled(at, record.run_id, RunStatus.CANCELLED))
-    owner, _ = await claim(config, run.store, record, [change for event in happened for change in changes(event)])
+    owner, _ = await acquire(
+        config, run.store, record, [change for event in happened for change in encode_event(event)]
+    )
     forget(owner)
-    await end_leftovers(run.store, record.run_id)
+    await kill_orphans(run.store, record.run_id)
     for event in happened:
         feed.publish(event)
     return state.result(record.run_id, RunStatus.CANCELLED, receipt=state.receipt())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 
 from plait.backends.errors import BackendError
-from plait.backends.protocol import Backend, Opening, OutlivingBackend, Reply
+from plait.backends.protocol import Backend, ConversationRequest, DetachedBackend, Reply
 from plait.backends.text import clean_text
 from plait.persistence.changes import Change, RunReleased, SessionOpened, TurnAppended
 from plait.persistence.protocol import files_root
@@ -13,15 +13,15 @@ from plait.persistence.records import EventKind, TaskRecord
 from plait.runner.clock import iso
 from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import Task
-from plait.runner.engine.backend_call import attempt
+from plait.runner.engine.backend_call import call_backend
 from plait.runner.engine.checkpointer import Checkpointer
 from plait.runner.engine.config import Config, require_backends
 from plait.runner.engine.feed import Feed
 from plait.runner.errors import PlaitError, TurnNotStored
-from plait.runner.recovery.lease import claim, wait_until_free
+from plait.runner.recovery.lease import acquire, wait_for_expiry
 from plait.runner.state.attempt_files import turn_files
 from plait.runner.state.conversations import load_past
-from plait.runner.state.orphans import end_leftovers, under_way
+from plait.runner.state.orphans import kill_orphans, under_way
 from plait.runner.state.owner import forget
 from plait.runner.state.stored_run import StoredRun
 
@@ -40,7 +40,7 @@ _WHY = {
 """For each status, the reason why a task has no conversation, and the remedy."""
 
 
-async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Reply:
+async def continue_task(config: Config, run: StoredRun, task_id: str, message: str) -> Reply:
     """Send a person's message. The claim on the run excludes concurrent messages. See
     `ParallelRunner.continue_task`.
     """
@@ -49,11 +49,11 @@ async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Rep
     task, message = dag[task_id], clean_text(message)
     name = dag.backend_of(task) or config.default
     require_backends(config, {name}, f"task {task_id!r}")
-    await wait_until_free(config, run, Feed())
+    await wait_for_expiry(config, run, Feed())
     if dag.position(task_id) in run.state.asking:
         raise PlaitError(f"task {task_id!r} of run {run_id} waits for an answer to its question; give it that one")
     opening = await _opening(run, task, config.backends[name])
-    owner, position = await claim(config, run.store, run.record, ())
+    owner, position = await acquire(config, run.store, run.record, ())
     checkpointer = Checkpointer(run.store, run_id, Feed(), config.clock, config.strict)
     checkpointer.begin_at(position)
     turns: list[Change] = []
@@ -63,9 +63,9 @@ async def say(config: Config, run: StoredRun, task_id: str, message: str) -> Rep
         outside.start_soon(checkpointer.write_until_closed)
         try:
             async with anyio.create_task_group() as beside:
-                beside.start_soon(checkpointer.keep_lease, config.lease)
-                await end_leftovers(run.store, run_id, under_way(run.tasks))
-                outcome = await attempt(config.backends[name], opening, message)
+                beside.start_soon(checkpointer.renew_lease, config.lease)
+                await kill_orphans(run.store, run_id, under_way(run.tasks))
+                outcome = await call_backend(config.backends[name], opening, message)
                 reply, failure = outcome.reply, outcome.error
                 if outcome.asked is not None:
                     failure = PlaitError(
@@ -94,9 +94,9 @@ def _refuse_loss(checkpointer: Checkpointer, reply: Reply) -> None:
         raise TurnNotStored(f"the answer came, but could not be stored: {reason}", reply.text)
 
 
-async def _opening(run: StoredRun, task: Task, backend: Backend) -> Opening:
+async def _opening(run: StoredRun, task: Task, backend: Backend) -> ConversationRequest:
     run_id, position = run.record.run_id, run.state.dag.position(task.id)
-    root = files_root(run.store) if isinstance(backend, OutlivingBackend) else None
+    root = files_root(run.store) if isinstance(backend, DetachedBackend) else None
     past = await load_past(run.store, run_id, run.state, task.id, persons=True)
     session_id = run.tasks[position].session_id
     if session_id is None or not await _holds_an_answer(run, run.tasks[position]):
@@ -104,7 +104,7 @@ async def _opening(run: StoredRun, task: Task, backend: Backend) -> Opening:
         raise PlaitError(
             f"task {task.id!r} of run {run_id} is {status.value} and has no conversation to go on with; {_WHY[status]}"
         )
-    return Opening(
+    return ConversationRequest(
         session_id=session_id,
         resume=True,
         history=past.messages,
@@ -139,7 +139,7 @@ async def _holds_an_answer(run: StoredRun, task: TaskRecord) -> bool:
     return False
 
 
-def _turns(at: str, task: Task, opening: Opening, message: str, reply: Reply) -> list[Change]:
+def _turns(at: str, task: Task, opening: ConversationRequest, message: str, reply: Reply) -> list[Change]:
     turns: list[Change] = [
         TurnAppended(at, task.id, _PERSON, m.role, m.content, m.usage.input_tokens, m.usage.output_tokens)
         for m in reply.turn(message)

@@ -26,7 +26,7 @@ from plait.runner.domain.policy import CheckingPolicy, Policy
 from plait.runner.domain.validation import why_no_json
 from plait.runner.engine.config import Config, backend_names, require_policy_backends
 from plait.runner.errors import KeyConflict, RunExists, StoreRequired
-from plait.runner.state.codec import changes
+from plait.runner.state.codec import encode_event
 
 MOST_KEY_CHARACTERS = 200
 RESERVED_RUN_IDS = frozenset({"last"})
@@ -69,7 +69,7 @@ def with_policy(
     return kept
 
 
-async def create(
+async def create_run(
     config: Config, dag: DAG, run_id: str | None, key: str | None, settings: Mapping[str, JsonInput]
 ) -> str:
     """Store a queued run; `settings` come from `with_policy`. See `ParallelRunner.create_run`."""
@@ -114,7 +114,7 @@ def run_id_of(key: str) -> str:
 
 
 def _change(event: events.RunCreated) -> RunCreated:
-    return cast("RunCreated", changes(event)[0])
+    return cast("RunCreated", encode_event(event)[0])
 
 
 def _digest(created: RunCreated) -> str:

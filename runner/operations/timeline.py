@@ -34,7 +34,7 @@ _NEED_TASKS = frozenset({EventKind.TASKS_ADDED, EventKind.TASK_WAITING_INPUT, Ev
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TimelineEntry:
     """An entry of a chronicle, in the shape of a stored event.
 
     `kind` "output" is the activity of a task: `detail` holds `output` (text, tool, waiting, notice), `text` and the
@@ -53,7 +53,7 @@ class Entry:
     """The number of a stored event; None for other entries."""
 
 
-class Chronicle:
+class Timeline:
     """Reader of the history of a run, or of a single task, oldest first. Must be closed."""
 
     def __init__(self, store: Store, run_id: str, task_id: str | None = None) -> None:
@@ -66,7 +66,7 @@ class Chronicle:
         self._turns: list[_Turn] = []
         self._placed = 0
         self._asked: dict[str, int] = {}
-        self._persons: list[tuple[str, int, Entry]] = []
+        self._persons: list[tuple[str, int, TimelineEntry]] = []
         """Pending turns of persons: a heap by time, then by order of discovery."""
         self._found = 0
         self._known: dict[str, int] = {}
@@ -77,7 +77,7 @@ class Chronicle:
         """Whether an agent is working on an attempt without a reported end."""
         return any(turn.watch is not None and turn.watch.is_alive for turn in self._turns)
 
-    async def more(self) -> AsyncIterator[Entry]:
+    async def more(self) -> AsyncIterator[TimelineEntry]:
         """Yield the entries since the previous call, as far as available. Raises StoreError."""
         self._has_files = self._root is not None and run_folder(self._root, self._run_id).is_dir()
         while records := await self._store.list_events(self._run_id, self._after):
@@ -93,7 +93,7 @@ class Chronicle:
         for entry in chain(self._meanwhile(None), self._of_persons(None)):
             yield entry
 
-    def rest(self) -> Iterator[Entry]:
+    def rest(self) -> Iterator[TimelineEntry]:
         """Yield the text held back by `more`: lines without an end. Must be the last call before `close`."""
         for turn in self._turns:
             yield from turn.rest()
@@ -111,7 +111,9 @@ class Chronicle:
             return {}
         return {task.task_id: task for task in await self._store.list_tasks(self._run_id)}
 
-    async def _event(self, record: EventRecord, tasks: Mapping[str, TaskRecord], first: int) -> AsyncIterator[Entry]:
+    async def _event(
+        self, record: EventRecord, tasks: Mapping[str, TaskRecord], first: int
+    ) -> AsyncIterator[TimelineEntry]:
         for entry in chain(self._meanwhile(record.at), self._of_persons(record.at)):
             yield entry
         for turn in [turn for turn in self._turns if turn.ends_with(record)]:
@@ -125,9 +127,9 @@ class Chronicle:
             self._turns.append(self._turn(record.task_id or "", record.attempt or 0))
         of_attempt = await self._of_attempt(record)
         detail = {**json.loads(record.detail), **of_attempt, **self._of_tasks(record, tasks, first)}
-        yield Entry(record.at, record.kind, record.task_id, record.attempt, detail, record.seq)
+        yield TimelineEntry(record.at, record.kind, record.task_id, record.attempt, detail, record.seq)
 
-    def _meanwhile(self, until: str | None) -> Iterator[Entry]:
+    def _meanwhile(self, until: str | None) -> Iterator[TimelineEntry]:
         """Yield the activity of agents up to the time `until`, by time; with None, all activity up to now."""
         if not self._has_files:
             return
@@ -143,12 +145,12 @@ class Chronicle:
         files = None if self._root is None else turn_files(self._root, self._run_id, task_id, attempt)
         return _Turn(task_id, attempt, None if files is None else TurnWatch(files.turn))
 
-    async def _said(self, turn: _Turn) -> Sequence[Entry]:
+    async def _said(self, turn: _Turn) -> Sequence[TimelineEntry]:
         """Return the stored messages of an attempt; for an attempt with reported output, only system notes."""
         messages = await self._store.list_messages(self._run_id, turn.task_id)
         self._find_persons(turn.task_id, [one for one in messages if one.attempt == 0])
         return [
-            Entry(None, "message", turn.task_id, turn.attempt, {"role": one.role, "content": one.content})
+            TimelineEntry(None, "message", turn.task_id, turn.attempt, {"role": one.role, "content": one.content})
             for one in messages
             if one.attempt == turn.attempt and not one.damaged and (one.role == "system" or not turn.has_told)
         ]
@@ -157,11 +159,11 @@ class Chronicle:
         for one in messages[self._known.get(task_id, 0) :]:
             self._found += 1
             if not one.damaged:
-                entry = Entry(one.at, "message", task_id, 0, {"role": one.role, "content": one.content})
+                entry = TimelineEntry(one.at, "message", task_id, 0, {"role": one.role, "content": one.content})
                 heappush(self._persons, (one.at, self._found, entry))
         self._known[task_id] = len(messages)
 
-    def _of_persons(self, until: str | None) -> Iterator[Entry]:
+    def _of_persons(self, until: str | None) -> Iterator[TimelineEntry]:
         """Yield the turns of persons up to the time `until`; with None, all pending turns."""
         while self._persons and (until is None or self._persons[0][0] <= until):
             yield heappop(self._persons)[2]
@@ -231,7 +233,7 @@ class _Turn:
         at = (seen.at or seen.since or _LATER).removesuffix("Z")  # with the Z, 12.3Z would sort after 12.34Z
         return at if until is None or at <= until.removesuffix("Z") else None
 
-    def step(self) -> Iterator[Entry]:
+    def step(self) -> Iterator[TimelineEntry]:
         """Consume the next output. Yield the entries that are complete."""
         assert self.watch is not None
         seen = self.watch.take()
@@ -243,7 +245,7 @@ class _Turn:
             self._last = seen.at, seen.output
             yield from self._written(whole=len(self._text) > _LONGEST)
 
-    def rest(self) -> Iterator[Entry]:
+    def rest(self) -> Iterator[TimelineEntry]:
         """Yield all remaining output."""
         if self.watch is not None:
             while self.watch.peek():
@@ -258,17 +260,17 @@ class _Turn:
         if self.watch is not None:
             self.watch.close()
 
-    def _written(self, *, whole: bool) -> Iterator[Entry]:
+    def _written(self, *, whole: bool) -> Iterator[TimelineEntry]:
         """Yield the complete lines written up to now; with `whole`, the incomplete last line too."""
         end = len(self._text) if whole else self._text.rfind("\n") + 1
         if end and self._last is not None:
             told, self._text = self._text[:end], self._text[end:]
             yield self._entry(*self._last, told)
 
-    def _entry(self, at: str | None, output: Output, text: str) -> Entry:
+    def _entry(self, at: str | None, output: Output, text: str) -> TimelineEntry:
         self.has_told = True
         usage = output.usage
         detail: dict[str, JsonValue] = {"output": output.kind, "text": text}
         used = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cost_usd": usage.cost_usd}
         detail.update({name: number for name, number in used.items() if number})
-        return Entry(at, "output", self.task_id, self.attempt, detail)
+        return TimelineEntry(at, "output", self.task_id, self.attempt, detail)

@@ -7,7 +7,7 @@ from plait.runner.domain.policy import RunView
 from plait.runner.domain.status import RunStatus
 from plait.runner.errors import RunNotFound
 from plait.runner.policies.workflow_session import Session, session_of
-from plait.runner.state.codec import dag_of
+from plait.runner.state.codec import decode_dag
 from plait.runner.state.run_state import RunState
 
 
@@ -20,6 +20,6 @@ async def load_session(store: Store, run_id: str) -> Session:
     if run is None:
         raise RunNotFound(f"the store has no run {run_id!r}; list_runs() gives the ids that it has")
     tasks = await store.list_tasks(run_id)
-    dag = dag_of(run, tasks)
+    dag = decode_dag(run, tasks)
     results = RunState(dag, tasks).all_results()
     return session_of(RunView(dag.tasks, results.__getitem__), RunStatus(run.status))

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from plait.backends.protocol import JsonValue
 from plait.runner.domain.dag import DAG, nearest
-from plait.runner.domain.task import Limits
+from plait.runner.domain.task import GrowthLimits
 from plait.runner.errors import DAGError
 from plait.runner.plan.errors import Path as Where
 from plait.runner.plan.errors import PlanError, PlanProblem, spell
@@ -167,11 +167,11 @@ def _look_up_functions(part: PlanPart, folder: Path, source: Source) -> None:
             source.problems.append(source.problem(("backends", name, "call"), message))
 
 
-def _growth_of(part: PlanPart) -> Limits | None:
-    return None if part.growth is None else Limits(part.growth.max_tasks, part.growth.max_depth)
+def _growth_of(part: PlanPart) -> GrowthLimits | None:
+    return None if part.growth is None else GrowthLimits(part.growth.max_tasks, part.growth.max_depth)
 
 
-def _dag(graph: Graph, name: str, lost: set[int], growth: Limits | None) -> DAG | None:
+def _dag(graph: Graph, name: str, lost: set[int], growth: GrowthLimits | None) -> DAG | None:
     tasks = graph.tasks()
     if tasks is None:
         return None

@@ -1,6 +1,6 @@
 """Attempts that outlived the process that began them: what is left of them, and how another process takes them over.
 
-The files of an attempt are all that is asked, by its backend (`OutlivingBackend.left`). One that still works, or has
+The files of an attempt are all that is asked, by its backend (`DetachedBackend.inspect`). One that still works, or has
 ended unheard, is not over: the same attempt goes on here, with the same number. Of one that was cut, the files may know
 a session that its process had no time to store; from then on it counts as stored.
 """
@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from anyio.to_thread import run_sync
 
-from plait.backends.protocol import Files, LeftTurn, OutlivingBackend
+from plait.backends.protocol import DetachedBackend, DetachedTurn, Files
 from plait.persistence.protocol import files_root
 from plait.persistence.records import TaskRecord
 from plait.runner.domain import events
-from plait.runner.domain.question import unix
+from plait.runner.domain.question import parse_time
 from plait.runner.domain.status import TASK_STATUSES, TaskStatus
 from plait.runner.engine.config import Config
-from plait.runner.engine.handover import Adopted
+from plait.runner.engine.handover import AdoptedAttempt
 from plait.runner.log import logger
 from plait.runner.recovery.resume_plan import outlives
 from plait.runner.state.attempt_files import turn_files
@@ -30,12 +30,12 @@ from plait.runner.state.stored_run import StoredRun
 
 async def with_left(config: Config, run: StoredRun) -> StoredRun:
     """`run`, which has no living owner, with what is left of its attempts under way."""
-    asked: dict[str, tuple[OutlivingBackend, Files]] = {}
+    asked: dict[str, tuple[DetachedBackend, Files]] = {}
     root = files_root(run.store)
     for task, record in zip(run.state.dag, run.tasks, strict=True):
         if root is not None and TASK_STATUSES[record.status] is TaskStatus.RUNNING and task.for_each is None:
             backend = config.backends.get(run.state.dag.backend_of(task) or config.default)
-            if isinstance(backend, OutlivingBackend):
+            if isinstance(backend, DetachedBackend):
                 asked[task.id] = backend, turn_files(root, run.record.run_id, task.id, record.attempt)
     if not asked:
         return run
@@ -47,11 +47,11 @@ async def with_left(config: Config, run: StoredRun) -> StoredRun:
     return replace(run, tasks=tuple(_with_session(record, left.get(record.task_id)) for record in run.tasks), left=left)
 
 
-def _ask(asked: Mapping[str, tuple[OutlivingBackend, Files]]) -> dict[str, LeftTurn]:
-    found: dict[str, LeftTurn] = {}
+def _ask(asked: Mapping[str, tuple[DetachedBackend, Files]]) -> dict[str, DetachedTurn]:
+    found: dict[str, DetachedTurn] = {}
     for task_id, (backend, files) in asked.items():
         try:
-            left = backend.left(files)
+            left = backend.inspect(files)
         except Exception as error:
             logger(task=task_id).warning("left_failed", error=type(error).__name__)
             continue
@@ -60,7 +60,7 @@ def _ask(asked: Mapping[str, tuple[OutlivingBackend, Files]]) -> dict[str, LeftT
     return found
 
 
-def _with_session(record: TaskRecord, left: LeftTurn | None) -> TaskRecord:
+def _with_session(record: TaskRecord, left: DetachedTurn | None) -> TaskRecord:
     if left is None or left.session_id is None:
         return record
     return replace(record, session_id=left.session_id, session_confirmed=True)
@@ -77,12 +77,12 @@ def learned(run: StoredRun, position: int, at: str) -> list[events.Event]:
     return [events.SessionOpened(at, stored.task_id, stored.attempt, left.session_id)]
 
 
-async def take_up(run: StoredRun, position: int) -> Adopted:
+async def take_up(run: StoredRun, position: int) -> AdoptedAttempt:
     """The attempt as its process began it: then what was said in it is known, and not said again."""
     run_id, state, stored = run.record.run_id, run.state, run.state.records[position]
     left = run.left[stored.task_id]
     going_on = await load_going_on(run.store, run_id, state, stored, interrupted=left.goes_on)
     if left.goes_on or going_on.says:
         state.continue_with(position, going_on)
-    since = None if stored.started_at is None else unix(stored.started_at)
-    return Adopted(stored.session_id, stored.session_confirmed, since, left)
+    since = None if stored.started_at is None else parse_time(stored.started_at)
+    return AdoptedAttempt(stored.session_id, stored.session_confirmed, since, left)

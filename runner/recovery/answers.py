@@ -16,7 +16,7 @@ from plait.runner.state.stored_run import StoredRun
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ReceivedAnswer:
     """The answer to the question that a task waits with. `by` as in `Answered`."""
 
     value: JsonValue
@@ -24,10 +24,10 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenAnswers:
+class ReceivedAnswers:
     """Answers by task. `late` are tasks whose deadline has passed without an answer, and that have no default."""
 
-    answers: Mapping[str, Given] = field(default_factory=dict[str, Given])
+    answers: Mapping[str, ReceivedAnswer] = field(default_factory=dict[str, ReceivedAnswer])
     late: frozenset[str] = frozenset()
 
 
@@ -38,27 +38,27 @@ def open_questions(run: StoredRun) -> Iterator[OpenQuestion]:
         yield OpenQuestion.of(run.record.run_id, record.task_id, record.attempt, asking)
 
 
-async def given_answers(run: StoredRun, now: float, own: Mapping[str, JsonInput] | None = None) -> GivenAnswers:
+async def given_answers(run: StoredRun, now: float, own: Mapping[str, JsonInput] | None = None) -> ReceivedAnswers:
     """What answers there are at Unix time `now`; `own` are those that the caller brings. The first one counts: raises
     AnswerConflict when another came before one of `own`, PlaitError when one of `own` does not fit, StoreError.
     """
     own = own or {}
     noted = await first_notes(run)
-    answers: dict[str, Given] = {}
+    answers: dict[str, ReceivedAnswer] = {}
     late: set[str] = set()
     for position, asking in run.state.asking.items():
         task_id = run.tasks[position].task_id
         if task_id in noted:
-            answers[task_id] = Given(noted[task_id].value, "person")
+            answers[task_id] = ReceivedAnswer(noted[task_id].value, "person")
         elif asking.is_late(now) and asking.question.default is None:
             late.add(task_id)
         elif asking.is_late(now):
-            answers[task_id] = Given(asking.question.default, "default")
+            answers[task_id] = ReceivedAnswer(asking.question.default, "default")
         elif task_id in own:
-            answers[task_id] = Given(asking.checked(own[task_id]), "person")
+            answers[task_id] = ReceivedAnswer(asking.checked(own[task_id]), "person")
         if task_id in own and (task_id in noted or asking.is_late(now)):
             raise AnswerConflict(too_late(run.record.run_id, task_id, asking, noted=task_id in noted))
-    return GivenAnswers(answers, frozenset(late))
+    return ReceivedAnswers(answers, frozenset(late))
 
 
 async def first_notes(run: StoredRun) -> dict[str, AnswerNote]:

@@ -22,12 +22,12 @@ from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.run_control import Control
 from plait.runner.errors import RunOwned
-from plait.runner.state.orphans import end_leftovers, has_files
+from plait.runner.state.orphans import has_files, kill_orphans
 from plait.runner.state.owner import Liveness, claim_for_this_process, forget, liveness
 from plait.runner.state.stored_run import StoredRun
 
 
-async def wait_until_free(config: Config, run: StoredRun, feed: Feed, control: Control | None = None) -> bool:
+async def wait_for_expiry(config: Config, run: StoredRun, feed: Feed, control: Control | None = None) -> bool:
     """Return once nobody runs the run: at once where its owner left or is provably dead, else after a whole lease in
     which nothing was heard of it. False if `control` was told to stop meanwhile. Raises RunOwned while it lives,
     StoreError.
@@ -77,7 +77,7 @@ def _owned(record: RunRecord, owner: Owner) -> RunOwned:
     )
 
 
-async def step_in(config: Config, run: StoredRun, then: Sequence[Change], keep: Sequence[tuple[str, int]]) -> None:
+async def with_lease(config: Config, run: StoredRun, then: Sequence[Change], keep: Sequence[tuple[str, int]]) -> None:
     """Claim the run, which nobody runs, with `then` in the same transaction, and leave it: in that transaction, too, or
     behind it where something may be left of its attempts. All but those in `keep` are ended meanwhile, as long as
     nobody else can begin any. Raises as `claim`.
@@ -85,18 +85,18 @@ async def step_in(config: Config, run: StoredRun, then: Sequence[Change], keep: 
     store, record = run.store, run.record
     leaving = RunReleased(iso(config.clock.wall()))
     if not has_files(store, record.run_id):
-        forget((await claim(config, store, record, [*then, leaving]))[0])
+        forget((await acquire(config, store, record, [*then, leaving]))[0])
         return
-    owner, position = await claim(config, store, record, then)
+    owner, position = await acquire(config, store, record, then)
     try:
-        await end_leftovers(store, record.run_id, keep)
+        await kill_orphans(store, record.run_id, keep)
     finally:
         forget(owner)
         with anyio.CancelScope(shield=True), suppress(StoreError):
             await store.write(Batch(record.run_id, position.epoch, position.next_seq, (leaving,)))
 
 
-async def claim(config: Config, store: Store, record: RunRecord, then: Sequence[Change]) -> tuple[Owner, Position]:
+async def acquire(config: Config, store: Store, record: RunRecord, then: Sequence[Change]) -> tuple[Owner, Position]:
     """Make this process the owner, with `then` in the same transaction; where the run's changes go on."""
     at = iso(config.clock.wall())
     owner = claim_for_this_process(at)

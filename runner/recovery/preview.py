@@ -13,10 +13,18 @@ from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.errors import PlaitError
 from plait.runner.recovery.adoption import with_left
-from plait.runner.recovery.answers import GivenAnswers, given_answers
-from plait.runner.recovery.lease import wait_until_free
-from plait.runner.recovery.resume import decided_so_far, heard, later_tries
-from plait.runner.recovery.resume_plan import ANSWERED, RUNS, Action, Verdict, judge, judge_cancelled, judge_decided
+from plait.runner.recovery.answers import ReceivedAnswers, given_answers
+from plait.runner.recovery.lease import wait_for_expiry
+from plait.runner.recovery.resume import decided_so_far, evidence_of, later_tries
+from plait.runner.recovery.resume_plan import (
+    ANSWERED,
+    RUNS,
+    ResumeAction,
+    ResumeStep,
+    judge_cancelled,
+    judge_decided,
+    plan_resume,
+)
 from plait.runner.state.conversations import load_past
 from plait.runner.state.stored_run import StoredRun, needs_no_work
 
@@ -35,10 +43,10 @@ class Preview:
 
     run_id: str
     status: RunStatus
-    tasks: Mapping[str, Verdict]
+    tasks: Mapping[str, ResumeStep]
     ended: bool = False
 
-    def count(self, *actions: Action) -> int:
+    def count(self, *actions: ResumeAction) -> int:
         """How many tasks are to be dealt with in one of these ways."""
         return sum(verdict.action in actions for verdict in self.tasks.values())
 
@@ -48,7 +56,7 @@ class Preview:
         return self.count(*RUNS)
 
     @property
-    def repeats(self) -> tuple[Verdict, ...]:
+    def repeats(self) -> tuple[ResumeStep, ...]:
         """The tasks that may be paid for twice."""
         return tuple(verdict for verdict in self.tasks.values() if verdict.repeats and verdict.action in RUNS)
 
@@ -62,7 +70,7 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
     """See `ParallelRunner.preview_resume`."""
     ended = needs_no_work(run, retry_failed)
     if not ended:
-        await wait_until_free(config, run, Feed())
+        await wait_for_expiry(config, run, Feed())
     verdicts = await _verdicts(config, run, retry_failed=retry_failed and not ended)
     later = await later_tries(run, verdicts, config.clock.wall())
     for position, until in later.items():
@@ -75,7 +83,7 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
     return Preview(run.record.run_id, status, {verdict.task_id: verdict for verdict in weighed}, ended)
 
 
-def _alone(run: StoredRun, verdicts: Sequence[Verdict]) -> Iterator[int]:
+def _alone(run: StoredRun, verdicts: Sequence[ResumeStep]) -> Iterator[int]:
     """The tasks that are to run with nothing beside them, for their process has died too often while they ran."""
     for position, (task, record, verdict) in enumerate(zip(run.state.dag, run.tasks, verdicts, strict=True)):
         crashes = record.crashes + (TaskStatus(record.status) is TaskStatus.RUNNING)
@@ -83,20 +91,20 @@ def _alone(run: StoredRun, verdicts: Sequence[Verdict]) -> Iterator[int]:
             yield position
 
 
-async def _verdicts(config: Config, run: StoredRun, *, retry_failed: bool) -> list[Verdict]:
+async def _verdicts(config: Config, run: StoredRun, *, retry_failed: bool) -> list[ResumeStep]:
     if await is_to_be_cancelled(run.store, run.record):
         return judge_cancelled(run.tasks)
     given = await given_answers(run, config.clock.wall())
     end = decided_so_far(run, retry_failed).end
     if end is None:
         run = await with_left(config, run)
-    verdicts = judge(run.state.dag, run.tasks, retry_failed=retry_failed, heard=heard(run, given))
+    verdicts = plan_resume(run.state.dag, run.tasks, retry_failed=retry_failed, heard=evidence_of(run, given))
     if end is not None:
         verdicts = judge_decided(verdicts, fails=end is RunStatus.FAILED)
     return [_by_default(verdict, run, given) for verdict in verdicts]
 
 
-def _by_default(verdict: Verdict, run: StoredRun, given: GivenAnswers) -> Verdict:
+def _by_default(verdict: ResumeStep, run: StoredRun, given: ReceivedAnswers) -> ResumeStep:
     """The same, saying so where nobody has answered and the default is taken."""
     answer = given.answers.get(verdict.task_id)
     before = run.state.answers.get(run.state.dag.position(verdict.task_id), ())
@@ -106,7 +114,7 @@ def _by_default(verdict: Verdict, run: StoredRun, given: GivenAnswers) -> Verdic
     return replace(verdict, reason=verdict.reason.replace(ANSWERED, DEFAULTED))
 
 
-async def _weighed(run: StoredRun, verdict: Verdict) -> Verdict:
+async def _weighed(run: StoredRun, verdict: ResumeStep) -> ResumeStep:
     task = run.state.dag[verdict.task_id]
     try:
         characters = len(run.state.prompt(task))

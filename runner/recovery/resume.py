@@ -10,28 +10,28 @@ from plait.backends.protocol import JsonInput
 from plait.persistence.records import TASK_RESULTS, TaskRecord
 from plait.runner.clock import iso
 from plait.runner.domain import events
-from plait.runner.domain.conversation import GoingOn, Past
+from plait.runner.domain.conversation import Continuation, History
 from plait.runner.domain.policy import Policy
-from plait.runner.domain.question import Way, unix
+from plait.runner.domain.question import Way, parse_time
 from plait.runner.domain.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.engine.config import Config, backend_names, require_policy_backends
-from plait.runner.engine.handover import Adopted, Inherited
-from plait.runner.engine.lifecycle import Prepared
-from plait.runner.engine.policy_driver import Decided, decided_of
+from plait.runner.engine.handover import AdoptedAttempt, Handover
+from plait.runner.engine.lifecycle import PreparedRun
+from plait.runner.engine.policy_driver import PolicyState, read_policy_state
 from plait.runner.engine.retry import next_tries
 from plait.runner.errors import PlaitError, PolicyMissing
 from plait.runner.policies import policy_of
 from plait.runner.recovery.adoption import learned, take_up, with_left
-from plait.runner.recovery.answers import Given, GivenAnswers, given_answers
-from plait.runner.recovery.lease import claim
-from plait.runner.recovery.resume_plan import RUNS, Action, Heard, Verdict, is_to_be_corrected, judge
-from plait.runner.state.codec import changes
+from plait.runner.recovery.answers import ReceivedAnswer, ReceivedAnswers, given_answers
+from plait.runner.recovery.lease import acquire
+from plait.runner.recovery.resume_plan import RUNS, Evidence, ResumeAction, ResumeStep, is_to_be_corrected, plan_resume
+from plait.runner.state.codec import encode_event
 from plait.runner.state.conversations import load_going_on, load_past, load_said
 from plait.runner.state.stored_run import StoredPolicy, StoredRun
 
 
-async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared:
+async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions) -> PreparedRun:
     """Claim a free run and make it ready to go on, in one transaction. Raises RunOwned, BackendMissing, PolicyMissing,
     AnswerConflict, StoreError.
     """
@@ -41,11 +41,11 @@ async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared
     state, record = run.state, run.record
     policy = _policy(run, how.policy)
     given = await given_answers(run, config.clock.wall(), how.answers)
-    verdicts = judge(state.dag, run.tasks, retry_failed=how.retry_failed, heard=heard(run, given))
+    verdicts = plan_resume(state.dag, run.tasks, retry_failed=how.retry_failed, heard=evidence_of(run, given))
     at = iso(config.clock.wall())
     happened: list[events.Event] = []
     for position, verdict in enumerate(verdicts):
-        if verdict.action is Action.ADOPT:
+        if verdict.action is ResumeAction.ADOPT:
             continue
         event = _settled(run, position, verdict, given.answers.get(verdict.task_id), at)
         if event is not None:
@@ -63,20 +63,20 @@ async def take_over(config: Config, run: StoredRun, how: Resumption) -> Prepared
     happened += [_adopted(run, position, names[position], at) for position in adopted]
     await _load_failures(run)
     unasked = [] if policy is None else await _unasked(run, happened)
-    if not unasked and decided != decided_of(record.policy_state):
+    if not unasked and decided != read_policy_state(record.policy_state):
         # Else what is asked first says so. Without it, a second resume would find the run at its end again.
         happened.append(events.PolicyDecided(at, decided.state, decided.encoded()))
     later = await later_tries(run, verdicts, config.clock.wall())
-    owner, goes_on = await claim(config, run.store, record, [change for e in happened for change in changes(e)])
+    owner, goes_on = await acquire(config, run.store, record, [change for e in happened for change in encode_event(e)])
     happened += [_retrying(run, position, until, at) for position, until in later.items()]
     if decided.failed_on is not None and decided.end is None:
         unasked.insert(0, decided.failed_on)
-    inherited = Inherited(unasked, later, adopted)
-    return Prepared(record.run_id, state, names, owner, happened, (), goes_on, policy, decided, inherited)
+    inherited = Handover(unasked, later, adopted)
+    return PreparedRun(record.run_id, state, names, owner, happened, (), goes_on, policy, decided, inherited)
 
 
 @dataclass(frozen=True, slots=True)
-class Resumption:
+class ResumeOptions:
     """What whoever resumes a run brings along."""
 
     retry_failed: bool = False
@@ -84,10 +84,10 @@ class Resumption:
     policy: Policy | None = None
 
 
-def heard(run: StoredRun, given: GivenAnswers) -> Heard:
+def evidence_of(run: StoredRun, given: ReceivedAnswers) -> Evidence:
     """The same for the verdicts."""
     ways = {task_id: run.state.asking[run.state.dag.position(task_id)].way for task_id in given.answers}
-    return Heard(ways, given.late, run.left)
+    return Evidence(ways, given.late, run.left)
 
 
 def _policy(run: StoredRun, own: Policy | None) -> Policy | None:
@@ -102,9 +102,9 @@ def _policy(run: StoredRun, own: Policy | None) -> Policy | None:
     return own or policy_of(stored.kind, stored.settings)
 
 
-def decided_so_far(run: StoredRun, retry_failed: bool) -> Decided:
+def decided_so_far(run: StoredRun, retry_failed: bool) -> PolicyState:
     """What a resume holds the run's policy to."""
-    decided = decided_of(run.record.policy_state)
+    decided = read_policy_state(run.record.policy_state)
     if retry_failed and run.status in RUN_DONE:  # it failed, or results of it are damaged
         return replace(decided, end=None, error=None, rests=False)
     return decided
@@ -121,27 +121,29 @@ async def _unasked(run: StoredRun, happened: Sequence[events.Event]) -> list[str
     return [task_id for task_id in ended if run.state.statuses[run.state.dag.position(task_id)] in TASK_DONE]
 
 
-def _settled(run: StoredRun, position: int, verdict: Verdict, given: Given | None, at: str) -> events.Event | None:
+def _settled(
+    run: StoredRun, position: int, verdict: ResumeStep, given: ReceivedAnswer | None, at: str
+) -> events.Event | None:
     """Bring the state in line with `verdict`; the event that says so, if something changed."""
     state = run.state
     under_way = state.statuses[position] is TaskStatus.RUNNING
     if given is not None:
         return state.answer(position, at, given.value, given.by)
-    if verdict.action is Action.FAIL:
+    if verdict.action is ResumeAction.FAIL:
         kind = ErrorKind.CRASHED if under_way else ErrorKind.TIMEOUT
         return state.fail(position, at, BackendError(kind, verdict.reason))
-    if under_way and verdict.action is Action.ASK:
+    if under_way and verdict.action is ResumeAction.ASK:
         return state.wait_for_decision(position, at, verdict.reason, crashed=True)
     if under_way:
         return state.interrupt(position, at, "its process ended", crashed=True)
-    if verdict.action is Action.START_OVER and state.statuses[position] in TASK_REOPENINGS:
+    if verdict.action is ResumeAction.START_OVER and state.statuses[position] in TASK_REOPENINGS:
         return state.reopen(position, at)
     return None
 
 
-async def _load_conversations(run: StoredRun, verdicts: Sequence[Verdict]) -> dict[int, Adopted]:
+async def _load_conversations(run: StoredRun, verdicts: Sequence[ResumeStep]) -> dict[int, AdoptedAttempt]:
     """Read the conversations that tasks still to run go on with, their own and those of others; what is adopted."""
-    state, adopted = run.state, dict[int, Adopted]()
+    state, adopted = run.state, dict[int, AdoptedAttempt]()
     for position, (task, verdict) in enumerate(zip(state.dag, verdicts, strict=True)):
         if state.statuses[position] in TASK_DONE:
             continue
@@ -149,8 +151,8 @@ async def _load_conversations(run: StoredRun, verdicts: Sequence[Verdict]) -> di
             before = state.dag.position(task.continues)
             if state.statuses[before] is TaskStatus.COMPLETED and not state.keeps_conversation(before):
                 past = await load_past(run.store, run.record.run_id, state, task.continues)
-                state.keep_conversation(before, Past(run.tasks[before].session_id, past.messages))
-        if verdict.action is Action.ADOPT:
+                state.keep_conversation(before, History(run.tasks[before].session_id, past.messages))
+        if verdict.action is ResumeAction.ADOPT:
             adopted[position] = await take_up(run, position)
         elif verdict.action in RUNS:
             await _load_own(run, position, verdict)
@@ -159,16 +161,16 @@ async def _load_conversations(run: StoredRun, verdicts: Sequence[Verdict]) -> di
         elif position in state.asking:
             record = run.tasks[position]
             said = await load_said(run.store, run.record.run_id, state, record.task_id, record.attempt)
-            state.continue_with(position, GoingOn(record.session_id, said))
+            state.continue_with(position, Continuation(record.session_id, said))
     return adopted
 
 
-async def _load_own(run: StoredRun, position: int, verdict: Verdict) -> None:
+async def _load_own(run: StoredRun, position: int, verdict: ResumeStep) -> None:
     """The conversation that the task's earlier attempts began, where its next one goes on with it."""
     state, record = run.state, run.tasks[position]
     answer = state.answer_to_say(position)
     says_answer = answer is not None and answer.attempt == record.attempt
-    interrupted = verdict.action is Action.CONTINUE and not says_answer and not is_to_be_corrected(record)
+    interrupted = verdict.action is ResumeAction.CONTINUE and not says_answer and not is_to_be_corrected(record)
     may_correct = _may_correct(state.dag.tasks[position], record, verdict)
     if record.session_id is None and answer is None and not may_correct:
         return
@@ -178,15 +180,15 @@ async def _load_own(run: StoredRun, position: int, verdict: Verdict) -> None:
             state.continue_with(position, going_on)
 
 
-def _may_correct(task: Task, record: TaskRecord, verdict: Verdict) -> bool:
+def _may_correct(task: Task, record: TaskRecord, verdict: ResumeStep) -> bool:
     """Whether a planner may have to be told what was wrong with its tasks: it never was, or that was cut early, or
     failed.
     """
     if not task.adds_tasks or TaskStatus(record.status) not in {TaskStatus.PENDING, TaskStatus.RUNNING}:
         return False
     if is_to_be_corrected(record):
-        return verdict.action is Action.CONTINUE
-    return verdict.action is not Action.CONTINUE and not record.session_confirmed
+        return verdict.action is ResumeAction.CONTINUE
+    return verdict.action is not ResumeAction.CONTINUE and not record.session_confirmed
 
 
 def _adopted(run: StoredRun, position: int, backend: str, at: str) -> events.TaskStarted:
@@ -195,7 +197,7 @@ def _adopted(run: StoredRun, position: int, backend: str, at: str) -> events.Tas
     return events.TaskStarted(at, record.task_id, record.attempt, backend, record.session_id, adopted=True)
 
 
-async def later_tries(run: StoredRun, verdicts: Sequence[Verdict], now: float) -> dict[int, float]:
+async def later_tries(run: StoredRun, verdicts: Sequence[ResumeStep], now: float) -> dict[int, float]:
     """When tasks are tried again, by position, where that is later than `now`."""
     times = await next_tries(run.store, run.record.run_id, run.tasks, now)
     return {
@@ -210,7 +212,14 @@ def _retrying(run: StoredRun, position: int, until: float, at: str) -> events.Ta
     record, goes_on = run.tasks[position], position in run.state.going_on
     kind, error = record.error_kind or "", record.error or ""
     return events.TaskRetrying(
-        at, record.task_id, record.attempt, kind, error, until - unix(at), record.duration_s or 0.0, goes_on=goes_on
+        at,
+        record.task_id,
+        record.attempt,
+        kind,
+        error,
+        until - parse_time(at),
+        record.duration_s or 0.0,
+        goes_on=goes_on,
     )
 
 

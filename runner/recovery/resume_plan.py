@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from plait.backends.protocol import LeftTurn
+from plait.backends.protocol import DetachedTurn
 from plait.persistence.records import TaskRecord
 from plait.runner.domain.conversation import NOT_ADDED
 from plait.runner.domain.dag import DAG
@@ -18,7 +18,7 @@ from plait.runner.domain.status import TASK_DONE, TASK_STATUSES, TaskStatus
 from plait.runner.domain.task import FailureMode, Task, at_most_once_question
 
 
-class Action(StrEnum):
+class ResumeAction(StrEnum):
     """What a resume does with a task."""
 
     KEEP = "keep"
@@ -46,43 +46,43 @@ class Action(StrEnum):
 
 
 ANSWERED = "its question is answered"
-RUNS = frozenset({Action.CONTINUE, Action.START_OVER, Action.START})
+RUNS = frozenset({ResumeAction.CONTINUE, ResumeAction.START_OVER, ResumeAction.START})
 """Actions that have the task executed."""
-_PASSES = RUNS | {Action.ADOPT}
+_PASSES = RUNS | {ResumeAction.ADOPT}
 """Actions that come to an end of the task, and are taken to be good ones."""
-_TAKE_UP = frozenset({Action.CONTINUE, Action.ADOPT})
+_TAKE_UP = frozenset({ResumeAction.CONTINUE, ResumeAction.ADOPT})
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ResumeStep:
     """What a resume does with `task_id`, and why. `repeats`: an attempt of unknown or discarded outcome is run again,
     so that it may be paid for twice; then `input_tokens` is about how many its prompt and history have (a quarter of
     their characters), where that was asked for.
     """
 
     task_id: str
-    action: Action
+    action: ResumeAction
     reason: str
     repeats: bool = False
     input_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Evidence:
     """What is known of tasks beside their records: the ways of open questions that have an answer by now, by task; the
     tasks that nobody answered in time; and what is left of attempts that were under way.
     """
 
     answered: Mapping[str, Way] = field(default_factory=dict[str, Way])
     late: Collection[str] = ()
-    left: Mapping[str, LeftTurn] = field(default_factory=dict[str, LeftTurn])
+    left: Mapping[str, DetachedTurn] = field(default_factory=dict[str, DetachedTurn])
 
 
-def judge(
-    dag: DAG, records: Sequence[TaskRecord], *, retry_failed: bool = False, heard: Heard | None = None
-) -> list[Verdict]:
+def plan_resume(
+    dag: DAG, records: Sequence[TaskRecord], *, retry_failed: bool = False, heard: Evidence | None = None
+) -> list[ResumeStep]:
     """A verdict for each task, by position, once the run has no living owner. Tasks that run are taken to succeed."""
-    heard = heard or Heard()
+    heard = heard or Evidence()
     verdicts = [
         _waiting(record, heard) if record.asked is not None else _alone(task, record, heard, retry_failed=retry_failed)
         for task, record in zip(dag.tasks, records, strict=True)
@@ -91,45 +91,47 @@ def judge(
     for position in dag.order:
         verdict, task = verdicts[position], dag.tasks[position]
         # What must not happen twice is left at work: it has begun, whatever has become of what it began with.
-        stays = verdict.action is Action.ADOPT and task.at_most_once
+        stays = verdict.action is ResumeAction.ADOPT and task.at_most_once
         if verdict.action in _PASSES and not stays:
             needed = [n for n in dag.needed(position) if not dag.pairs_up(position, n)]
             in_the_way = [dag.tasks[n].id for n in needed if not passes[n]]
             if in_the_way:
-                verdict = Verdict(task.id, Action.BLOCKED, f"it waits for {', '.join(in_the_way[:3])}")
+                verdict = ResumeStep(task.id, ResumeAction.BLOCKED, f"it waits for {', '.join(in_the_way[:3])}")
                 verdicts[position] = verdict
             elif verdict.action in _TAKE_UP and _runs_again(dag, verdicts, position):
                 # Its session holds a prompt with what these came to before.
                 reason = "what it depends on is run again"
-                verdict = replace(verdict, action=Action.START_OVER, reason=reason, repeats=True)
+                verdict = replace(verdict, action=ResumeAction.START_OVER, reason=reason, repeats=True)
                 verdicts[position] = verdict
         passes[position] = verdict.action in _PASSES or _lets_pass(task, records[position], verdict)
     return verdicts
 
 
-def _runs_again(dag: DAG, verdicts: Sequence[Verdict], position: int) -> bool:
+def _runs_again(dag: DAG, verdicts: Sequence[ResumeStep], position: int) -> bool:
     """Whether something that the task depends on is run again."""
     return any(verdicts[n].action in RUNS for n in dag.needed(position))
 
 
-def judge_cancelled(records: Sequence[TaskRecord]) -> list[Verdict]:
+def judge_cancelled(records: Sequence[TaskRecord]) -> list[ResumeStep]:
     """The same for a run that somebody has cancelled: nothing of it runs any more."""
     return [
-        Verdict(record.task_id, Action.KEEP, record.status)
+        ResumeStep(record.task_id, ResumeAction.KEEP, record.status)
         if TASK_STATUSES[record.status] in TASK_DONE
-        else Verdict(record.task_id, Action.CANCEL, "the run is to be cancelled")
+        else ResumeStep(record.task_id, ResumeAction.CANCEL, "the run is to be cancelled")
         for record in records
     ]
 
 
-def judge_decided(verdicts: Sequence[Verdict], *, fails: bool) -> list[Verdict]:
+def judge_decided(verdicts: Sequence[ResumeStep], *, fails: bool) -> list[ResumeStep]:
     """What becomes of `verdicts` where the run's policy has ended the run, as completed unless it `fails`: nothing of
     it runs any more. What is not done is left in a run that fails, and cancelled in one that does not.
     """
     ended = f"the run's policy has ended the run as {'failed' if fails else 'completed'}"
-    stopped = _PASSES if fails else _PASSES | {Action.ASK, Action.BLOCKED}
-    action = Action.BLOCKED if fails else Action.CANCEL
-    return [Verdict(verdict.task_id, action, ended) if verdict.action in stopped else verdict for verdict in verdicts]
+    stopped = _PASSES if fails else _PASSES | {ResumeAction.ASK, ResumeAction.BLOCKED}
+    action = ResumeAction.BLOCKED if fails else ResumeAction.CANCEL
+    return [
+        ResumeStep(verdict.task_id, action, ended) if verdict.action in stopped else verdict for verdict in verdicts
+    ]
 
 
 def is_to_be_corrected(record: TaskRecord) -> bool:
@@ -137,7 +139,7 @@ def is_to_be_corrected(record: TaskRecord) -> bool:
     return TASK_STATUSES[record.status] is TaskStatus.PENDING and (record.error or "").startswith(NOT_ADDED)
 
 
-def _alone(task: Task, record: TaskRecord, heard: Heard, *, retry_failed: bool) -> Verdict:
+def _alone(task: Task, record: TaskRecord, heard: Evidence, *, retry_failed: bool) -> ResumeStep:
     """The verdict on a task as if nothing that it depends on stood in its way."""
     status = TASK_STATUSES[record.status]
     if status is TaskStatus.RUNNING:
@@ -146,62 +148,62 @@ def _alone(task: Task, record: TaskRecord, heard: Heard, *, retry_failed: bool) 
     if status is TaskStatus.PENDING:
         return _pending(task, record)
     if status is TaskStatus.WAITING_INPUT:
-        return Verdict(task.id, Action.ASK, record.question or "it waits for an answer")
-    action = Action.START_OVER if retry_failed else Action.KEEP
+        return ResumeStep(task.id, ResumeAction.ASK, record.question or "it waits for an answer")
+    action = ResumeAction.START_OVER if retry_failed else ResumeAction.KEEP
     if record.damaged:
         return _damaged(task, retry_failed=retry_failed)
     if status is TaskStatus.FAILED:
-        return Verdict(task.id, action, f"failed ({record.error_kind})")
-    return Verdict(task.id, Action.KEEP, status.value)
+        return ResumeStep(task.id, action, f"failed ({record.error_kind})")
+    return ResumeStep(task.id, ResumeAction.KEEP, status.value)
 
 
-def _waiting(record: TaskRecord, heard: Heard) -> Verdict:
+def _waiting(record: TaskRecord, heard: Evidence) -> ResumeStep:
     """The verdict on a task that has asked something."""
     if record.task_id in heard.late:
-        return Verdict(record.task_id, Action.FAIL, f"nobody answered by its deadline: {record.question}")
+        return ResumeStep(record.task_id, ResumeAction.FAIL, f"nobody answered by its deadline: {record.question}")
     if record.task_id in heard.answered:
         return _answered(record.task_id, heard.answered[record.task_id])
-    return Verdict(record.task_id, Action.ASK, record.question or "it waits for an answer")
+    return ResumeStep(record.task_id, ResumeAction.ASK, record.question or "it waits for an answer")
 
 
-def _answered(task_id: str, way: Way) -> Verdict:
+def _answered(task_id: str, way: Way) -> ResumeStep:
     if way is Way.REPLY:
-        return Verdict(task_id, Action.CONTINUE, ANSWERED)
-    return Verdict(task_id, Action.START_OVER, f"{ANSWERED}, and its code runs again from its start")
+        return ResumeStep(task_id, ResumeAction.CONTINUE, ANSWERED)
+    return ResumeStep(task_id, ResumeAction.START_OVER, f"{ANSWERED}, and its code runs again from its start")
 
 
-def _damaged(task: Task, *, retry_failed: bool) -> Verdict:
+def _damaged(task: Task, *, retry_failed: bool) -> ResumeStep:
     reason = "what is stored of it does not fit its checksum"
     if task.at_most_once:
-        return Verdict(task.id, Action.KEEP, f"{reason}; it took effect, and must not happen twice")
+        return ResumeStep(task.id, ResumeAction.KEEP, f"{reason}; it took effect, and must not happen twice")
     if retry_failed:
-        return Verdict(task.id, Action.START_OVER, reason, repeats=True)
-    return Verdict(task.id, Action.KEEP, f"{reason}, so it counts as failed; --retry-failed runs it again")
+        return ResumeStep(task.id, ResumeAction.START_OVER, reason, repeats=True)
+    return ResumeStep(task.id, ResumeAction.KEEP, f"{reason}, so it counts as failed; --retry-failed runs it again")
 
 
-def outlives(left: LeftTurn) -> bool:
+def outlives(left: DetachedTurn) -> bool:
     """Whether the attempt goes on, or has come to an end that nobody has seen."""
     return left.state != "dead"
 
 
-def _adopted(left: LeftTurn, task_id: str) -> Verdict:
+def _adopted(left: DetachedTurn, task_id: str) -> ResumeStep:
     about = f" ({left.about})" if left.about else ""
     if left.state == "alive":
-        return Verdict(task_id, Action.ADOPT, f"its agent is still at work{about}")
-    return Verdict(task_id, Action.ADOPT, f"its agent has finished meanwhile; its answer is waiting{about}")
+        return ResumeStep(task_id, ResumeAction.ADOPT, f"its agent is still at work{about}")
+    return ResumeStep(task_id, ResumeAction.ADOPT, f"its agent has finished meanwhile; its answer is waiting{about}")
 
 
-def _under_way(task: Task, record: TaskRecord) -> Verdict:
+def _under_way(task: Task, record: TaskRecord) -> ResumeStep:
     died = f"its process died during attempt {record.attempt}"
     if task.at_most_once:
-        return Verdict(task.id, Action.ASK, at_most_once_question(record.attempt))
+        return ResumeStep(task.id, ResumeAction.ASK, at_most_once_question(record.attempt))
     if record.crashes + 1 >= task.retry.max_crashes:
         times = f"{record.crashes + 1} times" if record.crashes else "once"
         reason = f"its process died {times} while it ran, and max_crashes is {task.retry.max_crashes}"
-        return Verdict(task.id, Action.FAIL, reason)
+        return ResumeStep(task.id, ResumeAction.FAIL, reason)
     if record.session_confirmed:
-        return Verdict(task.id, Action.CONTINUE, f"{died}; session {record.session_id} is known", repeats=True)
-    return Verdict(task.id, Action.START_OVER, died + _from_where(record), repeats=True)
+        return ResumeStep(task.id, ResumeAction.CONTINUE, f"{died}; session {record.session_id} is known", repeats=True)
+    return ResumeStep(task.id, ResumeAction.START_OVER, died + _from_where(record), repeats=True)
 
 
 def _from_where(record: TaskRecord) -> str:
@@ -210,9 +212,9 @@ def _from_where(record: TaskRecord) -> str:
     return "; the answer to its question is said again" if begun else ""
 
 
-def _pending(task: Task, record: TaskRecord) -> Verdict:
+def _pending(task: Task, record: TaskRecord) -> ResumeStep:
     if not record.attempt:
-        return Verdict(task.id, Action.START, "it never began")
+        return ResumeStep(task.id, ResumeAction.START, "it never began")
     if record.error_kind is not None:
         return _failed_before(task, record)
     answers = answers_of(record.answers)
@@ -221,23 +223,25 @@ def _pending(task: Task, record: TaskRecord) -> Verdict:
     interrupted = f"attempt {record.attempt} was interrupted"
     if record.session_confirmed:
         reason = f"{interrupted}; session {record.session_id} is known"
-        return Verdict(task.id, Action.CONTINUE, reason, repeats=True)
-    return Verdict(task.id, Action.START_OVER, interrupted + _from_where(record), repeats=True)
+        return ResumeStep(task.id, ResumeAction.CONTINUE, reason, repeats=True)
+    return ResumeStep(task.id, ResumeAction.START_OVER, interrupted + _from_where(record), repeats=True)
 
 
-def _failed_before(task: Task, record: TaskRecord) -> Verdict:
+def _failed_before(task: Task, record: TaskRecord) -> ResumeStep:
     failed = f"attempt {record.attempt} failed ({record.error_kind})"
     if is_to_be_corrected(record):
-        return Verdict(task.id, Action.CONTINUE, f"{failed}; it is told what was wrong")
+        return ResumeStep(task.id, ResumeAction.CONTINUE, f"{failed}; it is told what was wrong")
     if record.session_confirmed:
-        return Verdict(task.id, Action.CONTINUE, f"{failed}; session {record.session_id} has kept what was said")
-    return Verdict(task.id, Action.START_OVER, failed)
+        return ResumeStep(
+            task.id, ResumeAction.CONTINUE, f"{failed}; session {record.session_id} has kept what was said"
+        )
+    return ResumeStep(task.id, ResumeAction.START_OVER, failed)
 
 
-def _lets_pass(task: Task, record: TaskRecord, verdict: Verdict) -> bool:
-    if verdict.action not in {Action.KEEP, Action.FAIL}:
+def _lets_pass(task: Task, record: TaskRecord, verdict: ResumeStep) -> bool:
+    if verdict.action not in {ResumeAction.KEEP, ResumeAction.FAIL}:
         return False
     status = TASK_STATUSES[record.status]
-    if status is TaskStatus.FAILED or record.damaged or verdict.action is Action.FAIL:
+    if status is TaskStatus.FAILED or record.damaged or verdict.action is ResumeAction.FAIL:
         return task.failure_mode is not FailureMode.HARD
     return status in {TaskStatus.COMPLETED, TaskStatus.SKIPPED}

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from plait.runner.domain.dag import DAG
 
 
-class Gathering:
+class ForEachQueue:
     """The `for_each` tasks of the run of `dag`."""
 
     def __init__(self, dag: DAG) -> None:

@@ -1,4 +1,4 @@
-"""`Schedule`: which task may start now, and which tasks an outcome unlocks. `Outset`: the initial state. Pure: no I/O.
+"""`Scheduler`: which task may start now, and which tasks an outcome unlocks. `InitialState`: the initial state. Pure: no I/O.
 
 No await, no clock. Every task is in exactly one state: missing dependencies, eligible (in the heap of its backend),
 holding a slot (started), set aside (a retry waiting for its time, a question being answered), parked (waiting for a
@@ -6,7 +6,7 @@ person), or done. Only `take` assigns slots, and only `finish`, `set_aside` and 
 by construction. All steps are O(log n), except that `finish` is linear in the number of dependents. A dropped task
 stays in its heap until it reaches the top and is then removed at once; a non-empty heap therefore has a task to start.
 
-A `for_each` task calls no backend and needs no slot. A separate queue (`take_gathering`) returns the task twice: first
+A `for_each` task calls no backend and needs no slot. A separate queue (`take_for_each`) returns the task twice: first
 for expansion into parts, and after the end of all parts for collecting their results.
 """
 
@@ -20,12 +20,12 @@ from functools import partial
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.domain.task import FailureMode
-from plait.runner.scheduling.for_each import Gathering
-from plait.runner.scheduling.slots import Lane, Places
+from plait.runner.scheduling.for_each import ForEachQueue
+from plait.runner.scheduling.slots import ReadyQueue, SlotPool
 
 
 @dataclass(frozen=True, slots=True)
-class Outset:
+class InitialState:
     """Initial state of the tasks of a run. Collections hold positions."""
 
     statuses: Sequence[TaskStatus] = ()
@@ -40,11 +40,11 @@ class Outset:
     """Tasks already holding a slot. If there are more tasks than slots, none starts until enough of them have ended."""
 
 
-AFRESH = Outset()
+ALL_PENDING = InitialState()
 """Initial state of a new run: no task has been started."""
 
 
-class Schedule:
+class Scheduler:
     """Selects tasks by position in the graph: the longest remaining path first, ties by order of declaration.
 
     `backends` names the backend of each task. `places` are the slots of this run, or slots shared with other runs.
@@ -54,15 +54,15 @@ class Schedule:
         self,
         dag: DAG,
         backends: Sequence[str],
-        places: Places,
-        outset: Outset = AFRESH,
+        places: SlotPool,
+        outset: InitialState = ALL_PENDING,
     ) -> None:
         self._dag = dag
         self._places = places
         self._priorities = dag.priorities()
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, ReadyQueue] = {}
         self._lane_of = [self._lane(name) for name in backends]
-        self._gathering = Gathering(dag)
+        self._gathering = ForEachQueue(dag)
         self._alone = frozenset(outset.alone)
         self._alone_heap: list[tuple[float, int]] = []
         self._dropped: set[int] = set()
@@ -79,10 +79,10 @@ class Schedule:
         for position in outset.held:
             self._hold(position)
 
-    def _lane(self, name: str) -> Lane:
+    def _lane(self, name: str) -> ReadyQueue:
         lane = self._lanes.get(name)
         if lane is None:
-            lane = self._lanes[name] = Lane(self._places.gate(name), self._places)
+            lane = self._lanes[name] = ReadyQueue(self._places.limiter(name), self._places)
         return lane
 
     def extend(self, backends: Sequence[str], statuses: Sequence[TaskStatus]) -> None:
@@ -114,7 +114,7 @@ class Schedule:
         self._missing[position] = self._count(position, statuses)
         return self._missing[position] > 0
 
-    def take_gathering(self) -> int | None:
+    def take_for_each(self) -> int | None:
         """Return the next ready `for_each` task; None if there is none. The task holds no slot."""
         return self._gathering.take(self._dropped)
 
@@ -129,10 +129,10 @@ class Schedule:
         self.taken += 1
         return self._pop(best.heap)
 
-    def _best(self) -> Lane | None:
+    def _best(self) -> ReadyQueue | None:
         if self._places.taken >= self._places.most or self._undisturbed:
             return None
-        best: Lane | None = None
+        best: ReadyQueue | None = None
         for lane in self._lanes.values():
             if lane.heap and lane.may_take and (best is None or lane.heap[0] < best.heap[0]):
                 best = lane
@@ -160,7 +160,7 @@ class Schedule:
         """Whether `take` would return a task."""
         return self._best() is not None or self._may_take_alone
 
-    def stand_in_line(self, take: Callable[[], None]) -> bool:
+    def enqueue(self, take: Callable[[], None]) -> bool:
         """Request slots held by other runs. Return whether eligible tasks are left; `take` is called when a slot may be
         free.
         """
@@ -170,10 +170,10 @@ class Schedule:
         if self._alone_heap:
             waiting.append(self._lane_of[self._alone_heap[0][1]])
         for lane in waiting:
-            self._places.stand_in_line(self, lane.gate, partial(self._offered, lane, take))
+            self._places.enqueue(self, lane.gate, partial(self._offered, lane, take))
         return bool(waiting)
 
-    def _offered(self, lane: Lane, take: Callable[[], None]) -> None:
+    def _offered(self, lane: ReadyQueue, take: Callable[[], None]) -> None:
         if self.may_take:
             del lane.gate.line[self]
             take()
@@ -182,7 +182,7 @@ class Schedule:
 
     def give_back(self) -> None:
         """Release all slots and requests at the end of the run's execution."""
-        self._places.leave_lines(self)
+        self._places.dequeue(self)
         for lane in self._lanes.values():
             lane.give_back()
         self._places.offer(self)
@@ -249,7 +249,7 @@ class Schedule:
         self.set_aside(position)
 
     def closings(self, position: int) -> int:
-        """Return `Lane.closings` for the backend of the task."""
+        """Return `ReadyQueue.closings` for the backend of the task."""
         return self._lane_of[position].closings
 
     def requeue(self, position: int) -> None:
@@ -267,7 +267,7 @@ class Schedule:
             return False
         return not any(lane.heap for lane in self._lanes.values())
 
-    def _load(self, statuses: Sequence[TaskStatus], outset: Outset) -> None:
+    def _load(self, statuses: Sequence[TaskStatus], outset: InitialState) -> None:
         for position, status in enumerate(statuses):
             if self._has_passed(position, status):
                 for waiting in self._dag.needed_by(position):

@@ -1,4 +1,4 @@
-"""`Places`: slots for running tasks, in total and per backend. Pure: no await, no clock, no I/O.
+"""`SlotPool`: slots for running tasks, in total and per backend. Pure: no await, no clock, no I/O.
 
 Slots belong to a single run, or are shared by several runs of an event loop. A released shared slot, or a reopened
 backend, is first offered to the waiting runs, longest wait first, before the releasing run may use the slot again. A
@@ -21,7 +21,7 @@ small enough to be throttled rarely under a permanent limit.
 
 
 @dataclass(slots=True, eq=False)
-class Gate:
+class BackendLimiter:
     """The slots of a backend: a fixed `ceiling`, and an adaptive `limit`.
 
     A throttling backend is closed while any throttled task is waiting. Afterwards the limit is derived from the number
@@ -56,7 +56,7 @@ class Gate:
             self.limit = min(self.ceiling, self.limit + _MORE)
 
 
-class Places:
+class SlotPool:
     """`concurrency` slots in total, at most `limits` per named backend; `shared` by several runs or exclusive to a
     single run.
     """
@@ -66,22 +66,22 @@ class Places:
         """The number of slots that may be in use now."""
         self.shared = shared
         self._limits = limits or {}
-        self._gates: dict[str, Gate] = {}
+        self._gates: dict[str, BackendLimiter] = {}
         self.taken = 0
-        self.only: Gate | None = None
+        self.only: BackendLimiter | None = None
         """The only backend on which a slot may be taken now; None if there is no restriction."""
         self._numbers = count()
 
-    def gate(self, backend: str) -> Gate:
+    def limiter(self, backend: str) -> BackendLimiter:
         """Return the slots of `backend`."""
         gate = self._gates.get(backend)
         if gate is None:
             limit = self._limits.get(backend, float("inf"))
-            gate = self._gates[backend] = Gate(limit, limit)
+            gate = self._gates[backend] = BackendLimiter(limit, limit)
         return gate
 
-    def stand_in_line(self, who: object, gate: Gate, take: Callable[[], None]) -> None:
-        """Call `take` whenever `who` may get a slot on the backend, until `who` is removed from `gate.line`.
+    def enqueue(self, who: object, gate: BackendLimiter, take: Callable[[], None]) -> None:
+        """Call `take` whenever `who` may get a slot on the backend, until `who` is removed from `limiter.line`.
 
         `take` runs in the context variables of this call, not in the context of the releasing run. A served run removes
         itself and may call again.
@@ -89,23 +89,25 @@ class Places:
         if who not in gate.line:
             gate.line[who] = (next(self._numbers), partial(copy_context().run, take))
 
-    def leave_lines(self, who: object) -> None:
+    def dequeue(self, who: object) -> None:
         """Remove `who` from all queues."""
         for gate in self._gates.values():
             gate.line.pop(who, None)
 
     def offer(self, but: object) -> None:
         """Offer free slots, one at a time, to all waiting runs except the releasing run `but`."""
-        passed: set[tuple[Gate, object]] = set()
+        passed: set[tuple[BackendLimiter, object]] = set()
         while self.taken < self.most and (first := self._first_in_line(but, passed)) is not None:
             before = self.taken
             self._let_take_one(*first)
             if self.taken == before:
                 passed.add(first)
 
-    def _first_in_line(self, but: object, passed: Set[tuple[Gate, object]]) -> tuple[Gate, object] | None:
+    def _first_in_line(
+        self, but: object, passed: Set[tuple[BackendLimiter, object]]
+    ) -> tuple[BackendLimiter, object] | None:
         """Return the run with the longest wait among the runs waiting for an open backend."""
-        first: tuple[int, Gate, object] | None = None
+        first: tuple[int, BackendLimiter, object] | None = None
         for gate in self._gates.values():
             if not gate.line or not gate.is_open:
                 continue
@@ -115,7 +117,7 @@ class Places:
                     break
         return None if first is None else first[1:]
 
-    def _let_take_one(self, gate: Gate, who: object) -> None:
+    def _let_take_one(self, gate: BackendLimiter, who: object) -> None:
         most, only = self.most, self.only
         self.most, self.only = self.taken + 1, gate
         try:
@@ -125,11 +127,11 @@ class Places:
 
 
 @dataclass(slots=True)
-class Lane:
+class ReadyQueue:
     """The tasks of a run on a backend: eligible tasks (`heap`), the number of slots held, and throttled tasks."""
 
-    gate: Gate
-    places: Places
+    gate: BackendLimiter
+    places: SlotPool
     heap: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     taken: int = 0
     away: set[int] = field(default_factory=set[int])

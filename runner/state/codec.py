@@ -16,7 +16,7 @@ from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import encode_answers
 from plait.runner.domain.status import RunStatus
-from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, Limits, Retry, Task
+from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, GrowthLimits, Retry, Task
 
 SETTINGS_FORMAT = 100
 """The one format of the JSON in a run's settings and in a task's spec. 1 and 2 were used in development."""
@@ -41,7 +41,7 @@ def decode_usage(spent: Spent) -> Usage:
     return Usage(spent.input_tokens, spent.output_tokens, spent.cost_usd, spent.model)
 
 
-def changes(event: events.Event) -> tuple[stored.Change, ...]:
+def encode_event(event: events.Event) -> tuple[stored.Change, ...]:
     """What the store is told about `event`; nothing for events that live only while the run does."""
     translate = _CHANGES.get(type(event))
     return () if translate is None else translate(event)
@@ -246,7 +246,7 @@ def _spec(task: Task) -> str:
     return to_json(spec) if spec else "{}"
 
 
-def task_of(record: TaskRecord) -> Task:
+def decode_task(record: TaskRecord) -> Task:
     """The task as it was given when the run was created."""
     if record.spec == "{}":
         return Task(record.task_id, record.prompt, record.depends_on, record.backend)
@@ -269,14 +269,14 @@ def _parts(mine: Sequence[Task], tasks: Sequence[TaskRecord]) -> dict[str, list[
     return parts
 
 
-def dag_of(run: RunRecord, tasks: tuple[TaskRecord, ...]) -> DAG:
+def decode_dag(run: RunRecord, tasks: tuple[TaskRecord, ...]) -> DAG:
     """Return the DAG of a stored run. Raises StoreError if the run is damaged, or is stored in another format."""
     try:
         settings = cast("Mapping[str, Any]", json.loads(run.settings))
         if (found := settings.get("format")) != SETTINGS_FORMAT:
             raise _of_another_format(run, found)
-        growth = Limits(**settings["growth"]) if "growth" in settings else None
-        mine = [task_of(record) for record in tasks]
+        growth = GrowthLimits(**settings["growth"]) if "growth" in settings else None
+        mine = [decode_task(record) for record in tasks]
         inputs = settings.get("inputs", {})
         return DAG(mine, name=run.name, inputs=inputs, growth=growth, gathered=_parts(mine, tasks))
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -9,13 +9,13 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Message, Role, Usage
 from plait.persistence.protocol import Store
 from plait.persistence.records import EventKind, MessageRecord, TaskRecord
-from plait.runner.domain.conversation import NOT_ADDED, GoingOn, Past, mistakes_prompt
+from plait.runner.domain.conversation import NOT_ADDED, Continuation, History, mistakes_prompt
 from plait.runner.domain.status import TaskStatus
 from plait.runner.errors import PlaitError
 from plait.runner.state.run_state import RunState
 
 
-async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *, persons: bool = False) -> Past:
+async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *, persons: bool = False) -> History:
     """The messages of `task_id` behind those of the tasks that it continues, oldest first, without a session id.
 
     A task that did not complete has no conversation to go on with: whoever continued it began afresh. Of a task's
@@ -45,7 +45,7 @@ async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *,
         while own and own[-1].role != "assistant":
             own.pop()
         messages += [_message(run_id, record) for record in own]
-    return Past(None, tuple(messages))
+    return History(None, tuple(messages))
 
 
 async def _went_on_with(store: Store, run_id: str, state: RunState, task_id: str) -> str | None:
@@ -104,17 +104,19 @@ async def load_said(
     return tuple(_message(run_id, record) for record in stored if record.attempt in asked)
 
 
-async def load_going_on(store: Store, run_id: str, state: RunState, task: TaskRecord, *, interrupted: bool) -> GoingOn:
+async def load_going_on(
+    store: Store, run_id: str, state: RunState, task: TaskRecord, *, interrupted: bool
+) -> Continuation:
     """How an attempt of `task` takes up the conversation that its earlier attempts began: with the answer to its last
     question, or with what was wrong with its last reply, if either is there. Raises as `load_past`.
     """
     answer = state.answer_to_say(state.dag.position(task.task_id))
     said = () if answer is None else await load_said(store, run_id, state, task.task_id)
     if answer is not None and answer.attempt == task.attempt:  # it was asked after whatever had been corrected before
-        return GoingOn(task.session_id, said, answer, None, interrupted)
+        return Continuation(task.session_id, said, answer, None, interrupted)
     refused, wrong = await _refused(store, run_id, task, 0 if answer is None else answer.attempt)
     answer = answer if wrong is None else None  # it has been taken
-    return GoingOn(task.session_id, said, answer, wrong, interrupted, refused)
+    return Continuation(task.session_id, said, answer, wrong, interrupted, refused)
 
 
 async def _refused(store: Store, run_id: str, task: TaskRecord, asked: int) -> tuple[tuple[Message, ...], str | None]:

@@ -27,7 +27,7 @@ def has_files(store: Store, run_id: str) -> bool:
     return root is not None and _is_there(run_folder(root, run_id))
 
 
-async def end_leftovers(store: Store | None, run_id: str, keep: Iterable[tuple[str, int]] = ()) -> None:
+async def kill_orphans(store: Store | None, run_id: str, keep: Iterable[tuple[str, int]] = ()) -> None:
     """End what is left of the children of the run's turns, but for those of certain attempts: task and number. Who does
     so owns the run, or nobody does. Never raises.
     """

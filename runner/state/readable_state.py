@@ -14,11 +14,11 @@ from typing import Final
 
 from plait.backends.protocol import NO_USAGE, JsonValue, Reply, Usage
 from plait.persistence.records import TaskRecord
-from plait.runner.domain.conversation import GoingOn, Past
+from plait.runner.domain.conversation import Continuation, History
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.prompt_values import rendered
 from plait.runner.domain.question import Answered, Asking, Way, answers_of, asking_of
-from plait.runner.domain.result import Receipt, RunResult, TaskResult
+from plait.runner.domain.result import ResumeSummary, RunResult, TaskResult
 from plait.runner.domain.status import TASK_DONE, TASK_STATUSES, RunStatus, TaskStatus
 from plait.runner.domain.task import Task, last_chance
 from plait.runner.state.codec import decode_usage
@@ -50,12 +50,12 @@ class ReadableState:
         """Results of the tasks that are done."""
         self._continued = Counter(dag.position(task.continues) for task in dag if task.continues is not None)
         """Tasks whose conversation later tasks continue, and how many tasks do."""
-        self._conversations: dict[int, Past] = {}
+        self._conversations: dict[int, History] = {}
         """Conversations kept in memory: of tasks that others continue, and of tasks that are not stored yet."""
         self._prompts: dict[int, str] = {}
         """Prompts of conversations that are a prompt and an answer, nothing else. The garbage collector skips texts."""
-        self._going_on: dict[int, GoingOn] = {}
-        self.going_on: Final[Mapping[int, GoingOn]] = self._going_on
+        self._going_on: dict[int, Continuation] = {}
+        self.going_on: Final[Mapping[int, Continuation]] = self._going_on
         """Tasks whose conversation is known to have begun: their next attempt continues it."""
         self._added_by: dict[int, str | None] = {}
         """The task that added each task which was added to the run; None where the run's policy did."""
@@ -163,10 +163,10 @@ class ReadableState:
             position for position, crashes in self._crashes.items() if last_chance(self.dag.tasks[position], crashes)
         ]
 
-    def receipt(self) -> Receipt:
+    def receipt(self) -> ResumeSummary:
         """Return what a resume came to."""
         reused = sum(result.reused for result in self._results.values())
-        return Receipt(reused, len(self._started), len(self._started & self._repeats), len(self._adopted))
+        return ResumeSummary(reused, len(self._started), len(self._started & self._repeats), len(self._adopted))
 
     def is_ours(self, position: int) -> bool:
         """Return whether this process has begun the task, or has taken over its attempt."""
@@ -189,19 +189,19 @@ class ReadableState:
             return None
         return self._results[self.dag.position(task.continues)].session_id
 
-    def past(self, task: Task) -> Past | None:
+    def past(self, task: Task) -> History | None:
         """Return the conversation that `task` continues, if it is kept in memory; None if `task` begins one."""
         if task.continues is None:
             return None
         return self.conversation(task.continues)
 
-    def conversation(self, task_id: str) -> Past | None:
+    def conversation(self, task_id: str) -> History | None:
         """Return the completed task's conversation, if it is kept in memory."""
         position = self.dag.position(task_id)
         if position in self._prompts:
             result = self._results[position]
             said = Reply(result.text, usage=result.usage).turn(self._prompts[position])
-            return Past(result.session_id, said)
+            return History(result.session_id, said)
         return self._conversations.get(position)
 
     def prompt(self, task: Task) -> str:
@@ -209,11 +209,11 @@ class ReadableState:
         return rendered(task, self.dag, self._results)
 
     def result(
-        self, run_id: str, status: RunStatus, error: str | None = None, receipt: Receipt | None = None
+        self, run_id: str, status: RunStatus, error: str | None = None, receipt: ResumeSummary | None = None
     ) -> RunResult:
         """Return the result of the run."""
         usage = replace(self._usage, model=None)  # several may have answered
-        return RunResult(run_id, status, self.all_results(), error, receipt=receipt, usage=usage)
+        return RunResult(run_id, status, self.all_results(), error, resume_summary=receipt, usage=usage)
 
     def all_results(self) -> Mapping[str, TaskResult]:
         """Return the result of every task by id, tasks that are not done included."""

@@ -29,7 +29,7 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import NO_USAGE, JsonValue, Message, Reply, Usage
 from plait.persistence.records import AttemptRecord
 from plait.runner.domain import events
-from plait.runner.domain.conversation import NOT_ADDED, GoingOn, Past
+from plait.runner.domain.conversation import NOT_ADDED, Continuation, History
 from plait.runner.domain.question import Answered, Asking, Way
 from plait.runner.domain.result import TaskResult
 from plait.runner.domain.status import TASK_REOPENINGS, TASK_TRANSITIONS, TaskStatus
@@ -93,7 +93,7 @@ class RunState(ReadableState):
             self._prompts[position] = said
         elif task.for_each is None:  # a task that only gathers has no conversation
             messages = reply.turn(said) if isinstance(said, str) else said
-            self._conversations[position] = Past(session_id, (*said_before, *messages), self.past(task))
+            self._conversations[position] = History(session_id, (*said_before, *messages), self.past(task))
         return events.TaskCompleted(
             at, task.id, number, reply.text, reply.data, data_json, usage, duration_s, session_id, said
         )
@@ -139,7 +139,7 @@ class RunState(ReadableState):
         error: BackendError,
         delay_s: float,
         duration_s: float,
-        going_on: GoingOn | None = None,
+        going_on: Continuation | None = None,
     ) -> events.TaskRetrying:
         """Make the running task, whose attempt failed, pending again. `going_on`: its next attempt takes this up."""
         self._move(position, _RUNNING, _PENDING)
@@ -172,7 +172,7 @@ class RunState(ReadableState):
         usage: Usage = NO_USAGE,
         messages: tuple[Message, ...] = (),
         *,
-        going_on: GoingOn | None = None,
+        going_on: Continuation | None = None,
     ) -> events.TaskWaiting:
         """Let the running task wait for the answer to its own question. `going_on` as in `retry`."""
         self._move(position, _RUNNING, _WAITING)
@@ -307,7 +307,7 @@ class RunState(ReadableState):
         """Note the tasks with an attempt that may be paid for twice, once they are begun."""
         self._repeats = frozenset(positions)
 
-    def continue_with(self, position: int, going_on: GoingOn) -> None:
+    def continue_with(self, position: int, going_on: Continuation) -> None:
         """Note how the task's next attempt takes up a conversation that earlier attempts began."""
         self._going_on[position] = going_on
 
@@ -318,7 +318,7 @@ class RunState(ReadableState):
             # Until the conversation has taken it, each further attempt says it again.
             self._going_on[position] = replace(going_on, interrupted=False)
 
-    def keep_conversation(self, position: int, past: Past) -> None:
+    def keep_conversation(self, position: int, past: History) -> None:
         """Keep the completed task's conversation, read back from the store, for the tasks that continue it."""
         self._conversations[position] = past
 

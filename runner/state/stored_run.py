@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from plait.backends.protocol import JsonValue, LeftTurn
+from plait.backends.protocol import DetachedTurn, JsonValue
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store
 from plait.persistence.records import MessageRecord, RunRecord, TaskRecord
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RUN_DONE, RUN_REOPENINGS, RunStatus, TaskStatus
 from plait.runner.errors import RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
-from plait.runner.state.codec import dag_of, decode_usage
+from plait.runner.state.codec import decode_dag, decode_usage
 from plait.runner.state.run_state import RunState
 
 
@@ -25,7 +25,7 @@ class StoredRun:
     record: RunRecord
     tasks: tuple[TaskRecord, ...]
     state: RunState
-    left: Mapping[str, LeftTurn] = field(default_factory=dict[str, LeftTurn])
+    left: Mapping[str, DetachedTurn] = field(default_factory=dict[str, DetachedTurn])
 
     @property
     def status(self) -> RunStatus:
@@ -69,7 +69,7 @@ async def stored_run(store: Store | None, run_id: str) -> StoredRun:
     tasks = await store.list_tasks(run_id)
     if not tasks:
         raise RunNotFound(f"run {run_id!r} was deleted from the store just now")
-    dag = dag_of(record, tasks)
+    dag = decode_dag(record, tasks)
     usage = decode_usage(record.spent)
     state = RunState(dag, tasks, usage=usage)
     if damaged := await _with_damaged_talk(store, run_id, state):

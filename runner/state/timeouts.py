@@ -18,7 +18,7 @@ from plait.runner.cancellation import Cancels
 T = TypeVar("T")
 
 
-class PatientStore:
+class TimeoutStore:
     """`store` behind a time-out of `timeout` seconds a call. A write cut off is unknown, like one that raised."""
 
     def __init__(self, store: Store, timeout: float) -> None:

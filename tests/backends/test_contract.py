@@ -11,10 +11,10 @@ from plait.backends import (
     AnthropicBackend,
     BackendError,
     Conversation,
+    ConversationRequest,
     ErrorKind,
     FunctionBackend,
     OpenAIBackend,
-    Opening,
     Reply,
 )
 from plait.backends.contract import BackendContract, Subject
@@ -113,13 +113,13 @@ class Keeper:
         return f"session-{self.given}"
 
     @asynccontextmanager
-    async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
+    async def open(self, opening: ConversationRequest) -> AsyncGenerator[Conversation]:
         async with self.answer.open(opening) as conversation:
             yield _Kept(self, opening, conversation)
 
 
 class _Kept:
-    def __init__(self, keeper: Keeper, opening: Opening, inner: Conversation) -> None:
+    def __init__(self, keeper: Keeper, opening: ConversationRequest, inner: Conversation) -> None:
         assert opening.session_id is not None
         self.session_id = opening.session_id
         self._keeper, self._opening, self._inner = keeper, opening, inner

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jsonschema.validators import Draft202012Validator
 
-from plait.backends import BackendError, FunctionBackend, Opening
+from plait.backends import BackendError, ConversationRequest, FunctionBackend
 
 CODE = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
 GOOD = '{"code": "x"}'
@@ -17,7 +17,7 @@ async def read(answer: str, schema: dict[str, Any]) -> Any:
     async def function(prompt: str) -> str:
         return answer
 
-    async with FunctionBackend(function).open(Opening(output_schema=schema)) as conversation:
+    async with FunctionBackend(function).open(ConversationRequest(output_schema=schema)) as conversation:
         return (await conversation.send("?")).data
 
 

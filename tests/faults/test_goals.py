@@ -6,7 +6,7 @@ import importlib
 from typing import get_args
 
 from plait.persistence.failpoints import FAILPOINTS
-from plait.runner.crashtest.mutants import PLANTED
+from plait.runner.crashtest.mutants import MUTANTS
 from tests.faults.campaigns import (
     adoption_bugs,
     adoptions,
@@ -86,7 +86,7 @@ def test_the_stated_numbers_are_asked_for() -> None:
 
 def test_every_mistake_has_a_method_that_plants_it() -> None:
     planted = {
-        "kills": {bug.name for bug in PLANTED},
+        "kills": {bug.name for bug in MUTANTS},
         "power": set(get_args(power.Sabotage)),
         "files": set(get_args(files.Sabotage)),
         "two": two.PLANTED.keys(),

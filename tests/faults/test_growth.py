@@ -10,7 +10,7 @@ import pytest
 from plait.backends import BackendError, ErrorKind
 from plait.backends.protocol import Question, Reply
 from plait.persistence import Batch, Store, TaskStarted
-from plait.runner import DAG, Action, OpenQuestion, ParallelRunner, Retry, RunStatus, Task
+from plait.runner import DAG, OpenQuestion, ParallelRunner, ResumeAction, Retry, RunStatus, Task
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import plan, spec, talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
@@ -56,7 +56,7 @@ async def test_a_crash_costs_a_planner_neither_its_correction_nor_its_talk(store
     verdict = (await runner.preview_resume("r")).tasks["plan"]
     if not begun:
         told = "attempt 1 failed (invalid_output); it is told what was wrong"
-        assert (verdict.action, verdict.reason, verdict.repeats) == (Action.CONTINUE, told, False)
+        assert (verdict.action, verdict.reason, verdict.repeats) == (ResumeAction.CONTINUE, told, False)
     result = await runner.resume("r")
     assert (result.status, list(result.tasks)) == (RunStatus.COMPLETED, ["plan", "a"])
     assert [prompt.partition(" ")[0] for prompt in backend.prompts] == ["These", "a"]

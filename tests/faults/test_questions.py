@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from plait.backends import ask
-from plait.backends.protocol import JsonValue, Opening, Question, Reply
+from plait.backends.protocol import ConversationRequest, JsonValue, Question, Reply
 from plait.persistence import MemoryStore, Store, StoreError
 from plait.runner import DAG, OpenQuestion, ParallelRunner, RunResult, RunStatus, Task
 from plait.runner.engine.attempt import INTERRUPTED
@@ -26,7 +26,7 @@ GIVEN: dict[str, JsonValue] = {"Where to?": "Rome", "How many?": 3, "One?": "1",
 TEXTS = {"talk": "re: 3", "later": "re: so 1 and 2", "code": "1 and 2", "late": "by default"}
 
 
-def talk(prompt: str, opening: Opening) -> str | Reply:
+def talk(prompt: str, opening: ConversationRequest) -> str | Reply:
     if prompt == "a":
         return Reply("Where to?", session_id=opening.session_id, question=Question("Where to?"))
     if prompt == "Rome":

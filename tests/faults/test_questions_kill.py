@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plait.persistence import SQLiteStore
-from plait.runner import Action, AnswerConflict, ParallelRunner, RunStatus
+from plait.runner import AnswerConflict, ParallelRunner, ResumeAction, RunStatus
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.processes.asking import RUN, Keeper, turns
 from tests.support.processes.command import environment
@@ -30,14 +30,14 @@ def start(folder: Path, moment: str) -> Warm:
 @pytest.mark.parametrize(
     ("moment", "action", "last"),
     [
-        ("asked", Action.ASK, ["Rome"]),
-        ("answered", Action.CONTINUE, ["Rome"]),
-        ("begun", Action.START_OVER, ["Rome", "Rome"]),
-        ("confirmed", Action.CONTINUE, ["Rome", INTERRUPTED]),
+        ("asked", ResumeAction.ASK, ["Rome"]),
+        ("answered", ResumeAction.CONTINUE, ["Rome"]),
+        ("begun", ResumeAction.START_OVER, ["Rome", "Rome"]),
+        ("confirmed", ResumeAction.CONTINUE, ["Rome", INTERRUPTED]),
     ],
 )
 async def test_a_conversation_goes_on_once_after_a_kill(
-    tmp_path: Path, moment: str, action: Action, last: list[str]
+    tmp_path: Path, moment: str, action: ResumeAction, last: list[str]
 ) -> None:
     with start(tmp_path, moment) as owner:
         assert owner.wait(30) == -signal.SIGKILL

@@ -20,7 +20,7 @@ from typing import Any
 import anyio
 import pytest
 
-from plait.backends import AcpBackend, Opening, Reply
+from plait.backends import AcpBackend, ConversationRequest, Reply
 from plait.backends.protocol import Usage
 from tests.real_agents.install import known
 from tests.real_agents.one_turn import files_of
@@ -99,7 +99,7 @@ def backend_of(name: str, world: World, **options: Any) -> AcpBackend:
 
 async def send(backend: AcpBackend, prompt: str, **opening: Any) -> Reply:
     """One turn."""
-    async with backend.open(Opening(**opening)) as conversation:
+    async with backend.open(ConversationRequest(**opening)) as conversation:
         return await conversation.send(prompt)
 
 
@@ -175,7 +175,7 @@ class Raw:
 async def _one_turn(name: str, root: str, cache: str) -> None:
     world = World(Path(root), Path(cache), None)  # type: ignore[arg-type]
     backend = backend_of(name, world, permissions="allow")
-    async with backend.open(Opening(files=files_of(world.folder, 1))) as conversation:
+    async with backend.open(ConversationRequest(files=files_of(world.folder, 1))) as conversation:
         await conversation.send(sys.stdin.read())
 
 

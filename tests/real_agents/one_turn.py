@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 
-from plait.backends import ClaudeCodeBackend, CodexBackend, GeminiBackend, Opening
+from plait.backends import ClaudeCodeBackend, CodexBackend, ConversationRequest, GeminiBackend
 from plait.backends.agents.backend import CliBackend
 from plait.backends.protocol import Files
 
@@ -31,7 +31,9 @@ def files_of(folder: Path, attempt: int) -> Files:
 
 async def _turn(kind: str, url: str, folder: str, session: str) -> None:
     backend = make_backend(kind, url, Path(folder))
-    async with backend.open(Opening(session_id=session or None, files=files_of(Path(folder), 1))) as conversation:
+    async with backend.open(
+        ConversationRequest(session_id=session or None, files=files_of(Path(folder), 1))
+    ) as conversation:
         await conversation.send(sys.stdin.read())
 
 

@@ -90,7 +90,7 @@ async def test_the_runner_dies_and_the_turn_goes_on(world: World, name: str):
     """Another process goes on talking to the same agent."""
     backend, go = backend_of(name, world, permissions="allow"), world.root / "go"
     die(name, world, f"D1 [[until {go}]] [[say still here]]")
-    left = backend.left(files_of(world.folder, 1))
+    left = backend.inspect(files_of(world.folder, 1))
     assert left is not None and left.state == "alive" and left.session_id
     go.touch()
     reply = await send(backend, "D1", adopts=True, files=files_of(world.folder, 1))
@@ -107,8 +107,8 @@ async def test_both_die_and_the_prompt_is_sent_once(world: World, name: str):
     for pid in world.children:
         with suppress(ProcessLookupError):  # some end with the one before
             os.kill(pid, signal.SIGKILL)
-    until(lambda: (left := backend.left(files_of(world.folder, 1))) and left.state == "dead", "its death")
-    left = backend.left(files_of(world.folder, 1))
+    until(lambda: (left := backend.inspect(files_of(world.folder, 1))) and left.state == "dead", "its death")
+    left = backend.inspect(files_of(world.folder, 1))
     assert left is not None and left.session_id is not None
     opening = {"session_id": left.session_id, "resume": True, "goes_on": True, "files": files_of(world.folder, 2)}
     reply = await send(backend, "You were interrupted; go on. [[say went on]]", **opening)

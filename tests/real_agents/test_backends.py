@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait.backends import Message, Opening, Reply
+from plait.backends import ConversationRequest, Message, Reply
 from plait.backends.agents.backend import CliBackend
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Usage
@@ -38,7 +38,7 @@ def backend_of(kind: str, world: World) -> CliBackend:
 
 
 async def send(backend: CliBackend, prompt: str, **opening: object) -> Reply:
-    async with backend.open(Opening(**opening)) as conversation:  # type: ignore[arg-type]
+    async with backend.open(ConversationRequest(**opening)) as conversation:  # type: ignore[arg-type]
         return await conversation.send(prompt)
 
 
@@ -138,7 +138,7 @@ async def test_the_runner_dies_and_the_turn_goes_on(world: World, kind: str):
     backend, go = backend_of(kind, world), world.root / "go"
     session = backend.new_session_id()
     die(kind, world, f"D1 [[until {go}]] [[say still here]]", session)
-    left = backend.left(files_of(world.folder, 1))
+    left = backend.inspect(files_of(world.folder, 1))
     assert left is not None and left.state == "alive"
     go.touch()
     opening = {"session_id": session or left.session_id, "adopts": True, "files": files_of(world.folder, 1)}
@@ -154,7 +154,7 @@ async def test_the_runner_dies_and_the_turn_ends_meanwhile(world: World, kind: s
     session = backend.new_session_id()
     die(kind, world, f"D2 [[until {go}]] [[say done]]", session)
     go.touch()
-    until(lambda: (left := backend.left(files_of(world.folder, 1))) and left.state == "ended", "the turn's end")
+    until(lambda: (left := backend.inspect(files_of(world.folder, 1))) and left.state == "ended", "the turn's end")
     opening = {"session_id": session, "adopts": True, "files": files_of(world.folder, 1)}
     assert (await send(backend, "D2", **opening)).text == "done"
     assert len(world.stub.requests()) == 1
@@ -168,8 +168,8 @@ async def test_both_die_and_the_prompt_is_sent_once(world: World, kind: str):
     die(kind, world, prompt, session, requests=2)
     for pid in world.children:
         os.kill(pid, signal.SIGKILL)
-    until(lambda: (left := backend.left(files_of(world.folder, 1))) and left.state == "dead", "its death")
-    left = backend.left(files_of(world.folder, 1))
+    until(lambda: (left := backend.inspect(files_of(world.folder, 1))) and left.state == "dead", "its death")
+    left = backend.inspect(files_of(world.folder, 1))
     assert left is not None and left.session_id is not None
     opening = {"session_id": left.session_id, "resume": True, "goes_on": True, "files": files_of(world.folder, 2)}
     reply = await send(backend, "You were interrupted; go on.", **opening)

@@ -16,7 +16,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait.backends import BackendError, Opening, Reply
+from plait.backends import BackendError, ConversationRequest, Reply
 from plait.backends.agents.backend import CliBackend
 from plait.backends.errors import ErrorKind
 from tests.real_agents.one_turn import files_of, make_backend
@@ -30,7 +30,7 @@ def environment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def send(backend: CliBackend, prompt: str, **opening: object) -> Reply:
-    async with backend.open(Opening(**opening)) as conversation:  # type: ignore[arg-type]
+    async with backend.open(ConversationRequest(**opening)) as conversation:  # type: ignore[arg-type]
         return await conversation.send(prompt)
 
 
@@ -115,7 +115,7 @@ async def test_a_turn_of_claudes_that_is_cut_right_after_a_tool_goes_on(world: W
     prompt = "W [[tool echo hi]] [[until /nowhere/to/be/seen]]"
     assert session
     die_after_a_tool(world, prompt, session, late)
-    until(lambda: (left := backend.left(files_of(world.folder, 1))) and left.state == "dead", "its death")
+    until(lambda: (left := backend.inspect(files_of(world.folder, 1))) and left.state == "dead", "its death")
     opening = {"session_id": session, "resume": True, "goes_on": True, "files": files_of(world.folder, 2)}
     reply = await send(backend, "Go on.", **opening)
     assert reply.session_id == session

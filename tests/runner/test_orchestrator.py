@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from plait.backends import Opening, Reply
+from plait.backends import ConversationRequest, Reply
 from plait.persistence import Store
 from plait.runner import Orchestrator, OrchestratorResult, ParallelRunner, Phase, RunNotFound, RunStatus, Task
 from plait.runner.domain.dag import DAG
@@ -74,7 +74,7 @@ async def test_no_more_tasks_are_begun_than_the_limit_says(
         plan = {"tasks": [{"id": f"t{n}", "prompt": f"t{n}"} for n in range(planned)]}
         return plan if prompt.startswith("You plan") else "the answer"
 
-    def execute(_prompt: str, _opening: Opening) -> Reply:
+    def execute(_prompt: str, _opening: ConversationRequest) -> Reply:
         more = range(added if len(executor.prompts) == 1 else 0)
         return Reply("done", tasks=tuple({"id": f"more{n}", "prompt": "x"} for n in more))
 

@@ -7,7 +7,7 @@ import random
 import anyio
 import pytest
 
-from plait.backends import BackendError, BackendUnavailable, ErrorKind, Opening
+from plait.backends import BackendError, BackendUnavailable, ConversationRequest, ErrorKind
 from plait.persistence import MemoryStore
 from plait.runner import DAG, BackendMissing, FailureMode, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.runner.engine.retry import retry_delay
@@ -27,7 +27,10 @@ async def test_results_flow_into_prompts() -> None:
     assert result.status is RunStatus.COMPLETED
     assert backend.prompts == ["List three facts.", "Write a haiku from these facts:\nre: List three facts."]
     assert result["facts"].text == "re: List three facts."
-    assert result.text == {"facts": backend.answer(backend.prompts[0], Opening()), "haiku": result["haiku"].text}
+    assert result.text == {
+        "facts": backend.answer(backend.prompts[0], ConversationRequest()),
+        "haiku": result["haiku"].text,
+    }
     assert (result.usage.input_tokens, result.usage.cost_usd) == (sum(map(len, backend.prompts)), 1.0)
     assert (result.degraded, result.failed, result.blocked, result.reused) == ((), (), (), 0)
     assert backend.closed == 2

@@ -10,7 +10,7 @@ import anyio.abc
 import anyio.lowlevel
 import pytest
 
-from plait.backends import JsonInput, Opening, Reply, ask
+from plait.backends import ConversationRequest, JsonInput, Reply, ask
 from plait.persistence import Batch, MemoryStore, Store
 from plait.persistence.changes import RunReleased
 from plait.runner import (
@@ -403,7 +403,7 @@ async def test_a_mistake_of_one_caller_is_not_that_of_those_who_came_meanwhile()
 
 
 async def test_a_history_ends_also_where_somebody_went_on_with_a_conversation_after_the_run() -> None:
-    def another_session(prompt: str, opening: Opening) -> Reply:
+    def another_session(prompt: str, opening: ConversationRequest) -> Reply:
         opening.on_session(f"session of {prompt}")
         return Reply(prompt, session_id=f"session of {prompt}")
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import anyio
 import anyio.lowlevel
 
-from plait.backends.protocol import Conversation, Opening, Reply
+from plait.backends.protocol import Conversation, ConversationRequest, Reply
 from plait.persistence import Store
 from plait.runner import DAG, ParallelRunner, Run
 from tests.support.fakes import QuickClock, Talker
@@ -33,25 +33,25 @@ class Dying:
         return self._answers.new_session_id()
 
     @asynccontextmanager
-    async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
+    async def open(self, opening: ConversationRequest) -> AsyncGenerator[Conversation]:
         async with self._answers.open(opening) as conversation:
             yield _Turn(self, opening, conversation)
 
-    async def turn(self, opening: Opening, conversation: Conversation, prompt: str) -> Reply:
+    async def turn(self, opening: ConversationRequest, conversation: Conversation, prompt: str) -> Reply:
         if not self._hangs(prompt):
             return await conversation.send(prompt)
         if self._confirms(prompt):
             assert opening.session_id is not None
             opening.on_session(opening.session_id)
         self.hanging.append(prompt)
-        if opening.goes_on:
+        if opening.resumes_interrupted:
             self.took_up.add(opening.idempotency_key.partition(":")[2])
         await anyio.sleep_forever()
         raise AssertionError
 
 
 class _Turn:
-    def __init__(self, backend: Dying, opening: Opening, conversation: Conversation) -> None:
+    def __init__(self, backend: Dying, opening: ConversationRequest, conversation: Conversation) -> None:
         self._backend, self._opening, self._conversation = backend, opening, conversation
 
     @property

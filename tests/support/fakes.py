@@ -9,14 +9,14 @@ import anyio
 import anyio.lowlevel
 
 from plait.backends.errors import BackendError
-from plait.backends.protocol import Opening, Output, Reply, Usage
+from plait.backends.protocol import ConversationRequest, Output, Reply, Usage
 from plait.runner import Clock
 from plait.runner.engine.inbox import LOOK_EVERY_S
 
-Answer = Callable[[str, Opening], "str | Reply | Exception"]
+Answer = Callable[[str, ConversationRequest], "str | Reply | Exception"]
 
 
-def echo(prompt: str, _opening: Opening) -> str:
+def echo(prompt: str, _opening: ConversationRequest) -> str:
     return f"re: {prompt}"
 
 
@@ -27,7 +27,7 @@ class Talker:
         self.answer = answer
         self.own_ids = own_ids
         self.made = 0
-        self.openings: list[Opening] = []
+        self.openings: list[ConversationRequest] = []
         self.prompts: list[str] = []
         self.closed = 0
 
@@ -37,13 +37,13 @@ class Talker:
         self.made += 1
         return f"session-{self.made}"
 
-    def open(self, opening: Opening) -> _Talk:
+    def open(self, opening: ConversationRequest) -> _Talk:
         self.openings.append(opening)
         return _Talk(self, opening)
 
 
 class _Talk:
-    def __init__(self, backend: Talker, opening: Opening) -> None:
+    def __init__(self, backend: Talker, opening: ConversationRequest) -> None:
         self._backend = backend
         self._opening = opening
         self.session_id = opening.session_id
@@ -100,7 +100,7 @@ def failing(kind_error: BackendError, times: int, then: Answer = echo) -> Answer
     """An answer that fails `times` times for each prompt."""
     left: dict[str, int] = {}
 
-    def answer(prompt: str, opening: Opening) -> str | Reply | Exception:
+    def answer(prompt: str, opening: ConversationRequest) -> str | Reply | Exception:
         left[prompt] = left.get(prompt, times) - 1
         return kind_error if left[prompt] >= 0 else then(prompt, opening)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypedDict
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
 
-from plait.backends import LangGraphBackend, Opening
+from plait.backends import ConversationRequest, LangGraphBackend
 from plait.persistence import SQLiteStore
 from plait.runner import DAG, ParallelRunner, Task
 
@@ -70,7 +70,7 @@ def steps(folder: Path) -> Any:
 async def run_steps(folder: Path) -> None:
     """Run `steps` as the task `run:task`, with its session id in the file `session` as soon as it is known."""
     async with kept(steps(folder), folder / "db") as graph:
-        opening = Opening(idempotency_key="run:task", on_session=(folder / "session").write_text)
+        opening = ConversationRequest(idempotency_key="run:task", on_session=(folder / "session").write_text)
         async with LangGraphBackend(graph).open(opening) as conversation:
             await conversation.send("p")
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from plait.backends.protocol import JsonValue, Opening, Reply
+from plait.backends.protocol import ConversationRequest, JsonValue, Reply
 from plait.persistence import Batch, Store
 from plait.runner import Decision, RunView, Task
 from tests.support.fakes import Answer, Talker
@@ -27,7 +27,7 @@ def scripted(answers: Mapping[str, Any] | None = None) -> Answer:
     """Answers by the prompt's first word, one after the other where there is a list of them; an echo to all else."""
     left = {prompt: list(found) if isinstance(found, list) else found for prompt, found in (answers or {}).items()}
 
-    def answer(prompt: str, _opening: Opening) -> str | Reply | Exception:
+    def answer(prompt: str, _opening: ConversationRequest) -> str | Reply | Exception:
         found = left.get(prompt.partition(" ")[0])
         if isinstance(found, list):
             found = found.pop(0) if len(found) > 1 else found[0]

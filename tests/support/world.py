@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import Backend, Message, Opening, Reply, Usage
+from plait.backends.protocol import Backend, ConversationRequest, Message, Reply, Usage
 from plait.persistence import MemoryStore
 from plait.persistence.records import TaskRecord
 from plait.runner.clock import iso
@@ -85,7 +85,7 @@ class World:
     def wrong(self, what: str) -> None:
         self.violations.append(what)
 
-    async def ask(self, name: str, opening: Opening, prompt: str) -> Reply:
+    async def ask(self, name: str, opening: ConversationRequest, prompt: str) -> Reply:
         """One turn of a backend."""
         task_id = opening.idempotency_key.partition(":")[2]
         self.executions[task_id] += 1
@@ -99,7 +99,7 @@ class World:
         finally:
             self.active[name] -= 1
 
-    async def _behave(self, name: str, opening: Opening, task_id: str, prompt: str) -> Reply:
+    async def _behave(self, name: str, opening: ConversationRequest, task_id: str, prompt: str) -> Reply:
         goes_on = prompt.split(maxsplit=1)[0] != task_id
         if goes_on and self.rng.random() < 0.2 and not self.story.dag[task_id].at_most_once:
             raise BackendError(ErrorKind.SESSION_LOST, "never heard of it")
@@ -119,7 +119,7 @@ class World:
         said = [message.content for message in opening.history if message.role == "assistant"]
         return Reply(answer(task_id, prompt, said), session_id=session_id, usage=Usage(3, 4))
 
-    def _session(self, name: str, opening: Opening) -> str | None:
+    def _session(self, name: str, opening: ConversationRequest) -> str | None:
         if name == "naming" and opening.session_id is None:
             self.made += 1
             return f"named-{self.made}"
@@ -245,12 +245,12 @@ class _Talker:
         self._world.made += 1
         return f"chosen-{self._world.made}"
 
-    def open(self, opening: Opening) -> _Talk:
+    def open(self, opening: ConversationRequest) -> _Talk:
         return _Talk(self._world, self._name, opening)
 
 
 class _Talk:
-    def __init__(self, world: World, name: str, opening: Opening) -> None:
+    def __init__(self, world: World, name: str, opening: ConversationRequest) -> None:
         self._world = world
         self._name = name
         self._opening = opening

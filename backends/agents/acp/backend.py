@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from plait.backends.agents.acp.conversation import AcpConversation
-from plait.backends.agents.acp.machine import Aims, Talk
+from plait.backends.agents.acp.machine import AcpMachine, TurnGoals
 from plait.backends.agents.acp.outbox import said_in
 from plait.backends.agents.acp.permissions import Policy, told
 from plait.backends.agents.acp.quirks import Agent, of_command
@@ -21,7 +21,7 @@ from plait.backends.agents.backend import CliBackend
 from plait.backends.agents.catalog import ACP
 from plait.backends.agents.error_kinds import NETWORK
 from plait.backends.agents.protocol import Call
-from plait.backends.protocol import Files, Opening
+from plait.backends.protocol import ConversationRequest, Files
 
 
 @dataclass(eq=False, kw_only=True)
@@ -97,14 +97,14 @@ class AcpBackend(CliBackend):
         """Return the prompt, or a person's decision in words."""
         return prompt if call.answer is None else told(prompt)
 
-    def reader(self, call: Call) -> Talk:
+    def reader(self, call: Call) -> AcpMachine:
         """Return a reader that includes the messages already sent, as recorded in the call's files."""
-        aims = Aims(str(self.folder), self.model, self.mode, self.auth_method, self.permissions)
-        talk = Talk(call, aims, self.now)
+        aims = TurnGoals(str(self.folder), self.model, self.mode, self.auth_method, self.permissions)
+        talk = AcpMachine(call, aims, self.now)
         talk.has_said(said_in(call.folder))
         return talk
 
-    def conversation(self, opening: Opening, files: Files) -> AcpConversation:
+    def conversation(self, opening: ConversationRequest, files: Files) -> AcpConversation:
         """Return a conversation that uses `files`."""
         return AcpConversation(self, self.name, opening, files)
 

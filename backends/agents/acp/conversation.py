@@ -10,19 +10,19 @@ from pathlib import Path
 
 import anyio
 
-from plait.backends.agents.acp.machine import Talk
-from plait.backends.agents.acp.outbox import Speech, said_in, spoken_command
+from plait.backends.agents.acp.machine import AcpMachine
+from plait.backends.agents.acp.outbox import Outbox, said_in, spoken_command
 from plait.backends.agents.acp.permissions import Grant, marked, unmarked
 from plait.backends.agents.acp.wire import Step, decoded, prompt_of
 from plait.backends.agents.conversation import LAST_WORD, CliConversation
 from plait.backends.agents.protocol import Call, Program, Reader
 from plait.backends.agents.session_locks import Sessions, first_before, since
-from plait.backends.agents.transcript import Unheard, earlier, exchanges, feed, parsed
+from plait.backends.agents.transcript import UnreportedCall, earlier, exchanges, feed, parsed
 from plait.backends.errors import BackendError
 from plait.backends.json_fields import at
 from plait.backends.process.child import Child
 from plait.backends.process.manifest import read_manifest
-from plait.backends.protocol import NO_USAGE, Files, Opening, Reply, Usage
+from plait.backends.protocol import NO_USAGE, ConversationRequest, Files, Reply, Usage
 
 _CANCEL = 1.0
 """Seconds for the agent to end a cancelled turn; after that, the agent is ended."""
@@ -38,12 +38,12 @@ _GRANTED = "granted"
 class AcpConversation(CliConversation):
     """A conversation with the agent called `name`, one process per turn. See `AcpBackend`."""
 
-    def __init__(self, program: Program, name: str, opening: Opening, files: Files) -> None:
+    def __init__(self, program: Program, name: str, opening: ConversationRequest, files: Files) -> None:
         session_id, deed = unmarked(opening.session_id)
         super().__init__(program, replace(opening, session_id=session_id), files)
         self._sessions = Sessions(files.sessions, f"acp-{name}")
         self._grant = self._granted(deed)
-        self._talk: Talk | None = None
+        self._talk: AcpMachine | None = None
 
     async def send(self, prompt: str) -> Reply:
         """Implement `Conversation.send`. With an open question, the session id ends in `?` and an id of the request."""
@@ -53,20 +53,20 @@ class AcpConversation(CliConversation):
             return reply
         return replace(reply, session_id=marked(reply.session_id, wish))
 
-    async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[Unheard]) -> Child:
-        assert isinstance(reader, Talk)
+    async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[UnreportedCall]) -> Child:
+        assert isinstance(reader, AcpMachine)
         talk = self._talk = reader
         until = self._until()
         talk.aims = replace(
             talk.aims,
             prompt=self._program.says(call, sent),
             grant=self._grant,
-            holds=list(self._asked_before()) if self._opening.goes_on and not self._said else (),
+            holds=list(self._asked_before()) if self._opening.resumes_interrupted and not self._said else (),
             told=self._told_before() if call.resume and not self._said else (),
         )
         async with AsyncExitStack() as held:
             child = await self._found(held, call) or await self._start(held, call, "", cut)
-            speech = Speech(call.folder)
+            speech = Outbox(call.folder)
             talk.has_said(said_in(call.folder))
             await self._speak(child, talk, speech, until)
             speech.end()
@@ -74,7 +74,7 @@ class AcpConversation(CliConversation):
         self._note_skipped(child)
         return child
 
-    async def _speak(self, child: Child, talk: Talk, speech: Speech, until: float) -> None:
+    async def _speak(self, child: Child, talk: AcpMachine, speech: Outbox, until: float) -> None:
         """Exchange messages with the agent until its last message, or until the patience for the agent ends."""
         patience = anyio.CancelScope()
 
@@ -103,7 +103,7 @@ class AcpConversation(CliConversation):
             raise failure
 
     def _words(self, call: Call) -> Sequence[str]:
-        Speech(call.folder)
+        Outbox(call.folder)
         return spoken_command(call.folder, self._program.turn_timeout + _SLACK, super()._words(call))
 
     def _notes(self) -> Mapping[str, str]:
@@ -134,8 +134,8 @@ class AcpConversation(CliConversation):
         answer = self._opening.answer
         if answer is not None:
             return Grant(deed, answer.value) if deed is not None and isinstance(answer.value, str) else None
-        before = [self._files.turn] if self._opening.adopts else list(earlier(self._files.turn))[:1]
-        if not (self._opening.adopts or self._opening.goes_on):
+        before = [self._files.turn] if self._opening.attaches else list(earlier(self._files.turn))[:1]
+        if not (self._opening.attaches or self._opening.resumes_interrupted):
             before = []
         return next((grant for attempt in before if (grant := _noted(attempt)) is not None), None)
 
@@ -149,7 +149,7 @@ def _noted(attempt: Path) -> Grant | None:
     return None
 
 
-async def _cancel(child: Child, talk: Talk, speech: Speech) -> None:
+async def _cancel(child: Child, talk: AcpMachine, speech: Outbox) -> None:
     """Cancel the agent's turn, and wait briefly for the end of the turn."""
 
     def is_over(line: bytes) -> bool:

@@ -36,7 +36,7 @@ _CANCELLED: JsonValue = {"outcome": {"outcome": "cancelled"}}
 
 
 @value
-class Aims:
+class TurnGoals:
     """The purpose and the settings of a turn, beside its Call."""
 
     cwd: str
@@ -59,13 +59,13 @@ class Aims:
     """Like `holds`, for agents that may reuse a session id for another session."""
 
 
-class Talk:
+class AcpMachine:
     """The state machine of one turn; a `Reader`.
 
     `aims` may be replaced before the first message is read. `now` returns the Unix time.
     """
 
-    def __init__(self, call: Call, aims: Aims, now: Callable[[], float]) -> None:
+    def __init__(self, call: Call, aims: TurnGoals, now: Callable[[], float]) -> None:
         self.aims = aims
         self.wish: Wish | None = None
         """Request to be decided by a person; the turn then ends."""

@@ -47,7 +47,7 @@ def said_from(folder: Path, start: int) -> tuple[list[Message], int]:
     return messages, start + len(whole) + len(end)
 
 
-class Speech:
+class Outbox:
     """Messages to the agent of the call in `folder`. Creates the files if missing."""
 
     def __init__(self, folder: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from plait.backends.agents.acp.machine import Aims, Talk
+from plait.backends.agents.acp.machine import AcpMachine, TurnGoals
 from plait.backends.agents.acp.outbox import said_from
 from plait.backends.agents.acp.permissions import Wish, wish_of
 from plait.backends.agents.acp.wire import Message, answer, name_of
@@ -18,13 +18,13 @@ from plait.backends.json_fields import at, text
 from plait.backends.protocol import JsonValue, Output
 
 
-class Overheard(Talk):
+class AcpTranscriptReader(AcpMachine):
     """A `Reader` of the call with its files in `folder`. Shows the outputs of `Talk` and the decisions, and decides
     nothing.
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(Call(folder), Aims(""), lambda: 0.0)
+        super().__init__(Call(folder), TurnGoals(""), lambda: 0.0)
         self._place = 0
         self._answers: dict[str, Message] = {}
         self._wishes: dict[str, Wish] = {}

@@ -28,7 +28,7 @@ from plait.runner.cli.options import (
 )
 from plait.runner.cli.stored_backends import FileOptions, StoredBackends
 from plait.runner.operations.inspect import usage_as_json
-from plait.runner.state.codec import dag_of
+from plait.runner.state.codec import decode_dag
 
 
 @click.command("continue")
@@ -68,7 +68,7 @@ async def continue_task(word: str, task_id: str, message: str, files: FileOption
         record = await find_run(store, word)
         await find_task(store, record, task_id)
         print_watch_notice(record)
-        dag = dag_of(record, await store.list_tasks(record.run_id))
+        dag = decode_dag(record, await store.list_tasks(record.run_id))
         stored = StoredBackends.of(record, files)
         names = [dag.backend_of(dag[task_id]) or stored.default]
         backend_set = stored.select(names)

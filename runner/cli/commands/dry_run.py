@@ -9,9 +9,9 @@ from plait.runner.cli.display.text import counted, one_line
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.recovery.preview import Preview
-from plait.runner.recovery.resume_plan import Action, Verdict
+from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
 
-_WIDEST = max(len(action.value) for action in Action)
+_WIDEST = max(len(action.value) for action in ResumeAction)
 _MOST_KEPT = 20
 """Completed tasks are listed up to this number; a longer list would hide the other tasks."""
 
@@ -24,7 +24,9 @@ def print_preview(preview: Preview, as_json: bool) -> int:
     shown = list(preview.tasks.values())
     others = [verdict for verdict in shown if not _is_kept(verdict)]
     if (kept := len(shown) - len(others)) > _MOST_KEPT:
-        print_line(f"{Action.KEEP.value:<{_WIDEST}}  {kept:,} tasks: {TaskStatus.COMPLETED.value} (--json names them)")
+        print_line(
+            f"{ResumeAction.KEEP.value:<{_WIDEST}}  {kept:,} tasks: {TaskStatus.COMPLETED.value} (--json names them)"
+        )
         shown = others
     for verdict in shown:
         print_line(f"{verdict.action.value:<{_WIDEST}}  {one_line(verdict.task_id)}: {one_line(verdict.reason, 300)}")
@@ -32,8 +34,8 @@ def print_preview(preview: Preview, as_json: bool) -> int:
     return COMPLETED
 
 
-def _is_kept(verdict: Verdict) -> bool:
-    return verdict.action is Action.KEEP and verdict.reason == TaskStatus.COMPLETED.value
+def _is_kept(verdict: ResumeStep) -> bool:
+    return verdict.action is ResumeAction.KEEP and verdict.reason == TaskStatus.COMPLETED.value
 
 
 def _summarize(preview: Preview) -> str:
@@ -41,7 +43,7 @@ def _summarize(preview: Preview) -> str:
         hint = "; --retry-failed runs what failed again" if preview.status is RunStatus.FAILED else ""
         return f"run {preview.run_id} is {preview.status.value}; nothing is left to do{hint}"
     counts = Counter(verdict.action for verdict in preview.tasks.values())
-    parts = [f"{counts[action]:,} {action.value}" for action in Action if counts[action]]
+    parts = [f"{counts[action]:,} {action.value}" for action in ResumeAction if counts[action]]
     again = len(preview.repeats)
     bill = f"{counted(again, 'task')} possibly billed twice" if again else "nothing billed twice"
     if again:
@@ -55,14 +57,14 @@ def _as_json(preview: Preview) -> dict[str, object]:
         "status": preview.status.value,
         "ended": preview.ended,
         "runs": preview.runs,
-        "adopted": preview.count(Action.ADOPT),
+        "adopted": preview.count(ResumeAction.ADOPT),
         "possibly_billed_twice": len(preview.repeats),
         "repeated_input_tokens": preview.repeated_input_tokens,
         "tasks": [_task_json(verdict) for verdict in preview.tasks.values()],
     }
 
 
-def _task_json(verdict: Verdict) -> dict[str, object]:
+def _task_json(verdict: ResumeStep) -> dict[str, object]:
     return {
         "task_id": verdict.task_id,
         "action": verdict.action.value,

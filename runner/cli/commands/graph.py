@@ -20,7 +20,7 @@ from plait.runner.cli.lookup import find_adders, find_run, read_only_store, show
 from plait.runner.cli.options import PLAN_SUFFIXES, json_option, read_plan, set_option, store_option
 from plait.runner.cli.output_files import write_file
 from plait.runner.drawing.picture import Look, mermaid, page, svg
-from plait.runner.state.codec import dag_of
+from plait.runner.state.codec import decode_dag
 
 _PATH = click.Path(path_type=Path)
 
@@ -69,7 +69,7 @@ def draw(what: str, to: DrawingTarget, inputs: Mapping[str, str], store: Path) -
     run, tasks, added = anyio.run(_load_run, store, what)
     looks = {task.task_id: _node_style(task, added.get(task.task_id)) for task in tasks}
     caption = f"run {run.run_id}, {shown_status(run).value}"
-    _write_drawing(_Drawing(dag_of(run, tasks), looks, run.name or "plait", caption, private=True), to)
+    _write_drawing(_Drawing(decode_dag(run, tasks), looks, run.name or "plait", caption, private=True), to)
     return COMPLETED
 
 

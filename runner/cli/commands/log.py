@@ -25,7 +25,7 @@ from plait.runner.cli.lookup import find_run, find_task, read_only_store, shown_
 from plait.runner.cli.options import command_line, json_option, store_option
 from plait.runner.clock import iso
 from plait.runner.domain.status import RUN_DONE, RunStatus
-from plait.runner.operations.timeline import Chronicle, Entry
+from plait.runner.operations.timeline import Timeline, TimelineEntry
 
 
 @click.command("log")
@@ -63,7 +63,7 @@ async def print_log(which: tuple[str, str | None], path: Path, follow: bool, as_
         run = await find_run(store, word)
         if task_id is not None:
             await find_task(store, run, task_id)
-        with closing(Chronicle(store, run.run_id, task_id)) as chronicle:
+        with closing(Timeline(store, run.run_id, task_id)) as chronicle:
             log = _LogPrinter(chronicle, run, task_id, as_json)
             if not follow:
                 await log.catch_up()
@@ -75,7 +75,7 @@ async def print_log(which: tuple[str, str | None], path: Path, follow: bool, as_
 class _LogPrinter:
     """Prints a timeline up to its present end."""
 
-    def __init__(self, chronicle: Chronicle, run: RunRecord, task_id: str | None, as_json: bool) -> None:
+    def __init__(self, chronicle: Timeline, run: RunRecord, task_id: str | None, as_json: bool) -> None:
         self.chronicle = chronicle
         self.run = run
         self.task_id = task_id
@@ -97,7 +97,7 @@ class _LogPrinter:
         for entry in self.chronicle.rest():
             self._print_entry(entry)
 
-    def _print_entry(self, entry: Entry) -> None:
+    def _print_entry(self, entry: TimelineEntry) -> None:
         if self.task_id is not None and entry.seq is not None:
             self.task_code = _END_CODES.get(entry.kind)
         if entry.at is None and self._is_live:  # printed the moment it happens
@@ -147,7 +147,7 @@ async def _follow(log: _LogPrinter, store: Store, path: Path) -> int:
     return CANCELLED
 
 
-def _is_active(run: RunRecord, chronicle: Chronicle) -> bool:
+def _is_active(run: RunRecord, chronicle: Timeline) -> bool:
     """Return whether a process works on the run."""
     status = shown_status(run)
     if status is RunStatus.INTERRUPTED:

@@ -26,8 +26,8 @@ from plait.runner.cli.options import json_option, store_option
 from plait.runner.cli.stored_backends import inspecting_runner
 from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
 from plait.runner.operations.inspect import asks_as_json
-from plait.runner.recovery.resume_plan import Action
-from plait.runner.state.codec import task_of
+from plait.runner.recovery.resume_plan import ResumeAction
+from plait.runner.state.codec import decode_task
 from plait.runner.state.owner import Liveness, liveness
 
 
@@ -74,7 +74,7 @@ async def _list_interrupted(store: Store, run: RunRecord) -> list[WaitingTask]:
     if shown_status(run) is not RunStatus.INTERRUPTED or (run.owner and liveness(run.owner) is not Liveness.DEAD):
         return []
     tasks = await store.list_tasks(run.run_id)
-    cut = {one.task_id: one for one in tasks if one.status == TaskStatus.RUNNING and task_of(one).at_most_once}
+    cut = {one.task_id: one for one in tasks if one.status == TaskStatus.RUNNING and decode_task(one).at_most_once}
     whole = await store.get_run(run.run_id) if cut else None
     if whole is None:
         return []
@@ -83,7 +83,7 @@ async def _list_interrupted(store: Store, run: RunRecord) -> list[WaitingTask]:
     return [
         WaitingTask(run.run_id, name, one.attempt, verdicts[name].reason, None)
         for name, one in cut.items()
-        if verdicts[name].action is Action.ASK
+        if verdicts[name].action is ResumeAction.ASK
     ]
 
 

@@ -47,8 +47,8 @@ from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.policies import policy_of
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
 from plait.runner.policies.orchestrator.prompts import ANSWER_ID
-from plait.runner.recovery.resume_plan import RUNS, Action, judge
-from plait.runner.state.codec import dag_of
+from plait.runner.recovery.resume_plan import RUNS, ResumeAction, plan_resume
+from plait.runner.state.codec import decode_dag
 from plait.runner.state.stored_run import StoredPolicy, has_ended
 
 
@@ -97,7 +97,7 @@ async def resume_run(request: ResumeRequest, options: OutputOptions) -> int:
         else:
             record = await find_run(store, request.run)
         tasks = await store.list_tasks(record.run_id)
-        dag = dag_of(record, tasks)
+        dag = decode_dag(record, tasks)
         led_by = StoredPolicy.of(record)
         if led_by is not None and led_by.kind == OrchestratorPolicy.kind:
             options = replace(options, result_of=ANSWER_ID)
@@ -135,7 +135,7 @@ def _select_backends(
     """Return the backends that the run still needs, their names, and the status of each task after the resume. Raises
     CliError.
     """
-    verdicts = judge(dag, tasks, retry_failed=retry_failed)
+    verdicts = plan_resume(dag, tasks, retry_failed=retry_failed)
     statuses = {
         task.task_id: _status_after_resume(verdict.action, task) for task, verdict in zip(tasks, verdicts, strict=True)
     }
@@ -145,17 +145,17 @@ def _select_backends(
     return stored.select(names), names, statuses
 
 
-def _status_after_resume(action: Action, task: TaskRecord) -> TaskStatus:
+def _status_after_resume(action: ResumeAction, task: TaskRecord) -> TaskStatus:
     """Return the status of a task after the resume. A running task stays running: events report whether its backend
     still works.
     """
     if TaskStatus(task.status) is TaskStatus.RUNNING:
         return TaskStatus.RUNNING
-    if action in RUNS or action is Action.BLOCKED:
+    if action in RUNS or action is ResumeAction.BLOCKED:
         return TaskStatus.PENDING
-    if action is Action.FAIL or task.damaged:
+    if action is ResumeAction.FAIL or task.damaged:
         return TaskStatus.FAILED
-    return TaskStatus.WAITING_INPUT if action is Action.ASK else TaskStatus(task.status)
+    return TaskStatus.WAITING_INPUT if action is ResumeAction.ASK else TaskStatus(task.status)
 
 
 def _stored_concurrency(record: RunRecord) -> int:

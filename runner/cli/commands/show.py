@@ -31,7 +31,7 @@ from plait.runner.cli.lookup import (
 )
 from plait.runner.cli.options import command_line, json_option, store_option
 from plait.runner.domain.status import RunStatus, TaskStatus
-from plait.runner.engine.policy_driver import decided_of
+from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.operations.inspect import TaskInfo, run_info, task_infos
 from plait.runner.policies.orchestrator.policy import Stop
 
@@ -115,7 +115,7 @@ def _print_run(run: RunRecord, tasks: Sequence[TaskRecord]) -> None:
 
 def _stop_reason(run: RunRecord) -> Stop | None:
     try:
-        return parse_stop(decided_of(run.policy_state).state)
+        return parse_stop(read_policy_state(run.policy_state).state)
     except (ValueError, KeyError, TypeError):  # damaged; everything else can still be shown
         return None
 

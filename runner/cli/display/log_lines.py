@@ -11,13 +11,13 @@ from plait.backends.protocol import JsonValue
 from plait.persistence.records import EventKind
 from plait.runner.cli.display.text import coloured, counted, dollars, one_line, seconds, tokens, visible
 from plait.runner.domain.status import TaskStatus
-from plait.runner.operations.timeline import Entry
+from plait.runner.operations.timeline import TimelineEntry
 
 _LONGEST = 300
 Detail: TypeAlias = "Mapping[str, JsonValue]"
 
 
-def entry_lines(entry: Entry, run_id: str) -> list[str]:
+def entry_lines(entry: TimelineEntry, run_id: str) -> list[str]:
     """Return the lines of `entry`, safe for a terminal; none for internal events."""
     if entry.kind == "output":
         return _output_lines(entry.detail)
@@ -45,7 +45,7 @@ def _prefix_lines(mark: str, text: str) -> list[str]:
     return [mark + line for line in visible(text).removesuffix("\n").split("\n")]
 
 
-def _run_line(entry: Entry, run_id: str) -> str:
+def _run_line(entry: TimelineEntry, run_id: str) -> str:
     what = one_line(entry.kind.removeprefix("run_"))
     if what == "created":
         return f"run {run_id} created, {counted(_count(entry.detail, 'tasks'), 'task')}"

@@ -85,8 +85,8 @@ def print_result_json(ending: FinishedRun, store: Path | None) -> None:
             "error": result.error,
             "reused": result.reused,
             "ran": ending.ran,
-            "adopted": result.receipt.adopted if result.receipt else 0,
-            "possibly_billed_twice": result.receipt.repeated if result.receipt else 0,
+            "adopted": result.resume_summary.adopted if result.resume_summary else 0,
+            "possibly_billed_twice": result.resume_summary.repeated if result.resume_summary else 0,
             "duration_s": round(ending.took, 3),
             **usage_as_json(result.usage),
             "store": None if store is None else str(store),
@@ -149,7 +149,7 @@ def _summary_parts(ending: FinishedRun) -> Iterator[str]:
     result = ending.result
     done = sum(task.status is TaskStatus.COMPLETED for task in result.tasks.values())
     yield f"{done:,} of {counted(len(result.tasks), 'task')} completed"
-    if receipt := result.receipt:
+    if receipt := result.resume_summary:
         adopted = f"adopted {receipt.adopted:,}, " if receipt.adopted else ""
         yield f"reused {receipt.reused:,}, {adopted}ran {receipt.ran:,}, possibly billed twice {receipt.repeated:,}"
     for status in (TaskStatus.FAILED, TaskStatus.SKIPPED, TaskStatus.CANCELLED):

@@ -15,9 +15,9 @@ from plait.backends import (
     BackendError,
     BackendUnavailable,
     ClaudeCodeBackend,
+    ConversationRequest,
     ErrorKind,
     Message,
-    Opening,
     Output,
     Reply,
 )
@@ -142,12 +142,12 @@ async def test_a_turn_that_fails_says_so_whatever_the_exit_status(home: Home) ->
 async def test_a_cut_turn_is_taken_up_behind_its_last_whole_message_and_is_paid_for_once(home: Home) -> None:
     backend = home.claude()
     session = backend.new_session_id()
-    working = Opening(session_id=session, files=home.files(1))
+    working = ConversationRequest(session_id=session, files=home.files(1))
     async with anyio.create_task_group() as group:
         group.start_soon(send_opened, backend, working, "Work. [[tool]] [[until /nowhere]]")
         await until(lambda: home.begun == 2)  # the tool's result is there, and the model is asked again
         group.cancel_scope.cancel()
-    left = backend.left(home.files(1))
+    left = backend.inspect(home.files(1))
     assert left is not None
     assert (left.state, left.session_id) == ("dead", session)
     reply = await send(backend, "Go on.", session_id=session, resume=True, goes_on=True, files=home.files(2))
@@ -160,7 +160,7 @@ async def test_a_cut_turn_is_taken_up_behind_its_last_whole_message_and_is_paid_
 async def test_a_turn_that_was_cut_before_its_last_message_was_kept_goes_on_from_what_was(home: Home) -> None:
     backend = home.claude()
     session = backend.new_session_id()
-    working = Opening(session_id=session, files=home.files(1))
+    working = ConversationRequest(session_id=session, files=home.files(1))
     async with anyio.create_task_group() as group:
         group.start_soon(send_opened, backend, working, "Work. [[tool]] [[until /nowhere]]")
         await until(lambda: home.begun == 2)
@@ -182,7 +182,7 @@ async def test_a_turn_that_was_cut_before_its_last_message_was_kept_goes_on_from
 async def test_a_cut_turn_whose_session_is_gone_is_said_to_be_lost(home: Home) -> None:
     backend = home.claude()
     session = backend.new_session_id()
-    working = Opening(session_id=session, files=home.files(1))
+    working = ConversationRequest(session_id=session, files=home.files(1))
     async with anyio.create_task_group() as group:
         group.start_soon(send_opened, backend, working, "Work. [[tool]] [[until /nowhere]]")
         await until(lambda: home.begun == 2)
@@ -243,14 +243,14 @@ async def test_turns_outlive_their_runner_and_are_adopted(home: Home) -> None:
     turns = {f"task{n}": str(backend.new_session_id()) for n in range(4)}
     await _die_with_turns_at_work(home, "adopt", turns)
     for task, session in turns.items():
-        left = backend.left(home.files(1, task))
+        left = backend.inspect(home.files(1, task))
         assert left is not None
         assert (left.state, left.session_id) == ("alive", session)
-        assert home.acp().left(home.files(1, task)) is None, "it is not the turn of an agent of this kind"
+        assert home.acp().inspect(home.files(1, task)) is None, "it is not the turn of an agent of this kind"
     replies: dict[str, Reply] = {}
 
     async def adopt(task: str, session: str) -> None:
-        opening = Opening(session_id=session, files=home.files(1, task), adopts=True)
+        opening = ConversationRequest(session_id=session, files=home.files(1, task), attaches=True)
         replies[task] = await send_opened(backend, opening, f"{task} [[until {home.path}/go]]")
 
     async with anyio.create_task_group() as group:
@@ -268,7 +268,7 @@ async def test_a_turn_that_ended_meanwhile_is_collected(home: Home) -> None:
     await _die_with_turns_at_work(home, "adopt", {"task": session})
     (home.path / "go").touch()
     await until(lambda: _state(home) == "ended")
-    opening = Opening(session_id=session, files=home.files(1), adopts=True)
+    opening = ConversationRequest(session_id=session, files=home.files(1), attaches=True)
     reply = await send_opened(backend, opening, "the same prompt")
     assert reply.text.startswith("answer 1 to: task")
     assert len(home.calls) == 1
@@ -282,7 +282,7 @@ async def test_turns_that_are_to_die_with_their_runner_do(home: Home) -> None:
 
 
 def _state(home: Home) -> str:
-    left = home.claude().left(home.files(1))
+    left = home.claude().inspect(home.files(1))
     return "" if left is None else left.state
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from plait.backends import BackendError, ErrorKind, Opening, Output
+from plait.backends import BackendError, ConversationRequest, ErrorKind, Output
 from plait.backends.agents import conversation as turn
 from tests.support.agents.homes import Home, send, send_opened, until
 
@@ -27,7 +27,7 @@ async def test_two_writers_of_one_session_go_one_after_the_other(home: Home) -> 
 
     async with anyio.create_task_group() as group:
         prompt = f"Long. [[until {home.path / 'go'}]]"
-        slow = Opening(session_id=session, resume=True, files=home.files(2, "a"))
+        slow = ConversationRequest(session_id=session, resume=True, files=home.files(2, "a"))
         group.start_soon(send_opened, backend, slow, prompt)
         await until(lambda: len(home.calls) == 2)
         await send(backend, "Short.", session_id=session, resume=True, files=home.files(3, "b"), on_output=note)

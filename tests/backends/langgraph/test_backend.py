@@ -18,10 +18,10 @@ from langgraph.types import interrupt
 from plait.backends import (
     BackendError,
     BackendUnavailable,
+    ConversationRequest,
     ErrorKind,
     LangGraphBackend,
     Message,
-    Opening,
     Output,
     Reply,
     Usage,
@@ -36,8 +36,8 @@ class Mooded(MessagesState, total=False):
     steps: int
 
 
-async def say(backend: LangGraphBackend, prompt: str = "p", opening: Opening | None = None) -> Reply:
-    async with backend.open(opening or Opening()) as conversation:
+async def say(backend: LangGraphBackend, prompt: str = "p", opening: ConversationRequest | None = None) -> Reply:
+    async with backend.open(opening or ConversationRequest()) as conversation:
         return await conversation.send(prompt)
 
 
@@ -77,13 +77,15 @@ class TestWithSaver(BackendContract):
     async def test_a_reply_is_whole(self, subject: Subject) -> None:
         # The thread is named by the task, so unlike in the contract there is a session though none was chosen.
         seen: list[str] = []
-        reply = await say(subject.working, "Say hello.", Opening(idempotency_key="r:t", on_session=seen.append))
+        reply = await say(
+            subject.working, "Say hello.", ConversationRequest(idempotency_key="r:t", on_session=seen.append)
+        )
         assert reply == Reply("I heard Say hello.", session_id="r:t", usage=Usage(3, 2))
         assert seen == ["r:t"]
 
     async def test_goes_on_from_a_history(self, subject: Subject) -> None:
         with pytest.raises(BackendError, match="has no thread r:gone") as caught:
-            await say(subject.working, opening=Opening(session_id="r:gone", resume=True))
+            await say(subject.working, opening=ConversationRequest(session_id="r:gone", resume=True))
         assert caught.value.kind is ErrorKind.SESSION_LOST
 
 
@@ -93,7 +95,7 @@ async def test_who_keeps_no_thread_is_told_what_was_said() -> None:
 
     backend = LangGraphBackend(chain(count, state=MessagesState).compile())
     history = (Message("user", "a"), Message("assistant", "b"))
-    reply = await say(backend, "c", Opening(session_id=None, resume=True, history=history))
+    reply = await say(backend, "c", ConversationRequest(session_id=None, resume=True, history=history))
     assert reply.text == "human:a ai:b human:c"
     assert reply.session_id is None
 
@@ -153,7 +155,7 @@ async def test_an_answer_of_before_is_none_of_this_turn(tmp_path: Path) -> None:
         return answer(state) if len(state["messages"]) == 1 else {"steps": 2}
 
     compiling = kept(chain(only_first, state=Mooded), tmp_path / "db")
-    async with compiling as graph, LangGraphBackend(graph).open(Opening()) as conversation:
+    async with compiling as graph, LangGraphBackend(graph).open(ConversationRequest()) as conversation:
         assert (await conversation.send("a")).usage == Usage(3, 2)
         second = await conversation.send("b")
     assert second.text.startswith('{"messages": [{"role": "user", "content": "a"}')
@@ -165,10 +167,10 @@ async def test_a_schema_is_for_the_fields_beside_the_messages() -> None:
         return {"messages": [AIMessage("well")], "mood": state["messages"][0].content}
 
     backend = LangGraphBackend(chain(judge, state=Mooded).compile())
-    reply = await say(backend, "bad", Opening(output_schema=SCHEMA))
+    reply = await say(backend, "bad", ConversationRequest(output_schema=SCHEMA))
     assert (reply.text, reply.data) == ("well", {"mood": "bad"})
     with pytest.raises(BackendError, match="'odd' is not one of") as caught:
-        await say(backend, "odd", Opening(output_schema=SCHEMA))
+        await say(backend, "odd", ConversationRequest(output_schema=SCHEMA))
     assert caught.value.kind is ErrorKind.INVALID_OUTPUT
 
 
@@ -187,7 +189,7 @@ async def test_only_the_declared_output_is_shown(tmp_path: Path) -> None:
 
 async def test_nodes_are_noticed_as_they_start() -> None:
     seen: list[Output] = []
-    await say(LangGraphBackend(CHAT.compile()), opening=Opening(on_output=seen.append))
+    await say(LangGraphBackend(CHAT.compile()), opening=ConversationRequest(on_output=seen.append))
     assert seen == [Output("notice", "node answer")]
 
 

@@ -15,7 +15,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
-from plait.backends import BackendError, ErrorKind, ForkingBackend, LangGraphBackend, Opening, Reply
+from plait.backends import BackendError, ConversationRequest, ErrorKind, ForkingBackend, LangGraphBackend, Reply
 from plait.persistence import MemoryStore
 from plait.runner import DAG, ParallelRunner, RunStatus, Task
 from tests.support.graphs import chain, kept
@@ -63,7 +63,7 @@ async def graph(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerato
 
 
 async def turn(graph: Any, key: str, prompt: str, **more: Any) -> Reply:
-    async with LangGraphBackend(graph).open(Opening(idempotency_key=key, **more)) as conversation:
+    async with LangGraphBackend(graph).open(ConversationRequest(idempotency_key=key, **more)) as conversation:
         return await conversation.send(prompt)
 
 

@@ -15,7 +15,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
-from plait.backends import Answer, BackendError, ErrorKind, LangGraphBackend, Opening, Output, Reply
+from plait.backends import Answer, BackendError, ConversationRequest, ErrorKind, LangGraphBackend, Output, Reply
 from tests.support.graphs import Work, chain, kept, steps
 
 KEY = "run:task"
@@ -66,7 +66,7 @@ class Desk:
 
     async def turn(self, graph: Any, prompt: str = "p", **opening: Any) -> Reply:
         """One turn, each in a process's life of its own: nothing but the file is kept."""
-        made = Opening(idempotency_key=KEY, on_session=self.sessions.append, **opening)
+        made = ConversationRequest(idempotency_key=KEY, on_session=self.sessions.append, **opening)
         async with kept(graph, self.path) as compiled, LangGraphBackend(compiled).open(made) as conversation:
             reply = await conversation.send(prompt)
             assert conversation.session_id == reply.session_id
@@ -200,7 +200,7 @@ async def test_a_later_message_is_new_input_on_the_thread(desk: Desk) -> None:
     again = await desk.turn(graph, "a", session_id=KEY, resume=True)
     assert (again.text, again.session_id) == ("a a a", KEY)
     assert (await desk.turn(graph, "b")).text == "b"
-    opening = Opening(session_id=KEY, resume=True, goes_on=True)
+    opening = ConversationRequest(session_id=KEY, resume=True, resumes_interrupted=True)
     async with kept(graph, desk.path) as compiled, LangGraphBackend(compiled).open(opening) as conversation:
         assert [(await conversation.send(prompt)).text for prompt in ("cut", "c")] == ["b", "b b c"]
 
@@ -223,7 +223,7 @@ async def test_two_runs_at_once_share_no_checkpoint(tmp_path: Path) -> None:
         backend = LangGraphBackend(graph)
 
         async def run(name: str, **more: Any) -> None:
-            opening = Opening(idempotency_key=f"{name}:task", **more)
+            opening = ConversationRequest(idempotency_key=f"{name}:task", **more)
             async with backend.open(opening) as conversation:
                 replies[name] = await conversation.send(name)
 
@@ -245,7 +245,7 @@ async def test_the_session_is_known_while_the_first_node_runs(in_memory: bool, d
     async def wait(state: Work) -> Any:
         await known.wait()
 
-    opening = Opening(idempotency_key=KEY, on_session=lambda _: known.set())
+    opening = ConversationRequest(idempotency_key=KEY, on_session=lambda _: known.set())
     async with kept(chain(wait), desk.path) as graph:
         compiled = chain(wait).compile(checkpointer=InMemorySaver()) if in_memory else graph
         with anyio.fail_after(10):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from plait.backends import BackendError, ErrorKind, OpenAIBackend, Opening, Reply
+from plait.backends import BackendError, ConversationRequest, ErrorKind, OpenAIBackend, Reply
 from tests.support.wire import ChatCompletions, Script, events, serve
 
 WIRE = ChatCompletions()
 
 
 async def say(server: Script) -> Reply:
-    async with OpenAIBackend("m", base_url=f"{server.url}/v1").open(Opening()) as conversation:
+    async with OpenAIBackend("m", base_url=f"{server.url}/v1").open(ConversationRequest()) as conversation:
         return await conversation.send("Hello.")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends import BackendError, Opening, Usage
+from plait.backends import BackendError, ConversationRequest, Usage
 from tests.support.remotes import dialect, make
 from tests.support.wire import Answer, ChatCompletions, Dialect, Messages, events, serve
 
@@ -20,7 +20,7 @@ async def failure(
     async with serve(*answers) as server:
         backend = make(dialect, server.url, request_timeout)
         with pytest.raises(BackendError) as caught:
-            async with backend.open(Opening(output_schema=schema)) as conversation:
+            async with backend.open(ConversationRequest(output_schema=schema)) as conversation:
                 await conversation.send("Hello.")
     return caught.value
 
@@ -56,7 +56,7 @@ async def cost_of(usages: Sequence[Any]) -> Usage:
     wire = ChatCompletions()
     parts = [wire.chunk({"delta": {"content": "hi"}, "finish_reason": "stop"})]
     parts += [wire.chunk(None, usage=usage) for usage in usages]
-    async with serve(events(parts)) as server, make(wire, server.url).open(Opening()) as conversation:
+    async with serve(events(parts)) as server, make(wire, server.url).open(ConversationRequest()) as conversation:
         reply = await conversation.send("Hello.")
     assert reply.text == "hi"
     assert {type(reply.usage.input_tokens), type(reply.usage.output_tokens)} == {int}
@@ -99,5 +99,5 @@ async def test_odd_counts_of_the_messages_api_cost_no_answer() -> None:
         wire.event("content_block_delta", index=0, delta={"type": "text_delta", "text": "hi"}),
         wire.event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": -7}),
     ]
-    async with serve(events(parts)) as server, make(wire, server.url).open(Opening()) as conversation:
+    async with serve(events(parts)) as server, make(wire, server.url).open(ConversationRequest()) as conversation:
         assert (await conversation.send("Hello.")).usage == Usage(3, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.backends import AnthropicBackend, BackendError, OpenAIBackend, Opening, Reply
+from plait.backends import AnthropicBackend, BackendError, ConversationRequest, OpenAIBackend, Reply
 from tests.support.wire import ChatCompletions, Dialect, Messages, events, plain, serve
 
 PRIVATE = ("gateway-secret-1", "other-secret-1", "org-private", "proj-private", "oauth-private")
@@ -26,7 +26,7 @@ def dialect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 async def ask(dialect: Dialect, **options: str) -> Reply:
     kind = OpenAIBackend if dialect.name == "openai" else AnthropicBackend
-    async with kind("m", **options).open(Opening()) as conversation:  # type: ignore[arg-type]
+    async with kind("m", **options).open(ConversationRequest()) as conversation:  # type: ignore[arg-type]
         return await conversation.send("hello")
 
 

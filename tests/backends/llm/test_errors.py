@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from plait.backends import BackendError, ErrorKind, Opening
+from plait.backends import BackendError, ConversationRequest, ErrorKind
 from tests.support.remotes import Remote, dialect, make
 from tests.support.wire import (
     Answer,
@@ -41,7 +41,7 @@ def _key(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> G
 
 async def fail(backend: Remote) -> BackendError:
     with pytest.raises(BackendError) as caught:
-        async with backend.open(Opening()) as conversation:
+        async with backend.open(ConversationRequest()) as conversation:
             await conversation.send("the-prompt-itself")
     error = caught.value
     # The SDK's error holds the request, and the request the key.
@@ -276,7 +276,7 @@ async def test_cancel_frees_the_server(dialect: Dialect, streaming: Script) -> N
     backend = make(dialect, streaming.url)
 
     async def talk() -> None:
-        async with backend.open(Opening()) as conversation:
+        async with backend.open(ConversationRequest()) as conversation:
             await conversation.send("Go on for ever.")
 
     async with anyio.create_task_group() as group:
@@ -290,7 +290,7 @@ async def test_cancel_frees_the_server(dialect: Dialect, streaming: Script) -> N
 async def test_a_failed_turn_leaves_no_trace_in_the_conversation(dialect: Dialect) -> None:
     broken = dialect.error(500, "server_error", "once")
     async with serve(broken, events(dialect.parts("fine"))) as server:
-        async with make(dialect, server.url).open(Opening()) as conversation:
+        async with make(dialect, server.url).open(ConversationRequest()) as conversation:
             with pytest.raises(BackendError):
                 await conversation.send("first")
             reply = await conversation.send("second")

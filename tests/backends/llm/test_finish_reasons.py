@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends import AnthropicBackend, BackendError, ErrorKind, OpenAIBackend, Opening
+from plait.backends import AnthropicBackend, BackendError, ConversationRequest, ErrorKind, OpenAIBackend
 from tests.support.wire import Answer, ChatCompletions, Messages, events, plain, serve
 
 K = ErrorKind
@@ -24,7 +24,7 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
 async def fail(answer: Answer, kind: type[OpenAIBackend | AnthropicBackend] = OpenAIBackend, path: str = "/v1"):
     async with serve(answer) as server:
         with pytest.raises(BackendError) as caught:
-            async with kind("m", base_url=server.url + path).open(Opening()) as conversation:
+            async with kind("m", base_url=server.url + path).open(ConversationRequest()) as conversation:
                 await conversation.send("the-prompt-itself")
         assert len(server.requests) == 1
     error = caught.value
@@ -106,7 +106,7 @@ async def test_events_that_are_called_json_are_read() -> None:
     data = "".join(CHAT.parts("fine")).encode()
     async with serve(plain(200, data, content_type="application/json")) as server:
         backend = OpenAIBackend("m", base_url=f"{server.url}/v1")
-        async with backend.open(Opening()) as conversation:
+        async with backend.open(ConversationRequest()) as conversation:
             assert (await conversation.send("?")).text == "fine"
 
 

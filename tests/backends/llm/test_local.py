@@ -19,10 +19,10 @@ from plait.backends import (
     Backend,
     BackendError,
     BackendUnavailable,
+    ConversationRequest,
     ErrorKind,
     LocalBackend,
     OpenAIBackend,
-    Opening,
     Output,
     Reply,
 )
@@ -84,8 +84,8 @@ class TestContract(BackendContract):
         return subject_of_module
 
 
-async def say(backend: Backend, prompt: str, opening: Opening | None = None) -> Reply:
-    async with backend.open(opening or Opening()) as conversation:
+async def say(backend: Backend, prompt: str, opening: ConversationRequest | None = None) -> Reply:
+    async with backend.open(opening or ConversationRequest()) as conversation:
         return await conversation.send(prompt)
 
 
@@ -96,7 +96,7 @@ async def test_classifies_in_parallel_under_a_schema(subject_of_module: Subject)
     pieces: list[Output] = []
 
     async def classify(review: str) -> None:
-        opening = Opening(output_schema=SCHEMA, on_output=pieces.append)
+        opening = ConversationRequest(output_schema=SCHEMA, on_output=pieces.append)
         replies.append(await say(backend, f"Which mood has this review? {review}", opening))
 
     async with anyio.create_task_group() as group:
@@ -125,14 +125,14 @@ async def test_cancel_frees_the_only_slot(subject_of_module: Subject) -> None:
         writing = anyio.Event()
 
         async def write() -> None:
-            await say(backend, LONG, Opening(on_output=lambda _: writing.set()))
+            await say(backend, LONG, ConversationRequest(on_output=lambda _: writing.set()))
 
         async with anyio.create_task_group() as group:
             group.start_soon(write)
             await writing.wait()
             group.cancel_scope.cancel()
         with anyio.fail_after(4):
-            assert (await say(backend, "Good or bad?", Opening(output_schema=SCHEMA))).data
+            assert (await say(backend, "Good or bad?", ConversationRequest(output_schema=SCHEMA))).data
 
 
 @linux
@@ -145,9 +145,9 @@ async def test_a_killed_server_is_a_crash_and_the_next_one_works() -> None:
                 os.kill(pid, signal.SIGKILL)
 
         with pytest.raises(BackendError, match="model server died, exit code -9") as caught:
-            await say(backend, LONG, Opening(on_output=kill))
+            await say(backend, LONG, ConversationRequest(on_output=kill))
         assert caught.value.kind is ErrorKind.CRASHED
-        assert (await say(backend, "Good or bad?", Opening(output_schema=SCHEMA))).data
+        assert (await say(backend, "Good or bad?", ConversationRequest(output_schema=SCHEMA))).data
         assert len(children() - before) == 1
     assert children() == before, "stopped and waited for"
 
@@ -160,19 +160,19 @@ async def test_cancel_while_it_starts_leaves_nothing_behind() -> None:
             await say(backend, "Hello.")
         assert scope.cancelled_caught
         assert children() == before
-        assert (await say(backend, "Good or bad?", Opening(output_schema=SCHEMA))).data
+        assert (await say(backend, "Good or bad?", ConversationRequest(output_schema=SCHEMA))).data
     assert children() == before
 
 
 async def test_the_server_speaks_both_formats_and_wants_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """The SDK adapters against a real server, that takes a schema on the messages API and then ignores it."""
     async with LocalBackend(slots=1) as backend:
-        await say(backend, "Good or bad?", Opening(output_schema=SCHEMA))
+        await say(backend, "Good or bad?", ConversationRequest(output_schema=SCHEMA))
         client = backend._child.client  # type: ignore[union-attr]
         url = str(client.base_url).removesuffix("/v1")
         monkeypatch.setenv("LOCAL_KEY", client.key)
         anthropic = AnthropicBackend("local", base_url=url, api_key_env="LOCAL_KEY", temperature=0.0, max_tokens=300)
-        async with anthropic.open(Opening()) as conversation:
+        async with anthropic.open(ConversationRequest()) as conversation:
             reply = await conversation.send("What is the capital of France? One word.")
             assert reply.text
             assert reply.usage.input_tokens > 10
@@ -181,7 +181,7 @@ async def test_the_server_speaks_both_formats_and_wants_its_key(monkeypatch: pyt
                 await conversation.send("word " * 5000)
         assert overlong.value.kind is ErrorKind.CONTEXT_OVERFLOW
         openai = OpenAIBackend(base_url=f"{url}/v1", api_key_env="LOCAL_KEY", temperature=0.0, max_tokens=300)
-        assert (await say(openai, "Good or bad?", Opening(output_schema=SCHEMA))).data
+        assert (await say(openai, "Good or bad?", ConversationRequest(output_schema=SCHEMA))).data
         for keyless in (OpenAIBackend("local", base_url=f"{url}/v1"), AnthropicBackend("local", base_url=url)):
             with pytest.raises(BackendError) as refused:
                 await say(keyless, "Hello.")
@@ -195,7 +195,7 @@ async def test_keys_stay_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     before = children()
     async with LocalBackend(slots=1) as backend:
-        await say(backend, "Good or bad?", Opening(output_schema=SCHEMA))
+        await say(backend, "Good or bad?", ConversationRequest(output_schema=SCHEMA))
         (pid,) = children() - before
         seen = visible_to_others(pid)
         assert b"canary" not in seen
@@ -260,7 +260,7 @@ async def dies_at_its_start(folder: Path, program: str, monkeypatch: pytest.Monk
     monkeypatch.setattr("plait.backends.llm.local._CHILD", child)
     async with LocalBackend() as backend:
         with pytest.raises(BackendError) as caught:
-            async with backend.open(Opening()):
+            async with backend.open(ConversationRequest()):
                 pass
     return caught.value
 

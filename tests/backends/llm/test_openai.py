@@ -9,7 +9,16 @@ import sys
 import anyio
 import pytest
 
-from plait.backends import BackendError, BackendUnavailable, ErrorKind, Message, OpenAIBackend, Opening, Output, Usage
+from plait.backends import (
+    BackendError,
+    BackendUnavailable,
+    ConversationRequest,
+    ErrorKind,
+    Message,
+    OpenAIBackend,
+    Output,
+    Usage,
+)
 from plait.backends.extras import install_command
 from plait.backends.llm.openai import DEFAULT_MODEL
 from tests.support.wire import Answer, ChatCompletions, Script, events, plain, serve
@@ -22,8 +31,8 @@ def make(server: Script, model: str | None = "m", **options: object) -> OpenAIBa
     return OpenAIBackend(model, base_url=f"{server.url}/v1", **options)  # type: ignore[arg-type]
 
 
-async def say(backend: OpenAIBackend, prompt: str = "Hello.", opening: Opening | None = None):
-    async with backend.open(opening or Opening()) as conversation:
+async def say(backend: OpenAIBackend, prompt: str = "Hello.", opening: ConversationRequest | None = None):
+    async with backend.open(opening or ConversationRequest()) as conversation:
         return await conversation.send(prompt)
 
 
@@ -50,7 +59,7 @@ async def test_a_turn_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_turns_of_one_conversation_build_on_each_other() -> None:
     history = (Message("system", "Be kind."), Message("user", "a"), Message("assistant", "b"))
-    opening = Opening(session_id="s", resume=True, history=history)
+    opening = ConversationRequest(session_id="s", resume=True, history=history)
     async with (
         serve(events(WIRE.parts("d")), events(WIRE.parts("f"))) as server,
         make(server).open(opening) as conversation,
@@ -167,7 +176,7 @@ async def test_missing_sdk_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_schema_goes_along_and_data_comes_back() -> None:
     async with serve(events(WIRE.parts('{"n":', " 3}"))) as server:
-        reply = await say(make(server), opening=Opening(output_schema=SCHEMA))
+        reply = await say(make(server), opening=ConversationRequest(output_schema=SCHEMA))
     wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
     assert server.bodies[0]["response_format"] == wanted
     assert reply.data == {"n": 3}
@@ -178,7 +187,7 @@ async def test_schema_goes_along_and_data_comes_back() -> None:
 async def test_one_repair_turn() -> None:
     seen: list[Output] = []
     async with serve(events(WIRE.parts("It is three.")), events(WIRE.parts('```json\n{"n": 3}\n```'))) as server:
-        reply = await say(make(server), "How many?", Opening(output_schema=SCHEMA, on_output=seen.append))
+        reply = await say(make(server), "How many?", ConversationRequest(output_schema=SCHEMA, on_output=seen.append))
     assert reply.data == {"n": 3}
     assert reply.usage == Usage(22, 14, model="m")
     assert [message.role for message in reply.messages] == ["user", "assistant", "user", "assistant"]
@@ -193,7 +202,7 @@ async def test_one_repair_turn() -> None:
 async def test_no_second_repair_turn() -> None:
     async with serve(events(WIRE.parts('{"n": "three"}'))) as server:
         with pytest.raises(BackendError, match="n: 'three' is not of type 'integer'") as caught:
-            await say(make(server), opening=Opening(output_schema=SCHEMA))
+            await say(make(server), opening=ConversationRequest(output_schema=SCHEMA))
     assert caught.value.kind is ErrorKind.INVALID_OUTPUT
     assert len(server.requests) == 2
 

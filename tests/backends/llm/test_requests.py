@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends import BackendError, ErrorKind, Opening
+from plait.backends import BackendError, ConversationRequest, ErrorKind
 from tests.support.remotes import Remote, dialect, make
 from tests.support.wire import ChatCompletions, Dialect, events, serve
 
@@ -21,7 +21,7 @@ OTHER_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
 
 
 async def ask_for(backend: Remote, schema: dict[str, Any]) -> Any:
-    async with backend.open(Opening(output_schema=schema)) as conversation:
+    async with backend.open(ConversationRequest(output_schema=schema)) as conversation:
         return (await conversation.send("How many?")).data
 
 

@@ -90,7 +90,7 @@ class Turn:
 
     def _judge(self, error: BaseException) -> None:
         if isinstance(error, BackendError):
-            assert self._end in {"late", "idle"} and error.kind is ErrorKind.TIMEOUT and error.goes_on
+            assert self._end in {"late", "idle"} and error.kind is ErrorKind.TIMEOUT and error.continues_session
         elif isinstance(error, ZeroDivisionError):
             assert self._end == "raises"
         else:

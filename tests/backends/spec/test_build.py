@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from plait.backends import AnthropicBackend, BackendUnavailable, FunctionBackend, LocalBackend, OpenAIBackend, Opening
+from plait.backends import (
+    AnthropicBackend,
+    BackendUnavailable,
+    ConversationRequest,
+    FunctionBackend,
+    LocalBackend,
+    OpenAIBackend,
+)
 from plait.backends.extras import install_command
 from plait.backends.spec.build import (
     AnthropicSpec,
@@ -49,7 +56,7 @@ def call(name: str) -> FunctionSpec:
 
 
 async def say(spec: FunctionSpec, folder: Path, prompt: str) -> Any:
-    async with build(spec, folder=folder).open(Opening()) as conversation:
+    async with build(spec, folder=folder).open(ConversationRequest()) as conversation:
         reply = await conversation.send(prompt)
     return reply.text if reply.data is None else reply.data
 

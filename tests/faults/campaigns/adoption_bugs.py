@@ -33,12 +33,12 @@ def _nothing_ended() -> AbstractContextManager[object]:
 
 def _wrong_turn_kept() -> AbstractContextManager[object]:
     """The attempt behind the one that is adopted is kept, and that one ended."""
-    end_leftovers = drive.end_leftovers
+    end_leftovers = drive.kill_orphans
 
     async def end(store: Store | None, run_id: str, keep: Iterable[tuple[str, int]] = ()) -> None:
         await end_leftovers(store, run_id, [(task_id, attempt + 1) for task_id, attempt in keep])
 
-    return mock.patch.object(drive, "end_leftovers", end)
+    return mock.patch.object(drive, "kill_orphans", end)
 
 
 @contextmanager

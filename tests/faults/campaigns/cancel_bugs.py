@@ -64,12 +64,12 @@ def _execute(connection: sqlite3.Connection, statement: str) -> None:
 def _nothing_settled() -> AbstractContextManager[object]:
     """A run that is cancelled is left as it stands: nobody says what became of the tasks under way."""
 
-    leaving = execution.Execution.leave
+    leaving = execution.Executor.finish
 
     def leave(self: Any) -> list[events.Event]:
         return leaving(self)[-1:]
 
-    return mock.patch.object(execution.Execution, "leave", leave)
+    return mock.patch.object(execution.Executor, "finish", leave)
 
 
 def _claim_not_given_back() -> AbstractContextManager[object]:

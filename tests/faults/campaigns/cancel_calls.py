@@ -14,7 +14,7 @@ import anyio
 import anyio.lowlevel
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import Opening, Reply, Usage
+from plait.backends.protocol import ConversationRequest, Reply, Usage
 from plait.persistence import Batch, Note, SQLiteStore
 from plait.persistence.changes import LeaseRenewed
 from plait.runner import DAG, ParallelRunner, Retry, Task
@@ -57,10 +57,10 @@ class Server:
     def new_session_id(self) -> str:
         return f"session-{len(self.sessions) + 1}"
 
-    def open(self, opening: Opening) -> _Talk:
+    def open(self, opening: ConversationRequest) -> _Talk:
         return _Talk(self, opening)
 
-    async def answer(self, opening: Opening, prompt: str) -> Reply:
+    async def answer(self, opening: ConversationRequest, prompt: str) -> Reply:
         task_id = opening.idempotency_key.split(":")[1]
         key = opening.session_id, task_id
         self.executed[task_id] += 1
@@ -79,7 +79,7 @@ class Server:
 
 
 class _Talk:
-    def __init__(self, server: Server, opening: Opening) -> None:
+    def __init__(self, server: Server, opening: ConversationRequest) -> None:
         self._server = server
         self._opening = opening
 

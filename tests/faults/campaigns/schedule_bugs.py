@@ -22,7 +22,7 @@ from plait.runner.domain.status import TaskStatus
 from plait.runner.engine import checkpointer as checkpoint
 from plait.runner.engine import executor as execution
 from plait.runner.engine.checkpointer import Position
-from plait.runner.engine.commit import SET, Latch
+from plait.runner.engine.commit import COMMITTED, Commit
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.run_control import Control
@@ -36,9 +36,9 @@ from plait.runner.state import stored_run as stored
 def _dependents_before_commit() -> AbstractContextManager[object]:
     submit = checkpoint.Checkpointer.submit
 
-    def stored_at_once(self: Any, happened: Sequence[events.Event], *plain: Change) -> Latch:
+    def stored_at_once(self: Any, happened: Sequence[events.Event], *plain: Change) -> Commit:
         submit(self, happened, *plain)
-        return SET
+        return COMMITTED
 
     return mock.patch.object(checkpoint.Checkpointer, "submit", stored_at_once)
 
@@ -55,8 +55,8 @@ def _written_within_the_callers_scope() -> Generator[None]:
 
     submit = checkpoint.Checkpointer.submit
 
-    class Written(Latch):
-        def __init__(self, checkpointer: Any, settled: Latch) -> None:
+    class Written(Commit):
+        def __init__(self, checkpointer: Any, settled: Commit) -> None:
             super().__init__()
             self.checkpointer, self.settled = checkpointer, settled
 
@@ -67,7 +67,7 @@ def _written_within_the_callers_scope() -> Generator[None]:
         def then(self, call: Callable[[], None]) -> None:
             self.settled.then(call)
 
-    def submit_to_be_written(self: Any, happened: Sequence[events.Event], *plain: Change) -> Latch:
+    def submit_to_be_written(self: Any, happened: Sequence[events.Event], *plain: Change) -> Commit:
         return Written(self, submit(self, happened, *plain))
 
     with (
@@ -80,7 +80,7 @@ def _written_within_the_callers_scope() -> Generator[None]:
 def _told_before_commit() -> AbstractContextManager[object]:
     submit = checkpoint.Checkpointer.submit
 
-    def telling(self: Any, happened: Sequence[events.Event], *plain: Change) -> Latch:
+    def telling(self: Any, happened: Sequence[events.Event], *plain: Change) -> Commit:
         for event in happened:
             self._feed.publish(event)
         return submit(self, happened, *plain)
@@ -89,7 +89,7 @@ def _told_before_commit() -> AbstractContextManager[object]:
 
 
 def _limit_off_by_one() -> AbstractContextManager[object]:
-    take = schedule.Schedule.take
+    take = schedule.Scheduler.take
 
     def generous(self: Any) -> int | None:
         self._places.most += 1
@@ -98,17 +98,17 @@ def _limit_off_by_one() -> AbstractContextManager[object]:
         finally:
             self._places.most -= 1
 
-    return mock.patch.object(schedule.Schedule, "take", generous)
+    return mock.patch.object(schedule.Scheduler, "take", generous)
 
 
 def _backend_limit_off_by_one() -> AbstractContextManager[object]:
     is_open = property(lambda gate: not gate.away and gate.taken <= gate.limit)
-    return mock.patch.object(places.Gate, "is_open", is_open)
+    return mock.patch.object(places.BackendLimiter, "is_open", is_open)
 
 
 def _wake_up_lost() -> AbstractContextManager[object]:
     """An idle worker looks, and only a moment later lies down: whoever wakes the idle in between does not see it."""
-    next_turn = execution.Execution._next_turn
+    next_turn = execution.Executor._next_turn
 
     async def slow(self: Any) -> object:
         if not self._schedule.exhausted:
@@ -116,7 +116,7 @@ def _wake_up_lost() -> AbstractContextManager[object]:
             return await self._idle.wait()
         return await next_turn(self)
 
-    return mock.patch.object(execution.Execution, "_next_turn", slow)
+    return mock.patch.object(execution.Executor, "_next_turn", slow)
 
 
 def _retry_not_requeued() -> AbstractContextManager[object]:
@@ -125,7 +125,7 @@ def _retry_not_requeued() -> AbstractContextManager[object]:
         happened: list[events.Event] = []
         await self._start(self._take(happened), happened)
 
-    return mock.patch.object(execution.Execution, "_try_again", forgetful)
+    return mock.patch.object(execution.Executor, "_try_again", forgetful)
 
 
 def _unknown_taken_for_not_stored() -> AbstractContextManager[object]:
@@ -147,13 +147,13 @@ def _unknown_taken_for_not_stored() -> AbstractContextManager[object]:
 
 
 def _lease_by_wall_clock_alone() -> AbstractContextManager[object]:
-    wait_until_free = ownership.wait_until_free
+    wait_until_free = ownership.wait_for_expiry
 
     async def trusting(config: Config, run: stored.StoredRun, feed: Feed, control: Control) -> bool:
         expired = (run.record.lease_expires_at or 0.0) <= config.clock.wall()
         return expired or await wait_until_free(config, run, feed, control)
 
-    return mock.patch.object(parallel, "wait_until_free", trusting)
+    return mock.patch.object(parallel, "wait_for_expiry", trusting)
 
 
 def _done_tasks_again() -> AbstractContextManager[object]:
@@ -170,13 +170,13 @@ def _done_tasks_again() -> AbstractContextManager[object]:
 
 def _stop_taken_for_crash() -> AbstractContextManager[object]:
     """What was under way at a stop is left as it is, instead of being settled."""
-    leave = execution.Execution.leave
+    leave = execution.Executor.finish
 
     def careless(self: Any) -> list[events.Event]:
         left = leave(self)
         return [event for event in left if not isinstance(event, events.TaskInterrupted)]
 
-    return mock.patch.object(execution.Execution, "leave", careless)
+    return mock.patch.object(execution.Executor, "finish", careless)
 
 
 def _at_most_once_tried_again() -> AbstractContextManager[object]:

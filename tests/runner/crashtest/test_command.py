@@ -16,7 +16,7 @@ import pytest
 from plait.persistence.failpoints import FAILPOINTS
 from plait.runner.crashtest.certificate import as_lines, as_value
 from plait.runner.crashtest.fork_server import get_ready
-from plait.runner.crashtest.mutants import PLANTED
+from plait.runner.crashtest.mutants import MUTANTS
 from plait.runner.crashtest.tally import Tally
 from tests.support.processes import warm
 from tests.support.processes.command import PLAIT, Done, environment, plait
@@ -59,7 +59,7 @@ def test_three_hundred_kills_at_every_boundary_lose_nothing(tmp_path: Path) -> N
     assert value["acknowledged_results_lost"] == value["completed_tasks_executed_again"] == 0
     assert value["extra_attempts_per_task_in_flight"] == 1
     assert value["failure_rate_below"] == pytest.approx(3 / value["kills_landed"])
-    assert value["planted_bugs"] == {bug.name: True for bug in PLANTED}
+    assert value["planted_bugs"] == {bug.name: True for bug in MUTANTS}
     assert list(tmp_path.iterdir()) == [], "the folder is left as it was"
 
 
@@ -70,7 +70,7 @@ def test_a_few_kills_at_every_boundary_certify_a_plan_without_its_backends_and_i
     lines = done.out.splitlines()
     assert lines[0].startswith("passed in ")
     assert f"boundaries            {len(FAILPOINTS)} of {len(FAILPOINTS)} covered" in done.out
-    assert f"planted bugs          {len(PLANTED)} of {len(PLANTED)} caught" in done.out
+    assert f"planted bugs          {len(MUTANTS)} of {len(MUTANTS)} caught" in done.out
     assert re.search(r"all held; failure rate below [5-9]\.", done.out), "so few kills show little, and it says so"
     assert ", of which 0 lost" in done.out
     assert "0 executed again" in done.out

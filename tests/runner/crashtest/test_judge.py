@@ -10,7 +10,7 @@ import pytest
 from plait.runner import DAG, FailureMode, Retry, RunStatus, Task, TaskStatus
 from plait.runner.crashtest.cases import NEVER, Case, Part, chain_case, plan_case, random_case
 from plait.runner.crashtest.judge import Judge, Verdict
-from plait.runner.crashtest.mutants import PLANTED
+from plait.runner.crashtest.mutants import MUTANTS
 from plait.runner.crashtest.oracle import Expected, expected, forecast, run_status
 from plait.runner.crashtest.snapshot import mark
 from plait.runner.crashtest.trial import Kind, Point, Trial, parse_trial
@@ -206,7 +206,7 @@ def test_a_trial_that_needs_a_place_says_so(word: str) -> None:
 
 
 def test_every_planted_bug_has_a_name_of_its_own_and_every_known_mistake_a_bug() -> None:
-    names = [bug.name for bug in PLANTED]
+    names = [bug.name for bug in MUTANTS]
     assert len(set(names)) == len(names)
     assert {name for module, name in TO_BE_SEEN.values() if module == "kills"} <= set(names)
     seen = Report(method="kills", unit="kills", cases=1, planted=dict.fromkeys(names, True))

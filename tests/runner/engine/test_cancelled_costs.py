@@ -8,7 +8,7 @@ from typing import Self
 
 import anyio
 
-from plait.backends import Opening, Output, Reply, Usage
+from plait.backends import ConversationRequest, Output, Reply, Usage
 from plait.persistence import Spent, Store
 from plait.runner import DAG, ParallelRunner, RunStatus, Task
 
@@ -26,14 +26,14 @@ class Agent:
     def new_session_id(self) -> None:
         return None
 
-    def open(self, opening: Opening) -> AgentTurn:
+    def open(self, opening: ConversationRequest) -> AgentTurn:
         return AgentTurn(self, opening)
 
 
 class AgentTurn:
     session_id = None
 
-    def __init__(self, agent: Agent, opening: Opening) -> None:
+    def __init__(self, agent: Agent, opening: ConversationRequest) -> None:
         self._agent, self._opening = agent, opening
 
     async def __aenter__(self) -> Self:
@@ -93,7 +93,7 @@ async def test_an_earlier_attempts_word_is_not_the_last_ones(store: Store) -> No
             return await anyio.sleep_forever()
 
     class Once(Agent):
-        def open(self, opening: Opening) -> AgentTurn:
+        def open(self, opening: ConversationRequest) -> AgentTurn:
             return Failing(self, opening)
 
     failed: list[str] = []

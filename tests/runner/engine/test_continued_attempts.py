@@ -8,10 +8,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait.backends import BackendError, ErrorKind, Opening, Question, Reply
+from plait.backends import BackendError, ConversationRequest, ErrorKind, Question, Reply
 from plait.persistence import SQLiteStore, Store
 from plait.persistence.records import TaskRecord
-from plait.runner import DAG, Action, ParallelRunner, Retry, RunStatus, Task, TaskStatus
+from plait.runner import DAG, ParallelRunner, ResumeAction, Retry, RunStatus, Task, TaskStatus
 from plait.runner.domain import events
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.fakes import Answer, QuickClock, Talker
@@ -29,7 +29,7 @@ def failing(*errors: BackendError, then: Answer | None = None) -> Talker:
     """Fails so, one error a turn; then answers."""
     left = list(errors)
 
-    def answer(prompt: str, opening: Opening) -> str | Reply | Exception:
+    def answer(prompt: str, opening: ConversationRequest) -> str | Reply | Exception:
         if left:
             return left.pop(0)
         return f"re: {prompt}" if then is None else then(prompt, opening)
@@ -40,7 +40,7 @@ def failing(*errors: BackendError, then: Answer | None = None) -> Talker:
 def seen(backend: Talker) -> list[tuple[str, str | None, bool, bool]]:
     """The prompt of each turn, its session, and whether that was resumed and the turn taken up."""
     return [
-        (prompt, one.session_id, one.resume, one.goes_on)
+        (prompt, one.session_id, one.resume, one.resumes_interrupted)
         for prompt, one in zip(backend.prompts, backend.openings, strict=True)
     ]
 
@@ -71,7 +71,7 @@ async def test_where_no_session_is_known_there_is_none_to_take_up(store: Store) 
     class Early(Talker):
         """Fails before it has a session."""
 
-        def open(self, opening: Opening):
+        def open(self, opening: ConversationRequest):
             talk = super().open(opening)
             if len(self.openings) == 1:
                 raise LIMIT
@@ -93,7 +93,7 @@ async def test_a_session_that_is_gone_by_then_is_no_failure_of_the_task(store: S
 async def test_an_answer_is_taken_up_with_all_that_was_said_before(store: Store) -> None:
     asks = Reply("Where?", session_id="session-1", question=Question("Where?"))
 
-    def answer(prompt: str, opening: Opening) -> str | Reply | Exception:
+    def answer(prompt: str, opening: ConversationRequest) -> str | Reply | Exception:
         if prompt == "work":
             return asks
         return LIMIT if opening.answer is not None else f"re: {prompt}"
@@ -105,7 +105,7 @@ async def test_an_answer_is_taken_up_with_all_that_was_said_before(store: Store)
     assert [prompt for prompt, *_ in seen(backend)] == ["work", "Rome", INTERRUPTED]
     last = backend.openings[-1]
     assert [message.content for message in last.history] == ["work", "Where?"]
-    assert (last.session_id, last.answer, last.goes_on) == ("session-1", None, True)
+    assert (last.session_id, last.answer, last.resumes_interrupted) == ("session-1", None, True)
     said = [m.content for m in await store.list_messages("r", "a")]
     assert said == ["work", "Where?", "Rome", INTERRUPTED, f"re: {INTERRUPTED}"]
 
@@ -159,7 +159,7 @@ async def test_a_crash_in_the_meantime_changes_nothing(goes_on: bool, store: Sto
     backend.made = 1
     runner = ParallelRunner(backend, store=store, clock=clock)
     verdict = (await runner.preview_resume("r")).tasks["a"]
-    assert (verdict.action, verdict.repeats) == (Action.CONTINUE if goes_on else Action.START_OVER, False)
+    assert (verdict.action, verdict.repeats) == (ResumeAction.CONTINUE if goes_on else ResumeAction.START_OVER, False)
     assert "; not before 2027-01-15T1" in verdict.reason
     async with runner.start_resume("r") as run:
         told = [event async for event in run.events()]

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from plait.backends import BackendError, ErrorKind, Message, Opening, Reply, Usage
+from plait.backends import BackendError, ConversationRequest, ErrorKind, Message, Reply, Usage
 from plait.persistence import MemoryStore, Store
 from plait.runner import DAG, BackendMissing, ParallelRunner, PlaitError, Retry, RunStatus, Task
 from tests.support.fakes import Talker
@@ -46,7 +46,7 @@ async def test_the_session_is_stored_before_the_call_or_as_soon_as_it_is_known()
             super().__init__(own_ids=own_ids)
             self.before: list[tuple[str, str | None]] = []
 
-        def open(self, opening: Opening):
+        def open(self, opening: ConversationRequest):
             run_id = opening.idempotency_key.split(":")[0]
             talk, send = (made := super().open(opening)), made.send
 

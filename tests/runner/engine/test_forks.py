@@ -24,7 +24,7 @@ class Forker(Talker):
 def seen(backend: Talker) -> dict[str, tuple[str | None, str | None, bool, int]]:
     """Of each prompt the session, what it forks, whether that is resumed, and how long its history is."""
     return {
-        prompt: (one.session_id, one.forks, one.resume, len(one.history))
+        prompt: (one.session_id, one.fork_of, one.resume, len(one.history))
         for prompt, one in zip(backend.prompts, backend.openings, strict=True)
     }
 
@@ -84,7 +84,7 @@ async def test_a_fork_that_fails_is_made_anew_from_the_parent(store: Store) -> N
     backend = Forker(lambda prompt, _: reset.pop() if reset and prompt == "two" else f"re: {prompt}")
     dag = DAG([Task("a", prompt="one"), Task("b", prompt="two", continues="a", retry=Retry(attempts=2))])
     await ParallelRunner(backend, store=store, clock=QuickClock()).run(dag)
-    forks = [(one.session_id, one.forks, one.resume) for one in backend.openings[1:]]
+    forks = [(one.session_id, one.fork_of, one.resume) for one in backend.openings[1:]]
     assert forks == [("session-2", "session-1", False), ("session-3", "session-1", False)]
 
 
@@ -101,7 +101,7 @@ async def test_a_fork_that_was_cut_goes_on_in_itself_once_it_is_known(confirmed:
     await ParallelRunner(backend, store=store).resume("r")
     expected = (INTERRUPTED, ("session-2", None, True)) if confirmed else ("two", ("session-101", "session-1", False))
     first = backend.openings[0]
-    assert (backend.prompts[0], (first.session_id, first.forks, first.resume)) == expected
+    assert (backend.prompts[0], (first.session_id, first.fork_of, first.resume)) == expected
     assert [message.content for message in first.history] == ["one", "re: one"]
 
 

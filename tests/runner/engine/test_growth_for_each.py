@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from plait.backends.protocol import Opening, Reply
+from plait.backends.protocol import ConversationRequest, Reply
 from plait.persistence import MemoryStore, Store
-from plait.runner import DAG, DAGError, Limits, ParallelRunner, RunStatus, Task, TaskStatus
+from plait.runner import DAG, DAGError, GrowthLimits, ParallelRunner, RunStatus, Task, TaskStatus
 from tests.support.fakes import Talker
 from tests.support.growth import Recording, listed, plan, spec, talker
 
@@ -66,7 +66,7 @@ NO_LISTS = {
 async def test_what_is_no_list_fails_that_task_alone(kept: Store | None, why: str) -> None:
     answer, says = NO_LISTS[why]
     backend = talker({"source": answer})
-    runner = ParallelRunner(backend, store=kept, growth=Limits(max_tasks=50))
+    runner = ParallelRunner(backend, store=kept, growth=GrowthLimits(max_tasks=50))
     result = await runner.run(DAG([SOURCE, MAPPED, USER, Task("other", "{{ source }}", ["source"])]))
     statuses = [task.status for task in result.tasks.values()]
     completed = TaskStatus.COMPLETED
@@ -134,7 +134,7 @@ async def test_two_in_a_row(kept: Store | None) -> None:
 
 
 async def test_parts_see_what_their_task_depends_on_and_hold_data() -> None:
-    def answer(prompt: str, _opening: Opening) -> str | Reply:
+    def answer(prompt: str, _opening: ConversationRequest) -> str | Reply:
         return listed([1, 2]) if prompt == "source" else listed({"said": prompt}) if prompt.startswith("p") else prompt
 
     mapped = Task("m", "p{{ item }} {{ old }} {{ source }}", ["old"], for_each="source")
@@ -147,7 +147,7 @@ async def test_parts_go_on_with_one_conversation_each_for_itself(kept: Store | N
     backend = talker({"source": listed([1, 2])})
     mapped = Task("m", "m {{ item }}", continues="talk", for_each="source")
     await ParallelRunner(backend, store=kept).run(DAG([Task("talk", "talk"), SOURCE, mapped]))
-    parts = [opening for opening in backend.openings if opening.forks is not None]
+    parts = [opening for opening in backend.openings if opening.fork_of is not None]
     assert [[message.content for message in opening.history] for opening in parts] == [["talk", "<talk>"]] * 2
     assert len({opening.session_id for opening in parts}) == 2
 
@@ -184,7 +184,7 @@ def test_a_task_with_for_each_has_no_element_and_plans_nothing() -> None:
 async def test_a_part_may_wait_for_a_person(store: Store) -> None:
     from plait.backends.protocol import Question
 
-    def answer(prompt: str, opening: Opening) -> str | Reply:
+    def answer(prompt: str, opening: ConversationRequest) -> str | Reply:
         if prompt == "source":
             return listed([1, 2])
         if prompt == "part 2" and opening.answer is None:

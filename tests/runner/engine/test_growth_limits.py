@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait.persistence import Store
-from plait.runner import DAG, DAGError, Limits, ParallelRunner, RunStatus, Task
+from plait.runner import DAG, DAGError, GrowthLimits, ParallelRunner, RunStatus, Task
 from plait.runner.plan import PlanError, parse_plan
 from tests.support.growth import plan, spec, talker
 from tests.support.processes.command import plait_here
@@ -20,13 +20,13 @@ THREE = plan(*(spec(name) for name in "abc"))
 @pytest.mark.parametrize(
     ("of_dag", "of_runner", "most"),
     [
-        (Limits(max_tasks=3), Limits(), 3),
-        (Limits(max_tasks=50), Limits(max_tasks=3), 3),
-        (None, Limits(max_tasks=3), 3),
-        (Limits(max_tasks=4), Limits(max_tasks=9), None),
+        (GrowthLimits(max_tasks=3), GrowthLimits(), 3),
+        (GrowthLimits(max_tasks=50), GrowthLimits(max_tasks=3), 3),
+        (None, GrowthLimits(max_tasks=3), 3),
+        (GrowthLimits(max_tasks=4), GrowthLimits(max_tasks=9), None),
     ],
 )
-async def test_the_narrower_one_holds(of_dag: Limits | None, of_runner: Limits, most: int | None) -> None:
+async def test_the_narrower_one_holds(of_dag: GrowthLimits | None, of_runner: GrowthLimits, most: int | None) -> None:
     runner = ParallelRunner(talker({"plan": THREE, "These": THREE}), growth=of_runner)
     result = await runner.run(DAG([PLANNER], growth=of_dag))
     if most is None:
@@ -37,24 +37,24 @@ async def test_the_narrower_one_holds(of_dag: Limits | None, of_runner: Limits, 
 
 
 async def test_that_of_a_dag_holds_for_whoever_goes_on_with_its_run(store: Store) -> None:
-    run_id = await ParallelRunner(talker(), store=store).create_run(DAG([PLANNER], growth=Limits(max_tasks=3)))
+    run_id = await ParallelRunner(talker(), store=store).create_run(DAG([PLANNER], growth=GrowthLimits(max_tasks=3)))
     result = await ParallelRunner(talker({"plan": THREE, "These": THREE}), store=store).resume(run_id)
     assert (result.status, list(result.tasks)) == (RunStatus.FAILED, ["plan"])
 
 
 async def test_nobody_may_add_any_at_depth_0() -> None:
     runner = ParallelRunner(talker({"plan": THREE, "These": "[]"}))
-    result = await runner.run(DAG([PLANNER], growth=Limits(max_depth=0)))
+    result = await runner.run(DAG([PLANNER], growth=GrowthLimits(max_depth=0)))
     assert (result.status, result["plan"].attempts, list(result.tasks)) == (RunStatus.COMPLETED, 2, ["plan"])
 
 
 def test_there_cannot_be_more_tasks_than_it_allows() -> None:
     with pytest.raises(DAGError, match=r"there are 2 tasks, and growth allows 1 in all \(max_tasks\)"):
-        DAG([Task("a"), Task("b")], growth=Limits(max_tasks=1))
+        DAG([Task("a"), Task("b")], growth=GrowthLimits(max_tasks=1))
 
 
 def test_a_limit_of_depth_alone_says_nothing_about_the_tasks_that_are_given() -> None:
-    assert len(DAG([Task(f"t{number}") for number in range(10_001)], growth=Limits(max_depth=1))) == 10_001
+    assert len(DAG([Task(f"t{number}") for number in range(10_001)], growth=GrowthLimits(max_depth=1))) == 10_001
 
 
 PLAN = """

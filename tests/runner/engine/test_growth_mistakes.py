@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.backends import BackendError, ErrorKind
-from plait.backends.protocol import Opening, Question, Reply
+from plait.backends.protocol import ConversationRequest, Question, Reply
 from plait.persistence import MemoryStore, Store
-from plait.runner import DAG, Decision, Limits, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus
+from plait.runner import DAG, Decision, GrowthLimits, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Scripted, by_end, listed, plan, spec, talker, tasks
 
@@ -58,7 +58,7 @@ WRONG = {
 
 
 def runner_of(backend: Talker, store: Store | None = None, **more: object) -> ParallelRunner:
-    limits = Limits(max_tasks=20, max_depth=2)
+    limits = GrowthLimits(max_tasks=20, max_depth=2)
     return ParallelRunner(
         backends={"main": backend, "other": talker()},
         default="main",
@@ -205,7 +205,7 @@ async def test_after_a_resume_nobody_is_told_a_second_time(store: Store) -> None
     """What is told lives with the process; that it was told is in the store."""
     run_stopped = []
 
-    def answer(prompt: str, _opening: Opening) -> str:
+    def answer(prompt: str, _opening: ConversationRequest) -> str:
         if prompt.startswith("These"):
             run_stopped[0].stop()
         return "no"

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait.backends import BackendError, ErrorKind, Message, Opening, Output, Reply, Usage
+from plait.backends import BackendError, ConversationRequest, ErrorKind, Message, Output, Reply, Usage
 from plait.persistence import MemoryStore, Spent, SQLiteStore, Store
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.runner.domain.events import TaskOutput
@@ -35,7 +35,7 @@ async def test_a_raising_backend_fails_its_task_alone(answer: Exception, error: 
 
 
 async def test_the_usage_of_an_output_is_told_only_if_it_is_one() -> None:
-    def chatty(_prompt: str, opening: Opening) -> str:
+    def chatty(_prompt: str, opening: ConversationRequest) -> str:
         for odd in (Usage(3, 1, 0.5), Usage(-1, 1), Usage("1", 1), None):  # type: ignore[arg-type]
             opening.on_output(Output("tool", "x", odd))  # type: ignore[arg-type]
         return "done"
@@ -57,7 +57,7 @@ async def test_odd_replies_are_failures_or_stored_whole(tmp_path) -> None:
     }
 
     class Odd(Talker):
-        def open(self, opening: Opening):
+        def open(self, opening: ConversationRequest):
             talk = super().open(opening)
 
             async def send(prompt: str) -> Reply:
@@ -184,7 +184,7 @@ async def test_half_characters_in_results_reach_dependents_as_whole_ones(tmp_pat
 
 async def test_a_reply_is_kept_when_closing_its_conversation_fails() -> None:
     class Slamming(Talker):
-        def open(self, opening: Opening):
+        def open(self, opening: ConversationRequest):
             talk = super().open(opening)
 
             class Slam:
@@ -231,7 +231,7 @@ async def test_a_usage_that_cannot_be_added_up_or_shown_is_refused(odd: Usage, t
 
 
 async def test_data_are_the_same_now_and_after_a_resume(store: Store) -> None:
-    def answer(prompt: str, _opening: Opening) -> Reply | Exception:
+    def answer(prompt: str, _opening: ConversationRequest) -> Reply | Exception:
         if prompt == "make":
             return Reply("x", data={"rows": ({1: "one"},)})  # type: ignore[dict-item]
         return Reply(prompt) if failing else BackendError(ErrorKind.REFUSED, "no")
@@ -250,7 +250,7 @@ class _Hides(Talker):
     """Its conversation ends its turn by itself, and says nothing of it."""
 
     @asynccontextmanager
-    async def open(self, opening: Opening) -> AsyncGenerator[object]:  # type: ignore[override]
+    async def open(self, opening: ConversationRequest) -> AsyncGenerator[object]:  # type: ignore[override]
         with anyio.CancelScope() as scope:
             scope.cancel()
             yield super().open(opening)

@@ -10,7 +10,7 @@ from typing import Any
 import anyio.to_thread
 import pytest
 
-from plait.backends import BackendError, CodexBackend, ErrorKind, Opening, Reply, Usage
+from plait.backends import BackendError, CodexBackend, ConversationRequest, ErrorKind, Reply, Usage
 from plait.backends.agents.protocol import Call, Ending
 from plait.persistence import MemoryStore, SQLiteStore
 from plait.runner import DAG, ParallelRunner, Retry, Task
@@ -40,7 +40,7 @@ def answer(dialect: Dialect, model: Any) -> list[str]:
 
 async def model_of(dialect: Dialect, model: Any) -> str | None:
     answered = events(answer(dialect, model))
-    async with serve(answered) as server, make(dialect, server.url).open(Opening()) as conversation:
+    async with serve(answered) as server, make(dialect, server.url).open(ConversationRequest()) as conversation:
         reply = await conversation.send("Hello.")
     assert (reply.text, reply.messages[-1].usage.model) == ("hi", reply.usage.model)
     return reply.usage.model
@@ -77,7 +77,7 @@ async def test_every_attempt_keeps_its_own_also_for_a_resume() -> None:
     """The first attempt fails after it was paid for, the second one is answered by another model."""
     calls: list[str] = []
 
-    def say(prompt: str, _opening: Opening) -> Reply | BackendError:
+    def say(prompt: str, _opening: ConversationRequest) -> Reply | BackendError:
         calls.append(prompt)
         if prompt == "a" and len(calls) == 1:
             return BackendError(ErrorKind.TRANSIENT, "cut", usage=Usage(1, 1, model="first"))

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from plait.persistence import MemoryStore, Store
-from plait.runner import DAG, DAGError, Limits, ParallelRunner, RunStatus, Task, TaskStatus
+from plait.runner import DAG, DAGError, GrowthLimits, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.runner.plan import load_plan
 from tests.support.growth import listed, plan, spec, talker
 
@@ -87,7 +87,7 @@ async def test_where_there_is_nothing_to_do_all_are_empty(kept: Store | None, fo
 
 
 async def test_the_second_of_them_may_be_one_too_many(kept: Store | None) -> None:
-    runner = ParallelRunner(talker({"source": listed(["a", "b"])}), store=kept, growth=Limits(max_tasks=5))
+    runner = ParallelRunner(talker({"source": listed(["a", "b"])}), store=kept, growth=GrowthLimits(max_tasks=5))
     result = await runner.run(DAG([SOURCE, DRAFT, REVIEW]))
     assert result["draft"].data == ["<write a>", "<write b>"]
     assert result["review"].error_kind == "invalid_request"

@@ -10,9 +10,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait.backends.protocol import Opening
+from plait.backends.protocol import ConversationRequest
 from plait.persistence import Batch, MemoryStore, MessageRecord, SQLiteStore, Store, StoreError
-from plait.runner import DAG, Action, Decision, Limits, ParallelRunner, RunStatus, RunView, Task, TaskStatus
+from plait.runner import DAG, Decision, GrowthLimits, ParallelRunner, ResumeAction, RunStatus, RunView, Task, TaskStatus
 from tests.support.fakes import Talker
 from tests.support.growth import Scripted, listed, plan, spec, talker
 from tests.support.processes.command import plait_here
@@ -50,7 +50,7 @@ async def test_an_alias_that_the_prompt_does_not_use_stands_for_the_partner_too(
 async def test_what_waits_for_one_that_fails_softly_has_what_that_one_waited_for(mode: str) -> None:
     """The review is one too many, and fails before the drafts are done; the end names these as well."""
     review = replace(REVIEW, failure_mode=mode)  # type: ignore[arg-type]
-    runner = ParallelRunner(talker(LIST), growth=Limits(max_tasks=7))
+    runner = ParallelRunner(talker(LIST), growth=GrowthLimits(max_tasks=7))
     result = await runner.run(DAG([SOURCE, DRAFT, review, END]))
     assert "max_tasks" in (result["review"].error or "")
     assert result.text["end"] == f"<end {DRAFTS} >"
@@ -64,9 +64,11 @@ async def test_so_it_does_where_the_run_is_resumed_meanwhile(store: Store) -> No
         return ["a", "b", "c"] if prompt == "source" else f"<{prompt}>"
 
     dag = DAG([SOURCE, DRAFT, replace(REVIEW, failure_mode="soft"), END])
-    async with ParallelRunner(answer, store=store, concurrency=1, growth=Limits(max_tasks=7)).start(dag, "r") as run:
+    async with ParallelRunner(answer, store=store, concurrency=1, growth=GrowthLimits(max_tasks=7)).start(
+        dag, "r"
+    ) as run:
         runs = [run]
-    result = await ParallelRunner(answer, store=store, growth=Limits(max_tasks=7)).resume("r")
+    result = await ParallelRunner(answer, store=store, growth=GrowthLimits(max_tasks=7)).resume("r")
     assert result["review"].status is TaskStatus.FAILED
     assert result.text["end"] == f"<end {DRAFTS} >"
 
@@ -158,7 +160,7 @@ async def test_a_conversation_is_kept_for_one_that_is_not_unfolded_yet() -> None
             if self.down:
                 raise StoreError("away")
 
-    def answer(prompt: str, _opening: Opening) -> object:
+    def answer(prompt: str, _opening: ConversationRequest) -> object:
         store.down = store.down or prompt == "other"
         return listed(["a", "b"]) if prompt == "source" else f"<{prompt}>"
 
@@ -173,7 +175,7 @@ async def test_a_conversation_is_kept_for_one_that_is_not_unfolded_yet() -> None
 async def test_a_partner_that_failed_as_a_whole_has_no_parts(store: Store) -> None:
     """It was too wide for the run; resumed with more room, the other one begins each conversation afresh."""
 
-    def answer(prompt: str, _opening: Opening) -> object:
+    def answer(prompt: str, _opening: ConversationRequest) -> object:
         if prompt == "other" and runs:
             runs.pop().stop()
         return listed(["a", "b", "c"]) if prompt == "source" else f"<{prompt}>"
@@ -182,7 +184,7 @@ async def test_a_partner_that_failed_as_a_whole_has_no_parts(store: Store) -> No
     polish = Task("polish", prompt="{{ draft }}.", continues="draft", for_each="source", depends_on=["other"])
     other = Task("other", prompt="other", depends_on=["draft"])
     dag = DAG([SOURCE, replace(DRAFT, failure_mode="soft"), other, polish])
-    async with ParallelRunner(backend, store=store, growth=Limits(max_tasks=5)).start(dag, "r") as run:
+    async with ParallelRunner(backend, store=store, growth=GrowthLimits(max_tasks=5)).start(dag, "r") as run:
         runs = [run]
     result = await ParallelRunner(backend, store=store).resume("r")
     assert (result["draft"].status, result["polish"].data) == (TaskStatus.FAILED, ["<.>"] * 3)
@@ -215,7 +217,7 @@ async def test_of_two_that_continue_a_part_each_branches_off(store: Store) -> No
     mine = result["draft.1"].session_id
     assert {result[name].session_id != mine for name in ("first.1", "second.1")} == {True}
     opened = dict(zip(backend.prompts, backend.openings, strict=True))
-    assert [opened[name].forks for name in ("first", "second")] == [mine, mine]
+    assert [opened[name].fork_of for name in ("first", "second")] == [mine, mine]
 
 
 async def test_the_preview_knows_that_pairs_do_not_wait(store: Store) -> None:
@@ -232,6 +234,6 @@ async def test_the_preview_knows_that_pairs_do_not_wait(store: Store) -> None:
     async with ParallelRunner(answer, store=store, concurrency=1).start(DAG([SOURCE, DRAFT, other, late]), "r") as run:
         runs = [run]
     runner = ParallelRunner(answer, store=store)
-    assert (await runner.preview_resume("r")).tasks["late"].action is Action.START
+    assert (await runner.preview_resume("r")).tasks["late"].action is ResumeAction.START
     result = await runner.resume("r")
     assert [result[f"late.{number}"].status is TaskStatus.COMPLETED for number in (1, 2, 3)] == [True, False, True]

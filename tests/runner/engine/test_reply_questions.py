@@ -9,7 +9,16 @@ import pytest
 
 from plait.backends import ask
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import Answer, Conversation, JsonValue, Message, Opening, Question, Reply, Usage
+from plait.backends.protocol import (
+    Answer,
+    Conversation,
+    ConversationRequest,
+    JsonValue,
+    Message,
+    Question,
+    Reply,
+    Usage,
+)
 from plait.persistence import Store
 from plait.runner import DAG, FailureMode, OpenQuestion, ParallelRunner, PlaitError, Retry, RunStatus, Task, TaskStatus
 from tests.support.fakes import QuickClock, Talker, failing
@@ -24,7 +33,7 @@ TALK = DAG(
 )
 
 
-def asks(prompt: str, opening: Opening) -> str | Reply:
+def asks(prompt: str, opening: ConversationRequest) -> str | Reply:
     """Asks twice in the conversation of task `a`."""
     if prompt.startswith("a: "):
         return Reply("Where to?", session_id=opening.session_id, question=Question("Where to?"))
@@ -130,13 +139,13 @@ class Both(Talker):
     """Also calls `ask`, in the turn with the prompt `Rome`."""
 
     @asynccontextmanager
-    async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:  # type: ignore[override]
+    async def open(self, opening: ConversationRequest) -> AsyncGenerator[Conversation]:  # type: ignore[override]
         async with super().open(opening) as talk:
             yield _Both(self, opening, talk)
 
 
 class _Both:
-    def __init__(self, backend: Talker, opening: Opening, talk: Conversation) -> None:
+    def __init__(self, backend: Talker, opening: ConversationRequest, talk: Conversation) -> None:
         self.session_id = opening.session_id
         self._backend, self._talk = backend, talk
 

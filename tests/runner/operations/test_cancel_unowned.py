@@ -18,7 +18,7 @@ from plait.persistence import (
     Store,
     StoreError,
 )
-from plait.runner import DAG, Action, ParallelRunner, RunNotFound, RunNotResumable, RunStatus, StoreRequired, Task
+from plait.runner import DAG, ParallelRunner, ResumeAction, RunNotFound, RunNotResumable, RunStatus, StoreRequired, Task
 from plait.runner.state.owner import claim_for_this_process, forget
 from tests.runner.operations.test_cancel_run import CHAIN, Scene
 from tests.support.crashed import Dying, die
@@ -87,7 +87,11 @@ async def test_a_crash_between_cancelling_and_cancelled(finisher: str) -> None:
     backend = Talker()
     runner = ParallelRunner(backend, store=store)
     preview = await runner.preview_resume("r")
-    assert [verdict.action for verdict in preview.tasks.values()] == [Action.KEEP, Action.CANCEL, Action.CANCEL]
+    assert [verdict.action for verdict in preview.tasks.values()] == [
+        ResumeAction.KEEP,
+        ResumeAction.CANCEL,
+        ResumeAction.CANCEL,
+    ]
     if finisher == "resume":
         async with runner.start_resume("r") as run:
             seen = [event.kind async for event in run.events()]

@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from plait.backends import BackendError, ErrorKind
-from plait.backends.protocol import Opening, Question, Reply
+from plait.backends.protocol import ConversationRequest, Question, Reply
 from plait.persistence import MemoryStore, Store
-from plait.runner import DAG, Decision, Limits, ParallelRunner, RunStatus, RunView, Task, TaskStatus
+from plait.runner import DAG, Decision, GrowthLimits, ParallelRunner, RunStatus, RunView, Task, TaskStatus
 from plait.runner.domain import events
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Recording, Scripted, by_end, plan, spec, talker, tasks
@@ -178,7 +178,7 @@ async def test_one_that_is_wrong_fails_the_run(kept: Store | None, why: str) -> 
     rule, says = WRONG[why]
     policy = Scripted(lambda run: rule(run) if run.ended == "b" else Decision(state="kept"))
     dag = DAG([*CHAIN.tasks, Task("d", "d", ["b"])])
-    result = await ParallelRunner(talker(), store=kept, growth=Limits(max_tasks=8)).run(dag, policy=policy)
+    result = await ParallelRunner(talker(), store=kept, growth=GrowthLimits(max_tasks=8)).run(dag, policy=policy)
     statuses = [task.status.value for task in result.tasks.values()]
     assert (result.status, statuses) == (RunStatus.FAILED, ["completed", "completed", "pending", "pending"])
     assert re.search(f"policy 'scripted' failed when task 'b' had ended: .*{says}", result.error or "")
@@ -227,7 +227,7 @@ async def test_planners_and_a_policy_do_not_get_in_each_others_way(kept: Store |
     assert policy.asked == ["p", "x", "y", None]
 
 
-def asks(prompt: str, opening: Opening) -> str | Reply:
+def asks(prompt: str, opening: ConversationRequest) -> str | Reply:
     waits = prompt == "w" and opening.answer is None
     return Reply("?", question=Question("how?")) if waits else f"<{prompt}>"
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from plait.backends import BackendError, ErrorKind, Reply
 from plait.backends.protocol import Question
 from plait.persistence import MemoryStore, TaskRecord
-from plait.runner import DAG, Action, Decision, ParallelRunner, Retry, Run, RunStatus, Task, TaskStatus
+from plait.runner import DAG, Decision, ParallelRunner, ResumeAction, Retry, Run, RunStatus, Task, TaskStatus
 from plait.runner.domain import events
 from tests.support.growth import Scripted, by_end, talker, tasks
 from tests.support.seeded_loop import VirtualClock, run_seeded
@@ -51,7 +51,7 @@ async def test_a_damaged_result_of_a_run_that_its_policy_completed_is_asked_for_
     await runner.run(DAG([Task("a", "a"), Task("b", "b", ["a"])]), "x", policy=policy)
     store.damaged = ["a"]
     preview = await runner.preview_resume("x", retry_failed=True)
-    assert preview.tasks["a"].action is Action.START_OVER
+    assert preview.tasks["a"].action is ResumeAction.START_OVER
     result = await runner.resume("x", retry_failed=True, policy=policy)
     assert (result["a"].status, result["a"].attempts) == (TaskStatus.COMPLETED, 2)
 

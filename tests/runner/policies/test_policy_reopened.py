@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, Action, ParallelRunner, RunStatus, Step, Task, Workflow
+from plait.runner import DAG, ParallelRunner, ResumeAction, RunStatus, Step, Task, Workflow
 from tests.support.stores.database import end_of
 
 FLOW = Workflow([Step("build", "Build."), Step("check", "Check {{ build }}.")])
@@ -62,7 +62,7 @@ async def test_it_comes_to_its_end_all_the_same(completed: bool, retry_failed: b
         model = Model()
         runner = ParallelRunner(model, store=store)
         foretold = await runner.preview_resume("r", retry_failed=retry_failed)
-        assert foretold.tasks["check.1"].action is Action.START_OVER
+        assert foretold.tasks["check.1"].action is ResumeAction.START_OVER
         result = await runner.resume("r", retry_failed=retry_failed)
         assert (result.status, result.error, model.prompts) == (RunStatus.COMPLETED, None, ["Check ok."])
         again = await runner.resume("r")

@@ -9,15 +9,15 @@ import anyio
 import pytest
 
 from plait.backends import ask
-from plait.backends.protocol import Opening, Question, Reply
+from plait.backends.protocol import ConversationRequest, Question, Reply
 from plait.persistence import Batch, MemoryStore, PolicyDecided, Store, TaskCompleted
 from plait.runner import (
     DAG,
-    Action,
     Decision,
     ParallelRunner,
     PlaitError,
     PolicyMissing,
+    ResumeAction,
     Retry,
     RunNotResumable,
     RunService,
@@ -43,7 +43,7 @@ async def test_a_stopped_run_goes_on_where_it_was(store: Store) -> None:
     policy = Scripted(counting)
     runs = []
 
-    def answer(prompt: str, _opening: Opening) -> str:
+    def answer(prompt: str, _opening: ConversationRequest) -> str:
         if prompt == "c":
             runs[0].stop()
         return f"<{prompt}>"
@@ -239,19 +239,22 @@ class Cut(FaultyStore):
 
 
 BECOMES = {
-    Action.CANCEL: TaskStatus.CANCELLED,
-    Action.BLOCKED: TaskStatus.PENDING,
-    Action.ASK: TaskStatus.WAITING_INPUT,
+    ResumeAction.CANCEL: TaskStatus.CANCELLED,
+    ResumeAction.BLOCKED: TaskStatus.PENDING,
+    ResumeAction.ASK: TaskStatus.WAITING_INPUT,
 }
 
 
 @pytest.mark.parametrize("retry_failed", [False, True])
 @pytest.mark.parametrize(
     ("end", "left", "waits"),
-    [(RunStatus.COMPLETED, Action.CANCEL, Action.CANCEL), (RunStatus.FAILED, Action.BLOCKED, Action.ASK)],
+    [
+        (RunStatus.COMPLETED, ResumeAction.CANCEL, ResumeAction.CANCEL),
+        (RunStatus.FAILED, ResumeAction.BLOCKED, ResumeAction.ASK),
+    ],
 )
 async def test_a_preview_knows_of_an_end_that_was_decided(
-    store: Store, end: Any, left: Action, waits: Action, retry_failed: bool
+    store: Store, end: Any, left: ResumeAction, waits: ResumeAction, retry_failed: bool
 ) -> None:
     async def work(prompt: str) -> str:
         if prompt == "slow":
@@ -267,11 +270,12 @@ async def test_a_preview_knows_of_an_end_that_was_decided(
     runner = ParallelRunner(work, store=store, clock=QuickClock())
     preview = await runner.preview_resume("r", retry_failed=retry_failed)
     result = await runner.resume("r", retry_failed=retry_failed, policy=Scripted())
-    no = left if retry_failed else Action.KEEP
-    wanted = {"asks": waits, "no": no, "a": Action.KEEP, "slow": left, "twice": waits, "last": left}
+    no = left if retry_failed else ResumeAction.KEEP
+    wanted = {"asks": waits, "no": no, "a": ResumeAction.KEEP, "slow": left, "twice": waits, "last": left}
     assert {task_id: verdict.action for task_id, verdict in preview.tasks.items()} == wanted
     stays = {"no": TaskStatus.FAILED, "a": TaskStatus.COMPLETED}
     assert (result.status, preview.runs) == (end, 0)
     assert {task_id: result[task_id].status for task_id in wanted} == {
-        task_id: stays[task_id] if action is Action.KEEP else BECOMES[action] for task_id, action in wanted.items()
+        task_id: stays[task_id] if action is ResumeAction.KEEP else BECOMES[action]
+        for task_id, action in wanted.items()
     }

@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from plait.backends import BackendError, ErrorKind, OpenAIBackend, Opening
+from plait.backends import BackendError, ConversationRequest, ErrorKind, OpenAIBackend
 from plait.backends.extras import install_command
 from plait.persistence import MemoryStore, SQLiteStore, Store
 from plait.runner import (
@@ -52,7 +52,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerato
 
 
 def failing(*task_ids: str) -> Talker:
-    def answer(prompt: str, opening: Opening) -> str | Exception:
+    def answer(prompt: str, opening: ConversationRequest) -> str | Exception:
         task_id = opening.idempotency_key.rpartition(":")[2]
         return BackendError(ErrorKind.REFUSED, "no luck") if task_id in task_ids else f"<{task_id}>"
 

@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from plait.backends import Usage
-from plait.runner import Action, Clock, ParallelRunner, Run, RunStatus, TaskStatus
+from plait.runner import Clock, ParallelRunner, ResumeAction, Run, RunStatus, TaskStatus
 from plait.runner.domain import events
-from plait.runner.domain.result import Receipt
+from plait.runner.domain.result import ResumeSummary
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.agents.adopting import allow_once_adopted, foretold, history, is_adopted, resumed, said_in
 from tests.support.agents.outliving import RUN, World
@@ -32,15 +32,15 @@ async def test_a_turn_that_outlived_its_runner_is_not_said_again(world: World, e
     (a, b) = (await foretold(world)).tasks.values()
     finished = "its agent has finished meanwhile; its answer is waiting"
     reason = f"{finished if ended else 'its agent is still at work'} (outliver, pid {pid})"
-    assert (a.action, a.reason, a.repeats) == (Action.ADOPT, reason, False)
-    assert b.action is Action.START
+    assert (a.action, a.reason, a.repeats) == (ResumeAction.ADOPT, reason, False)
+    assert b.action is ResumeAction.START
     result, told = await resumed(world, allow_once_adopted(world, "go"))
     assert result.text == {"a": "re: work", "b": "re: use re: work"}
-    assert result.receipt == Receipt(reused=0, ran=1, repeated=0, adopted=1)
+    assert result.receipt == ResumeSummary(reused=0, ran=1, repeated=0, adopted=1)
     assert world.said == ["work [[until go]]", "use re: work"]
-    assert [opening.adopts for opening in world.backend.openings] == [True, False]
+    assert [opening.attaches for opening in world.backend.openings] == [True, False]
     first = world.backend.openings[0]
-    assert (first.session_id, first.resume, first.goes_on) == (world.turns[0]["session"], False, False)
+    assert (first.session_id, first.resume, first.resumes_interrupted) == (world.turns[0]["session"], False, False)
     assert is_adopted(told[1])
     assert (told[1].task_id, told[1].attempt) == ("a", 1)
     kinds = await history(world)
@@ -70,7 +70,7 @@ async def test_a_turn_that_was_cut_goes_on_if_its_session_is_known_anywhere(worl
     session = world.turns[0]["session"]
     verdict = (await foretold(world)).tasks["a"]
     goes_on = known != "nowhere"
-    assert verdict.action is (Action.CONTINUE if goes_on else Action.START_OVER)
+    assert verdict.action is (ResumeAction.CONTINUE if goes_on else ResumeAction.START_OVER)
     assert verdict.repeats
     world.allow("x")
     result, told = await resumed(world)
@@ -91,7 +91,7 @@ async def test_at_most_once_is_adopted_and_only_asked_about_once_it_is_dead(worl
     await world.killed(1)
     if cut:
         world.kill_turn(0)
-    assert (await foretold(world)).tasks["pay"].action is (Action.ASK if cut else Action.ADOPT)
+    assert (await foretold(world)).tasks["pay"].action is (ResumeAction.ASK if cut else ResumeAction.ADOPT)
     result, _ = await resumed(world, allow_once_adopted(world, "go"))
     assert result["pay"].status is (TaskStatus.WAITING_INPUT if cut else TaskStatus.COMPLETED)
     assert len(world.turns) == 1
@@ -147,7 +147,7 @@ async def test_an_adopted_turn_is_cut_like_any_other(world: World, how: str) -> 
         return
     assert result.status is RunStatus.INTERRUPTED
     world.allow("never")
-    assert (await foretold(world)).tasks["a"].action is Action.CONTINUE
+    assert (await foretold(world)).tasks["a"].action is ResumeAction.CONTINUE
     again, _ = await resumed(world)
     assert (again.status, world.said[1:]) == (RunStatus.COMPLETED, [INTERRUPTED])
 
@@ -175,7 +175,7 @@ async def test_a_turn_that_itself_took_up_another_is_known_as_such(world: World)
     result, _ = await resumed(world, allow_once_adopted(world, "go"))
     assert (result.text["a"], result["a"].attempts) == ("went on with work", 2)
     (opening,) = world.backend.openings
-    assert (opening.adopts, opening.resume, opening.goes_on) == (True, True, True)
+    assert (opening.attaches, opening.resume, opening.resumes_interrupted) == (True, True, True)
     assert await said_in(world, "a") == [
         (2, "user", "work [[until never]] [[later go]]"),
         (2, "user", INTERRUPTED),
@@ -194,7 +194,7 @@ async def test_a_turn_that_said_an_answer_is_known_as_such(world: World) -> None
     result, _ = await resumed(world, allow_once_adopted(world, "go"))
     assert result.text["a"] == "re: Rome"
     (opening,) = world.backend.openings
-    assert (opening.adopts, opening.resume, opening.answer is not None) == (True, True, True)
+    assert (opening.attaches, opening.resume, opening.answer is not None) == (True, True, True)
     assert [content for _, _, content in await said_in(world, "a")] == [
         "work [[ask Where?]]",
         "Where?",

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from plait.persistence import SQLiteStore
-from plait.runner import Action, ParallelRunner
+from plait.runner import ParallelRunner, ResumeAction
 from plait.runner.domain import events
 from tests.support.agents.homes import Home, until
 
@@ -59,7 +59,7 @@ async def test_it_is_followed_where_it_went_on(home: Home, ended: bool) -> None:
         with anyio.fail_after(30):
             while expected not in verdict.reason:
                 verdict = (await runner.preview_resume("r")).tasks["c"]
-        assert verdict.action is Action.ADOPT
+        assert verdict.action is ResumeAction.ADOPT
         async with runner.start_resume("r") as run:
             async for event in run.events():
                 if isinstance(event, events.TaskStarted):

@@ -17,9 +17,9 @@ import pytest
 from plait.backends import BackendUnavailable
 from plait.backends.process.proctable import start_time
 from plait.backends.process.spawn import sweep
-from plait.backends.protocol import Opening
+from plait.backends.protocol import ConversationRequest
 from plait.persistence import SQLiteStore
-from plait.runner import Action, ParallelRunner, TaskStatus
+from plait.runner import ParallelRunner, ResumeAction, TaskStatus
 from plait.runner.domain import events
 from tests.support.agents.homes import Home, until
 from tests.support.agents.outliving import RUN, Outliver, World
@@ -71,8 +71,8 @@ async def test_a_turn_needs_no_command_any_more_to_be_taken_over(home: Home, end
 class Missing(Outliver):
     """Cannot be had when a turn is to be taken over."""
 
-    def open(self, opening: Opening) -> Any:
-        if opening.adopts:
+    def open(self, opening: ConversationRequest) -> Any:
+        if opening.attaches:
             raise BackendUnavailable("it is not installed")
         return super().open(opening)
 
@@ -102,7 +102,7 @@ async def test_at_most_once_stays_at_work_whatever_becomes_of_what_it_began_with
         runner = ParallelRunner(world.backend, store=store)
         for retries in (False, True):
             preview = await runner.preview_resume(RUN, retry_failed=retries)
-            assert preview.tasks["pay"].action is Action.ADOPT
+            assert preview.tasks["pay"].action is ResumeAction.ADOPT
         world.allow("go")
         result = await runner.resume(RUN, retry_failed=True)
     assert (result["pay"].status, result["pay"].attempts) == (TaskStatus.COMPLETED, 1)

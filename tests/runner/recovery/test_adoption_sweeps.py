@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from plait.backends.protocol import Files, LeftTurn, Opening
+from plait.backends.protocol import ConversationRequest, DetachedTurn, Files
 from plait.persistence import Batch, MemoryStore, RunClaimed
-from plait.runner import DAG, Action, ParallelRunner, PlaitError, RunStatus, Task, TaskStatus
+from plait.runner import DAG, ParallelRunner, PlaitError, ResumeAction, RunStatus, Task, TaskStatus
 from plait.runner.engine.inbox import cancel_note
 from plait.runner.state.orphans import delete_files
 from tests.support.agents.outliving import RUN, Outliver, World
@@ -33,7 +33,7 @@ class Watching(Outliver):
         self._world = world
         self.alive: list[list[int]] = []
 
-    def open(self, opening: Opening) -> Any:
+    def open(self, opening: ConversationRequest) -> Any:
         self.alive.append(self._world.alive())
         return super().open(opening)
 
@@ -51,7 +51,7 @@ async def test_strays_of_a_cut_turn_are_gone_before_anything_starts(world: World
     async with world.store() as store:
         result = await ParallelRunner(watching, store=store).resume(RUN)
     assert result.status is RunStatus.COMPLETED
-    assert (result.receipt.adopted, result.receipt.ran) == (1, 1)
+    assert (result.resume_summary.adopted, result.resume_summary.ran) == (1, 1)
     assert all(set(alive) <= {kept} for alive in watching.alive[:1])
     assert world.alive() == []
 
@@ -73,7 +73,7 @@ async def test_a_run_that_was_to_be_cancelled_is_left_by_all(world: World) -> No
         assert record is not None
         await store.send(RUN, cancel_note(record, "2026-11-22T00:00:00.000Z"))
         runner = ParallelRunner(world.backend, store=store)
-        assert (await runner.preview_resume(RUN)).tasks["a"].action is Action.CANCEL
+        assert (await runner.preview_resume(RUN)).tasks["a"].action is ResumeAction.CANCEL
         assert (await runner.resume(RUN)).status is RunStatus.CANCELLED
     assert (world.alive(), world.backend.openings) == ([], [])
 
@@ -166,7 +166,7 @@ async def test_an_owner_that_may_wake_keeps_no_child(world: World) -> None:
         await store.write(Batch(RUN, record.epoch, record.last_seq + 1, (claim,)))
         runner = ParallelRunner(world.backend, store=store, lease=0.3)
         actions = {name: verdict.action for name, verdict in (await runner.preview_resume(RUN)).tasks.items()}
-        assert actions == {"a": Action.CONTINUE, "b": Action.ADOPT}
+        assert actions == {"a": ResumeAction.CONTINUE, "b": ResumeAction.ADOPT}
         result = await runner.resume(RUN)
     assert result.text == {"a": "went on with work", "b": "re: other"}
     assert world.alive() == []
@@ -174,7 +174,7 @@ async def test_an_owner_that_may_wake_keeps_no_child(world: World) -> None:
 
 async def test_what_a_backend_cannot_tell_is_as_nothing(world: World) -> None:
     class Confused(Outliver):
-        def left(self, files: Files) -> LeftTurn | None:
+        def inspect(self, files: Files) -> DetachedTurn | None:
             raise OSError("no such luck")
 
     world.plan({"id": "a", "prompt": "work [[until go]]"})
@@ -182,7 +182,7 @@ async def test_what_a_backend_cannot_tell_is_as_nothing(world: World) -> None:
     world.allow("go")
     async with world.store() as store:
         runner = ParallelRunner(Confused(world.folder), store=store)
-        assert (await runner.preview_resume(RUN)).tasks["a"].action is Action.CONTINUE
+        assert (await runner.preview_resume(RUN)).tasks["a"].action is ResumeAction.CONTINUE
         assert (await runner.resume(RUN)).text["a"] == "went on with work"
     assert world.alive() == []
 
@@ -191,7 +191,7 @@ async def test_nobody_is_asked_where_there_are_no_files() -> None:
     asked: list[Files] = []
 
     class Asked(Talker):
-        def left(self, files: Files) -> LeftTurn | None:
+        def inspect(self, files: Files) -> DetachedTurn | None:
             asked.append(files)
             return None
 

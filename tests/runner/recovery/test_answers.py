@@ -16,11 +16,11 @@ from plait.backends.protocol import Question, Reply
 from plait.persistence import MemoryStore, Note, SQLiteStore, Store
 from plait.runner import (
     DAG,
-    Action,
     AnswerConflict,
     FailureMode,
     ParallelRunner,
     PlaitError,
+    ResumeAction,
     RunNotResumable,
     RunResult,
     RunStatus,
@@ -62,10 +62,10 @@ async def test_an_answer_left_behind_is_taken_by_the_next_resume(store: Store) -
     with pytest.raises(AnswerConflict, match="its last question was answered by person"):
         await other.answer_question(run_id, "a", "no")
     preview = await other.preview_resume(run_id)
-    assert (preview.tasks["a"].action, preview.repeats) == (Action.START_OVER, ())
+    assert (preview.tasks["a"].action, preview.repeats) == (ResumeAction.START_OVER, ())
     assert preview.tasks["a"].reason == "its question is answered, and its code runs again from its start"
     result = await ParallelRunner(asks(), store=store).resume(run_id)
-    assert (result.text["b"], result.receipt and result.receipt.repeated) == ("so yes", 0)
+    assert (result.text["b"], result.resume_summary and result.resume_summary.repeated) == ("so yes", 0)
 
 
 @pytest.mark.parametrize("default", ["later", None])
@@ -85,8 +85,8 @@ async def test_a_deadline_passes_while_no_process_is_alive(store: Store, default
         with pytest.raises(AnswerConflict, match="had to be answered by"):
             await runner.answer(run_id, "a", how, "x")
     result = await runner.resume(run_id)
-    wanted = Action.FAIL if default is None else Action.START_OVER
-    assert (before.tasks["a"].action, after.tasks["a"].action) == (Action.ASK, wanted)
+    wanted = ResumeAction.FAIL if default is None else ResumeAction.START_OVER
+    assert (before.tasks["a"].action, after.tasks["a"].action) == (ResumeAction.ASK, wanted)
     if default is None:
         assert (result.status, result["a"].error_kind) == (RunStatus.FAILED, "timeout")
         assert result["a"].error == "nobody answered by its deadline: Go?"
@@ -140,7 +140,7 @@ async def test_the_first_note_that_fits_counts(store: Store) -> None:
             await call
     with pytest.raises(AnswerConflict, match="answered just before"):
         await runner.answer(run_id, "a", "done", "6")
-    assert (await runner.preview_resume(run_id)).tasks["a"].action is Action.START_OVER
+    assert (await runner.preview_resume(run_id)).tasks["a"].action is ResumeAction.START_OVER
     assert (await runner.resume(run_id)).text["b"] == "so 4"
 
 
@@ -286,6 +286,6 @@ async def test_the_same_holds_for_a_conversation(store: Store) -> None:
     clock.now += 61
     verdict = (await runner.preview_resume(run_id)).tasks["a"]
     reason = "nobody has answered its question by the deadline, so its default is taken"
-    assert (verdict.action, verdict.repeats, verdict.reason) == (Action.CONTINUE, False, reason)
+    assert (verdict.action, verdict.repeats, verdict.reason) == (ResumeAction.CONTINUE, False, reason)
     result = await runner.resume(run_id)
     assert (result.text["a"], talker.prompts) == ("re: later", ["late", "later", "so re: later"])

@@ -9,9 +9,9 @@ from contextlib import closing
 import pytest
 
 from plait.backends import BackendError, ErrorKind, Reply
-from plait.backends.protocol import Opening
+from plait.backends.protocol import ConversationRequest
 from plait.persistence import Batch, MemoryStore, SQLiteStore, Store
-from plait.runner import DAG, Action, FailureMode, ParallelRunner, PlaitError, Retry, RunStatus, Task, TaskStatus
+from plait.runner import DAG, FailureMode, ParallelRunner, PlaitError, ResumeAction, Retry, RunStatus, Task, TaskStatus
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
@@ -32,8 +32,8 @@ async def test_a_confirmed_conversation_goes_on(store: Store) -> None:
     result = await ParallelRunner(backend, store=store).resume("r")
     assert backend.prompts == [INTERRUPTED]
     assert [(o.session_id, o.resume, o.idempotency_key) for o in backend.openings] == [(session_id, True, "r:b")]
-    assert result.receipt is not None
-    assert (result.receipt.reused, result.receipt.ran, result.receipt.repeated) == (1, 1, 1)
+    assert result.resume_summary is not None
+    assert (result.resume_summary.reused, result.resume_summary.ran, result.resume_summary.repeated) == (1, 1, 1)
     said = [(m.role, m.content) for m in await store.list_messages("r", "b")]
     assert said == [("user", "then re: first"), ("user", INTERRUPTED), ("assistant", f"re: {INTERRUPTED}")]
 
@@ -92,9 +92,9 @@ async def test_at_most_once_waits_for_a_person_and_the_rest_goes_on(store: Store
     runner = ParallelRunner(backend, store=store)
     preview = await runner.preview_resume("r")
     assert {k: v.action for k, v in preview.tasks.items()} == {
-        "pay": Action.ASK,
-        "tell": Action.BLOCKED,
-        "other": Action.START_OVER,
+        "pay": ResumeAction.ASK,
+        "tell": ResumeAction.BLOCKED,
+        "other": ResumeAction.START_OVER,
     }
     result = await runner.resume("r")
     assert (result.status, result.waiting, backend.prompts) == (RunStatus.WAITING_INPUT, ("pay",), ["other"])
@@ -205,12 +205,12 @@ async def test_on_its_last_chance_a_task_runs_with_nothing_beside_it(
     together: list[tuple[str, ...]] = []
 
     class Watching(Talker):
-        def open(self, opening: Opening):
+        def open(self, opening: ConversationRequest):
             running.append(opening.idempotency_key[-1])
             together.append(tuple(running))
             return super().open(opening)
 
-    def answer(prompt: str, opening: Opening) -> Reply:
+    def answer(prompt: str, opening: ConversationRequest) -> Reply:
         running.remove(opening.idempotency_key[-1])
         return Reply(prompt)
 

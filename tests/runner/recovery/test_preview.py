@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from plait.backends import BackendError, ErrorKind
-from plait.backends.protocol import Files, LeftTurn, Opening
+from plait.backends.protocol import ConversationRequest, DetachedTurn, Files
 from plait.persistence import MemoryStore, Store
 from plait.persistence.records import TaskRecord
 from plait.runner import (
     DAG,
-    Action,
     FailureMode,
     ParallelRunner,
+    ResumeAction,
     Retry,
     RunOwned,
     RunService,
@@ -69,18 +69,18 @@ class Filed(MemoryStore):
 class Noting(Talker):
     """Notes how conversations were opened first, and says what is left of those that died, by folder."""
 
-    def __init__(self, remains: Mapping[Path, LeftTurn | None]) -> None:
+    def __init__(self, remains: Mapping[Path, DetachedTurn | None]) -> None:
         super().__init__()
         self.remains = remains
         self.seen: dict[str, Seen] = {}
         self.adopted: Counter[str] = Counter()
 
-    def left(self, files: Files) -> LeftTurn | None:
+    def inspect(self, files: Files) -> DetachedTurn | None:
         return self.remains[files.turn]
 
-    def open(self, opening: Opening):
+    def open(self, opening: ConversationRequest):
         task_id = opening.idempotency_key.partition(":")[2]
-        if opening.adopts:
+        if opening.attaches:
             assert opening.files is not None
             self.adopted[task_id] += 1
             assert self.remains[opening.files.turn] is not None
@@ -91,16 +91,16 @@ class Noting(Talker):
 
 def remains_of(
     rng: random.Random, tasks: Sequence[TaskRecord], took_up: Collection[str]
-) -> dict[Path, LeftTurn | None]:
+) -> dict[Path, DetachedTurn | None]:
     """What may be left of each attempt that was under way; those of `took_up` took up another one."""
-    remains: dict[Path, LeftTurn | None] = {}
+    remains: dict[Path, DetachedTurn | None] = {}
     for task in tasks:
         goes_on, session = task.task_id in took_up, rng.choice([task.session_id, "in its files"])
         left = [
-            LeftTurn("alive", session, goes_on, "a, pid 1"),
-            LeftTurn("ended", session, goes_on),
-            LeftTurn("dead", session, goes_on),
-            LeftTurn("dead", None, goes_on),
+            DetachedTurn("alive", session, goes_on, "a, pid 1"),
+            DetachedTurn("ended", session, goes_on),
+            DetachedTurn("dead", session, goes_on),
+            DetachedTurn("dead", None, goes_on),
         ]
         files = turn_files(Filed.files_root, "r", task.task_id, task.attempt)
         remains[files.turn] = rng.choice([None, None, *left])
@@ -148,19 +148,19 @@ async def check(seed: int) -> bool:
         where = f"seed {seed}, {task_id}: {verdict}"
         now = result[task_id]
         ran = task_id in backend.seen
-        assert ran == (verdict.action in {Action.START, Action.START_OVER, Action.CONTINUE}), where
-        assert backend.adopted[task_id] == (verdict.action is Action.ADOPT), where
+        assert ran == (verdict.action in {ResumeAction.START, ResumeAction.START_OVER, ResumeAction.CONTINUE}), where
+        assert backend.adopted[task_id] == (verdict.action is ResumeAction.ADOPT), where
         said = [m.content for m in await store.list_messages("r", task_id) if m.attempt == now.attempts]
         left = remains[turn_files(Filed.files_root, "r", task_id, before[task_id].attempt).turn]
-        if verdict.action is Action.KEEP:
+        if verdict.action is ResumeAction.KEEP:
             assert now.status.value == before[task_id].status, where
-        elif verdict.action is Action.ASK:
+        elif verdict.action is ResumeAction.ASK:
             assert now.status is TaskStatus.WAITING_INPUT, where
-        elif verdict.action is Action.BLOCKED:
+        elif verdict.action is ResumeAction.BLOCKED:
             assert now.status is TaskStatus.PENDING, where
-        elif verdict.action is Action.FAIL:
+        elif verdict.action is ResumeAction.FAIL:
             assert now.error_kind == "crashed", where
-        elif verdict.action is Action.ADOPT:
+        elif verdict.action is ResumeAction.ADOPT:
             assert left is not None and left.state != "dead", where
             assert (now.status, now.attempts) == (TaskStatus.COMPLETED, before[task_id].attempt), where
             assert (INTERRUPTED in said) == left.goes_on, where
@@ -170,14 +170,14 @@ async def check(seed: int) -> bool:
             under_way = before[task_id].status == TaskStatus.RUNNING and left is not None
             known = left.session_id if under_way and left is not None else None
             same_session = now.session_id == (known or before[task_id].session_id)
-            assert (verdict.action is not Action.CONTINUE) or same_session, where
-            assert (INTERRUPTED in said) == (verdict.action is Action.CONTINUE), where
-    if result.receipt is None:
+            assert (verdict.action is not ResumeAction.CONTINUE) or same_session, where
+            assert (INTERRUPTED in said) == (verdict.action is ResumeAction.CONTINUE), where
+    if result.resume_summary is None:
         assert preview.ended
         return True
-    assert result.receipt.ran == preview.runs, seed
-    assert result.receipt.repeated == len(preview.repeats), seed
-    assert result.receipt.adopted == preview.count(Action.ADOPT) == backend.adopted.total(), seed
+    assert result.resume_summary.ran == preview.runs, seed
+    assert result.resume_summary.repeated == len(preview.repeats), seed
+    assert result.resume_summary.adopted == preview.count(ResumeAction.ADOPT) == backend.adopted.total(), seed
     return True
 
 

@@ -95,7 +95,7 @@ async def test_everything_of_a_task_survives(store: Store) -> None:
     run_id = (await runner.run(dag)).run_id
     record = await store.get_run(run_id)
     assert record is not None
-    stored = translate.dag_of(record, await store.list_tasks(run_id))
+    stored = translate.decode_dag(record, await store.list_tasks(run_id))
     assert (stored.name, stored.inputs) == ("ö", {"i": {"j": 1}})
     assert [replace(t, depends_on=list(t.depends_on)) for t in stored] == [
         replace(t, depends_on=list(t.depends_on)) for t in dag

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from plait.backends.protocol import Opening, Reply
+from plait.backends.protocol import ConversationRequest, Reply
 from plait.persistence import Conflict, MemoryStore, Store, TasksAdded
 from plait.runner import DAG, Decision, ParallelRunner, RunStatus, RunView, Task
 from plait.runner.engine.checkpointer import BATCH_LIMIT
@@ -132,7 +132,7 @@ async def test_tasks_that_the_store_refuses_take_their_completion_with_them() ->
 async def test_a_planner_that_asks_a_person_first(store: Store) -> None:
     from plait.backends.protocol import Question
 
-    def answer(prompt: str, opening: Opening) -> str | Reply:
+    def answer(prompt: str, opening: ConversationRequest) -> str | Reply:
         if prompt != "plan":
             return plan(spec("a")) if opening.answer is not None else f"<{prompt}>"
         return Reply("?", question=Question("how many?"))

@@ -14,9 +14,9 @@ from plait.backends import BackendError, ErrorKind, Message, Reply
 from plait.persistence import Batch, MemoryStore, RunClaimed, SQLiteStore, Store, StoreError
 from plait.runner import (
     DAG,
-    Action,
     FailureMode,
     ParallelRunner,
+    ResumeAction,
     Retry,
     RunNotFound,
     RunOwned,
@@ -58,7 +58,11 @@ async def test_a_damaged_message_harms_only_those_who_continue_it(tmp_path: Path
         runner = ParallelRunner(Talker(), store=store)
         preview = await runner.preview_resume("r", retry_failed=retry_failed)
         result = await runner.resume("r", retry_failed=retry_failed)
-    to_run = {name for name, verdict in preview.tasks.items() if verdict.action in {Action.START_OVER, Action.CONTINUE}}
+    to_run = {
+        name
+        for name, verdict in preview.tasks.items()
+        if verdict.action in {ResumeAction.START_OVER, ResumeAction.CONTINUE}
+    }
     ran = {name for name, task in result.tasks.items() if task.status is TaskStatus.COMPLETED and not task.reused}
     assert to_run == ran
     assert (result.status is RunStatus.COMPLETED) == retry_failed
@@ -74,7 +78,7 @@ async def test_a_reopened_task_begins_a_new_conversation(tmp_path: Path) -> None
         runner = ParallelRunner(Talker(own_ids=True), store=only_the_claim, clock=QuickClock())
         await runner.resume("r", retry_failed=True)
         preview = await ParallelRunner(Talker(), store=store).preview_resume("r")
-    assert preview.tasks["a"].action is Action.START_OVER
+    assert preview.tasks["a"].action is ResumeAction.START_OVER
 
 
 async def test_what_a_person_says_confirms_no_session(store: Store) -> None:
@@ -119,8 +123,8 @@ async def test_a_damaged_result_is_not_called_reused(tmp_path: Path) -> None:
     tamper(path, end_of("a", "text = 'tampered'"))
     async with SQLiteStore(path, mode="existing") as store:
         result = await ParallelRunner(Talker(), store=store).resume("r")
-    assert result.receipt is not None
-    assert (result.receipt.reused, result.reused) == (0, 0)
+    assert result.resume_summary is not None
+    assert (result.resume_summary.reused, result.reused) == (0, 0)
 
 
 async def test_a_conversation_does_not_go_on_when_what_it_was_about_is_run_again(store: Store) -> None:

@@ -9,17 +9,17 @@ from typing import Any
 import anyio
 import pytest
 
-from plait.backends.protocol import Files, LeftTurn
+from plait.backends.protocol import DetachedTurn, Files
 from plait.persistence import Batch, MemoryStore, PolicyDecided
 from plait.persistence.records import TaskRecord
-from plait.runner import DAG, Action, Decision, ParallelRunner, Retry, RunStatus, Task
-from plait.runner.recovery.resume_plan import Heard, judge, judge_decided
+from plait.runner import DAG, Decision, ParallelRunner, ResumeAction, Retry, RunStatus, Task
+from plait.runner.recovery.resume_plan import Evidence, judge_decided, plan_resume
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Scripted, by_end
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 
 DAG_OF_TWO = DAG([Task("a", "a"), Task("b", "b", ["a"], retry=Retry(max_crashes=1), at_most_once=True)])
-ALIVE = LeftTurn("alive", "s", about="agent, pid 7")
+ALIVE = DetachedTurn("alive", "s", about="agent, pid 7")
 
 
 def records(*statuses: str) -> list[TaskRecord]:
@@ -32,44 +32,49 @@ def records(*statuses: str) -> list[TaskRecord]:
 @pytest.mark.parametrize(
     ("left", "action", "reason"),
     [
-        (ALIVE, Action.ADOPT, "its agent is still at work (agent, pid 7)"),
-        (LeftTurn("ended"), Action.ADOPT, "its agent has finished meanwhile; its answer is waiting"),
-        (LeftTurn("dead", "s"), Action.ASK, "attempt 1 was under way when its process ended"),
-        (None, Action.ASK, "attempt 1 was under way when its process ended"),
+        (ALIVE, ResumeAction.ADOPT, "its agent is still at work (agent, pid 7)"),
+        (DetachedTurn("ended"), ResumeAction.ADOPT, "its agent has finished meanwhile; its answer is waiting"),
+        (DetachedTurn("dead", "s"), ResumeAction.ASK, "attempt 1 was under way when its process ended"),
+        (None, ResumeAction.ASK, "attempt 1 was under way when its process ended"),
     ],
 )
-def test_what_lives_is_neither_asked_about_nor_convicted(left: LeftTurn | None, action: Action, reason: str) -> None:
-    heard = Heard(left={} if left is None else {"b": left})
-    verdict = judge(DAG_OF_TWO, records("completed", "running"), heard=heard)[1]
+def test_what_lives_is_neither_asked_about_nor_convicted(
+    left: DetachedTurn | None, action: ResumeAction, reason: str
+) -> None:
+    heard = Evidence(left={} if left is None else {"b": left})
+    verdict = plan_resume(DAG_OF_TWO, records("completed", "running"), heard=heard)[1]
     assert (verdict.action, verdict.repeats) == (action, False)
     assert verdict.reason.startswith(reason)
 
 
 @pytest.mark.parametrize(
     ("retry_failed", "action", "reason"),
-    [(True, Action.START_OVER, "what it depends on is run again"), (False, Action.BLOCKED, "it waits for a")],
+    [
+        (True, ResumeAction.START_OVER, "what it depends on is run again"),
+        (False, ResumeAction.BLOCKED, "it waits for a"),
+    ],
 )
 def test_what_lives_by_a_result_that_is_damaged_is_not_taken_over(
-    retry_failed: bool, action: Action, reason: str
+    retry_failed: bool, action: ResumeAction, reason: str
 ) -> None:
     a, b = records("completed", "running")
     dag = DAG([Task("a", "a"), Task("b", "b", ["a"])])
-    heard = Heard(left={"b": ALIVE})
-    verdicts = judge(dag, [replace(a, damaged=True), b], retry_failed=retry_failed, heard=heard)
+    heard = Evidence(left={"b": ALIVE})
+    verdicts = plan_resume(dag, [replace(a, damaged=True), b], retry_failed=retry_failed, heard=heard)
     assert (verdicts[1].action, verdicts[1].reason) == (action, reason)
     # What must not happen twice is not ended, which would only have it happen again.
-    verdicts = judge(DAG_OF_TWO, [replace(a, damaged=True), b], retry_failed=retry_failed, heard=heard)
-    assert verdicts[1].action is Action.ADOPT
+    verdicts = plan_resume(DAG_OF_TWO, [replace(a, damaged=True), b], retry_failed=retry_failed, heard=heard)
+    assert verdicts[1].action is ResumeAction.ADOPT
 
 
 def test_what_waits_for_it_is_foretold_to_start() -> None:
-    verdicts = judge(DAG_OF_TWO, records("running", "pending"), heard=Heard(left={"a": ALIVE}))
-    assert [verdict.action for verdict in verdicts] == [Action.ADOPT, Action.START]
+    verdicts = plan_resume(DAG_OF_TWO, records("running", "pending"), heard=Evidence(left={"a": ALIVE}))
+    assert [verdict.action for verdict in verdicts] == [ResumeAction.ADOPT, ResumeAction.START]
 
 
-@pytest.mark.parametrize(("fails", "action"), [(True, Action.BLOCKED), (False, Action.CANCEL)])
-def test_where_the_policy_has_ended_the_run_nothing_is_taken_over(fails: bool, action: Action) -> None:
-    verdicts = judge(DAG_OF_TWO, records("running", "pending"), heard=Heard(left={"a": ALIVE}))
+@pytest.mark.parametrize(("fails", "action"), [(True, ResumeAction.BLOCKED), (False, ResumeAction.CANCEL)])
+def test_where_the_policy_has_ended_the_run_nothing_is_taken_over(fails: bool, action: ResumeAction) -> None:
+    verdicts = plan_resume(DAG_OF_TWO, records("running", "pending"), heard=Evidence(left={"a": ALIVE}))
     assert [verdict.action for verdict in judge_decided(verdicts, fails=fails)] == [action] * 2
 
 
@@ -89,7 +94,7 @@ class Cut(FaultyStore):
 @pytest.mark.parametrize("end", [RunStatus.COMPLETED, RunStatus.FAILED])
 async def test_a_resume_after_such_an_end_asks_nobody(end: Any) -> None:
     class Alive(Talker):
-        def left(self, files: Files) -> LeftTurn | None:
+        def inspect(self, files: Files) -> DetachedTurn | None:
             return ALIVE
 
     async def work(prompt: str) -> str:
@@ -105,5 +110,5 @@ async def test_a_resume_after_such_an_end_asks_nobody(end: Any) -> None:
     runner = ParallelRunner(backend, store=store, clock=QuickClock())
     preview = await runner.preview_resume("r")
     result = await runner.resume("r", policy=Scripted())
-    assert preview.tasks["slow"].action is (Action.CANCEL if end is RunStatus.COMPLETED else Action.BLOCKED)
+    assert preview.tasks["slow"].action is (ResumeAction.CANCEL if end is RunStatus.COMPLETED else ResumeAction.BLOCKED)
     assert (result.status, backend.openings) == (end, [])

@@ -8,17 +8,17 @@ import time
 import pytest
 
 from plait.runner import DAG, FailureMode, Task, TaskStatus
-from plait.runner.scheduling.scheduler import Outset, Schedule
-from plait.runner.scheduling.slots import Places
+from plait.runner.scheduling.scheduler import InitialState, Scheduler
+from plait.runner.scheduling.slots import SlotPool
 
 DONE, FAILED = TaskStatus.COMPLETED, TaskStatus.FAILED
 
 
-def schedule(dag: DAG, concurrency: int = 99, **limits: int) -> Schedule:
-    return Schedule(dag, [task.backend or "default" for task in dag], Places(concurrency, limits))
+def schedule(dag: DAG, concurrency: int = 99, **limits: int) -> Scheduler:
+    return Scheduler(dag, [task.backend or "default" for task in dag], SlotPool(concurrency, limits))
 
 
-def taken(dag: DAG, plan: Schedule) -> list[str]:
+def taken(dag: DAG, plan: Scheduler) -> list[str]:
     names: list[str] = []
     while (position := plan.take()) is not None:
         names.append(dag.tasks[position].id)
@@ -70,7 +70,7 @@ def test_failure_modes(mode: FailureMode, status: TaskStatus, runs: list[str]) -
     taken(dag, plan)
     plan.finish(0, status)
     assert taken(dag, plan) == runs
-    resumed = Schedule(dag, ["default"] * 2, Places(9), Outset([status, TaskStatus.PENDING]))
+    resumed = Scheduler(dag, ["default"] * 2, SlotPool(9), InitialState([status, TaskStatus.PENDING]))
     assert taken(dag, resumed) == runs, "a resumed run decides alike"
 
 
@@ -137,12 +137,12 @@ def test_what_is_dropped_is_never_given_out_and_does_not_keep_the_run_from_its_e
     plan.finish(3, DONE)
     assert not plan.exhausted, "the task with for_each is to be unfolded"
     plan.drop(5)
-    assert (plan.take_gathering(), plan.take(), plan.exhausted) == (None, None, True)
+    assert (plan.take_for_each(), plan.take(), plan.exhausted) == (None, None, True)
 
 
 def test_what_was_to_run_alone_is_dropped_too() -> None:
     dag = DAG([Task("a"), Task("b"), Task("c")])
-    plan = Schedule(dag, ["default"] * 3, Places(9), Outset(alone=[0, 1, 2]))
+    plan = Scheduler(dag, ["default"] * 3, SlotPool(9), InitialState(alone=[0, 1, 2]))
     plan.drop(1)
     plan.drop(0)
     assert taken(dag, plan) == ["c"]
@@ -153,7 +153,7 @@ def test_what_was_to_run_alone_is_dropped_too() -> None:
 def test_what_is_at_work_already_holds_places_even_more_than_there_are() -> None:
     dag = DAG([*(Task(f"old{i}", backend="deep") for i in range(3)), Task("new", backend="deep"), Task("other")])
     names, running = ["deep"] * 4 + ["default"], [TaskStatus.RUNNING] * 3 + [TaskStatus.PENDING] * 2
-    plan = Schedule(dag, names, Places(2, {"deep": 1}), Outset(running, held=[0, 1, 2]))
+    plan = Scheduler(dag, names, SlotPool(2, {"deep": 1}), InitialState(running, held=[0, 1, 2]))
     assert (taken(dag, plan), plan.exhausted) == ([], False)
     plan.finish(0, DONE)
     assert taken(dag, plan) == [], "two are at work, and two may be"
@@ -169,7 +169,7 @@ def test_what_is_at_work_already_holds_places_even_more_than_there_are() -> None
 def test_nothing_starts_beside_a_task_at_work_that_is_to_be_alone() -> None:
     dag = DAG([Task("suspect"), Task("other"), Task("fresh")])
     running = [TaskStatus.RUNNING] * 2 + [TaskStatus.PENDING]
-    plan = Schedule(dag, ["default"] * 3, Places(9), Outset(running, alone=[0, 1], held=[0, 1]))
+    plan = Scheduler(dag, ["default"] * 3, SlotPool(9), InitialState(running, alone=[0, 1], held=[0, 1]))
     assert taken(dag, plan) == []
     plan.finish(1, DONE)
     assert taken(dag, plan) == []
@@ -180,7 +180,7 @@ def test_nothing_starts_beside_a_task_at_work_that_is_to_be_alone() -> None:
 def test_what_is_tried_again_later_is_set_aside_unless_it_has_to_wait_anyway() -> None:
     dag = DAG([Task("later"), Task("after", depends_on=["first"]), Task("first"), Task("done")])
     statuses = [TaskStatus.PENDING] * 3 + [DONE]
-    plan = Schedule(dag, ["default"] * 4, Places(9), Outset(statuses, later=[0, 1, 3]))
+    plan = Scheduler(dag, ["default"] * 4, SlotPool(9), InitialState(statuses, later=[0, 1, 3]))
     assert (plan.later, taken(dag, plan)) == ([0], ["first"])
     plan.finish(2, DONE)
     assert taken(dag, plan) == ["after"]

@@ -8,8 +8,8 @@ import anyio.lowlevel
 import pytest
 
 from plait.runner import DAG, ParallelRunner, Task, TaskStatus
-from plait.runner.scheduling.scheduler import Outset, Schedule
-from plait.runner.scheduling.slots import Places
+from plait.runner.scheduling.scheduler import InitialState, Scheduler
+from plait.runner.scheduling.slots import SlotPool
 from tests.support.sharing import COMPLETED, run_all, wide
 
 
@@ -17,12 +17,12 @@ class Pair:
     """Two schedules that share two places: the first one has both, and both stand in line."""
 
     def __init__(self) -> None:
-        places = Places(2, shared=True)
-        self.first, self.second = (Schedule(wide(name, 5), ["x"] * 5, places) for name in "ab")
+        places = SlotPool(2, shared=True)
+        self.first, self.second = (Scheduler(wide(name, 5), ["x"] * 5, places) for name in "ab")
         assert (self.first.take(), self.first.take(), self.first.take(), self.second.take()) == (0, 1, None, None)
         self.got: list[tuple[str, int | None]] = []
-        assert self.first.stand_in_line(lambda: self.got.append(("first", self.first.take())))
-        assert self.second.stand_in_line(lambda: self.got.append(("second", self.second.take())))
+        assert self.first.enqueue(lambda: self.got.append(("first", self.first.take())))
+        assert self.second.enqueue(lambda: self.got.append(("second", self.second.take())))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ class Pair:
     [lambda one: one.finish(0, TaskStatus.COMPLETED), lambda one: one.park(0), lambda one: one.set_aside(0)],
     ids=["finish", "park", "set aside"],
 )
-def test_what_comes_free_is_offered_to_others_before_the_one_who_had_it(frees: Callable[[Schedule], None]) -> None:
+def test_what_comes_free_is_offered_to_others_before_the_one_who_had_it(frees: Callable[[Scheduler], None]) -> None:
     pair = Pair()
     frees(pair.first)
     assert (pair.got, pair.first.take()) == ([("second", 0)], None)
@@ -47,10 +47,10 @@ def test_a_backend_that_may_be_asked_again_is_offered_to_others_first() -> None:
 
 
 def test_a_resumed_run_whose_task_was_sent_away_does_not_make_others_go_one_by_one() -> None:
-    places = Places(8, shared=True)
-    busy = Schedule(wide("a", 20), ["x"] * 20, places)
+    places = SlotPool(8, shared=True)
+    busy = Scheduler(wide("a", 20), ["x"] * 20, places)
     assert [busy.take() for _ in range(8)] == list(range(8))
-    resumed = Schedule(wide("b", 1), ["x"], places, Outset(later=[0], throttled=[0]))
+    resumed = Scheduler(wide("b", 1), ["x"], places, InitialState(later=[0], throttled=[0]))
     busy.throttle(0)
     for number in range(1, 8):
         busy.finish(number, TaskStatus.FAILED)
@@ -60,9 +60,9 @@ def test_a_resumed_run_whose_task_was_sent_away_does_not_make_others_go_one_by_o
 
 
 def test_a_backend_has_never_more_than_its_limit_whoever_held_turns_on_it_before() -> None:
-    places = Places(8, {"x": 2}, shared=True)
+    places = SlotPool(8, {"x": 2}, shared=True)
     statuses = [TaskStatus.RUNNING] * 8 + [TaskStatus.PENDING] * 12
-    resumed = Schedule(wide("a", 20), ["x"] * 20, places, Outset(statuses, held=range(8)))
+    resumed = Scheduler(wide("a", 20), ["x"] * 20, places, InitialState(statuses, held=range(8)))
     resumed.throttle(0)
     for position in range(1, 8):
         resumed.finish(position, TaskStatus.COMPLETED)
@@ -75,7 +75,7 @@ def test_who_has_left_is_offered_nothing_and_has_nothing() -> None:
     pair.second.give_back()
     pair.first.finish(0, TaskStatus.COMPLETED)
     assert (pair.got, pair.first.take()) == ([], 2)
-    assert pair.second.stand_in_line(lambda: pair.got.append(("second", pair.second.take())))
+    assert pair.second.enqueue(lambda: pair.got.append(("second", pair.second.take())))
     pair.first.give_back()
     assert (pair.got, pair.second.take(), pair.second.take()) == ([("second", 0)], 1, None)
 

@@ -7,11 +7,11 @@ import random
 import anyio
 import pytest
 
-from plait.backends import BackendError, ErrorKind, Opening, Reply
+from plait.backends import BackendError, ConversationRequest, ErrorKind, Reply
 from plait.persistence import Store
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
-from plait.runner.scheduling.scheduler import Schedule
-from plait.runner.scheduling.slots import Places
+from plait.runner.scheduling.scheduler import Scheduler
+from plait.runner.scheduling.slots import SlotPool
 from tests.support.fakes import QuickClock, Talker, failing
 
 DONE = TaskStatus.COMPLETED
@@ -49,7 +49,7 @@ async def test_a_rate_limit_fails_no_task_and_is_met_seldom(concurrency: int) ->
     assert server.calls < 300 + concurrency + 200
 
 
-def taken(plan: Schedule) -> list[int]:
+def taken(plan: Scheduler) -> list[int]:
     positions: list[int] = []
     while (position := plan.take()) is not None:
         positions.append(position)
@@ -57,7 +57,7 @@ def taken(plan: Schedule) -> list[int]:
 
 
 def test_nothing_starts_on_a_throttling_backend_until_all_it_sent_away_are_back_and_then_half_as_many() -> None:
-    plan = Schedule(DAG(Task(f"t{number}") for number in range(30)), ["one"] * 20 + ["two"] * 10, Places(12))
+    plan = Scheduler(DAG(Task(f"t{number}") for number in range(30)), ["one"] * 20 + ["two"] * 10, SlotPool(12))
     assert taken(plan) == list(range(12))
     plan.throttle(3)
     plan.throttle(4)
@@ -74,7 +74,7 @@ def test_nothing_starts_on_a_throttling_backend_until_all_it_sent_away_are_back_
 
 
 def test_with_every_four_that_complete_one_more_may_run_up_to_the_limit() -> None:
-    plan = Schedule(DAG(Task(f"t{number}") for number in range(99)), ["one"] * 99, Places(99, {"one": 4}))
+    plan = Scheduler(DAG(Task(f"t{number}") for number in range(99)), ["one"] * 99, SlotPool(99, {"one": 4}))
     assert taken(plan) == [0, 1, 2, 3]
     plan.throttle(0)
     plan.requeue(0)
@@ -118,7 +118,7 @@ async def test_a_resumed_run_leaves_the_backend_alone_as_well_and_counts_no_thro
     clock = QuickClock()
     throttles = failing(too_many(60.0), 4)
 
-    def answer(prompt: str, opening: Opening) -> str | Reply | Exception:
+    def answer(prompt: str, opening: ConversationRequest) -> str | Reply | Exception:
         if len(server.prompts) == 4:
             run.stop()
         return throttles(prompt, opening)

@@ -16,7 +16,7 @@ from plait.backends.protocol import Message, Question, Reply, Usage
 from plait.persistence.records import AttemptRecord, TaskRecord
 from plait.runner import DAG, DAGError, FailureMode, Task, TaskResult, TaskStatus
 from plait.runner.domain import events
-from plait.runner.domain.conversation import NOT_ADDED, GoingOn, Past
+from plait.runner.domain.conversation import NOT_ADDED, Continuation, History
 from plait.runner.domain.question import Answered, Asking, Way, encode_answers
 from plait.runner.domain.status import TASK_REOPENINGS, TASK_TRANSITIONS
 from plait.runner.state.run_state import IllegalTransition, RunState
@@ -34,7 +34,7 @@ SAID = (Message("user", "ask"), Message("assistant", "hm"))
 ERROR = BackendError(ErrorKind.TRANSIENT, "gone", usage=COST, messages=SAID)
 ASKING = Asking(Question("which?"), Way.REPLY)
 ANSWERED = Answered(1, Way.CALL, "before?", "yes", "person")
-BEGUN = GoingOn("s", SAID, interrupted=True)
+BEGUN = Continuation("s", SAID, interrupted=True)
 
 
 def at(status: TaskStatus, *, failure_mode: FailureMode = FailureMode.HARD, **more: Any) -> RunState:
@@ -142,9 +142,9 @@ def test_start_counts_the_attempt_and_takes_up_the_conversation() -> None:
 
 def test_what_the_next_attempt_has_to_say_stays_until_the_task_is_done() -> None:
     state = at(PENDING)
-    state.continue_with(0, GoingOn("s", SAID, ANSWERED, interrupted=True))
+    state.continue_with(0, Continuation("s", SAID, ANSWERED, interrupted=True))
     state.start(0, AT, "fake")
-    assert state.going_on == {0: GoingOn("s", SAID, ANSWERED)}
+    assert state.going_on == {0: Continuation("s", SAID, ANSWERED)}
     state.complete(0, AT, Reply("yes"), None)
     assert not state.going_on
 
@@ -168,7 +168,7 @@ def test_complete_keeps_the_result_the_cost_and_a_plain_conversation() -> None:
     assert state.results == {0: result}
     assert state._usage == MORE + COST
     assert not state.keeps_conversation(0)  # its prompt is enough
-    assert state.conversation("a") == Past("s", event.messages)
+    assert state.conversation("a") == History("s", event.messages)
 
 
 def test_complete_keeps_what_earlier_attempts_said_and_what_the_task_continues() -> None:
@@ -248,15 +248,15 @@ def test_retry_keeps_the_cost_and_what_the_next_attempt_takes_up() -> None:
 
 def test_retry_with_what_was_wrong_corrects_the_task() -> None:
     state = at(RUNNING)
-    assert not state.retry(0, AT, ERROR, 0.0, 1.0, GoingOn("s", wrong="mistakes")).goes_on
+    assert not state.retry(0, AT, ERROR, 0.0, 1.0, Continuation("s", wrong="mistakes")).goes_on
     assert state.is_corrected(0)
 
 
 def test_retry_alone_leaves_what_is_to_be_said_as_it_is() -> None:
     state = at(RUNNING)
-    state.continue_with(0, GoingOn("s", SAID, ANSWERED))
+    state.continue_with(0, Continuation("s", SAID, ANSWERED))
     assert not state.retry(0, AT, ERROR, 0.0, 1.0).goes_on
-    assert state.going_on == {0: GoingOn("s", SAID, ANSWERED)}
+    assert state.going_on == {0: Continuation("s", SAID, ANSWERED)}
 
 
 def test_interrupt_counts_crashes_alone() -> None:
@@ -273,10 +273,10 @@ def test_interrupt_counts_crashes_alone() -> None:
 
 def test_waiting_for_an_answer_keeps_the_question_and_the_conversation() -> None:
     state = at(RUNNING)
-    event = state.wait_for_answer(0, AT, ASKING, 2.5, COST, SAID, going_on=GoingOn("s", SAID))
+    event = state.wait_for_answer(0, AT, ASKING, 2.5, COST, SAID, going_on=Continuation("s", SAID))
     assert event == events.TaskWaiting(AT, "a", 2, "which?", False, ASKING, 2.5, COST, SAID)
     assert (state.questions, state.asking) == ({0: "which?"}, {0: ASKING})
-    assert state.going_on == {0: GoingOn("s", SAID)}
+    assert state.going_on == {0: Continuation("s", SAID)}
     assert state._usage == MORE + COST
     assert state.all_results()["a"].question == "which?"
 
@@ -300,12 +300,12 @@ def test_a_decision_is_no_answer_to_a_question() -> None:
 
 def test_answer_adds_to_the_answers_and_goes_into_the_conversation() -> None:
     state = at(WAITING, answers=encode_answers((ANSWERED,)))
-    state.continue_with(0, GoingOn("s", SAID))
+    state.continue_with(0, Continuation("s", SAID))
     event, given = state.answer(0, AT, {"x": 1}, "person"), Answered(2, Way.REPLY, "which?", {"x": 1}, "person")
     assert event == events.TaskAnswered(AT, "a", 2, (ANSWERED, given))
     assert state.answers == {0: (ANSWERED, given)}
     assert (state.questions, state.asking) == ({}, {})
-    assert state.going_on == {0: GoingOn("s", SAID, given)}
+    assert state.going_on == {0: Continuation("s", SAID, given)}
     assert state.answer_to_say(0) == given
 
 

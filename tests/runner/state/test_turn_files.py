@@ -11,7 +11,7 @@ import pytest
 
 from plait.backends import BackendError, ErrorKind, Usage
 from plait.backends.agents.session_locks import Sessions
-from plait.backends.protocol import Files, LeftTurn
+from plait.backends.protocol import DetachedTurn, Files
 from plait.persistence import FilesStore, MemoryStore, SQLiteStore, Store
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
 from plait.runner.state.attempt_files import run_folder, turn_files
@@ -28,7 +28,7 @@ ROOT = Path(".plait") / "plait.db.files"
 class Outliving(Talker):
     """A backend whose turns may outlive their runner: only such a one is given files."""
 
-    def left(self, files: Files) -> LeftTurn | None:
+    def inspect(self, files: Files) -> DetachedTurn | None:
         return None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from plait.backends import AcpBackend, BackendError, ClaudeCodeBackend, Opening, Reply
+from plait.backends import AcpBackend, BackendError, ClaudeCodeBackend, ConversationRequest, Reply
 from plait.backends.process.proctable import PREFIX, start_time
 from plait.backends.protocol import Backend, Files
 
@@ -84,7 +84,7 @@ def make_home(path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return Home(path)
 
 
-async def send_opened(backend: Backend, opening: Opening, prompt: str) -> Reply:
+async def send_opened(backend: Backend, opening: ConversationRequest, prompt: str) -> Reply:
     """One turn in a conversation that is opened so."""
     async with backend.open(opening) as conversation:
         return await conversation.send(prompt)
@@ -92,7 +92,7 @@ async def send_opened(backend: Backend, opening: Opening, prompt: str) -> Reply:
 
 async def send(backend: Backend, prompt: str, **opening: Any) -> Reply:
     """The same, by the words of the opening."""
-    return await send_opened(backend, Opening(**opening), prompt)
+    return await send_opened(backend, ConversationRequest(**opening), prompt)
 
 
 async def fails(backend: Backend, prompt: str, **opening: Any) -> BackendError:

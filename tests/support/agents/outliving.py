@@ -22,7 +22,7 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.process.manifest import read_manifest
 from plait.backends.process.proctable import start_time
 from plait.backends.process.spawn import Start, adopted, child_environment, running
-from plait.backends.protocol import Conversation, Files, LeftTurn, Opening, Question, Reply, Usage
+from plait.backends.protocol import Conversation, ConversationRequest, DetachedTurn, Files, Question, Reply, Usage
 from plait.persistence import SQLiteStore
 from plait.runner import DAG, FailureMode, ParallelRunner, Retry, Task
 
@@ -36,28 +36,28 @@ class Outliver:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.openings: list[Opening] = []
+        self.openings: list[ConversationRequest] = []
 
     def new_session_id(self) -> str | None:
         return secrets.token_hex(4)
 
     @asynccontextmanager
-    async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
+    async def open(self, opening: ConversationRequest) -> AsyncGenerator[Conversation]:
         self.openings.append(opening)
         yield _Talk(self, opening)
 
-    def left(self, files: Files) -> LeftTurn | None:
+    def inspect(self, files: Files) -> DetachedTurn | None:
         known = read_manifest(files.turn)
         if known is None:
             return None
         told = _told(files.turn)
         state = "ended" if _is_over(told) else "alive" if known.is_alive else "dead"
         goes_on = known.note.get("goes_on") == "yes"
-        return LeftTurn(state, told.get("session"), goes_on, f"outliver, pid {known.pid}")
+        return DetachedTurn(state, told.get("session"), goes_on, f"outliver, pid {known.pid}")
 
 
 class _Talk:
-    def __init__(self, backend: Outliver, opening: Opening) -> None:
+    def __init__(self, backend: Outliver, opening: ConversationRequest) -> None:
         self._backend = backend
         self._opening = opening
         self.session_id = opening.session_id
@@ -74,9 +74,9 @@ class _Talk:
             return _is_over(told)
 
         async with AsyncExitStack() as held:
-            child = await held.enter_async_context(adopted(turn)) if opening.adopts else None
+            child = await held.enter_async_context(adopted(turn)) if opening.attaches else None
             if child is None:
-                goes_on = "yes" if opening.goes_on else "no"
+                goes_on = "yes" if opening.resumes_interrupted else "no"
                 argv = (sys.executable, "-S", str(AGENT), str(folder), str(opening.session_id), goes_on)
                 start = Start(argv, child_environment(), folder, prompt.encode(), note={"goes_on": goes_on})
                 child = await held.enter_async_context(running(start, turn))

@@ -17,7 +17,7 @@ from typing import Any
 
 import anyio
 
-from plait.backends.protocol import Conversation, Opening, Question, Reply
+from plait.backends.protocol import Conversation, ConversationRequest, Question, Reply
 from plait.persistence import SQLiteStore
 from plait.runner import DAG, OpenQuestion, ParallelRunner, Task
 from plait.runner.domain import events
@@ -48,25 +48,25 @@ class Keeper:
         return f"{os.getpid()}-{self._made}"
 
     @asynccontextmanager
-    async def open(self, opening: Opening) -> AsyncGenerator[Conversation]:
+    async def open(self, opening: ConversationRequest) -> AsyncGenerator[Conversation]:
         yield _Turn(self, opening)
 
-    async def turn(self, prompt: str, opening: Opening) -> Reply:
+    async def turn(self, prompt: str, opening: ConversationRequest) -> Reply:
         history = [message.content for message in opening.history]
         answer = None if opening.answer is None else opening.answer.value
         line = {"prompt": prompt, "session": opening.session_id, "history": history, "answer": answer}
         with self._ledger.open("a") as ledger:
-            ledger.write(json.dumps({**line, "goes_on": opening.goes_on}) + "\n")
+            ledger.write(json.dumps({**line, "goes_on": opening.resumes_interrupted}) + "\n")
         if prompt == "hold" and self._deadly != "none":
             await self.answered.wait()
         if prompt == "order":
             return Reply("Where to?", session_id=opening.session_id, question=Question("Where to?"))
-        if opening.answer is not None or opening.goes_on:
+        if opening.answer is not None or opening.resumes_interrupted:
             self.answered.set()
             await self._on_answer(opening)
         return Reply(f"re: {prompt}", session_id=opening.session_id)
 
-    async def _on_answer(self, opening: Opening) -> None:
+    async def _on_answer(self, opening: ConversationRequest) -> None:
         if self._deadly == "begun":
             die()
         if self._deadly == "confirmed":
@@ -76,7 +76,7 @@ class Keeper:
 
 
 class _Turn:
-    def __init__(self, keeper: Keeper, opening: Opening) -> None:
+    def __init__(self, keeper: Keeper, opening: ConversationRequest) -> None:
         self._keeper, self._opening = keeper, opening
 
     @property

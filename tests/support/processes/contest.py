@@ -172,7 +172,7 @@ def sabotaged(sabotage: Sabotage | None) -> Generator[None]:
     if sabotage is None:
         yield
     elif sabotage == "lease by the wall clock":
-        with mock.patch.object(parallel, "wait_until_free", by_wall_clock):
+        with mock.patch.object(parallel, "wait_for_expiry", by_wall_clock):
             yield
     else:
         with mock.patch.object(rules, "count_applied", unfenced):

@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 
 from examples.review import review
-from plait.backends import BackendError, ErrorKind, Opening, Reply
+from plait.backends import BackendError, ConversationRequest, ErrorKind, Reply
 from plait.persistence import SQLiteStore, failpoints
 from plait.runner import RunResult
 from tests.support.fakes import Talker
@@ -24,7 +24,7 @@ FAILS = "execute_review.1"
 def reviewer(ledger: Path) -> Talker:
     """A model that fails at the first try of the review, and notes in `ledger` the task of each thing it is asked."""
 
-    def answer(prompt: str, opening: Opening) -> Reply | Exception:
+    def answer(prompt: str, opening: ConversationRequest) -> Reply | Exception:
         task_id = opening.idempotency_key.rpartition(":")[2]
         with ledger.open("a") as file:
             file.write(f"{task_id}\n")

@@ -17,7 +17,7 @@ async def test_a_cut_turn_is_gone_on_with_and_its_prompt_not_sent_twice(home: Ho
         group.start_soon(lambda: send(backend, "Work. [[tool]] [[until /nowhere]]", files=home.files(1)))
         await until(lambda: len(home.calls) == 1)
         group.cancel_scope.cancel()
-    left = backend.left(home.files(1))
+    left = backend.inspect(home.files(1))
     assert left is not None
     assert left.session_id == home.calls[0]["session"]
     await send(backend, "Go on.", session_id=left.session_id, resume=True, goes_on=True, files=home.files(2))
@@ -68,7 +68,7 @@ async def test_a_cancelled_turn_is_told_so_and_leaves_nothing_behind(home: Home,
 
 async def test_a_turn_takes_no_longer_than_it_may(home: Home) -> None:
     error = await fails(home.acp(turn_timeout=3.0), "Work. [[until /nowhere]]", files=home.files())
-    assert (error.kind, error.goes_on) == (ErrorKind.TIMEOUT, True)
+    assert (error.kind, error.continues_session) == (ErrorKind.TIMEOUT, True)
     error = await fails(home.acp(idle_timeout=0.7), "Work. [[until /nowhere]]", files=home.files(2))
     assert error.kind is ErrorKind.TIMEOUT
     assert home.processes == []
@@ -76,7 +76,7 @@ async def test_a_turn_takes_no_longer_than_it_may(home: Home) -> None:
 
 async def test_an_agent_that_dies_has_crashed(home: Home) -> None:
     error = await fails(home.acp(), "[[die]]")
-    assert (error.kind, error.goes_on) == (ErrorKind.CRASHED, True)
+    assert (error.kind, error.continues_session) == (ErrorKind.CRASHED, True)
     assert "SIGKILL" in error.message
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import anyio
 import pytest
 
-from plait.backends import Answer, BackendError, ErrorKind, LeftTurn, Opening, OutlivingBackend, Reply
-from plait.backends.agents.acp.outbox import Speech, said_in, spoken_command
+from plait.backends import Answer, BackendError, ConversationRequest, DetachedBackend, DetachedTurn, ErrorKind, Reply
+from plait.backends.agents.acp.outbox import Outbox, said_in, spoken_command
 from plait.backends.process.manifest import read_manifest
 from plait.backends.process.spawn import Start, child_environment, running
 from plait.runner.state.orphans import end_turn
@@ -53,13 +53,13 @@ def die(parent: subprocess.Popen[bytes]) -> None:
 
 
 async def adopt(home: Home, prompt: str, task: str = "a", **options: Any) -> Reply:
-    opening = Opening(files=home.files(1, task), adopts=True)
+    opening = ConversationRequest(files=home.files(1, task), attaches=True)
     async with home.acp(**options).open(opening) as conversation:
         return await conversation.send(prompt)
 
 
-def left(home: Home, task: str = "a") -> LeftTurn | None:
-    return home.acp().left(home.files(1, task))
+def left(home: Home, task: str = "a") -> DetachedTurn | None:
+    return home.acp().inspect(home.files(1, task))
 
 
 def state(home: Home, task: str = "a") -> str:
@@ -125,7 +125,9 @@ async def test_a_question_that_was_asked_when_the_process_died_is_asked(home: Ho
     reply = await adopt(home, "Work. [[ask rm x]] [[say done]]", permissions="ask")
     assert reply.question is not None
     assert len(home.noted("outcomes")) == 1
-    answer = Opening(session_id=reply.session_id, resume=True, answer=Answer("Allow"), files=home.files(2, "a"))
+    answer = ConversationRequest(
+        session_id=reply.session_id, resume=True, answer=Answer("Allow"), files=home.files(2, "a")
+    )
     async with home.acp(permissions="ask").open(answer) as conversation:
         assert (await conversation.send("Allow [[ask rm x]] [[say done]]")).text == "done"
     assert home.noted("outcomes")[-1]["optionId"] == "a1"
@@ -139,7 +141,9 @@ async def test_an_agent_that_died_with_its_runner_is_gone_on_with(home: Home) ->
     await until(lambda: state(home) == "dead")
     turn = left(home)
     assert turn is not None
-    opening = Opening(session_id=turn.session_id, resume=True, goes_on=True, files=home.files(2, "a"))
+    opening = ConversationRequest(
+        session_id=turn.session_id, resume=True, resumes_interrupted=True, files=home.files(2, "a")
+    )
     async with home.acp().open(opening) as conversation:
         await conversation.send("Go on.")
     users = [text for role, text in home.calls[-1]["said"] if role == "user"]
@@ -158,13 +162,13 @@ async def _finish(home: Home, task: str, prompt: str, replies: dict[str, Reply])
     turn = left(home, task)
     known = [turn.session_id] if turn is not None and turn.session_id is not None else []
     goes_on = turn is not None and turn.state == "dead" and bool(known)
-    opening = Opening(files=home.files(1, task), adopts=turn is not None and turn.state != "dead")
-    if not opening.adopts:
+    opening = ConversationRequest(files=home.files(1, task), attaches=turn is not None and turn.state != "dead")
+    if not opening.attaches:
         await end_turn(home.files(1, task).turn)  # killed before its number was written, it may just begin
     for attempt in range(2, 6):
         if goes_on:
-            opening = replace(opening, session_id=known[-1], resume=True, goes_on=True)
-        if not opening.adopts:
+            opening = replace(opening, session_id=known[-1], resume=True, resumes_interrupted=True)
+        if not opening.attaches:
             opening = replace(opening, files=home.files(attempt, task))
         try:
             async with home.acp().open(replace(opening, on_session=known.append)) as conversation:
@@ -173,7 +177,7 @@ async def _finish(home: Home, task: str, prompt: str, replies: dict[str, Reply])
         except BackendError as error:
             if error.kind not in {ErrorKind.CRASHED, ErrorKind.SESSION_LOST}:
                 raise
-            goes_on, opening = error.goes_on, Opening()
+            goes_on, opening = error.continues_session, ConversationRequest()
     raise AssertionError(f"{task} fails again and again")
 
 
@@ -200,7 +204,7 @@ async def test_killed_at_any_moment_all_turns_are_had_once(home: Home, seed: int
 
 def _start(home: Home, folder: Path, seconds: float, *words: str) -> Start:
     folder.mkdir(parents=True)
-    Speech(folder)
+    Outbox(folder)
     command = spoken_command(folder, seconds, [str(home.path / "acp"), *words])
     return Start(command, child_environment(), home.path, b"")
 
@@ -222,7 +226,7 @@ async def test_half_a_message_is_completed(home: Home) -> None:
         with (folder / "said").open("ab") as file:
             file.write(json.dumps(message, separators=(",", ":")).encode()[:50])
         assert said_in(folder) == []
-        speech = Speech(folder)
+        speech = Outbox(folder)
         speech.say([message])
         await until(lambda: home.noted("heard"))
         assert home.noted("heard") == said_in(folder) == [message]
@@ -234,7 +238,7 @@ async def test_who_takes_over_gives_the_agent_more_time(home: Home) -> None:
     folder = home.path / "turn"
     async with running(_start(home, folder, 1), folder):
         await until(lambda: home.noted("starts"))
-        speech = Speech(folder)
+        speech = Outbox(folder)
         for _ in range(9):
             await anyio.sleep(0.3)
             speech.ring()
@@ -247,4 +251,4 @@ async def test_who_takes_over_gives_the_agent_more_time(home: Home) -> None:
 def test_reading_what_is_left_changes_nothing(home: Home) -> None:
     assert left(home) is None
     assert not home.files().turn.exists()
-    assert isinstance(home.acp(), OutlivingBackend)
+    assert isinstance(home.acp(), DetachedBackend)

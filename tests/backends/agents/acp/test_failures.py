@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends.agents.acp.machine import Talk
+from plait.backends.agents.acp.machine import AcpMachine
 from plait.backends.agents.protocol import Call
 from plait.backends.errors import ErrorKind
 from tests.support.agents.acp_talks import (
@@ -94,7 +94,7 @@ def test_a_turn_without_an_answer_fails(kind: ErrorKind, message: str, said: lis
         began["result"]["agentInfo"]["title"] = "Codex"
     held = hold(new_talk(), [began, OPEN, *said])
     assert held.error is not None, held.answered
-    assert (held.error.kind, held.error.goes_on) == (kind, True)
+    assert (held.error.kind, held.error.continues_session) == (kind, True)
     assert message in held.error.message
     assert "\n" not in held.error.message
 
@@ -134,17 +134,17 @@ LOST = [
 
 @pytest.mark.parametrize("error", LOST)
 def test_a_session_that_the_agent_does_not_know_is_lost(error: Any) -> None:
-    talk = Talk(Call(NOWHERE, "x", resume=True), AIMS, lambda: NOW)
+    talk = AcpMachine(Call(NOWHERE, "x", resume=True), AIMS, lambda: NOW)
     held = hold(talk, [start(loadSession=True), failed(error, 2)])
     assert held.error is not None
-    assert (held.error.kind, held.error.goes_on) == (ErrorKind.SESSION_LOST, False)
+    assert (held.error.kind, held.error.continues_session) == (ErrorKind.SESSION_LOST, False)
 
 
 def test_a_session_that_is_opened_but_gone_is_lost() -> None:
     error = {"code": -32603, "message": "Internal error", "data": {"message": "thread not found: x"}}
     held = hold(new_talk(), [start(), OPEN, failed(error)])
     assert held.error is not None
-    assert (held.error.kind, held.error.goes_on) == (ErrorKind.SESSION_LOST, False)
+    assert (held.error.kind, held.error.continues_session) == (ErrorKind.SESSION_LOST, False)
 
 
 def test_an_agent_without_settings_is_not_asked_again_and_again() -> None:
@@ -155,7 +155,7 @@ def test_an_agent_without_settings_is_not_asked_again_and_again() -> None:
 
 
 def test_a_session_that_is_busy_is_not_lost() -> None:
-    talk = Talk(Call(NOWHERE, "x", resume=True), AIMS, lambda: NOW)
+    talk = AcpMachine(Call(NOWHERE, "x", resume=True), AIMS, lambda: NOW)
     busy = {"code": -32603, "message": "Internal error", "data": {"details": "thread x already has an active writer"}}
     held = hold(talk, [start(loadSession=True), failed(busy, 2)])
     assert held.error is not None

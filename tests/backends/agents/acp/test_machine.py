@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends.agents.acp.machine import Talk
+from plait.backends.agents.acp.machine import AcpMachine
 from plait.backends.agents.acp.permissions import Grant
 from plait.backends.agents.protocol import Call, Ending
 from plait.backends.errors import ErrorKind
@@ -49,7 +49,7 @@ from tests.support.agents.recorded import NOW
     ],
 )
 def test_a_session_is_opened_as_the_agent_is_able_to(call: Call, capabilities: Any, method: str | None) -> None:
-    held = hold(Talk(call, AIMS, lambda: NOW), [start(**capabilities)])
+    held = hold(AcpMachine(call, AIMS, lambda: NOW), [start(**capabilities)])
     if method is None:
         assert held.error is not None
         assert held.error.kind is ErrorKind.SESSION_LOST
@@ -61,7 +61,7 @@ def test_a_session_is_opened_as_the_agent_is_able_to(call: Call, capabilities: A
 def test_a_prompt_that_never_got_into_the_session_is_found_out() -> None:
     def load(*heard: str) -> Held:
         aims = replace(AIMS, prompt="go on", holds=("Please  work\nhard", "go on"))
-        talk = Talk(Call(NOWHERE, "x", resume=True), aims, lambda: NOW)
+        talk = AcpMachine(Call(NOWHERE, "x", resume=True), aims, lambda: NOW)
         able = start(loadSession=True, sessionCapabilities={"resume": {}})
         history = [update("user_message_chunk", "x", content={"type": "text", "text": text}) for text in heard]
         return hold(talk, [able, *history, {"id": 2, "result": {}}, chunk("ok", "x"), done()])
@@ -119,7 +119,7 @@ def test_a_model_that_there_is_not_is_named_with_those_that_there_are() -> None:
     assert held.error is not None
     assert held.error.kind is ErrorKind.INVALID_REQUEST
     assert "m/1" in held.error.message
-    assert not held.error.goes_on
+    assert not held.error.continues_session
 
 
 def test_an_agent_of_another_version_is_not_talked_to() -> None:
@@ -206,9 +206,9 @@ def test_requests_for_what_we_do_not_offer_are_refused() -> None:
 def test_an_agent_that_ends_without_a_word_has_crashed() -> None:
     held = hold(new_talk(), [start(), OPEN, chunk("half")], Ending(-9, "it said why"))
     assert held.error is not None
-    assert (held.error.kind, held.error.goes_on) == (ErrorKind.CRASHED, True)
+    assert (held.error.kind, held.error.continues_session) == (ErrorKind.CRASHED, True)
     assert "SIGKILL" in held.error.message
     held = hold(new_talk(), [], Ending(127, "cannot start goose: No such file or directory"))
     assert held.error is not None
     assert "cannot start goose" in held.error.message
-    assert not held.error.goes_on
+    assert not held.error.continues_session

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends.agents.acp.machine import Aims
+from plait.backends.agents.acp.machine import TurnGoals
 from plait.backends.agents.acp.wire import prompt_of
 from plait.backends.errors import ErrorKind
 from plait.backends.protocol import Usage
@@ -80,7 +80,7 @@ def test_gemini_is_not_made_to_load_a_session_which_it_would_lose() -> None:
 def test_permission_is_given_as_it_was_written_down(agent: str) -> None:
     turn = list(recorded_turns(agent))[1]
 
-    def outcome(aims: Aims) -> Any:
+    def outcome(aims: TurnGoals) -> Any:
         held = hold(talk_of(turn, aims), turn.said)
         identity = next(one["id"] for one in turn.said if one.get("method") == "session/request_permission")
         return next(one["result"]["outcome"] for one in held.said if "result" in one and one["id"] == identity)

@@ -90,7 +90,7 @@ def test_an_answer(path: str) -> None:
 def test_a_failure(path: str) -> None:
     seen, (kind, message, goes_on, usage) = _replayed(path), FAILURES[path]
     assert seen.error is not None, seen.answered
-    assert (seen.error.kind, seen.error.goes_on) == (kind, goes_on)
+    assert (seen.error.kind, seen.error.continues_session) == (kind, goes_on)
     assert message in seen.error.message
     assert seen.error.usage == usage
     assert (seen.reader.session_id is not None) == goes_on
@@ -164,7 +164,7 @@ def test_the_first_result_is_not_the_last_word_while_something_works_in_the_back
         reader = PROGRAM.reader(Call(folder=Path("/nowhere")))
         seen = read(reader, "\n".join(lines[: finals[0][0] + 1]), Ending(status))
         assert (seen.answered is not None) == is_answer
-        assert is_answer or (seen.error is not None and seen.error.goes_on)
+        assert is_answer or (seen.error is not None and seen.error.continues_session)
 
 
 def test_results_of_work_in_the_background_add_up() -> None:
@@ -181,7 +181,7 @@ def test_a_cut_turn_says_what_is_known_of_it(lines: int) -> None:
     seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"), resume=True)), stdout, Ending(-9))
     assert seen.error is not None and seen.error.kind is ErrorKind.CRASHED
     # Neither the announcement nor that a request is made shows that the session holds the prompt.
-    assert seen.error.goes_on == (seen.reader.session_id is not None) == (lines > 2)
+    assert seen.error.continues_session == (seen.reader.session_id is not None) == (lines > 2)
     begun, whole = Usage(16, 1, model=MODEL), Usage(16, 7, model=MODEL)
     assert seen.error.usage == {1: NOTHING, 2: NOTHING, 3: begun, 6: begun, 9: whole}[lines]
     assert seen.reader.last_whole == (None if lines < 7 else "444cc378-160a-4507-bfef-2c412d54c5c4")
@@ -226,7 +226,7 @@ def test_what_it_says_without_asking_its_model_is_no_answer(said: str, shown: st
     result = API_ERROR | {"is_error": False, "num_turns": 0, "result": said, "usage": {}, "modelUsage": {}}
     seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), json.dumps(result), Ending(0))
     assert seen.error is not None
-    assert (seen.error.kind, seen.error.goes_on) == (ErrorKind.INVALID_REQUEST, False)
+    assert (seen.error.kind, seen.error.continues_session) == (ErrorKind.INVALID_REQUEST, False)
     assert f"took the prompt for a command of its own and asked no model ({shown})" in seen.error.message
 
 

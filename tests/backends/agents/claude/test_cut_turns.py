@@ -30,6 +30,6 @@ def test_an_answer_is_in_the_session_once_its_hook_has_taken_it(home: Home, take
     session.parent.mkdir(parents=True)
     result = {"type": "tool_result", "tool_use_id": "earlier", "content": "done"}
     session.write_text(json.dumps({"type": "user", "message": {"role": "user", "content": [result]}}) + "\n")
-    left = home.claude(ask_for=("Bash",)).left(home.files(2))
+    left = home.claude(ask_for=("Bash",)).inspect(home.files(2))
     assert left is not None
     assert (left.state, left.session_id) == ("dead", "s" if taken else None)

@@ -80,7 +80,7 @@ def test_an_answer(name: str) -> None:
 def test_a_failure(name: str) -> None:
     seen, (kind, message, goes_on) = _replayed(name), FAILURES[name]
     assert seen.error is not None, seen.answered
-    assert (seen.error.kind, seen.error.goes_on) == (kind, goes_on)
+    assert (seen.error.kind, seen.error.continues_session) == (kind, goes_on)
     assert message in seen.error.message
     assert (seen.reader.session_id is not None) == goes_on
 
@@ -120,7 +120,7 @@ def test_a_turn_in_another_session_is_over_before_the_model_is_asked() -> None:
 )
 def test_what_it_says_before_a_turn(told: str, kind: ErrorKind) -> None:
     seen = _read(status=1, stderr=f"Reading prompt from stdin...\nError: {told} (code -32600)\n")
-    assert seen.error is not None and (seen.error.kind, seen.error.goes_on) == (kind, False)
+    assert seen.error is not None and (seen.error.kind, seen.error.continues_session) == (kind, False)
 
 
 ITEMS: list[tuple[dict[str, Any], tuple[str, str]]] = [
@@ -276,5 +276,5 @@ def test_a_cut_turn_with_a_tool_at_work_goes_on() -> None:
     reader = PROGRAM.reader(Call(folder=Path("/nowhere")))
     seen = read(reader, "\n".join(events[:4]), Ending(-15))
     assert isinstance(seen.error, BackendError)
-    assert (seen.error.kind, seen.error.goes_on) == (ErrorKind.CRASHED, True)
+    assert (seen.error.kind, seen.error.continues_session) == (ErrorKind.CRASHED, True)
     assert not reader.is_final

@@ -70,7 +70,7 @@ def test_an_answer(name: str) -> None:
 def test_a_failure(name: str) -> None:
     seen, (kind, message) = _replayed(name), FAILURES[name]
     assert seen.error is not None, seen.answered
-    assert (seen.error.kind, seen.error.goes_on) == (kind, False)
+    assert (seen.error.kind, seen.error.continues_session) == (kind, False)
     assert message in seen.error.message
     assert seen.reader.session_id is None
 
@@ -95,7 +95,7 @@ def test_the_session_of_a_cut_turn_goes_on_once_the_model_has_spoken() -> None:
     for events, goes_on in (([asked], False), ([asked, SAID], True), ([asked, TOOL], True)):
         seen = _read(*events, status=-9)
         assert seen.error is not None and seen.error.kind is ErrorKind.CRASHED
-        assert seen.error.goes_on == (seen.reader.session_id is not None) == goes_on
+        assert seen.error.continues_session == (seen.reader.session_id is not None) == goes_on
         assert "prompt" not in seen.error.message
 
 
@@ -188,7 +188,7 @@ def test_a_success_whose_last_word_is_an_error_is_none(message: str, kind: Error
     stopped = {"type": "error", "severity": "warning", "message": message}
     seen = _read(SAID, stopped, SUCCESS)
     assert seen.error is not None
-    assert (seen.error.kind, seen.error.message, seen.error.goes_on) == (kind, f"Gemini: {message}", False)
+    assert (seen.error.kind, seen.error.message, seen.error.continues_session) == (kind, f"Gemini: {message}", False)
     went_on = _read(stopped, SAID, SUCCESS)
     assert went_on.answered is not None and went_on.answered.text == "Let me see."
 
