@@ -1,7 +1,7 @@
-"""Packages that an extra installs: whether one is here, and the command that installs it where plait is installed.
+"""Packages installed by an extra: check for a package, and name the command that installs the extra.
 
-plait may run from a checkout, from a folder, an archive or a repository that pip was given, or from an index. The
-command differs, because a name such as `plait[server]` means something to an index alone.
+plait may run from a checkout, from a folder, an archive or a repository given to pip, or from an index. The command
+differs, because pip finds a name such as `plait[server]` only in an index.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.request import url2pathname
 
 from plait.backends.errors import BackendUnavailable
 
-_ROOT = Path(__file__).resolve().parents[1]  # a checkout, or the package `plait` where it was installed
+_ROOT = Path(__file__).resolve().parents[1]  # a checkout, or the installed package `plait`
 
 
 def require(module: str, extra: str) -> None:
@@ -35,7 +35,7 @@ def install_command(extra: str) -> str:
 
 
 def _origin() -> Mapping[str, Any]:
-    """Return the record of where pip took plait from (PEP 610), empty for an index or an unknown place."""
+    """Return pip's record of the source of plait (PEP 610); empty for an index or an unknown source."""
     try:
         text = distribution("plait").read_text("direct_url.json")
         found: object = json.loads(text or "{}")
