@@ -48,7 +48,7 @@ class BackendError(Exception):
     - `retry_after` is the server's own hint in seconds, or None.
     - `usage` is the cost of the failed turn.
     - `messages` are the turn's messages, including the prompt; empty if the prompt was the only message.
-    - `continues_session` says that the session has kept the prompt and the work done: the next attempt continues the session.
+    - `continues_session` says that the session holds the prompt and the work done: the next attempt goes on there.
     """
 
     def __init__(

@@ -210,7 +210,8 @@ class Backend(Protocol):
     def new_session_id(self) -> str | None:
         """Return an id for a new conversation, stored before the first call. Cheap, no I/O.
 
-        Returns None if the backend has no sessions, or makes its own ids and reports them through `ConversationRequest.on_session`.
+        Returns None if the backend has no sessions, or makes its own ids and reports them through
+        `ConversationRequest.on_session`.
         """
         ...
 

@@ -66,6 +66,10 @@ class CliBackend(ABC):
     can_fork: ClassVar[bool]
     """Whether a session can be branched from another session."""
 
+    def branches_sessions(self) -> bool:
+        """Return `can_fork`: whether a session can be branched from another session."""
+        return self.can_fork
+
     def new_session_id(self) -> str | None:
         """Return a random UUID; None if the agent makes its own ids."""
         return str(uuid4()) if self.chooses_session else None

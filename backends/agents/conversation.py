@@ -93,7 +93,7 @@ class CliConversation:
         if self._schema is not None and self._asked is None:
             sent += f"\n\nAnswer with nothing but JSON that fits this JSON Schema: {self._schema.text}"
         try:
-            if self._opening.fork_of and not self._exists and not self._program.can_fork:
+            if self._opening.fork_of and not self._exists and not self._program.branches_sessions():
                 raise BackendError(ErrorKind.SESSION_LOST, f"{self._program.kind} cannot fork a session")
             return await self._exchange(turn, prompt, sent)
         except SchemaRefused as refused:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from plait.backends.protocol import NO_USAGE, Answer, JsonValue, Output, Question, Usage
 from plait.backends.values import value
@@ -111,14 +111,11 @@ class Program(Protocol):
     `CliBackend`.
     """
 
-    @property
-    def kind(self) -> str:
-        """The backend's kind, as named in plans, such as "claude-code"."""
-        ...
+    kind: ClassVar[str]
+    """The backend's kind, as named in plans, such as "claude-code"."""
 
-    @property
-    def can_fork(self) -> bool:
-        """Whether a session can be branched from another session."""
+    def branches_sessions(self) -> bool:
+        """Return whether a session can be branched from another session."""
         ...
 
     @property

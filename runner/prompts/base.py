@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import GeneratorType
-from typing import Any
+from typing import Any, cast
 
 from plait.backends.protocol import JsonInput
 from plait.runner.errors import PromptError
@@ -54,14 +54,16 @@ def field_of(value: Any, key: object) -> Any:
     Raise LookupError with the end of a sentence that starts with the name of the value.
     """
     if isinstance(value, Mapping):
-        if isinstance(key, str) and key in value:
-            return value[key]
-        fields = [str(name) for name in value]
-        raise LookupError(f"has no field {key!r}; it has {', '.join(fields[:_MOST_SHOWN]) or 'no fields'}")
+        fields = cast("Mapping[object, Any]", value)
+        if isinstance(key, str) and key in fields:
+            return fields[key]
+        names = [str(name) for name in fields]
+        raise LookupError(f"has no field {key!r}; it has {', '.join(names[:_MOST_SHOWN]) or 'no fields'}")
     if isinstance(value, list | tuple):
-        size = len(value)
+        elements = cast("Sequence[Any]", value)
+        size = len(elements)
         if isinstance(key, int) and not isinstance(key, bool) and -size <= key < size:
-            return value[key]
+            return elements[key]
         raise LookupError(f"is a list of {size}, so it has no {key!r}")
     raise LookupError(f"is {_kind(value)}, so it has no field {key!r}; fields come with an output_schema")
 

@@ -215,5 +215,6 @@ def _environment() -> _Environment:
     environment.globals.clear()
     environment.policies["truncate.leeway"] = 0
     environment.filters.update({name: _of_text(environment.filters[name]) for name in _OF_TEXT.split()})
-    environment.filters.update(join=_join, tojson=_to_json)
+    ours: dict[str, Any] = {"join": _join, "tojson": _to_json}
+    environment.filters.update(ours)
     return environment

@@ -1,4 +1,4 @@
-"""`Scheduler`: which task may start now, and which tasks an outcome unlocks. `InitialState`: the initial state. Pure: no I/O.
+"""`Scheduler`: which task may start now, and which tasks an outcome unlocks. `InitialState`: the start. Pure: no I/O.
 
 No await, no clock. Every task is in exactly one state: missing dependencies, eligible (in the heap of its backend),
 holding a slot (started), set aside (a retry waiting for its time, a question being answered), parked (waiting for a

@@ -39,9 +39,9 @@ class ReadableState:
         self.records: Final = records
         """The tasks as the store had them when the run was read."""
         self._keeps_all = keeps_all
-        self._statuses = [TaskStatus.PENDING] * len(dag)
+        self._statuses: list[TaskStatus] = [TaskStatus.PENDING] * len(dag)
         self.statuses: Final[Sequence[TaskStatus]] = self._statuses
-        self._attempts = [0] * len(dag)
+        self._attempts: list[int] = [0] * len(dag)
         self.attempts: Final[Sequence[int]] = self._attempts
         """How many attempts each task has begun; the number of the last one."""
         self._failures = Failures()
