@@ -78,8 +78,8 @@ async def run(edges: graphs.Edges, database: aiosqlite.Connection) -> None:
         await writer.put((SAY, (RUN, name, 0, "user", "work")), (SAY, (RUN, name, 1, "assistant", text)))
         await writer.put((COMPLETE, (AT, text, RUN, name)))
 
-    async with asyncio.TaskGroup() as around:
-        writing = around.create_task(writer.write())
+    async with asyncio.TaskGroup() as context:
+        writing = context.create_task(writer.write())
         await graphs.walk(edges, AT_ONCE, node)
         writing.cancel()
 

@@ -119,13 +119,13 @@ class Attempt:
 class AttemptRunner:
     """Begins turns and has them."""
 
-    def __init__(self, state: RunState, around: RunContext, stamp: Callable[[], str]) -> None:
+    def __init__(self, state: RunState, context: RunContext, stamp: Callable[[], str]) -> None:
         self._state = state
-        self._around = around
+        self._context = context
         self._stamp = stamp
-        self._log = logger(run=around.run_id)
+        self._log = logger(run=context.run_id)
         # Asked once: to ask a protocol costs more than all else that a turn's start does.
-        self._outlive = {name: isinstance(backend, DetachedBackend) for name, backend in around.backends.items()}
+        self._outlive = {name: isinstance(backend, DetachedBackend) for name, backend in context.backends.items()}
 
     def begin(self, position: int) -> Attempt:
         """Return the pending task's next attempt, which is to be recorded as running."""
@@ -137,7 +137,7 @@ class AttemptRunner:
         before = self._state.session_to_go_on_with(task)
         if before is not None and not self._forks(task):
             return Attempt(position, task, number, before, resume=True)
-        return Attempt(position, task, number, self._new_session_id(self._around.names[position]), forks=before)
+        return Attempt(position, task, number, self._new_session_id(self._context.names[position]), forks=before)
 
     def adopt(self, position: int, adopted: AdoptedAttempt) -> Attempt:
         """Take over the attempt that an earlier process began: as that process began it, as far as can be told."""
@@ -159,7 +159,7 @@ class AttemptRunner:
         """
         assert task.continues is not None
         before = self._state.dag.position(task.continues)
-        backend = self._around.backends[self._around.names[before]]
+        backend = self._context.backends[self._context.names[before]]
         return self._state.times_continued(before) > 1 or (isinstance(backend, ForkingBackend) and backend.can_fork)
 
     def run(self, turn: Attempt) -> Awaitable[CallOutcome]:
@@ -173,7 +173,7 @@ class AttemptRunner:
         return outcome
 
     async def _have(self, turn: Attempt) -> CallOutcome:
-        if turn.task.at_most_once and self._around.sink.away and turn.adopted is None:
+        if turn.task.at_most_once and self._context.sink.away and turn.adopted is None:
             return CallOutcome(None, None, BackendError(ErrorKind.TRANSIENT, _NOT_WRITTEN_DOWN))
         try:
             turn.prompt = clean_text(self._prompt(turn))
@@ -181,7 +181,7 @@ class AttemptRunner:
         except Exception as error:
             return CallOutcome(None, None, classified(error))
         opening = self._request(turn, past)
-        backend = self._around.backends[self._around.names[turn.position]]
+        backend = self._context.backends[self._context.names[turn.position]]
         answers = self._state.answers_for(turn.position) if turn.position in self._state.answers else ()
         if opening.files is not None and turn.adopted is None:
             await make_room(opening.files.turn)
@@ -207,7 +207,7 @@ class AttemptRunner:
         adopted = turn.adopted
         if adopted is None or adopted.since is None or adopted.has_ended:
             return 0.0
-        return max(0.0, self._around.clock.wall() - adopted.since)
+        return max(0.0, self._context.clock.wall() - adopted.since)
 
     def _prompt(self, turn: Attempt) -> str:
         if (going_on := turn.going_on) is not None and going_on.answer is not None:
@@ -222,7 +222,7 @@ class AttemptRunner:
             return NO_HISTORY
         past = self._state.past(task)
         if past is None:
-            past = await self._around.recall(continues)
+            past = await self._context.recall(continues)
             self._state.keep_conversation(self._state.dag.position(continues), past)
         return past
 
@@ -234,13 +234,13 @@ class AttemptRunner:
             if going_on.answer is not None and not going_on.interrupted:
                 answer = Answer(going_on.answer.value)
         task = turn.task
-        files = self._files(turn) if self._outlive[self._around.names[turn.position]] else None
+        files = self._files(turn) if self._outlive[self._context.names[turn.position]] else None
         return ConversationRequest(  # by position: fourteen keywords take as long as all else that is done here
             turn.session_id,
             turn.resume,
             history,
             task.output_schema,
-            f"{self._around.run_id}:{task.id}",
+            f"{self._context.run_id}:{task.id}",
             task.metadata,
             answer,
             turn.takes_up,
@@ -253,12 +253,12 @@ class AttemptRunner:
         )
 
     def _files(self, turn: Attempt) -> Files | None:
-        root = self._around.files_root
-        return None if root is None else turn_files(root, self._around.run_id, turn.task.id, turn.number)
+        root = self._context.files_root
+        return None if root is None else turn_files(root, self._context.run_id, turn.task.id, turn.number)
 
     def _new_session_id(self, name: str) -> str | None:
         try:
-            session_id = self._around.backends[name].new_session_id()
+            session_id = self._context.backends[name].new_session_id()
         except Exception as error:
             self._log.warning("no_session_id", backend=name, error=type(error).__name__)
             return None
@@ -269,7 +269,7 @@ class AttemptRunner:
             usage = kept_usage(output.usage)
             self._state.spend(turn.position, usage)
             event = events.TaskOutput(self._stamp(), turn.task.id, turn.number, output.kind, str(output.text), usage)
-            self._around.feed.publish(event)
+            self._context.feed.publish(event)
 
     def _session(self, turn: Attempt, session_id: str, *, last: bool = False) -> None:
         """The id became known, or another one, or was confirmed. A call after the turn's end, or with no text, changes
@@ -281,4 +281,4 @@ class AttemptRunner:
         if known == turn.session_id and (turn.confirmed or last):
             return
         turn.session_id, turn.confirmed = known, True
-        self._around.sink.submit([events.SessionOpened(self._stamp(), turn.task.id, turn.number, known)])
+        self._context.sink.submit([events.SessionOpened(self._stamp(), turn.task.id, turn.number, known)])

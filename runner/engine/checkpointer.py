@@ -94,28 +94,30 @@ class Checkpointer:
         """Continue a stored run: call before the first submission."""
         self._position = position
 
-    def submit(self, happened: Sequence[events.Event], *plain: Change) -> Commit:
+    def submit(self, new_events: Sequence[events.Event], *plain: Change) -> Commit:
         """See Sink. `plain` are changes that nobody is told about, such as claims; they come last."""
-        group = self._group_with(happened, plain)
+        group = self._group_with(new_events, plain)
         self._left = self._left or group.ending
         return group.settled
 
-    def _group_with(self, happened: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
+    def _group_with(self, new_events: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
         if not self._groups:
             if self.away:
-                return self._kept(happened, plain)
+                return self._kept(new_events, plain)
             self._groups.append(_Group([], [], Commit()))
             self._wake.set()
         group = self._groups[-1]
-        for event in happened:
+        for event in new_events:
             group.changes.extend(encode_event(event))
         group.changes.extend(plain)
-        group.events.extend(happened)
+        group.events.extend(new_events)
         return group
 
-    def _kept(self, happened: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
+    def _kept(self, new_events: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
         """Nobody waits for a store that is away, not even while it is just being tried again; only the end does."""
-        group = _Group([*(one for event in happened for one in encode_event(event)), *plain], list(happened), Commit())
+        group = _Group(
+            [*(one for event in new_events for one in encode_event(event)), *plain], list(new_events), Commit()
+        )
         if group.ending:
             self._groups.append(group)
             self._wake.set()
@@ -310,8 +312,8 @@ class EventSink(Protocol):
         """Whether what is handed on does not get written down right now, though it should."""
         ...
 
-    def submit(self, happened: Sequence[events.Event]) -> Commit:
-        """Have `happened` stored in one transaction, then told. Never waits. What it gives is set when all that is
+    def submit(self, new_events: Sequence[events.Event]) -> Commit:
+        """Have `new_events` stored in one transaction, then told. Never waits. What it gives is set when all that is
         durable, or the store is known to be away.
         """
         ...
@@ -325,8 +327,8 @@ class UnstoredSink:
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
 
-    def submit(self, happened: Sequence[events.Event]) -> Commit:
+    def submit(self, new_events: Sequence[events.Event]) -> Commit:
         """Tell it at once."""
-        for event in happened:
+        for event in new_events:
             self._feed.publish(event)
         return COMMITTED

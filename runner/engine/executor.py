@@ -38,21 +38,21 @@ class Executor:
     """Runs what is left of a run in this process, until nothing can start any more or somebody ends it."""
 
     def __init__(
-        self, state: RunState, schedule: Scheduler, growth: Growth, around: RunContext, deciding: PolicyDriver | None
+        self, state: RunState, schedule: Scheduler, growth: Growth, context: RunContext, deciding: PolicyDriver | None
     ) -> None:
         self._state = state
         self._tasks = state.dag.tasks
         self._schedule = schedule
         self._growth = growth
-        self._around = around
+        self._context = context
         self._deciding = deciding
-        self._stamp = stamper(around.clock)
-        self._turns = AttemptRunner(state, around, self._stamp)
-        self._settling = OutcomeHandler(state, schedule, growth, around, self._stamp)
+        self._stamp = stamper(context.clock)
+        self._turns = AttemptRunner(state, context, self._stamp)
+        self._outcomes = OutcomeHandler(state, schedule, growth, context, self._stamp)
         self._workers: anyio.abc.TaskGroup | None = None
         self._idle = WorkerPool(self._work)
-        self._awaiting = PendingQuestions(state, schedule, around, self.answer, self._expire, lambda: self._step([]))
-        self._delays = Delays(around.clock, self._try_again)
+        self._awaiting = PendingQuestions(state, schedule, context, self.answer, self._expire, lambda: self._step([]))
+        self._delays = Delays(context.clock, self._try_again)
         self._under_way: dict[int, Attempt] = {}
         """The last turn of every task marked at_most_once."""
         self.ended_by: Literal["stop", "cancel", "policy"] | None = None
@@ -77,15 +77,15 @@ class Executor:
             if self.ended_by is not None:
                 return
             for position in self._schedule.later:  # first, so that the policy can end them
-                until = self._around.inherited.next_tries[position]
-                self._delays.begin(workers, position, until - self._around.clock.wall())
-            happened = [event for ended in self._around.inherited.unasked for event in self._asked_about(ended)]
+                until = self._context.inherited.next_tries[position]
+                self._delays.begin(workers, position, until - self._context.clock.wall())
+            new_events = [event for ended in self._context.inherited.unasked for event in self._asked_about(ended)]
             for position, asking in self._state.asking.items():
                 self._awaiting.begin(workers, position, asking)
-            turns = [self._turns.adopt(position, one) for position, one in self._around.inherited.adopted.items()]
+            turns = [self._turns.adopt(position, one) for position, one in self._context.inherited.adopted.items()]
             self._under_way |= {turn.position: turn for turn in turns if turn.task.at_most_once}
-            turns += self._follow_up_ended(happened)
-            await self._start(turns, happened)
+            turns += self._follow_up_ended(new_events)
+            await self._start(turns, new_events)
 
     def end(self, how: Literal["stop", "cancel", "policy"]) -> None:
         """Start nothing more and end the attempts that are under way. Safe to call at any time and more than once."""
@@ -101,7 +101,7 @@ class Executor:
         if self.ended_by is not None or self._left or self._has_ended:
             return
         self.ended_by, self._winding_down = "cancel", True
-        self._around.sink.submit([events.RunCancelling(self._stamp(), self._around.run_id)])
+        self._context.sink.submit([events.RunCancelling(self._stamp(), self._context.run_id)])
         self._end_when_quiet()
 
     def answer(self, task_id: str, attempt: int, value: JsonInput, by: str) -> bool:
@@ -114,7 +114,7 @@ class Executor:
         asking = self._state.asking.get(position)
         if self.ended_by is not None or self._left or asking is None or self._state.attempts[position] != attempt:
             return False
-        answered = self._settling.answer(position, asking.checked(value), by)
+        answered = self._outcomes.answer(position, asking.checked(value), by)
         self._awaiting.settled(position)
         self._step([answered])
         return True
@@ -144,37 +144,37 @@ class Executor:
         # Where the policy was not asked about the last end, something may follow, and a resume asks it.
         exhausted = self._schedule.exhausted and (has_ended or not self._is_over)
         ending = RunEnd(self.ended_by, exhausted=exhausted, called=called, decided=decided)
-        return finish_run(self._around.run_id, self._state, ending, self._stamp())
+        return finish_run(self._context.run_id, self._state, ending, self._stamp())
 
-    def _follow_up_ended(self, happened: list[events.Event], ended: str | None = None) -> list[Attempt]:
-        """What follows once the task `ended`: ask the policy, then give out every free place. Adds to `happened`."""
+    def _follow_up_ended(self, new_events: list[events.Event], ended: str | None = None) -> list[Attempt]:
+        """What follows once the task `ended`: ask the policy, then give out every free place. Adds to `new_events`."""
         if ended is not None:
-            happened += self._asked_about(ended)
-        turns = self._take(happened)
+            new_events += self._asked_about(ended)
+        turns = self._take(new_events)
         while not turns and self._is_over and (decided := self._asked_about(None)):
-            happened += decided
-            turns = self._take(happened)
+            new_events += decided
+            turns = self._take(new_events)
         return turns
 
     def _asked_about(self, ended: str | None) -> list[events.Event]:
         """What the run's policy makes of the end of that task, or of there being nothing left to run."""
         if self._deciding is None or self.ended_by is not None:
             return []
-        happened = self._deciding.about(ended)
-        for event in happened:
+        new_events = self._deciding.about(ended)
+        for event in new_events:
             if isinstance(event, events.TaskCancelled):  # nobody waits for its answer any more, or its next attempt
                 position = self._state.dag.position(event.task_id)
                 self._awaiting.settled(position)
                 self._delays.end(position)
         if self._deciding.decided.end is not None:
             self.ended_by = "policy"
-        return happened
+        return new_events
 
-    def _take(self, happened: list[events.Event]) -> list[Attempt]:
-        """Unfold and gather what can be, and give out every free place: the turns to be had. Adds to `happened`."""
+    def _take(self, new_events: list[events.Event]) -> list[Attempt]:
+        """Unfold and gather what can be, and give out every free place: the turns to be had. Adds to `new_events`."""
         turns: list[Attempt] = []
         while self.ended_by is None and (position := self._schedule.take_for_each()) is not None:
-            happened += self._gathered(position)
+            new_events += self._gathered(position)
         while self.ended_by is None and (position := self._schedule.take()) is not None:
             turn = self._turns.begin(position)
             turns.append(turn)
@@ -182,9 +182,9 @@ class Executor:
                 before = self._under_way.get(position)
                 turn.waits = before.waits + 1 if before is not None else 0
                 self._under_way[position] = turn
-            name = self._around.names[position]
+            name = self._context.names[position]
             started = self._state.start(position, self._stamp(), name, turn.session_id, confirmed=turn.confirmed)
-            happened.append(started)
+            new_events.append(started)
         if self.ended_by is None and self._schedule.enqueue(self._offered) and not self._schedule.taken:
             self._idle.keep_one()
         return turns
@@ -196,34 +196,34 @@ class Executor:
 
     def _gathered(self, position: int) -> list[events.Event]:
         """The task with `for_each` becomes its parts, or, once they are done, the list of their results."""
-        happened = self._settling.expand_or_gather(position)
+        new_events = self._outcomes.expand_or_gather(position)
         if self._state.statuses[position] in TASK_DONE:
-            happened += self._asked_about(self._state.dag.tasks[position].id)
-        return happened
+            new_events += self._asked_about(self._state.dag.tasks[position].id)
+        return new_events
 
     def _expire(self, position: int) -> None:
         """Nobody has answered the task's question by its deadline, and it has no default: the task fails."""
-        failed = self._settling.expire(position)
+        failed = self._outcomes.expire(position)
         self._awaiting.settled(position)
         self._step([failed], failed.task_id)
 
-    async def _start(self, turns: list[Attempt], happened: list[events.Event]) -> None:
+    async def _start(self, turns: list[Attempt], new_events: list[events.Event]) -> None:
         """Make starts durable, then hand each to a worker."""
-        if turns or happened:
-            await self._around.sink.submit(happened).wait()
+        if turns or new_events:
+            await self._context.sink.submit(new_events).wait()
             self._idle.hand_out(turns)
         self._end_if_decided()
         self._rest_if_over()
 
-    def _step(self, happened: list[events.Event], ended: str | None = None) -> None:
+    def _step(self, new_events: list[events.Event], ended: str | None = None) -> None:
         """Something happened beside the workers: submit it with what follows, and have that started."""
         assert self._workers is not None
         try:
-            turns = self._follow_up_ended(happened, ended)
+            turns = self._follow_up_ended(new_events, ended)
         except Exception as error:  # this run's own: who has had it take the step, maybe another run, is not to blame
             self._workers.start_soon(_fail, error)
             return
-        self._around.sink.submit(happened)
+        self._context.sink.submit(new_events)
         # What is to start waits for the submission like everything else: an empty one is settled behind it.
         nothing_more: list[events.Event] = []
         self._workers.start_soon(self._start, turns, nothing_more)
@@ -243,7 +243,7 @@ class Executor:
             turn = await self._next_turn()
         # Cancelled while the start was written down, a run calls nobody any more.
         while turn is not None and not self._winding_down:
-            began = self._around.clock.monotonic() - self._turns.earlier_duration(turn)
+            began = self._context.clock.monotonic() - self._turns.earlier_duration(turn)
             self._calls += 1
             stored, turns = self._conclude(turn, await self._turns.run(turn), began)
             # Where nothing is to follow that, nobody has to be woken for it.
@@ -260,13 +260,13 @@ class Executor:
     def _conclude(self, turn: Attempt, outcome: CallOutcome, began: float) -> tuple[Commit, list[Attempt]]:
         """Settle the turn and submit that with what follows: what is set once it is stored, and turns to be had."""
         self._calls -= 1
-        happened = self._settling.handle(turn, outcome, self._around.clock.monotonic() - began)
-        ended = turn.task.id if type(happened[0]) in _ENDS else None
+        new_events = self._outcomes.handle(turn, outcome, self._context.clock.monotonic() - began)
+        ended = turn.task.id if type(new_events[0]) in _ENDS else None
         if ended is None:
-            self._follow_up(turn.position, happened[0])
-        turns = self._follow_up_ended(happened, ended)
-        stored = self._around.sink.submit(happened)
-        stored.then(partial(self._settling.stored, turn))
+            self._follow_up(turn.position, new_events[0])
+        turns = self._follow_up_ended(new_events, ended)
+        stored = self._context.sink.submit(new_events)
+        stored.then(partial(self._outcomes.stored, turn))
         return stored, turns
 
     async def _next_turn(self) -> Attempt | None:
@@ -286,9 +286,9 @@ class Executor:
 
     async def _try_again(self, position: int) -> None:
         self._schedule.requeue(position)
-        happened: list[events.Event] = []
-        turns = self._follow_up_ended(happened)
-        await self._start(turns, happened)
+        new_events: list[events.Event] = []
+        turns = self._follow_up_ended(new_events)
+        await self._start(turns, new_events)
 
 
 async def _fail(error: Exception) -> None:

@@ -98,13 +98,13 @@ class Growth:
         elements = _elements(task, self._state.results.get(dag.position(task.for_each or "")))
         partners = self._partners(task, elements)
         parts = [_part(task, partners, number, item) for number, item in enumerate(elements, 1)]
-        happened: list[events.Event] = []
+        new_events: list[events.Event] = []
         if parts:
-            happened.append(self.add(parts, task.id, gathered_by=position))
+            new_events.append(self.add(parts, task.id, gathered_by=position))
         else:
             self._state.expand(position)
         self._schedule.join(position, len(parts))
-        return happened
+        return new_events
 
     def _partners(self, task: Task, elements: Sequence[JsonValue]) -> dict[str, bool]:
         """The tasks with the same `for_each` that `task` depends on or names: whether each has parts that its own pair

@@ -28,31 +28,31 @@ class PendingQuestions:
         self,
         state: RunState,
         schedule: Scheduler,
-        around: RunContext,
+        context: RunContext,
         answer: Callable[[str, int, JsonInput, str], bool],
         expire: Callable[[int], None],
         look_on: Callable[[], None],
     ) -> None:
         self._state = state
         self._schedule = schedule
-        self._around = around
+        self._context = context
         self._answer = answer
         self._expire = expire
         self._look_on = look_on
         self._as_outside = as_here()  # `_ask` is started by workers, and is none
         self._calls: dict[int, anyio.CancelScope] = {}
         self._deadlines: dict[int, anyio.CancelScope] = {}
-        self._log = logger(run=around.run_id)
+        self._log = logger(run=context.run_id)
 
     def begin(self, workers: anyio.abc.TaskGroup, position: int, asking: Asking) -> None:
         """The task at `position` has just asked."""
         # The scopes are made here: `end` and `settled` may come before what is begun has had its first turn.
-        if self._around.on_question is not None:
+        if self._context.on_question is not None:
             task_id, attempt = self._state.dag.tasks[position].id, self._state.attempts[position]
-            question = OpenQuestion.of(self._around.run_id, task_id, attempt, asking)
+            question = OpenQuestion.of(self._context.run_id, task_id, attempt, asking)
             self._calls[position] = scope = anyio.CancelScope()
             self._schedule.hold()
-            workers.start_soon(self._ask, self._around.on_question, question, scope)
+            workers.start_soon(self._ask, self._context.on_question, question, scope)
         if asking.deadline_at is not None:
             self._deadlines[position] = scope = anyio.CancelScope()
             workers.start_soon(self._wait_for_deadline, position, asking, scope)
@@ -75,7 +75,7 @@ class PendingQuestions:
         self._as_outside()
         try:
             with scope:
-                await self._around.sink.submit([]).wait()
+                await self._context.sink.submit([]).wait()
                 value = await on_question(question)
                 if value is not None:
                     self._answer(question.task_id, question.attempt, value, "callback")
@@ -92,12 +92,16 @@ class PendingQuestions:
 
     async def _wait_for_deadline(self, position: int, asking: Asking, scope: anyio.CancelScope) -> None:
         assert asking.deadline_at is not None
-        clock, task_id, attempt = self._around.clock, self._state.dag.tasks[position].id, self._state.attempts[position]
+        clock, task_id, attempt = (
+            self._context.clock,
+            self._state.dag.tasks[position].id,
+            self._state.attempts[position],
+        )
         with scope:
             while (left := parse_time(asking.deadline_at) - clock.wall()) > 0:
                 await clock.sleep(left)
             # The inbox is read now and then: an answer in time may lie there unread.
-            await self._around.look_for_answer(task_id, attempt, asking.deadline_at)
+            await self._context.look_for_answer(task_id, attempt, asking.deadline_at)
         if scope.cancelled_caught or self._state.asking.get(position) is not asking:
             return
         if asking.question.default is None:

@@ -90,7 +90,7 @@ async def _execute_stored(run: PreparedRun, config: Config, store: Store, feed: 
     checkpointer.begin_at(run.position)
     checkpointer.on_fatal = lambda: control.end("stop")
     inbox = Inbox(store, run.run_id, config.clock, lambda: checkpointer.away, control.answer)
-    around = replace(_context(run, config, checkpointer, feed), look_for_answer=inbox.look_for_answer)
+    context = replace(_context(run, config, checkpointer, feed), look_for_answer=inbox.look_for_answer)
     result: RunResult | None = None
     began = False
     async with anyio.create_task_group() as outside:
@@ -108,7 +108,7 @@ async def _execute_stored(run: PreparedRun, config: Config, store: Store, feed: 
                     beside.start_soon(checkpointer.renew_lease, config.lease)
                     beside.start_soon(_handle_notes, inbox, config, control)
                     result = await _execute(
-                        run, config, around, control, partial(_end_interrupted, run, config, checkpointer)
+                        run, config, context, control, partial(_end_interrupted, run, config, checkpointer)
                     )
                     beside.cancel_scope.cancel()
         finally:
@@ -160,7 +160,7 @@ def _context(run: PreparedRun, config: Config, sink: EventSink, feed: Feed) -> R
 
 
 async def _execute(
-    run: PreparedRun, config: Config, around: RunContext, control: Control, end_cut: Callable[[], Awaitable[None]]
+    run: PreparedRun, config: Config, context: RunContext, control: Control, end_cut: Callable[[], Awaitable[None]]
 ) -> RunResult:
     schedule = Scheduler(
         run.state.dag,
@@ -190,7 +190,7 @@ async def _execute(
     deciding = None
     if run.policy is not None:
         deciding = PolicyDriver(run.policy, run.decided, state=run.state, schedule=schedule, growth=growth, stamp=stamp)
-    execution = Executor(run.state, schedule, growth, around, deciding)
+    execution = Executor(run.state, schedule, growth, context, deciding)
     control.attach(execution.end, execution.wind_down, execution.answer)
     left: list[events.Event] = []
     try:
@@ -201,7 +201,7 @@ async def _execute(
             await end_cut()
         finally:
             left = execution.finish()
-            around.sink.submit(left)
+            context.sink.submit(left)
             reached("run.leaving")
     last = left[-1]
     assert isinstance(last, events.RunEnded)

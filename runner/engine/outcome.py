@@ -42,14 +42,14 @@ class OutcomeHandler:
     """Settles attempts of one run."""
 
     def __init__(
-        self, state: RunState, schedule: Scheduler, growth: Growth, around: RunContext, stamp: Callable[[], str]
+        self, state: RunState, schedule: Scheduler, growth: Growth, context: RunContext, stamp: Callable[[], str]
     ) -> None:
         self._state = state
         self._schedule = schedule
         self._growth = growth
-        self._around = around
+        self._context = context
         self._stamp = stamp
-        self._log = logger(run=around.run_id)
+        self._log = logger(run=context.run_id)
 
     def handle(self, turn: Attempt, outcome: CallOutcome, duration: float) -> list[events.Event]:
         """What the outcome of `turn` came to; the first event is the task's own."""
@@ -74,12 +74,12 @@ class OutcomeHandler:
         self._log.debug("attempt_failed", error, task=turn.task.id, attempt=turn.number)
         if turn.takes_up and error.kind is ErrorKind.SESSION_LOST:
             return self._retrying(turn, error, duration, 0.0)  # not the task's fault: it starts over
-        if turn.task.at_most_once and not turn.called and self._around.sink.away and turn.waits < len(STORE_WAITS_S):
+        if turn.task.at_most_once and not turn.called and self._context.sink.away and turn.waits < len(STORE_WAITS_S):
             return self._retrying(turn, error, duration, STORE_WAITS_S[turn.waits])
         throttled = self._state.count_failure(turn.position, error.kind, self._schedule.closings(turn.position))
         failures = self._state.failures(turn.position)
         if not turn.task.at_most_once and deserves_retry(turn.task.retry, failures, error):
-            delay = retry_delay(turn.task.retry, max(failures, throttled), error.retry_after, self._around.rng)
+            delay = retry_delay(turn.task.retry, max(failures, throttled), error.retry_after, self._context.rng)
             going_on = _going_on_after(turn, error)
             return self._retrying(turn, error, duration, delay, going_on, throttled=throttled > 0)
         return self._failed(turn, error, duration)
@@ -99,14 +99,14 @@ class OutcomeHandler:
 
     def stored(self, turn: Attempt) -> None:
         """Free what only had to be in memory until the outcome of `turn` was stored. With the store away it stays."""
-        if not self._around.sink.away:
+        if not self._context.sink.away:
             self._state.forget_conversation(turn.position)
 
     def _waiting(
         self, turn: Attempt, question: Question, way: Way, reply: Reply | None, duration: float
     ) -> events.TaskWaiting:
         """The task waits for an answer. Its next attempt is prepared as far as it can be without one."""
-        now = self._around.clock.wall()
+        now = self._context.clock.wall()
         asking = Asking(question, way, None if question.deadline is None else iso(now + question.deadline))
         messages: tuple[Message, ...] = ()
         usage, going_on = NO_USAGE, None
@@ -227,18 +227,18 @@ class RunEnd:
 
 def finish_run(run_id: str, state: RunState, ending: RunEnd, at: str) -> list[events.Event]:
     """Settle what is not done, and say how the run ended."""
-    happened: list[events.Event] = []
+    new_events: list[events.Event] = []
     for_good = ending.by == "cancel" or (ending.by == "policy" and not _fails(ending))
     for position, status in enumerate(state.statuses):
         if for_good and status not in TASK_DONE:
-            happened.append(state.cancel(position, at))
+            new_events.append(state.cancel(position, at))
         elif status is TaskStatus.RUNNING and position in ending.called:
             question = at_most_once_question(state.attempts[position])
-            happened.append(state.wait_for_decision(position, at, question))
+            new_events.append(state.wait_for_decision(position, at, question))
         elif status is TaskStatus.RUNNING:
-            happened.append(state.interrupt(position, at, "the run was stopped"))
-    happened.append(_last_event(run_id, state, ending, at))
-    return happened
+            new_events.append(state.interrupt(position, at, "the run was stopped"))
+    new_events.append(_last_event(run_id, state, ending, at))
+    return new_events
 
 
 def _fails(ending: RunEnd) -> bool:

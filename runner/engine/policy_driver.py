@@ -92,16 +92,16 @@ class PolicyDriver:
             encoded = decided.encoded()
             if len(encoded) > MAX_STATE:
                 raise PlaitError(f"its state has {len(encoded)} characters of JSON, and {MAX_STATE} are possible")
-            happened = self._carried_out(decision)
-            if ended is None and not happened:
+            new_events = self._carried_out(decision)
+            if ended is None and not new_events:
                 decided = replace(decided, rests=True)
                 encoded = decided.encoded()
             self.decided = decided
         except Exception as error:
-            happened = []
+            new_events = []
             self._failed(error, ended)
             encoded = self.decided.encoded()
-        return [*happened, events.PolicyDecided(self._stamp(), self.decided.state, encoded)]
+        return [*new_events, events.PolicyDecided(self._stamp(), self.decided.state, encoded)]
 
     def _failed(self, error: Exception, ended: str | None) -> None:
         when = "nothing was left to run" if ended is None else f"task {ended!r} had ended"
@@ -113,33 +113,33 @@ class PolicyDriver:
         self.decided = PolicyState(self.decided.state, RunStatus.FAILED, clean_text(message), failed_on=ended)
 
     def _carried_out(self, decision: Decision) -> list[events.Event]:
-        happened: list[events.Event] = []
+        new_events: list[events.Event] = []
         new = {task.id for task in decision.add}
         for task_id in decision.cancel:
             if task_id not in self._state.dag and task_id not in new:
                 raise PlaitError(f"it cancels task {task_id!r}, which the run does not have")
         if decision.add:
             try:
-                happened.append(self._growth.add(decision.add, None))
+                new_events.append(self._growth.add(decision.add, None))
             except DAGError as error:
                 raise PlaitError(f"it adds tasks that cannot be added: {error}") from error
         for task_id in decision.cancel:
-            happened += self._cancel(self._state.dag.position(task_id))
-        return happened
+            new_events += self._cancel(self._state.dag.position(task_id))
+        return new_events
 
     def _cancel(self, position: int) -> list[events.Event]:
         """Cancel the task, if it does not run and is not done, all that waits for it, and the parts it waits for."""
         at = self._stamp()
-        happened: list[events.Event] = []
+        new_events: list[events.Event] = []
         waiting = [position]
         while waiting:
             position = waiting.pop()
             if self._state.statuses[position] not in {TaskStatus.PENDING, TaskStatus.WAITING_INPUT}:
                 continue
-            happened.append(self._state.cancel(position, at))
+            new_events.append(self._state.cancel(position, at))
             self._schedule.drop(position)
             waiting += [*self._state.dag.dependents[position], *self._state.parts.get(position, ())]
-        return happened
+        return new_events
 
     def _result(self, task_id: str) -> TaskResult:
         """Raises KeyError."""

@@ -56,17 +56,17 @@ async def resolve(config: Config, run: StoredRun, task_id: str, settlement: Reso
     run.require_task(task_id)
     await wait_for_expiry(config, run, Feed())
     position, run = dag.position(task_id), await with_left(config, run)
-    record, verdict = run.tasks[position], plan_resume(dag, run.tasks, heard=Evidence(left=run.left))[position]
+    record, step = run.tasks[position], plan_resume(dag, run.tasks, evidence=Evidence(left=run.left))[position]
     if position in run.state.asking:
         await _refuse_settling(config, run, task_id, settlement)
-    if verdict.action is ResumeAction.ADOPT:
-        raise PlaitError(f"task {task_id!r} of run {run_id} needs no answer, {verdict.reason}; resume the run")
-    if verdict.action is not ResumeAction.ASK:
+    if step.action is ResumeAction.ADOPT:
+        raise PlaitError(f"task {task_id!r} of run {run_id} needs no answer, {step.reason}; resume the run")
+    if step.action is not ResumeAction.ASK:
         raise PlaitError(f"task {task_id!r} of run {run_id} is {record.status} and waits for nobody's answer")
     at = iso(config.clock.wall())
     then: list[Change] = []
     if TaskStatus(record.status) is not TaskStatus.WAITING_INPUT:  # the process died and the run was not resumed
-        then.append(TaskWaiting(at, task_id, record.attempt, verdict.reason, crashed=True))
+        then.append(TaskWaiting(at, task_id, record.attempt, step.reason, crashed=True))
     then += _outcome(run, dag[task_id], record, settlement, at)
     await with_lease(config, run, then, under_way(run.tasks, but=task_id))
 

@@ -59,16 +59,16 @@ async def finish_cancelling(config: Config, run: StoredRun, feed: Feed) -> RunRe
     """
     state, record = run.state, run.record
     at = iso(config.clock.wall())
-    happened: list[events.Event] = []
+    new_events: list[events.Event] = []
     for position, status in enumerate(state.statuses):
         if status not in TASK_DONE:
-            happened.append(state.cancel(position, at))
-    happened.append(events.RunCancelled(at, record.run_id, RunStatus.CANCELLED))
+            new_events.append(state.cancel(position, at))
+    new_events.append(events.RunCancelled(at, record.run_id, RunStatus.CANCELLED))
     owner, _ = await acquire(
-        config, run.store, record, [change for event in happened for change in encode_event(event)]
+        config, run.store, record, [change for event in new_events for change in encode_event(event)]
     )
     forget(owner)
     await kill_orphans(run.store, record.run_id)
-    for event in happened:
+    for event in new_events:
         feed.publish(event)
     return state.result(record.run_id, RunStatus.CANCELLED, receipt=state.receipt())

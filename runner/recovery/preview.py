@@ -48,7 +48,7 @@ class Preview:
 
     def count(self, *actions: ResumeAction) -> int:
         """How many tasks are to be dealt with in one of these ways."""
-        return sum(verdict.action in actions for verdict in self.tasks.values())
+        return sum(step.action in actions for step in self.tasks.values())
 
     @property
     def runs(self) -> int:
@@ -58,12 +58,12 @@ class Preview:
     @property
     def repeats(self) -> tuple[ResumeStep, ...]:
         """The tasks that may be paid for twice."""
-        return tuple(verdict for verdict in self.tasks.values() if verdict.repeats and verdict.action in RUNS)
+        return tuple(step for step in self.tasks.values() if step.repeats and step.action in RUNS)
 
     @property
     def repeated_input_tokens(self) -> int:
         """About how many input tokens these have; what had been answered comes on top, and nobody counted it."""
-        return sum(verdict.input_tokens for verdict in self.repeats)
+        return sum(step.input_tokens for step in self.repeats)
 
 
 async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview:
@@ -71,23 +71,23 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
     ended = needs_no_work(run, retry_failed)
     if not ended:
         await wait_for_expiry(config, run, Feed())
-    verdicts = await _verdicts(config, run, retry_failed=retry_failed and not ended)
-    later = await later_tries(run, verdicts, config.clock.wall())
+    steps = await _verdicts(config, run, retry_failed=retry_failed and not ended)
+    later = await later_tries(run, steps, config.clock.wall())
     for position, until in later.items():
-        verdicts[position] = replace(verdicts[position], reason=f"{verdicts[position].reason}; not before {iso(until)}")
-    for position in _alone(run, verdicts):
-        reason = f"{verdicts[position].reason}; alone, on its last chance"
-        verdicts[position] = replace(verdicts[position], reason=reason)
-    weighed = [await _weighed(run, verdict) if verdict.repeats else verdict for verdict in verdicts]
+        steps[position] = replace(steps[position], reason=f"{steps[position].reason}; not before {iso(until)}")
+    for position in _alone(run, steps):
+        reason = f"{steps[position].reason}; alone, on its last chance"
+        steps[position] = replace(steps[position], reason=reason)
+    weighed = [await _weighed(run, step) if step.repeats else step for step in steps]
     status = RunStatus.INTERRUPTED if run.status in UNDER_WAY else run.status
-    return Preview(run.record.run_id, status, {verdict.task_id: verdict for verdict in weighed}, ended)
+    return Preview(run.record.run_id, status, {step.task_id: step for step in weighed}, ended)
 
 
-def _alone(run: StoredRun, verdicts: Sequence[ResumeStep]) -> Iterator[int]:
+def _alone(run: StoredRun, steps: Sequence[ResumeStep]) -> Iterator[int]:
     """The tasks that are to run with nothing beside them, for their process has died too often while they ran."""
-    for position, (task, record, verdict) in enumerate(zip(run.state.dag, run.tasks, verdicts, strict=True)):
+    for position, (task, record, step) in enumerate(zip(run.state.dag, run.tasks, steps, strict=True)):
         crashes = record.crashes + (TaskStatus(record.status) is TaskStatus.RUNNING)
-        if verdict.action in RUNS and last_chance(task, crashes):
+        if step.action in RUNS and last_chance(task, crashes):
             yield position
 
 
@@ -98,29 +98,29 @@ async def _verdicts(config: Config, run: StoredRun, *, retry_failed: bool) -> li
     end = decided_so_far(run, retry_failed).end
     if end is None:
         run = await with_left(config, run)
-    verdicts = plan_resume(run.state.dag, run.tasks, retry_failed=retry_failed, heard=evidence_of(run, given))
+    steps = plan_resume(run.state.dag, run.tasks, retry_failed=retry_failed, evidence=evidence_of(run, given))
     if end is not None:
-        verdicts = judge_decided(verdicts, fails=end is RunStatus.FAILED)
-    return [_by_default(verdict, run, given) for verdict in verdicts]
+        steps = judge_decided(steps, fails=end is RunStatus.FAILED)
+    return [_by_default(step, run, given) for step in steps]
 
 
-def _by_default(verdict: ResumeStep, run: StoredRun, given: ReceivedAnswers) -> ResumeStep:
+def _by_default(step: ResumeStep, run: StoredRun, given: ReceivedAnswers) -> ResumeStep:
     """The same, saying so where nobody has answered and the default is taken."""
-    answer = given.answers.get(verdict.task_id)
-    before = run.state.answers.get(run.state.dag.position(verdict.task_id), ())
+    answer = given.answers.get(step.task_id)
+    before = run.state.answers.get(run.state.dag.position(step.task_id), ())
     by = answer.by if answer is not None else before[-1].by if before else None
     if by != "default":
-        return verdict
-    return replace(verdict, reason=verdict.reason.replace(ANSWERED, DEFAULTED))
+        return step
+    return replace(step, reason=step.reason.replace(ANSWERED, DEFAULTED))
 
 
-async def _weighed(run: StoredRun, verdict: ResumeStep) -> ResumeStep:
-    task = run.state.dag[verdict.task_id]
+async def _weighed(run: StoredRun, step: ResumeStep) -> ResumeStep:
+    task = run.state.dag[step.task_id]
     try:
         characters = len(run.state.prompt(task))
         if task.continues is not None and run.state.is_completed(task.continues):
             past = await load_past(run.store, run.record.run_id, run.state, task.continues)
             characters += sum(len(message.content) for message in past.messages)
     except PlaitError:  # a prompt or a conversation that cannot be had costs nothing
-        return verdict
-    return replace(verdict, input_tokens=-(-characters // _CHARACTERS_A_TOKEN))
+        return step
+    return replace(step, input_tokens=-(-characters // _CHARACTERS_A_TOKEN))

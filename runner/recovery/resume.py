@@ -41,16 +41,16 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions) -> 
     state, record = run.state, run.record
     policy = _policy(run, how.policy)
     given = await given_answers(run, config.clock.wall(), how.answers)
-    verdicts = plan_resume(state.dag, run.tasks, retry_failed=how.retry_failed, heard=evidence_of(run, given))
+    steps = plan_resume(state.dag, run.tasks, retry_failed=how.retry_failed, evidence=evidence_of(run, given))
     at = iso(config.clock.wall())
-    happened: list[events.Event] = []
-    for position, verdict in enumerate(verdicts):
-        if verdict.action is ResumeAction.ADOPT:
+    new_events: list[events.Event] = []
+    for position, step in enumerate(steps):
+        if step.action is ResumeAction.ADOPT:
             continue
-        event = _settled(run, position, verdict, given.answers.get(verdict.task_id), at)
+        event = _settled(run, position, step, given.answers.get(step.task_id), at)
         if event is not None:
-            happened += [*learned(run, position, at), event]
-    state.mark_repeats(position for position, verdict in enumerate(verdicts) if verdict.repeats)
+            new_events += [*learned(run, position, at), event]
+    state.mark_repeats(position for position, step in enumerate(steps) if step.repeats)
     names = backend_names(state.dag, config, state.statuses)
     if policy is not None:
         require_policy_backends(config, policy)
@@ -58,21 +58,23 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions) -> 
     begins: events.Event = events.RunResumed(at, record.run_id, run.status, reused)
     if run.status is RunStatus.QUEUED:
         begins = events.RunStarted(at, record.run_id)
-    happened.insert(0, begins)
-    adopted = await _load_conversations(run, verdicts)
-    happened += [_adopted(run, position, names[position], at) for position in adopted]
+    new_events.insert(0, begins)
+    adopted = await _load_conversations(run, steps)
+    new_events += [_adopted(run, position, names[position], at) for position in adopted]
     await _load_failures(run)
-    unasked = [] if policy is None else await _unasked(run, happened)
+    unasked = [] if policy is None else await _unasked(run, new_events)
     if not unasked and decided != read_policy_state(record.policy_state):
         # Else what is asked first says so. Without it, a second resume would find the run at its end again.
-        happened.append(events.PolicyDecided(at, decided.state, decided.encoded()))
-    later = await later_tries(run, verdicts, config.clock.wall())
-    owner, goes_on = await acquire(config, run.store, record, [change for e in happened for change in encode_event(e)])
-    happened += [_retrying(run, position, until, at) for position, until in later.items()]
+        new_events.append(events.PolicyDecided(at, decided.state, decided.encoded()))
+    later = await later_tries(run, steps, config.clock.wall())
+    owner, goes_on = await acquire(
+        config, run.store, record, [change for e in new_events for change in encode_event(e)]
+    )
+    new_events += [_retrying(run, position, until, at) for position, until in later.items()]
     if decided.failed_on is not None and decided.end is None:
         unasked.insert(0, decided.failed_on)
     inherited = Handover(unasked, later, adopted)
-    return PreparedRun(record.run_id, state, names, owner, happened, (), goes_on, policy, decided, inherited)
+    return PreparedRun(record.run_id, state, names, owner, new_events, (), goes_on, policy, decided, inherited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,41 +112,41 @@ def decided_so_far(run: StoredRun, retry_failed: bool) -> PolicyState:
     return decided
 
 
-async def _unasked(run: StoredRun, happened: Sequence[events.Event]) -> list[str]:
-    """The tasks that have ended since the run's policy was last asked, those in `happened` last."""
+async def _unasked(run: StoredRun, new_events: Sequence[events.Event]) -> list[str]:
+    """The tasks that have ended since the run's policy was last asked, those in `new_events` last."""
     ended: dict[str, None] = {}
     after = run.record.policy_seq
     while page := await run.store.list_events(run.record.run_id, after):
         ended |= {event.task_id: None for event in page if event.kind in TASK_RESULTS and event.task_id is not None}
         after = page[-1].seq
-    ended |= {event.task_id: None for event in happened if isinstance(event, events.TaskFailed)}
+    ended |= {event.task_id: None for event in new_events if isinstance(event, events.TaskFailed)}
     return [task_id for task_id in ended if run.state.statuses[run.state.dag.position(task_id)] in TASK_DONE]
 
 
 def _settled(
-    run: StoredRun, position: int, verdict: ResumeStep, given: ReceivedAnswer | None, at: str
+    run: StoredRun, position: int, step: ResumeStep, given: ReceivedAnswer | None, at: str
 ) -> events.Event | None:
-    """Bring the state in line with `verdict`; the event that says so, if something changed."""
+    """Bring the state in line with `step`; the event that says so, if something changed."""
     state = run.state
     under_way = state.statuses[position] is TaskStatus.RUNNING
     if given is not None:
         return state.answer(position, at, given.value, given.by)
-    if verdict.action is ResumeAction.FAIL:
+    if step.action is ResumeAction.FAIL:
         kind = ErrorKind.CRASHED if under_way else ErrorKind.TIMEOUT
-        return state.fail(position, at, BackendError(kind, verdict.reason))
-    if under_way and verdict.action is ResumeAction.ASK:
-        return state.wait_for_decision(position, at, verdict.reason, crashed=True)
+        return state.fail(position, at, BackendError(kind, step.reason))
+    if under_way and step.action is ResumeAction.ASK:
+        return state.wait_for_decision(position, at, step.reason, crashed=True)
     if under_way:
         return state.interrupt(position, at, "its process ended", crashed=True)
-    if verdict.action is ResumeAction.START_OVER and state.statuses[position] in TASK_REOPENINGS:
+    if step.action is ResumeAction.START_OVER and state.statuses[position] in TASK_REOPENINGS:
         return state.reopen(position, at)
     return None
 
 
-async def _load_conversations(run: StoredRun, verdicts: Sequence[ResumeStep]) -> dict[int, AdoptedAttempt]:
+async def _load_conversations(run: StoredRun, steps: Sequence[ResumeStep]) -> dict[int, AdoptedAttempt]:
     """Read the conversations that tasks still to run go on with, their own and those of others; what is adopted."""
     state, adopted = run.state, dict[int, AdoptedAttempt]()
-    for position, (task, verdict) in enumerate(zip(state.dag, verdicts, strict=True)):
+    for position, (task, step) in enumerate(zip(state.dag, steps, strict=True)):
         if state.statuses[position] in TASK_DONE:
             continue
         if task.continues is not None:
@@ -152,12 +154,12 @@ async def _load_conversations(run: StoredRun, verdicts: Sequence[ResumeStep]) ->
             if state.statuses[before] is TaskStatus.COMPLETED and not state.keeps_conversation(before):
                 past = await load_past(run.store, run.record.run_id, state, task.continues)
                 state.keep_conversation(before, History(run.tasks[before].session_id, past.messages))
-        if verdict.action is ResumeAction.ADOPT:
+        if step.action is ResumeAction.ADOPT:
             adopted[position] = await take_up(run, position)
-        elif verdict.action in RUNS:
-            await _load_own(run, position, verdict)
+        elif step.action in RUNS:
+            await _load_own(run, position, step)
         elif position in state.asking and state.asking[position].way is Way.CALL:
-            await _load_own(run, position, verdict)  # it may be answered while this process runs the run
+            await _load_own(run, position, step)  # it may be answered while this process runs the run
         elif position in state.asking:
             record = run.tasks[position]
             said = await load_said(run.store, run.record.run_id, state, record.task_id, record.attempt)
@@ -165,13 +167,13 @@ async def _load_conversations(run: StoredRun, verdicts: Sequence[ResumeStep]) ->
     return adopted
 
 
-async def _load_own(run: StoredRun, position: int, verdict: ResumeStep) -> None:
+async def _load_own(run: StoredRun, position: int, step: ResumeStep) -> None:
     """The conversation that the task's earlier attempts began, where its next one goes on with it."""
     state, record = run.state, run.tasks[position]
     answer = state.answer_to_say(position)
     says_answer = answer is not None and answer.attempt == record.attempt
-    interrupted = verdict.action is ResumeAction.CONTINUE and not says_answer and not is_to_be_corrected(record)
-    may_correct = _may_correct(state.dag.tasks[position], record, verdict)
+    interrupted = step.action is ResumeAction.CONTINUE and not says_answer and not is_to_be_corrected(record)
+    may_correct = _may_correct(state.dag.tasks[position], record, step)
     if record.session_id is None and answer is None and not may_correct:
         return
     if interrupted or answer is not None or may_correct:
@@ -180,15 +182,15 @@ async def _load_own(run: StoredRun, position: int, verdict: ResumeStep) -> None:
             state.continue_with(position, going_on)
 
 
-def _may_correct(task: Task, record: TaskRecord, verdict: ResumeStep) -> bool:
+def _may_correct(task: Task, record: TaskRecord, step: ResumeStep) -> bool:
     """Whether a planner may have to be told what was wrong with its tasks: it never was, or that was cut early, or
     failed.
     """
     if not task.adds_tasks or TaskStatus(record.status) not in {TaskStatus.PENDING, TaskStatus.RUNNING}:
         return False
     if is_to_be_corrected(record):
-        return verdict.action is ResumeAction.CONTINUE
-    return verdict.action is not ResumeAction.CONTINUE and not record.session_confirmed
+        return step.action is ResumeAction.CONTINUE
+    return step.action is not ResumeAction.CONTINUE and not record.session_confirmed
 
 
 def _adopted(run: StoredRun, position: int, backend: str, at: str) -> events.TaskStarted:
@@ -197,13 +199,13 @@ def _adopted(run: StoredRun, position: int, backend: str, at: str) -> events.Tas
     return events.TaskStarted(at, record.task_id, record.attempt, backend, record.session_id, adopted=True)
 
 
-async def later_tries(run: StoredRun, verdicts: Sequence[ResumeStep], now: float) -> dict[int, float]:
+async def later_tries(run: StoredRun, steps: Sequence[ResumeStep], now: float) -> dict[int, float]:
     """When tasks are tried again, by position, where that is later than `now`."""
     times = await next_tries(run.store, run.record.run_id, run.tasks, now)
     return {
         position: until
-        for position, verdict in enumerate(verdicts)
-        if verdict.action in RUNS and (until := times.get(verdict.task_id, now)) > now
+        for position, step in enumerate(steps)
+        if step.action in RUNS and (until := times.get(step.task_id, now)) > now
     }
 
 

@@ -79,37 +79,39 @@ class Evidence:
 
 
 def plan_resume(
-    dag: DAG, records: Sequence[TaskRecord], *, retry_failed: bool = False, heard: Evidence | None = None
+    dag: DAG, records: Sequence[TaskRecord], *, retry_failed: bool = False, evidence: Evidence | None = None
 ) -> list[ResumeStep]:
     """A verdict for each task, by position, once the run has no living owner. Tasks that run are taken to succeed."""
-    heard = heard or Evidence()
-    verdicts = [
-        _waiting(record, heard) if record.asked is not None else _alone(task, record, heard, retry_failed=retry_failed)
+    evidence = evidence or Evidence()
+    steps = [
+        _waiting(record, evidence)
+        if record.asked is not None
+        else _alone(task, record, evidence, retry_failed=retry_failed)
         for task, record in zip(dag.tasks, records, strict=True)
     ]
-    passes = [False] * len(verdicts)
+    passes = [False] * len(steps)
     for position in dag.order:
-        verdict, task = verdicts[position], dag.tasks[position]
+        step, task = steps[position], dag.tasks[position]
         # What must not happen twice is left at work: it has begun, whatever has become of what it began with.
-        stays = verdict.action is ResumeAction.ADOPT and task.at_most_once
-        if verdict.action in _PASSES and not stays:
+        stays = step.action is ResumeAction.ADOPT and task.at_most_once
+        if step.action in _PASSES and not stays:
             needed = [n for n in dag.needed(position) if not dag.pairs_up(position, n)]
             in_the_way = [dag.tasks[n].id for n in needed if not passes[n]]
             if in_the_way:
-                verdict = ResumeStep(task.id, ResumeAction.BLOCKED, f"it waits for {', '.join(in_the_way[:3])}")
-                verdicts[position] = verdict
-            elif verdict.action in _TAKE_UP and _runs_again(dag, verdicts, position):
+                step = ResumeStep(task.id, ResumeAction.BLOCKED, f"it waits for {', '.join(in_the_way[:3])}")
+                steps[position] = step
+            elif step.action in _TAKE_UP and _runs_again(dag, steps, position):
                 # Its session holds a prompt with what these came to before.
                 reason = "what it depends on is run again"
-                verdict = replace(verdict, action=ResumeAction.START_OVER, reason=reason, repeats=True)
-                verdicts[position] = verdict
-        passes[position] = verdict.action in _PASSES or _lets_pass(task, records[position], verdict)
-    return verdicts
+                step = replace(step, action=ResumeAction.START_OVER, reason=reason, repeats=True)
+                steps[position] = step
+        passes[position] = step.action in _PASSES or _lets_pass(task, records[position], step)
+    return steps
 
 
-def _runs_again(dag: DAG, verdicts: Sequence[ResumeStep], position: int) -> bool:
+def _runs_again(dag: DAG, steps: Sequence[ResumeStep], position: int) -> bool:
     """Whether something that the task depends on is run again."""
-    return any(verdicts[n].action in RUNS for n in dag.needed(position))
+    return any(steps[n].action in RUNS for n in dag.needed(position))
 
 
 def judge_cancelled(records: Sequence[TaskRecord]) -> list[ResumeStep]:
@@ -122,16 +124,14 @@ def judge_cancelled(records: Sequence[TaskRecord]) -> list[ResumeStep]:
     ]
 
 
-def judge_decided(verdicts: Sequence[ResumeStep], *, fails: bool) -> list[ResumeStep]:
-    """What becomes of `verdicts` where the run's policy has ended the run, as completed unless it `fails`: nothing of
+def judge_decided(steps: Sequence[ResumeStep], *, fails: bool) -> list[ResumeStep]:
+    """What becomes of `steps` where the run's policy has ended the run, as completed unless it `fails`: nothing of
     it runs any more. What is not done is left in a run that fails, and cancelled in one that does not.
     """
     ended = f"the run's policy has ended the run as {'failed' if fails else 'completed'}"
     stopped = _PASSES if fails else _PASSES | {ResumeAction.ASK, ResumeAction.BLOCKED}
     action = ResumeAction.BLOCKED if fails else ResumeAction.CANCEL
-    return [
-        ResumeStep(verdict.task_id, action, ended) if verdict.action in stopped else verdict for verdict in verdicts
-    ]
+    return [ResumeStep(step.task_id, action, ended) if step.action in stopped else step for step in steps]
 
 
 def is_to_be_corrected(record: TaskRecord) -> bool:
@@ -139,11 +139,11 @@ def is_to_be_corrected(record: TaskRecord) -> bool:
     return TASK_STATUSES[record.status] is TaskStatus.PENDING and (record.error or "").startswith(NOT_ADDED)
 
 
-def _alone(task: Task, record: TaskRecord, heard: Evidence, *, retry_failed: bool) -> ResumeStep:
+def _alone(task: Task, record: TaskRecord, evidence: Evidence, *, retry_failed: bool) -> ResumeStep:
     """The verdict on a task as if nothing that it depends on stood in its way."""
     status = TASK_STATUSES[record.status]
     if status is TaskStatus.RUNNING:
-        left = heard.left.get(task.id)
+        left = evidence.left.get(task.id)
         return _under_way(task, record) if left is None or not outlives(left) else _adopted(left, task.id)
     if status is TaskStatus.PENDING:
         return _pending(task, record)
@@ -157,12 +157,12 @@ def _alone(task: Task, record: TaskRecord, heard: Evidence, *, retry_failed: boo
     return ResumeStep(task.id, ResumeAction.KEEP, status.value)
 
 
-def _waiting(record: TaskRecord, heard: Evidence) -> ResumeStep:
+def _waiting(record: TaskRecord, evidence: Evidence) -> ResumeStep:
     """The verdict on a task that has asked something."""
-    if record.task_id in heard.late:
+    if record.task_id in evidence.late:
         return ResumeStep(record.task_id, ResumeAction.FAIL, f"nobody answered by its deadline: {record.question}")
-    if record.task_id in heard.answered:
-        return _answered(record.task_id, heard.answered[record.task_id])
+    if record.task_id in evidence.answered:
+        return _answered(record.task_id, evidence.answered[record.task_id])
     return ResumeStep(record.task_id, ResumeAction.ASK, record.question or "it waits for an answer")
 
 
@@ -238,10 +238,10 @@ def _failed_before(task: Task, record: TaskRecord) -> ResumeStep:
     return ResumeStep(task.id, ResumeAction.START_OVER, failed)
 
 
-def _lets_pass(task: Task, record: TaskRecord, verdict: ResumeStep) -> bool:
-    if verdict.action not in {ResumeAction.KEEP, ResumeAction.FAIL}:
+def _lets_pass(task: Task, record: TaskRecord, step: ResumeStep) -> bool:
+    if step.action not in {ResumeAction.KEEP, ResumeAction.FAIL}:
         return False
     status = TASK_STATUSES[record.status]
-    if status is TaskStatus.FAILED or record.damaged or verdict.action is ResumeAction.FAIL:
+    if status is TaskStatus.FAILED or record.damaged or step.action is ResumeAction.FAIL:
         return task.failure_mode is not FailureMode.HARD
     return status in {TaskStatus.COMPLETED, TaskStatus.SKIPPED}

@@ -55,15 +55,15 @@ class Scheduler:
         dag: DAG,
         backends: Sequence[str],
         places: SlotPool,
-        outset: InitialState = ALL_PENDING,
+        initial: InitialState = ALL_PENDING,
     ) -> None:
         self._dag = dag
-        self._places = places
+        self._slots = places
         self._priorities = dag.priorities()
-        self._lanes: dict[str, ReadyQueue] = {}
-        self._lane_of = [self._lane(name) for name in backends]
+        self._queues: dict[str, ReadyQueue] = {}
+        self._lane_of = [self._queue(name) for name in backends]
         self._gathering = ForEachQueue(dag)
-        self._alone = frozenset(outset.alone)
+        self._alone = frozenset(initial.alone)
         self._alone_heap: list[tuple[float, int]] = []
         self._dropped: set[int] = set()
         self._undisturbed: set[int] = set()
@@ -75,15 +75,15 @@ class Scheduler:
         """The number of tasks waiting for `requeue` or `let_go`."""
         self.later: list[int] = []
         """Tasks set aside at the start."""
-        self._load(outset.statuses or [TaskStatus.PENDING] * len(dag), outset)
-        for position in outset.held:
+        self._load(initial.statuses or [TaskStatus.PENDING] * len(dag), initial)
+        for position in initial.held:
             self._hold(position)
 
-    def _lane(self, name: str) -> ReadyQueue:
-        lane = self._lanes.get(name)
-        if lane is None:
-            lane = self._lanes[name] = ReadyQueue(self._places.limiter(name), self._places)
-        return lane
+    def _queue(self, name: str) -> ReadyQueue:
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = ReadyQueue(self._slots.limiter(name), self._slots)
+        return queue
 
     def extend(self, backends: Sequence[str], statuses: Sequence[TaskStatus]) -> None:
         """Add the tasks appended to the graph. `backends` names the backends of the new tasks; `statuses` covers all
@@ -91,7 +91,7 @@ class Scheduler:
         """
         start = len(self._missing)
         self._priorities += self._dag.priorities(start, self._priorities)
-        self._lane_of += [self._lane(name) for name in backends]
+        self._lane_of += [self._queue(name) for name in backends]
         for position in range(start, len(self._dag)):
             self._missing.append(self._count(position, statuses))
             if not self._missing[position]:
@@ -130,17 +130,17 @@ class Scheduler:
         return self._pop(best.heap)
 
     def _best(self) -> ReadyQueue | None:
-        if self._places.taken >= self._places.most or self._undisturbed:
+        if self._slots.taken >= self._slots.most or self._undisturbed:
             return None
         best: ReadyQueue | None = None
-        for lane in self._lanes.values():
-            if lane.heap and lane.may_take and (best is None or lane.heap[0] < best.heap[0]):
-                best = lane
+        for queue in self._queues.values():
+            if queue.heap and queue.may_take and (best is None or queue.heap[0] < best.heap[0]):
+                best = queue
         return best
 
     @property
     def _may_take_alone(self) -> bool:
-        if not self._alone_heap or self.taken or self._places.taken >= self._places.most:
+        if not self._alone_heap or self.taken or self._slots.taken >= self._slots.most:
             return False
         return self._lane_of[self._alone_heap[0][1]].may_take
 
@@ -164,28 +164,28 @@ class Scheduler:
         """Request slots held by other runs. Return whether eligible tasks are left; `take` is called when a slot may be
         free.
         """
-        if not self._places.shared:
+        if not self._slots.shared:
             return False
-        waiting = [lane for lane in self._lanes.values() if lane.heap]
+        waiting = [queue for queue in self._queues.values() if queue.heap]
         if self._alone_heap:
             waiting.append(self._lane_of[self._alone_heap[0][1]])
-        for lane in waiting:
-            self._places.enqueue(self, lane.gate, partial(self._offered, lane, take))
+        for queue in waiting:
+            self._slots.enqueue(self, queue.gate, partial(self._offered, queue, take))
         return bool(waiting)
 
-    def _offered(self, lane: ReadyQueue, take: Callable[[], None]) -> None:
+    def _offered(self, queue: ReadyQueue, take: Callable[[], None]) -> None:
         if self.may_take:
-            del lane.gate.line[self]
+            del queue.gate.line[self]
             take()
-        elif not lane.heap and not self._alone_heap:
-            del lane.gate.line[self]  # all its tasks have been started meanwhile
+        elif not queue.heap and not self._alone_heap:
+            del queue.gate.line[self]  # all its tasks have been started meanwhile
 
     def give_back(self) -> None:
         """Release all slots and requests at the end of the run's execution."""
-        self._places.dequeue(self)
-        for lane in self._lanes.values():
-            lane.give_back()
-        self._places.offer(self)
+        self._slots.dequeue(self)
+        for queue in self._queues.values():
+            queue.give_back()
+        self._slots.offer(self)
 
     def finish(self, position: int, status: TaskStatus) -> None:
         """Release the slot of the started task at `position`, ended as `status`, and unlock its dependents."""
@@ -193,7 +193,7 @@ class Scheduler:
         gate = self._lane_of[position].gate
         if status is TaskStatus.COMPLETED:
             gate.completed()
-        self._places.offer(self)
+        self._slots.offer(self)
         self.settle(position, status)
 
     def settle(self, position: int, status: TaskStatus) -> None:
@@ -210,7 +210,7 @@ class Scheduler:
     def park(self, position: int) -> None:
         """Release the slot of a started task that waits for a person. The run does not wait for the task."""
         self._free(position)
-        self._places.offer(self)
+        self._slots.offer(self)
 
     def unpark(self, position: int, statuses: Sequence[TaskStatus]) -> None:
         """Make a parked task eligible after the person's answer, unless a required task has to run again first."""
@@ -238,7 +238,7 @@ class Scheduler:
         """Release the slot of the started task at `position`. The task waits for `requeue`."""
         self._free(position)
         self.aside += 1
-        self._places.offer(self)
+        self._slots.offer(self)
 
     def throttle(self, position: int) -> None:
         """Set the started task aside after its backend reported a limit.
@@ -256,7 +256,7 @@ class Scheduler:
         """Make a task that was set aside eligible again, unless it was dropped meanwhile."""
         self.aside -= 1
         if self._lane_of[position].come_back(position):
-            self._places.offer(self)
+            self._slots.offer(self)
         if position not in self._dropped:
             self._push(position)
 
@@ -265,9 +265,9 @@ class Scheduler:
         """True at the end of the run: no task holds a slot, is set aside, or is eligible."""
         if self.taken or self.aside or self._alone_heap or self._gathering.line:
             return False
-        return not any(lane.heap for lane in self._lanes.values())
+        return not any(queue.heap for queue in self._queues.values())
 
-    def _load(self, statuses: Sequence[TaskStatus], outset: InitialState) -> None:
+    def _load(self, statuses: Sequence[TaskStatus], initial: InitialState) -> None:
         for position, status in enumerate(statuses):
             if self._has_passed(position, status):
                 for waiting in self._dag.needed_by(position):
@@ -278,9 +278,9 @@ class Scheduler:
             if status is not TaskStatus.PENDING:
                 # Dependencies may run again, but this task does not: the count must never reach zero.
                 self._missing[position] = -1
-            elif not self._missing[position] and position in outset.later:
+            elif not self._missing[position] and position in initial.later:
                 self.later.append(position)
-                if position in outset.throttled:
+                if position in initial.throttled:
                     self._lane_of[position].send_away(position)
             elif not self._missing[position]:
                 self._push(position)

@@ -27,15 +27,15 @@ class Held:
 
     def __init__(self, **how: Any) -> None:
         self._how = how
-        self._gate = anyio.Event()
+        self._limiter = anyio.Event()
 
     async def __call__(self, prompt: str) -> Any:
         if prompt == "hold":
-            await self._gate.wait()
+            await self._limiter.wait()
         return await ask("Go?", **self._how) if prompt == "late" else prompt
 
     def release(self, *_: object) -> None:
-        self._gate.set()
+        self._limiter.set()
 
 
 HOLDING = DAG([Task("a", "late", retry=Retry(attempts=1)), Task("hold", "hold"), Task("c", "beside")])

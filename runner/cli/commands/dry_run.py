@@ -22,27 +22,27 @@ def print_preview(preview: Preview, as_json: bool) -> int:
         report.print_json(_as_json(preview))
         return COMPLETED
     shown = list(preview.tasks.values())
-    others = [verdict for verdict in shown if not _is_kept(verdict)]
+    others = [step for step in shown if not _is_kept(step)]
     if (kept := len(shown) - len(others)) > _MOST_KEPT:
         print_line(
             f"{ResumeAction.KEEP.value:<{_WIDEST}}  {kept:,} tasks: {TaskStatus.COMPLETED.value} (--json names them)"
         )
         shown = others
-    for verdict in shown:
-        print_line(f"{verdict.action.value:<{_WIDEST}}  {one_line(verdict.task_id)}: {one_line(verdict.reason, 300)}")
+    for step in shown:
+        print_line(f"{step.action.value:<{_WIDEST}}  {one_line(step.task_id)}: {one_line(step.reason, 300)}")
     print_line(_summarize(preview))
     return COMPLETED
 
 
-def _is_kept(verdict: ResumeStep) -> bool:
-    return verdict.action is ResumeAction.KEEP and verdict.reason == TaskStatus.COMPLETED.value
+def _is_kept(step: ResumeStep) -> bool:
+    return step.action is ResumeAction.KEEP and step.reason == TaskStatus.COMPLETED.value
 
 
 def _summarize(preview: Preview) -> str:
     if preview.ended:
         hint = "; --retry-failed runs what failed again" if preview.status is RunStatus.FAILED else ""
         return f"run {preview.run_id} is {preview.status.value}; nothing is left to do{hint}"
-    counts = Counter(verdict.action for verdict in preview.tasks.values())
+    counts = Counter(step.action for step in preview.tasks.values())
     parts = [f"{counts[action]:,} {action.value}" for action in ResumeAction if counts[action]]
     again = len(preview.repeats)
     bill = f"{counted(again, 'task')} possibly billed twice" if again else "nothing billed twice"
@@ -60,15 +60,15 @@ def _as_json(preview: Preview) -> dict[str, object]:
         "adopted": preview.count(ResumeAction.ADOPT),
         "possibly_billed_twice": len(preview.repeats),
         "repeated_input_tokens": preview.repeated_input_tokens,
-        "tasks": [_task_json(verdict) for verdict in preview.tasks.values()],
+        "tasks": [_task_json(step) for step in preview.tasks.values()],
     }
 
 
-def _task_json(verdict: ResumeStep) -> dict[str, object]:
+def _task_json(step: ResumeStep) -> dict[str, object]:
     return {
-        "task_id": verdict.task_id,
-        "action": verdict.action.value,
-        "reason": verdict.reason,
-        "possibly_billed_twice": verdict.repeats,
-        "input_tokens": verdict.input_tokens,
+        "task_id": step.task_id,
+        "action": step.action.value,
+        "reason": step.reason,
+        "possibly_billed_twice": step.repeats,
+        "input_tokens": step.input_tokens,
     }

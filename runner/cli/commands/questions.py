@@ -79,11 +79,11 @@ async def _list_interrupted(store: Store, run: RunRecord) -> list[WaitingTask]:
     if whole is None:
         return []
     async with inspecting_runner(store, whole, tasks) as runner:
-        verdicts = (await runner.preview_resume(run.run_id)).tasks
+        steps = (await runner.preview_resume(run.run_id)).tasks
     return [
-        WaitingTask(run.run_id, name, one.attempt, verdicts[name].reason, None)
+        WaitingTask(run.run_id, name, one.attempt, steps[name].reason, None)
         for name, one in cut.items()
-        if verdicts[name].action is ResumeAction.ASK
+        if steps[name].action is ResumeAction.ASK
     ]
 
 

@@ -135,10 +135,8 @@ def _select_backends(
     """Return the backends that the run still needs, their names, and the status of each task after the resume. Raises
     CliError.
     """
-    verdicts = plan_resume(dag, tasks, retry_failed=retry_failed)
-    statuses = {
-        task.task_id: _status_after_resume(verdict.action, task) for task, verdict in zip(tasks, verdicts, strict=True)
-    }
+    steps = plan_resume(dag, tasks, retry_failed=retry_failed)
+    statuses = {task.task_id: _status_after_resume(step.action, task) for task, step in zip(tasks, steps, strict=True)}
     led_by = StoredPolicy.of(record)
     policy = None if led_by is None else policy_of(led_by.kind, led_by.settings)
     names = required_backends(dag, stored.default, statuses.values(), policy=policy, known=stored.specs)

@@ -92,11 +92,11 @@ def _limit_off_by_one() -> AbstractContextManager[object]:
     take = schedule.Scheduler.take
 
     def generous(self: Any) -> int | None:
-        self._places.most += 1
+        self._slots.most += 1
         try:
             return take(self)
         finally:
-            self._places.most -= 1
+            self._slots.most -= 1
 
     return mock.patch.object(schedule.Scheduler, "take", generous)
 
@@ -112,7 +112,7 @@ def _wake_up_lost() -> AbstractContextManager[object]:
 
     async def slow(self: Any) -> object:
         if not self._schedule.exhausted:
-            await self._around.clock.sleep(0.005)
+            await self._context.clock.sleep(0.005)
             return await self._idle.wait()
         return await next_turn(self)
 
@@ -121,7 +121,7 @@ def _wake_up_lost() -> AbstractContextManager[object]:
 
 def _retry_not_requeued() -> AbstractContextManager[object]:
     async def forgetful(self: Any, _position: int, delay: float) -> None:
-        await self._around.clock.sleep(delay)
+        await self._context.clock.sleep(delay)
         happened: list[events.Event] = []
         await self._start(self._take(happened), happened)
 

@@ -116,17 +116,17 @@ WHOLE = [BEGIN, ["found", None], *run_of("a", "b", "c"), ["end", "completed", DO
 
 
 def test_nothing_is_wrong_with_a_run_that_ends_well() -> None:
-    verdict = judged(*WHOLE)
-    assert verdict.broken == []
-    assert (verdict.acks, verdict.lost, verdict.repeated, verdict.extra) == (3, 0, 0, 0)
+    step = judged(*WHOLE)
+    assert step.broken == []
+    assert (step.acks, step.lost, step.repeated, step.extra) == (3, 0, 0, 0)
 
 
 def test_a_task_that_was_in_flight_may_run_once_more() -> None:
     crash = [["exec", "b", 1, 0.0], ["died", 1, "killed"], ["begin", 2, "resume"]]
     found = ["found", held(a=task("a"), b=task("b", "running"))]
     end = ["end", "completed", held(a=task("a"), b=task("b", attempts=2), c=task("c"))]
-    verdict = judged(BEGIN, *run_of("a"), *crash, found, *run_of("b", "c", pid=2), end)
-    assert (verdict.broken, verdict.extra) == ([], 1)
+    step = judged(BEGIN, *run_of("a"), *crash, found, *run_of("b", "c", pid=2), end)
+    assert (step.broken, step.extra) == ([], 1)
 
 
 RESUME = [["died", 1, "killed"], ["begin", 2, "resume"]]

@@ -49,9 +49,9 @@ def test_edges_point_right_and_tasks_do_not_overlap(dag: DAG) -> None:
     for task in dag:
         for before in task.depends_on:
             assert at[before][0] + at[before][2] < at[task.id][0]
-    places = list(at.values())
-    for i, (left, top, width, height) in enumerate(places):
-        for other in places[:i]:
+    slots = list(at.values())
+    for i, (left, top, width, height) in enumerate(slots):
+        for other in slots[:i]:
             apart = left + width <= other[0] or other[0] + other[2] <= left
             assert apart or top + height <= other[1] or other[1] + other[3] <= top
 

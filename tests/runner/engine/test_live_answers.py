@@ -9,7 +9,7 @@ from plait.backends import ask
 from plait.persistence import Batch, MemoryStore, Note, Store
 from plait.persistence.records import TaskRecord
 from plait.runner import DAG, FailureMode, OpenQuestion, ParallelRunner, RunStatus, Task, TaskStatus
-from plait.runner.domain import events as happened
+from plait.runner.domain import events as new_events
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from tests.support.fakes import QuickClock
 from tests.support.growth import tasks
@@ -33,7 +33,7 @@ async def test_who_waits_for_an_answer_to_be_taken_does_not_read_the_run_again_a
     runner = ParallelRunner(work, store=store)
     async with runner.start(HOLDING) as run:
         async for event in run.events():
-            if isinstance(event, happened.TaskWaiting):
+            if isinstance(event, new_events.TaskWaiting):
                 assert await runner.answer_question(run.run_id, "a", "yes")  # after about LOOK_EVERY_S
                 assert store.reads == 2
                 work.release()
@@ -46,10 +46,10 @@ async def test_others_go_on_while_one_waits(store: Store) -> None:
     async with runner.start(HOLDING) as run:
         seen: list[str] = []
         async for event in run.events():
-            if isinstance(event, happened.TaskWaiting):
+            if isinstance(event, new_events.TaskWaiting):
                 assert [one.text for one in await runner.questions(run.run_id)] == ["Go?"]
                 work.release()
-            if isinstance(event, happened.TaskCompleted):
+            if isinstance(event, new_events.TaskCompleted):
                 seen.append(event.task_id)
         result = await run.result()
     assert (sorted(seen), result.status, result["a"].question) == (["c", "hold"], RunStatus.WAITING_INPUT, "Go?")
@@ -71,7 +71,7 @@ async def test_nobody_answers_by_the_deadline(store: Store, mode: str, status: s
     )
     async with ParallelRunner(work, store=store, clock=QuickClock()).start(dag) as run:
         async for event in run.events():
-            if isinstance(event, happened.TaskFailed):
+            if isinstance(event, new_events.TaskFailed):
                 work.release()
         result = await run.result()
     assert (result.status.value, result.text.get("b")) == (status, b)
@@ -84,7 +84,7 @@ async def test_the_default_is_taken_at_the_deadline(store: Store, deadline: floa
     work = Held(default="later", deadline=deadline)
     async with ParallelRunner(work, store=store, clock=QuickClock()).start(HOLDING) as run:
         async for event in run.events():
-            if isinstance(event, happened.TaskAnswered):
+            if isinstance(event, new_events.TaskAnswered):
                 work.release()
         result = await run.result()
     assert (result.status, result.text["a"]) == (RunStatus.COMPLETED, "later")
@@ -110,7 +110,7 @@ async def test_a_note_that_answers_nothing_harms_no_run(task_id: str | None, bod
     work = Held(deadline=0)  # it has failed before the note comes
     async with ParallelRunner(work, store=store, clock=clock).start(HOLDING) as run:
         async for event in run.events():
-            if isinstance(event, happened.TaskFailed):
+            if isinstance(event, new_events.TaskFailed):
                 await store.send(run.run_id, Note("answer", "2026-01-01T00:00:00.000Z", task_id, body))
                 with anyio.fail_after(10):
                     await clock.two_looks()
@@ -146,7 +146,7 @@ async def test_a_question_asked_while_the_store_is_away_is_caught_up() -> None:
     work = Held()
     async with ParallelRunner(work, store=store, clock=QuickClock()).start(HOLDING) as run:
         async for event in run.events():
-            if isinstance(event, happened.StoreDegraded):
+            if isinstance(event, new_events.StoreDegraded):
                 away = False
                 work.release()
         result = await run.result()

@@ -12,7 +12,7 @@ from plait.backends.protocol import JsonValue
 from plait.persistence import MemoryStore, Note, Store
 from plait.runner import DAG, ParallelRunner, RunStatus, Task
 from plait.runner.clock import iso
-from plait.runner.domain import events as happened
+from plait.runner.domain import events as new_events
 from tests.support.fakes import QuickClock
 from tests.support.stores.faulty_store import Fault, FaultyStore
 
@@ -40,11 +40,11 @@ class Scene:
         self.store = store
         self.clock = AtTheDeadline()
         self.runner = ParallelRunner(self._work, store=store, clock=self.clock)
-        self._gate = anyio.Event()
+        self._limiter = anyio.Event()
 
     async def _work(self, prompt: str) -> str:
         if prompt == "hold":
-            await self._gate.wait()
+            await self._limiter.wait()
             return "held"
         return str(await ask("Go?", default="later", deadline=DEADLINE_S))
 
@@ -54,13 +54,13 @@ class Scene:
         with anyio.fail_after(10):
             async with self.runner.start(WIDE) as run:
                 async for event in run.events():
-                    if isinstance(event, happened.TaskWaiting):
+                    if isinstance(event, new_events.TaskWaiting):
                         for note in notes:
                             await self.store.send(run.run_id, note)
                         self.clock.passes.set()
-                    if isinstance(event, happened.TaskAnswered):
+                    if isinstance(event, new_events.TaskAnswered):
                         answers += [(str(one.value), one.by) for one in event.answers or ()]
-                        self._gate.set()
+                        self._limiter.set()
                 result = await run.result()
         (answer,) = answers
         assert (result.status, result.text["a"]) == (RunStatus.COMPLETED, answer[0])

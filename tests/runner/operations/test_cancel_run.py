@@ -36,9 +36,9 @@ class Scene:
     """A runner on held moments, and another one for the same store, as in another process."""
 
     def __init__(self, store: Store, backend: object = None, held: HeldStore | None = None) -> None:
-        self.store, self.clock, self.gate = store, HeldClock(), Gate()
+        self.store, self.clock, self.limiter = store, HeldClock(), Gate()
         self.held = held or HeldStore(store)
-        self.runner = ParallelRunner(backend or self.gate, store=self.held, clock=self.clock, cancel_grace=GRACE)  # type: ignore[arg-type]
+        self.runner = ParallelRunner(backend or self.limiter, store=self.held, clock=self.clock, cancel_grace=GRACE)  # type: ignore[arg-type]
         self.other = ParallelRunner(Talker(), store=store)
 
     async def cancel(self) -> None:
@@ -56,7 +56,7 @@ class Scene:
 async def test_what_is_under_way_may_come_to_its_end_and_nothing_more_starts(store: Store) -> None:
     scene = Scene(store)
     async with scene.runner.start(CHAIN, "r") as run:
-        await scene.gate.reached.wait()
+        await scene.limiter.reached.wait()
         await scene.cancel()
         await scene.clock.in_grace.wait()
         async for event in run.events():  # told, so it is stored
@@ -64,9 +64,9 @@ async def test_what_is_under_way_may_come_to_its_end_and_nothing_more_starts(sto
                 break
         assert await scene.stored() == ("cancelling", {"a": "completed", "b": "running", "c": "pending"})
         assert await scene.other.cancel_run("r") is RunStatus.CANCELLING
-        scene.gate.open.set()
+        scene.limiter.open.set()
         result = await run.result()
-    assert (result.status, scene.gate.prompts) == (RunStatus.CANCELLED, ["a", "b"])
+    assert (result.status, scene.limiter.prompts) == (RunStatus.CANCELLED, ["a", "b"])
     assert result.text == {"a": "<a>", "b": "<b>"}
     assert await scene.stored() == ("cancelled", {"a": "completed", "b": "completed", "c": "cancelled"})
     assert len(await store.list_notes("r")) == 1, "one note is enough"
@@ -80,7 +80,7 @@ async def test_what_is_under_way_may_come_to_its_end_and_nothing_more_starts(sto
 async def test_when_the_grace_time_is_over_it_is_ended(store: Store) -> None:
     scene = Scene(store)
     async with scene.runner.start(CHAIN, "r") as run:
-        await scene.gate.reached.wait()
+        await scene.limiter.reached.wait()
         await scene.cancel()
         await scene.clock.in_grace.wait()
         scene.clock.grace_over.set()
@@ -97,10 +97,10 @@ async def test_when_the_grace_time_is_over_it_is_ended(store: Store) -> None:
 async def test_even_the_last_task_may_finish_and_the_run_is_cancelled_all_the_same(store: Store) -> None:
     scene = Scene(store)
     async with scene.runner.start(DAG([Task("b", prompt="b")]), "r") as run:
-        await scene.gate.reached.wait()
+        await scene.limiter.reached.wait()
         await scene.cancel()
         await scene.clock.in_grace.wait()
-        scene.gate.open.set()
+        scene.limiter.open.set()
         result = await run.result()
     assert (result.status, result.text) == (RunStatus.CANCELLED, {"b": "<b>"})
     assert await scene.stored() == ("cancelled", {"b": "completed"})
@@ -117,7 +117,7 @@ async def test_a_start_that_is_being_written_down_calls_nobody(store: Store, tas
         await scene.clock.in_grace.wait()
         held.let_go.set()
         result = await run.result()
-    assert (result.status, scene.gate.prompts) == (RunStatus.CANCELLED, ["a"] if task == "b" else [])
+    assert (result.status, scene.limiter.prompts) == (RunStatus.CANCELLED, ["a"] if task == "b" else [])
     status, tasks = await scene.stored()
     assert (status, tasks["c"], tasks[task]) == ("cancelled", "cancelled", "cancelled")
 
@@ -128,7 +128,7 @@ async def test_no_such_start_goes_on_beside_what_is_under_way(store: Store) -> N
     dag = DAG([Task("b", prompt="b"), Task("a", prompt="a"), Task("x", prompt="x", depends_on=["a"])])
     async with scene.runner.start(dag, "r") as run:
         await held.holding.wait()
-        await scene.gate.reached.wait()
+        await scene.limiter.reached.wait()
         await scene.cancel()
         await scene.clock.in_grace.wait()
         held.let_go.set()
@@ -136,9 +136,9 @@ async def test_no_such_start_goes_on_beside_what_is_under_way(store: Store) -> N
             if isinstance(event, ev.RunCancelling):  # told with or after the start that was held
                 break
         await anyio.wait_all_tasks_blocked()
-        scene.gate.open.set()
+        scene.limiter.open.set()
         result = await run.result()
-    assert (result.status, sorted(scene.gate.prompts)) == (RunStatus.CANCELLED, ["a", "b"])
+    assert (result.status, sorted(scene.limiter.prompts)) == (RunStatus.CANCELLED, ["a", "b"])
     assert await scene.stored() == ("cancelled", {"a": "completed", "b": "completed", "x": "cancelled"})
 
 
@@ -158,12 +158,12 @@ async def test_a_note_that_comes_at_the_very_end_changes_nothing_then_or_later(s
     if fails:  # the note is void: it must not cancel the run that a person reopens
         again = Scene(store)
         async with again.runner.start_resume("r", retry_failed=True) as run:
-            await again.gate.reached.wait()
+            await again.limiter.reached.wait()
             for _ in range(2):  # the second look shows that the first one came to nothing
                 again.held.looked = anyio.Event()
                 again.clock.look()
                 await again.held.looked.wait()
-            again.gate.open.set()
+            again.limiter.open.set()
             assert (await run.result()).status is RunStatus.COMPLETED
         assert not again.clock.in_grace.is_set()
 
@@ -184,7 +184,7 @@ async def test_nothing_follows_an_owners_leaving(left: str) -> None:
     scene = Scene(store, held=Noticing(store))
     with scope:
         async with scene.runner.start(dag, "r") as run:
-            await scene.gate.reached.wait()
+            await scene.limiter.reached.wait()
             scope.cancel()
     if left == "waiting":
         async with scene.runner.start_resume("r") as run:
@@ -198,7 +198,7 @@ async def test_waiting_for_it(store: Store) -> None:
     scene = Scene(store)
     async with anyio.create_task_group() as group:
         group.start_soon(scene.runner.run, CHAIN, "r")
-        await scene.gate.reached.wait()
+        await scene.limiter.reached.wait()
         scene.clock.grace_over.set()
         group.start_soon(_look_when_told, scene)
         assert await scene.other.cancel_run("r", wait=30.0) is RunStatus.CANCELLED
@@ -227,7 +227,7 @@ async def test_whatever_ends_the_grace_time_early_the_run_is_cancelled(store: St
     scope = anyio.CancelScope()
     with scope:
         async with scene.runner.start(CHAIN, "r") as run:
-            await scene.gate.reached.wait()
+            await scene.limiter.reached.wait()
             await scene.cancel()
             await scene.clock.in_grace.wait()
             {"stop": run.stop, "cancel": run.cancel, "native": scope.cancel}[how]()
@@ -238,7 +238,7 @@ async def test_whatever_ends_the_grace_time_early_the_run_is_cancelled(store: St
 async def test_a_run_that_was_told_to_stop_first_stops(store: Store) -> None:
     scene = Scene(store)
     async with scene.runner.start(CHAIN, "r") as run:
-        await scene.gate.reached.wait()
+        await scene.limiter.reached.wait()
         assert await scene.other.cancel_run("r") is RunStatus.CANCELLING
         run.stop()
         assert (await run.result()).status is RunStatus.INTERRUPTED
@@ -260,14 +260,14 @@ async def test_an_inbox_that_cannot_be_read_ends_no_run() -> None:
     held = Unreadable(MemoryStore())
     scene = Scene(held.inner, held=held)
     async with scene.runner.start(CHAIN, "r") as run:
-        await scene.gate.reached.wait()
+        await scene.limiter.reached.wait()
         for _ in range(2):
             await scene.cancel()
             await held.looked.wait()
         held.fails = False
         scene.clock.look()
         await scene.clock.in_grace.wait()
-        scene.gate.open.set()
+        scene.limiter.open.set()
         result = await run.result()
     assert (result.status, result.degraded) == (RunStatus.CANCELLED, ())
 
@@ -276,14 +276,14 @@ async def test_a_store_that_is_away_when_the_cancel_comes_catches_up() -> None:
     inner = MemoryStore()
     scene = Scene(inner)
     async with scene.runner.start(CHAIN, "r") as run:
-        await scene.gate.reached.wait()
+        await scene.limiter.reached.wait()
         assert await scene.other.cancel_run("r") is RunStatus.CANCELLING
         first = scene.held.writes
         # The write that says `cancelling` fails.
         scene.held.faults = on_write(lambda n: Fault.BEFORE if n <= first + 1 else None)
         scene.clock.look()
         await scene.clock.in_grace.wait()
-        scene.gate.open.set()
+        scene.limiter.open.set()
         result = await run.result()
     assert (result.status, result.text) == (RunStatus.CANCELLED, {"a": "<a>", "b": "<b>"})
     assert [one.lost for one in result.degraded] == [0] and result.degraded[0].until is not None

@@ -72,7 +72,7 @@ async def test_a_crash_between_cancelling_and_cancelled(finisher: str) -> None:
     store = MemoryStore()
     scene = Scene(store)
     async with scene.runner.start(CHAIN, "r") as run:
-        await scene.gate.reached.wait()
+        await scene.limiter.reached.wait()
         await scene.cancel()
         await scene.clock.in_grace.wait()
         async for event in run.events():
@@ -80,14 +80,14 @@ async def test_a_crash_between_cancelling_and_cancelled(finisher: str) -> None:
                 break
         # Nothing more gets into the store, as if the process were dead.
         scene.held.faults = on_write(lambda _: Fault.BEFORE)
-        scene.gate.open.set()
+        scene.limiter.open.set()
     record = await store.get_run("r")
     assert record is not None and record.owner is not None
     assert (record.status, record.counts) == ("cancelling", {"completed": 1, "running": 1, "pending": 1})
     backend = Talker()
     runner = ParallelRunner(backend, store=store)
     preview = await runner.preview_resume("r")
-    assert [verdict.action for verdict in preview.tasks.values()] == [
+    assert [step.action for step in preview.tasks.values()] == [
         ResumeAction.KEEP,
         ResumeAction.CANCEL,
         ResumeAction.CANCEL,
@@ -198,7 +198,7 @@ async def test_an_owner_that_leaves_while_we_wait_is_no_excuse() -> None:
             return await super().list_notes(run_id, after)
 
     async with scene.runner.start(CHAIN, "r") as run:
-        await scene.gate.reached.wait()
+        await scene.limiter.reached.wait()
         other = ParallelRunner(Talker(), store=Leaving(store))
         assert await other.cancel_run("r", wait=30.0) is RunStatus.CANCELLED
     assert await scene.stored() == ("cancelled", {"a": "completed", "b": "cancelled", "c": "cancelled"})

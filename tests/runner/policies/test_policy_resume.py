@@ -272,7 +272,7 @@ async def test_a_preview_knows_of_an_end_that_was_decided(
     result = await runner.resume("r", retry_failed=retry_failed, policy=Scripted())
     no = left if retry_failed else ResumeAction.KEEP
     wanted = {"asks": waits, "no": no, "a": ResumeAction.KEEP, "slow": left, "twice": waits, "last": left}
-    assert {task_id: verdict.action for task_id, verdict in preview.tasks.items()} == wanted
+    assert {task_id: step.action for task_id, step in preview.tasks.items()} == wanted
     stays = {"no": TaskStatus.FAILED, "a": TaskStatus.COMPLETED}
     assert (result.status, preview.runs) == (end, 0)
     assert {task_id: result[task_id].status for task_id in wanted} == {

@@ -62,16 +62,16 @@ async def test_a_turn_that_was_cut_goes_on_if_its_session_is_known_anywhere(worl
         "nowhere": "[[silent]] [[until x]]",
     }
     world.plan({"id": "a", "prompt": f"work {words[known]}"})
-    await world.killed(1, heard=known == "stored")
+    await world.killed(1, evidence=known == "stored")
     if known == "only in its files":
         world.allow("tell")
         await world.until(lambda: (world.folder / "runs.db.files/r/a/1/stdout").stat().st_size)
     world.kill_turn(0)
     session = world.turns[0]["session"]
-    verdict = (await foretold(world)).tasks["a"]
+    step = (await foretold(world)).tasks["a"]
     goes_on = known != "nowhere"
-    assert verdict.action is (ResumeAction.CONTINUE if goes_on else ResumeAction.START_OVER)
-    assert verdict.repeats
+    assert step.action is (ResumeAction.CONTINUE if goes_on else ResumeAction.START_OVER)
+    assert step.repeats
     world.allow("x")
     result, told = await resumed(world)
     assert result.status is RunStatus.COMPLETED

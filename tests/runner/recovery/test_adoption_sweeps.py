@@ -115,7 +115,7 @@ async def test_a_persons_turn_that_was_killed_is_nobodys(world: World) -> None:
     world.plan({"id": "a", "prompt": "work"}, {"id": "b", "prompt": "other [[until go]]"})
     await world.killed(2)
     person = ("a", "and now? [[until never]] [[stray]]")
-    await world.killed(3, *person, heard=False)
+    await world.killed(3, *person, evidence=False)
     await world.until(lambda: len(world.strays) == 1)
     assert len(world.alive()) == 3
     async with world.store() as store:
@@ -130,7 +130,7 @@ async def test_a_run_that_is_deleted_is_swept_first(world: World) -> None:
     world.plan({"id": "a", "prompt": "work"})
     async with world.opened_store() as store:
         await ParallelRunner(world.backend, store=store).run(world.dag(), RUN)
-    await world.killed(2, "a", "and now? [[until never]] [[stray]]", heard=False)
+    await world.killed(2, "a", "and now? [[until never]] [[stray]]", evidence=False)
     await world.until(lambda: len(world.strays) == 1)
     folder = world.folder / "runs.db.files" / RUN
     assert {path.name for path in folder.glob("a/*")} >= {"1"}
@@ -165,7 +165,7 @@ async def test_an_owner_that_may_wake_keeps_no_child(world: World) -> None:
         claim = RunClaimed("2026-01-01T00:00:00.000Z", asleep, 1.0)
         await store.write(Batch(RUN, record.epoch, record.last_seq + 1, (claim,)))
         runner = ParallelRunner(world.backend, store=store, lease=0.3)
-        actions = {name: verdict.action for name, verdict in (await runner.preview_resume(RUN)).tasks.items()}
+        actions = {name: step.action for name, step in (await runner.preview_resume(RUN)).tasks.items()}
         assert actions == {"a": ResumeAction.CONTINUE, "b": ResumeAction.ADOPT}
         result = await runner.resume(RUN)
     assert result.text == {"a": "went on with work", "b": "re: other"}

@@ -284,8 +284,8 @@ async def test_the_same_holds_for_a_conversation(store: Store) -> None:
     runner = ParallelRunner(talker, store=store, clock=clock)
     run_id = (await runner.run(LATE)).run_id
     clock.now += 61
-    verdict = (await runner.preview_resume(run_id)).tasks["a"]
+    step = (await runner.preview_resume(run_id)).tasks["a"]
     reason = "nobody has answered its question by the deadline, so its default is taken"
-    assert (verdict.action, verdict.repeats, verdict.reason) == (ResumeAction.CONTINUE, False, reason)
+    assert (step.action, step.repeats, step.reason) == (ResumeAction.CONTINUE, False, reason)
     result = await runner.resume(run_id)
     assert (result.text["a"], talker.prompts) == ("re: later", ["late", "later", "so re: later"])

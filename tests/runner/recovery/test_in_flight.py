@@ -215,7 +215,7 @@ async def test_on_its_last_chance_a_task_runs_with_nothing_beside_it(
         return Reply(prompt)
 
     runner = ParallelRunner(Watching(answer), store=store)
-    foretold = {name: verdict.reason for name, verdict in (await runner.preview_resume("r")).tasks.items()}
+    foretold = {name: step.reason for name, step in (await runner.preview_resume("r")).tasks.items()}
     assert [name for name, reason in foretold.items() if reason.endswith("; alone, on its last chance")] == ["a", "b"]
     with caplog.at_level(logging.WARNING):
         result = await runner.resume("r")

@@ -189,11 +189,11 @@ async def test_who_is_cancelled_while_it_claims_does_not_release_the_claim_of_an
     results: dict[str, RunResult] = {}
     await stopped_after(store, DIAMOND, 1)
     loser, winner = Held(store, 1), Held(store, 2)
-    async with anyio.create_task_group() as around:
+    async with anyio.create_task_group() as context:
         async with anyio.create_task_group() as losing:
             losing.start_soon(call, "loser", loser)
             await loser.there.wait()
-            around.start_soon(call, "winner", winner)
+            context.start_soon(call, "winner", winner)
             await winner.there.wait()
             losing.cancel_scope.cancel()
         record = await store.get_run("r")

@@ -144,23 +144,23 @@ async def check(seed: int) -> bool:
     preview = await runner.preview_resume("r", retry_failed=retry_failed)
     assert [task.status for task in await store.list_tasks("r")] == [task.status for task in before.values()]
     result = await runner.resume("r", retry_failed=retry_failed)
-    for task_id, verdict in preview.tasks.items():
-        where = f"seed {seed}, {task_id}: {verdict}"
+    for task_id, step in preview.tasks.items():
+        where = f"seed {seed}, {task_id}: {step}"
         now = result[task_id]
         ran = task_id in backend.seen
-        assert ran == (verdict.action in {ResumeAction.START, ResumeAction.START_OVER, ResumeAction.CONTINUE}), where
-        assert backend.adopted[task_id] == (verdict.action is ResumeAction.ADOPT), where
+        assert ran == (step.action in {ResumeAction.START, ResumeAction.START_OVER, ResumeAction.CONTINUE}), where
+        assert backend.adopted[task_id] == (step.action is ResumeAction.ADOPT), where
         said = [m.content for m in await store.list_messages("r", task_id) if m.attempt == now.attempts]
         left = remains[turn_files(Filed.files_root, "r", task_id, before[task_id].attempt).turn]
-        if verdict.action is ResumeAction.KEEP:
+        if step.action is ResumeAction.KEEP:
             assert now.status.value == before[task_id].status, where
-        elif verdict.action is ResumeAction.ASK:
+        elif step.action is ResumeAction.ASK:
             assert now.status is TaskStatus.WAITING_INPUT, where
-        elif verdict.action is ResumeAction.BLOCKED:
+        elif step.action is ResumeAction.BLOCKED:
             assert now.status is TaskStatus.PENDING, where
-        elif verdict.action is ResumeAction.FAIL:
+        elif step.action is ResumeAction.FAIL:
             assert now.error_kind == "crashed", where
-        elif verdict.action is ResumeAction.ADOPT:
+        elif step.action is ResumeAction.ADOPT:
             assert left is not None and left.state != "dead", where
             assert (now.status, now.attempts) == (TaskStatus.COMPLETED, before[task_id].attempt), where
             assert (INTERRUPTED in said) == left.goes_on, where
@@ -170,8 +170,8 @@ async def check(seed: int) -> bool:
             under_way = before[task_id].status == TaskStatus.RUNNING and left is not None
             known = left.session_id if under_way and left is not None else None
             same_session = now.session_id == (known or before[task_id].session_id)
-            assert (verdict.action is not ResumeAction.CONTINUE) or same_session, where
-            assert (INTERRUPTED in said) == (verdict.action is ResumeAction.CONTINUE), where
+            assert (step.action is not ResumeAction.CONTINUE) or same_session, where
+            assert (INTERRUPTED in said) == (step.action is ResumeAction.CONTINUE), where
     if result.resume_summary is None:
         assert preview.ended
         return True
@@ -193,7 +193,7 @@ async def test_the_estimate_counts_prompt_and_history(store: Store) -> None:
     dag = DAG([Task("a", prompt="x" * 36), Task("b", prompt="y" * 60, continues="a")])
     await die(store, Dying(lambda prompt: prompt.startswith("y")), dag)
     preview = await ParallelRunner(Talker(), store=store).preview_resume("r")
-    assert [verdict.task_id for verdict in preview.repeats] == ["b"]
+    assert [step.task_id for step in preview.repeats] == ["b"]
     assert preview.repeated_input_tokens == (60 + 36 + len("re: ") + 36) // 4
 
 

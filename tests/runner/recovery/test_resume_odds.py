@@ -59,9 +59,7 @@ async def test_a_damaged_message_harms_only_those_who_continue_it(tmp_path: Path
         preview = await runner.preview_resume("r", retry_failed=retry_failed)
         result = await runner.resume("r", retry_failed=retry_failed)
     to_run = {
-        name
-        for name, verdict in preview.tasks.items()
-        if verdict.action in {ResumeAction.START_OVER, ResumeAction.CONTINUE}
+        name for name, step in preview.tasks.items() if step.action in {ResumeAction.START_OVER, ResumeAction.CONTINUE}
     }
     ran = {name for name, task in result.tasks.items() if task.status is TaskStatus.COMPLETED and not task.reused}
     assert to_run == ran

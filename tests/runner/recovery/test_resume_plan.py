@@ -41,10 +41,10 @@ def records(*statuses: str) -> list[TaskRecord]:
 def test_what_lives_is_neither_asked_about_nor_convicted(
     left: DetachedTurn | None, action: ResumeAction, reason: str
 ) -> None:
-    heard = Evidence(left={} if left is None else {"b": left})
-    verdict = plan_resume(DAG_OF_TWO, records("completed", "running"), heard=heard)[1]
-    assert (verdict.action, verdict.repeats) == (action, False)
-    assert verdict.reason.startswith(reason)
+    evidence = Evidence(left={} if left is None else {"b": left})
+    step = plan_resume(DAG_OF_TWO, records("completed", "running"), evidence=evidence)[1]
+    assert (step.action, step.repeats) == (action, False)
+    assert step.reason.startswith(reason)
 
 
 @pytest.mark.parametrize(
@@ -59,23 +59,23 @@ def test_what_lives_by_a_result_that_is_damaged_is_not_taken_over(
 ) -> None:
     a, b = records("completed", "running")
     dag = DAG([Task("a", "a"), Task("b", "b", ["a"])])
-    heard = Evidence(left={"b": ALIVE})
-    verdicts = plan_resume(dag, [replace(a, damaged=True), b], retry_failed=retry_failed, heard=heard)
-    assert (verdicts[1].action, verdicts[1].reason) == (action, reason)
+    evidence = Evidence(left={"b": ALIVE})
+    steps = plan_resume(dag, [replace(a, damaged=True), b], retry_failed=retry_failed, evidence=evidence)
+    assert (steps[1].action, steps[1].reason) == (action, reason)
     # What must not happen twice is not ended, which would only have it happen again.
-    verdicts = plan_resume(DAG_OF_TWO, [replace(a, damaged=True), b], retry_failed=retry_failed, heard=heard)
-    assert verdicts[1].action is ResumeAction.ADOPT
+    steps = plan_resume(DAG_OF_TWO, [replace(a, damaged=True), b], retry_failed=retry_failed, evidence=evidence)
+    assert steps[1].action is ResumeAction.ADOPT
 
 
 def test_what_waits_for_it_is_foretold_to_start() -> None:
-    verdicts = plan_resume(DAG_OF_TWO, records("running", "pending"), heard=Evidence(left={"a": ALIVE}))
-    assert [verdict.action for verdict in verdicts] == [ResumeAction.ADOPT, ResumeAction.START]
+    steps = plan_resume(DAG_OF_TWO, records("running", "pending"), evidence=Evidence(left={"a": ALIVE}))
+    assert [step.action for step in steps] == [ResumeAction.ADOPT, ResumeAction.START]
 
 
 @pytest.mark.parametrize(("fails", "action"), [(True, ResumeAction.BLOCKED), (False, ResumeAction.CANCEL)])
 def test_where_the_policy_has_ended_the_run_nothing_is_taken_over(fails: bool, action: ResumeAction) -> None:
-    verdicts = plan_resume(DAG_OF_TWO, records("running", "pending"), heard=Evidence(left={"a": ALIVE}))
-    assert [verdict.action for verdict in judge_decided(verdicts, fails=fails)] == [action] * 2
+    steps = plan_resume(DAG_OF_TWO, records("running", "pending"), evidence=Evidence(left={"a": ALIVE}))
+    assert [step.action for step in judge_decided(steps, fails=fails)] == [action] * 2
 
 
 class Filed(MemoryStore):

@@ -190,9 +190,9 @@ async def test_whatever_happens_all_places_come_back(seed: int) -> None:
     assert meters["two"].most <= 2
     meters["one"].most = 0
     assert await run_all(runner, [wide("after", 40, "one")]) in ([COMPLETED], [RunStatus.FAILED])
-    places = runner.config.slot_pool()
-    assert (places.taken, places.limiter("one").taken, places.limiter("two").taken) == (0, 0, 0)
-    assert (places.limiter("one").away, places.limiter("two").away) == (0, 0)
+    slots = runner.config.slot_pool()
+    assert (slots.taken, slots.limiter("one").taken, slots.limiter("two").taken) == (0, 0, 0)
+    assert (slots.limiter("one").away, slots.limiter("two").away) == (0, 0)
 
 
 async def test_resumed_runs_keep_to_the_limits_as_well(sqlite_store: SQLiteStore) -> None:

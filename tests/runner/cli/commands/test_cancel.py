@@ -51,10 +51,10 @@ def running(folder: Path) -> Generator[Warm]:
             process.kill()
 
 
-def until(happened: Callable[[], object]) -> float:
+def until(new_events: Callable[[], object]) -> float:
     """Wait for it; when it was."""
     ends = time.monotonic() + 30.0
-    while not happened():
+    while not new_events():
         assert time.monotonic() < ends
         os.sched_yield()
     return time.monotonic()

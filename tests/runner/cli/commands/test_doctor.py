@@ -124,8 +124,8 @@ def test_a_damaged_result_and_a_damaged_message_are_named(store: Path) -> None:
     edit(store, end_of("a", "text = 'something else'"))
     value = examined(store, 3)
     assert checks(value, "pages") == [("ok", "whole")]
-    [(verdict, found)] = checks(value, "checksums")
-    assert (verdict, found) == ("bad", "damaged: run-1/a (results: 1, messages: 2)")
+    [(step, found)] = checks(value, "checksums")
+    assert (step, found) == ("bad", "damaged: run-1/a (results: 1, messages: 2)")
     edit(store, "UPDATE other_messages SET content = CAST(x'ff' AS TEXT)")
     assert checks(examined(store, 3), "checksums")[0][0] == "bad"
 
@@ -163,7 +163,7 @@ def test_what_others_may_read_is_a_warning(store: Path) -> None:
     store.parent.chmod(0o755)
     value = examined(store, 0)
     assert value["verdict"] == "warning"
-    assert [verdict for verdict, _ in checks(value, "permissions")] == ["warning"] * 2
+    assert [step for step, _ in checks(value, "permissions")] == ["warning"] * 2
     assert advice(value, "permissions") == [
         f"chmod 700 {store.parent}, or keep the store in a directory of its own",
         f"chmod 600 {store}",
@@ -185,13 +185,13 @@ def test_runs_under_way_and_interrupted_ones(folder: Path) -> None:
     plan = folder / "plan.yaml"
     plan.write_text(plan.read_text() + "  - {id: c, prompt: wait, backend: hold}\n")
     with under_way(folder) as running:
-        [(verdict, found)] = checks(plait_here(folder, "doctor", "--json").value, "runs")
-        assert verdict == "ok"
+        [(step, found)] = checks(plait_here(folder, "doctor", "--json").value, "runs")
+        assert step == "ok"
         assert f"is being run by process {running.pid} on " in found
     done = plait_here(folder, "doctor", "--json")
     assert done.code == 0
-    [(verdict, found)] = checks(done.value, "runs")
-    assert verdict == "warning"
+    [(step, found)] = checks(done.value, "runs")
+    assert step == "warning"
     assert f"is interrupted: process {running.pid} on " in found
     assert found.endswith(" is gone")
     run_id = found.split()[0]
