@@ -63,8 +63,9 @@ lint: .venv/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m tests.docs.shown_code
 
+# A fresh environment, since the generated parts change without a change of their pages.
 docs: .venv/.docs
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet -b html docs docs/_build/html
+	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --nitpicky --quiet -b html docs docs/_build/html
 	@echo "the site: docs/_build/html/index.html"
 
 bench: .venv/.dev

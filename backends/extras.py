@@ -1,7 +1,7 @@
-"""Packages installed by an extra: check for a package, and name the command that installs the extra.
+"""Packages of extras: check for an installed package, and name the command that adds an extra to this installation.
 
-plait may run from a checkout, from a folder, an archive or a repository given to pip, or from an index. The command
-differs, because pip finds a name such as `plait[server]` only in an index.
+The command depends on the origin of plait: a checkout, a folder, an archive or a repository given to pip, or an index.
+Only an index resolves a name like `plait[server]`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROOT = Path(__file__).resolve().parents[1]  # a checkout, or the installed pack
 
 
 def require(module: str, extra: str) -> None:
-    """Raise BackendUnavailable, with the command that installs `extra`, if `module` is missing. Import nothing."""
+    """Raise BackendUnavailable with the installation command of `extra` if `module` is missing. Import nothing."""
     if find_spec(module) is None:
         raise BackendUnavailable(f"the {module} package is not installed; run: {install_command(extra)}")
 
@@ -35,7 +35,7 @@ def install_command(extra: str) -> str:
 
 
 def _origin() -> Mapping[str, Any]:
-    """Return pip's record of the source of plait (PEP 610); empty for an index or an unknown source."""
+    """Return the origin of plait recorded by pip (PEP 610); empty for an index or an unknown origin."""
     try:
         text = distribution("plait").read_text("direct_url.json")
         found: object = json.loads(text or "{}")

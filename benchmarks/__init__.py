@@ -1,1 +1,1 @@
-"""What plait itself costs: `python -m benchmarks` measures, writes results.json and the table in docs/benchmarks.md."""
+"""Benchmarks of plait: `python -m benchmarks` writes results.json and the table in docs/benchmarks.md."""

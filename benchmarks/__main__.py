@@ -1,7 +1,8 @@
-"""`python -m benchmarks [--quick]`: measure everything, write results.json and the table in docs/benchmarks.md.
-With `--growing`, only what growing costs is measured anew; with `--agents`, what agents cost that are run as commands.
+"""`python -m benchmarks [--quick]`: run all benchmarks, write results.json and the table in docs/benchmarks.md.
 
-Every pair that is compared is measured in turn, in the same minutes; quoted are medians, and ratios of medians.
+`--quick` measures once instead of five times. `--growing` repeats only the benchmarks of growing runs, `--agents` only
+the benchmarks of agents run as commands. Compared cases are measured in turn, in the same minutes. Figures are medians
+and ratios of medians.
 """
 
 from __future__ import annotations
@@ -32,15 +33,18 @@ GROWTHS = {
 
 @dataclass(frozen=True)
 class Line:
-    """One figure of the report and what was to be reached; `reached` None where nothing was promised."""
+    """A figure of the report."""
 
     what: str
+    """The measured quantity."""
     figure: str
     target: str = ""
     reached: bool | None = None
+    """Whether the figure reaches the target; None without a promise."""
 
 
 def measure(*arguments: str) -> dict[str, float]:
+    """Run `benchmarks.measure` in a new process, and return the figures. Exits if the process fails."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.measure", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -51,7 +55,7 @@ def measure(*arguments: str) -> dict[str, float]:
 
 
 def in_turn(times: int, *calls: tuple[str, ...]) -> list[dict[str, float]]:
-    """Each call `times` times, all of them in turn; the median of each figure of each call."""
+    """Measure all calls in turn, `times` times. Return the median of each figure for each call."""
     found: list[list[dict[str, float]]] = [[] for _ in calls]
     for _ in range(times):
         for call, rows in zip(calls, found, strict=True):
@@ -60,6 +64,7 @@ def in_turn(times: int, *calls: tuple[str, ...]) -> list[dict[str, float]]:
 
 
 def shapes(times: int, results: dict[str, dict[str, float]]) -> list[str]:
+    """Measure all shapes of DAGs, and add the figures to `results`. Return the table in Markdown."""
     table = [
         "| DAG | bare asyncio | prototype | plait, no store | plait, durable | prototype / bare | durable / bare "
         "| tasks/s | CPU us/task | peak MiB |",
@@ -81,7 +86,7 @@ def shapes(times: int, results: dict[str, dict[str, float]]) -> list[str]:
 
 
 def against(results: dict[str, dict[str, float]]) -> list[Line]:
-    """Wall time and CPU of durable runs of 10,000 tasks, against what was measured in turn with them."""
+    """Return the ratios of wall time and CPU time of durable runs of 10,000 tasks to the other cases in `results`."""
 
     def ratio(shape: str, other: str, figure: str = "wall_s") -> float:
         return results[f"{shape} 10000 durable"][figure] / results[f"{shape} 10000 {other}"][figure]
@@ -103,6 +108,7 @@ def against(results: dict[str, dict[str, float]]) -> list[Line]:
 
 
 def promises(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
+    """Measure all promised figures, and add the figures to `results`. Return the lines of the report."""
     small, large = in_turn(max(1, times // 2), ("durable", "layered", "1000"), ("durable", "layered", "100000"))
     resume, lag, start, build = in_turn(times, ("resume",), ("lag",), ("start_up",), ("build", "100000"))
     spans = [in_turn(1, ("makespan", str(seed)))[0] for seed in range(1, 6)]
@@ -138,7 +144,7 @@ def promises(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
 
 
 def growth(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
-    """What it costs to grow, against the same tasks declared at once; and what a policy costs."""
+    """Measure the cost of a policy, and of growing runs against the same tasks declared at once."""
     led, plain = in_turn(times, ("led", "1000", "led"), ("led", "1000", "plain"))
     results |= {"led by a policy 1000": led, "led by none 1000": plain}
     decision = (led["us_per_task"] - plain["us_per_task"]) / 1e3
@@ -154,7 +160,7 @@ def growth(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
 
 
 def agents(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
-    """What agents that are run as commands cost plait itself."""
+    """Measure the cost for plait of agents run as commands."""
     turn, idle, talk = in_turn(times, ("agent_turns",), ("idle_agents",), ("talkative_agent",))
     results |= {"agent turns": turn, "idle agents 100": idle, "talkative agent": talk}
     each, together = turn["cpu_ms"], turn["together_cpu_ms"]
@@ -168,18 +174,20 @@ def agents(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
 
 
 def row_of(line: Line) -> str:
+    """Return the line as a table row."""
     marks = {True: "yes", False: "**no**", None: ""}
     return f"| {line.what} | {line.figure} | {line.target} | {marks[line.reached]} |"
 
 
 def renew(lines: list[Line]) -> str:
-    """The page with these rows in place of what it said of the same things."""
+    """Return the page with `lines` in place of the rows of the same quantities."""
     head, tail = PAGE.read_text().split(END)
     kept = [row for row in head.rstrip().split("\n") if not any(row.startswith(f"| {line.what} |") for line in lines)]
     return "\n".join([*kept, *map(row_of, lines), "", END]) + tail
 
 
 def page(table: list[str], lines: list[Line], times: int) -> str:
+    """Return the generated part of the page."""
     facts = (
         f"{os.cpu_count()} cores, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, "
         f"{platform.system()}; medians of {times} runs; load average at the end {os.getloadavg()[0]:.1f}."

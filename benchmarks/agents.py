@@ -1,6 +1,6 @@
-"""What children cost the process that starts them: an agent's turns, many agents that are silent, one that says much.
+"""Costs of child processes for the parent: turns of an agent, many silent agents, and an agent with much output.
 
-The children are small programs of the system's: only what plait adds to them is measured.
+The children are small system programs, so that the figures contain the costs of plait only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ async def _follow(child: Child) -> None:
 
 
 async def agent_turns(turns: str = "100") -> dict[str, float]:
-    """Start, read a short answer, stop: one turn after the other, and then 20 at a time."""
+    """Measure turns (start, read a short answer, stop): first one after the other, then 20 at a time."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
 
@@ -52,7 +52,7 @@ async def agent_turns(turns: str = "100") -> dict[str, float]:
 
 
 async def idle_agents(agents: str = "100", seconds: str = "5") -> dict[str, float]:
-    """The share of one core that it takes to follow agents that think."""
+    """Measure the share of a core spent on following silent agents."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with AsyncExitStack() as open_turns, anyio.create_task_group() as group:
@@ -68,7 +68,7 @@ async def idle_agents(agents: str = "100", seconds: str = "5") -> dict[str, floa
 
 
 async def talkative_agent() -> dict[str, float]:
-    """How much memory it takes to read what a child prints, a gigabyte of short lines."""
+    """Measure the memory for reading a gigabyte of short lines from a child."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with running(_start(folder, sys.executable, "-I", "-S", "-c", GIGABYTE), folder / "t") as child:
@@ -78,7 +78,7 @@ async def talkative_agent() -> dict[str, float]:
 
 
 def _peak() -> float:
-    """MiB. Not `ru_maxrss`, which begins with what the process had that started this one."""
+    """Return the peak memory in MiB. `ru_maxrss` is not used: the value starts with the peak of the parent process."""
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
 
 

@@ -1,4 +1,4 @@
-"""What all measurements have in common: the call whose own cost is nothing, the number of places, and the clock."""
+"""Common parts of all measurements: a call without costs, the number of concurrent calls, and the clock."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ AT_ONCE = 256
 
 
 async def body(_prompt: str) -> str:
-    await asyncio.sleep(0)  # once back to the loop, as whatever waits for something does
+    """Return ANSWER after one turn of the event loop."""
+    await asyncio.sleep(0)  # any real call waits and returns to the event loop
     return ANSWER
 
 
 def spent() -> tuple[float, float]:
-    gc.collect()  # else what was imported would be looked through in the middle of some measurements, and of others not
+    """Return the wall time and the CPU time of this process in seconds, after a garbage collection."""
+    gc.collect()  # otherwise the imported objects would be scanned during some measurements only
     return time.perf_counter(), time.process_time()
 
 
 def figures(before: tuple[float, float], tasks: int) -> dict[str, float]:
+    """Return the figures of a run of `tasks` tasks since `before`, a return value of `spent`."""
     wall, cpu = time.perf_counter() - before[0], time.process_time() - before[1]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"wall_s": wall, "us_per_task": wall / tasks * 1e6, "cpu_us_per_task": cpu / tasks * 1e6, "peak_mib": peak}

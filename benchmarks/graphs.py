@@ -1,4 +1,4 @@
-"""The graphs that are measured: dependencies by position, the same as DAGs, and what runs them on bare asyncio."""
+"""Measured graphs: dependencies by position, conversion to DAGs, and an executor on bare asyncio."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from collections.abc import Awaitable, Callable
 from plait.runner import DAG, Task
 
 Edges = list[list[int]]
+"""The positions of the dependencies, by position of the task."""
 
 
 def fan(tasks: int) -> Edges:
-    """1 -> N -> 1."""
+    """Return a graph 1 -> N -> 1."""
     return [[], *[[0] for _ in range(tasks - 2)], list(range(1, tasks - 1))]
 
 
 def layered(tasks: int, seed: int = 1) -> Edges:
-    """Layers of the square root of N (at most 100) tasks, each needing 3 random ones of the layer before."""
+    """Return layers of sqrt(N) tasks, at most 100; each task depends on 3 random tasks of the previous layer."""
     width = min(100, max(1, round(tasks**0.5)))
     rng = random.Random(seed)
     edges: Edges = []
@@ -28,7 +29,7 @@ def layered(tasks: int, seed: int = 1) -> Edges:
 
 
 def chain(tasks: int) -> Edges:
-    """One after the other."""
+    """Return a graph of tasks one after the other."""
     return [[position - 1] if position else [] for position in range(tasks)]
 
 
@@ -36,19 +37,21 @@ SHAPES = {"fan": fan, "layered": layered, "chain": chain}
 
 
 def dag(edges: Edges) -> DAG:
-    """The same graph for plait."""
+    """Return the graph as a DAG."""
     return DAG(Task(f"t{i}", prompt="work", depends_on=[f"t{d}" for d in needed]) for i, needed in enumerate(edges))
 
 
 def irregular(seed: int, tasks: int) -> tuple[Edges, list[float]]:
-    """A random graph with long-tailed durations in seconds."""
+    """Return a random graph, and long-tailed durations in seconds."""
     rng = random.Random(seed)
     edges = [sorted(rng.sample(range(max(0, i - 30), i), min(i, rng.randrange(4)))) for i in range(tasks)]
     return edges, [min(0.2, 0.01 * rng.paretovariate(1.5)) for _ in range(tasks)]
 
 
 async def walk(edges: Edges, at_once: int, node: Callable[[int], Awaitable[None]]) -> None:
-    """Bare asyncio: a task for each node once nothing is missing for it, `at_once` of them in `node` at a time."""
+    """Execute a graph on bare asyncio: start a task for each node after all dependencies, with at most `at_once`
+    concurrent calls of `node`.
+    """
     places = asyncio.Semaphore(at_once)
     missing = [len(needed) for needed in edges]
     dependents: list[list[int]] = [[] for _ in edges]

@@ -1,4 +1,4 @@
-"""Runs that grow, and the same tasks declared at once: the same graph either way, with the same answers."""
+"""Growing runs, and runs with the same tasks declared at once: the same graph with the same answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
-import plait.runner.plan.added_tasks  # noqa: F401 - it is loaded once, by whatever grows first
+import plait.runner.plan.added_tasks  # noqa: F401 - otherwise the first growing run pays for the import
 from benchmarks.stores import sqlite_store
 from plait.runner import DAG, Decision, GrowthLimits, ParallelRunner, RunStatus, RunView, Task
 
@@ -16,7 +16,7 @@ AT_ONCE = 256
 LIMITS = GrowthLimits(max_tasks=1_000_000, max_depth=1_000_000)
 Specs = list[dict[str, Any]]
 Shape = Callable[[int], tuple[dict[str, Specs], list[Task]]]
-"""Of so many tasks: what each planner adds, and the tasks that are there from the beginning."""
+"""Returns, for a number of tasks, the tasks added by each planner, and the declared tasks."""
 
 
 def _under(planner: str, names: list[str]) -> Specs:
@@ -24,19 +24,19 @@ def _under(planner: str, names: list[str]) -> Specs:
 
 
 def once(tasks: int) -> tuple[dict[str, Specs], list[Task]]:
-    """One planner adds them all."""
+    """Return a graph with a single planner for all tasks."""
     return {"p": _under("p", [f"t{i}" for i in range(tasks - 1)])}, [Task("p", "p", adds_tasks=True)]
 
 
 def planners(tasks: int) -> tuple[dict[str, Specs], list[Task]]:
-    """A hundred planners add as many each."""
+    """Return a graph with 100 planners, each for the same number of tasks."""
     names = [f"p{i}" for i in range(100)]
     adds = {name: _under(name, [f"{name}_{i}" for i in range(tasks // 100 - 1)]) for name in names}
     return adds, [Task(name, name, adds_tasks=True) for name in names]
 
 
 def steps(tasks: int) -> tuple[dict[str, Specs], list[Task]]:
-    """Each planner adds nine tasks, and the next planner."""
+    """Return a graph in which each planner adds nine tasks and the next planner."""
     last = tasks // 10 - 1
     adds: dict[str, Specs] = {}
     for step in range(last + 1):
@@ -51,7 +51,7 @@ SHAPES: Mapping[str, Shape] = {"once": once, "planners": planners, "steps": step
 
 
 async def grown(shape: str, tasks: str) -> dict[str, float]:
-    """A durable run that grows to so many tasks."""
+    """Measure a durable run that grows to `tasks` tasks."""
     if shape == "for_each":
         return await _run(int(tasks), lambda: DAG(_mapped()), {"list": list(range(int(tasks) - 2))})
     adds, first = SHAPES[shape](int(tasks))
@@ -59,7 +59,7 @@ async def grown(shape: str, tasks: str) -> dict[str, float]:
 
 
 async def declared(shape: str, tasks: str) -> dict[str, float]:
-    """The same tasks, there from the beginning."""
+    """Measure a durable run with the same tasks, all declared at the start."""
     if shape == "for_each":
         parts = [f"each.{i}" for i in range(1, int(tasks) - 1)]
         head, tail = Task("list", "list"), Task("each", "all", ["list", *parts])
@@ -96,7 +96,7 @@ async def _run(tasks: int, dag: Callable[[], DAG], answers: Mapping[str, Any]) -
 
 
 class Watching:
-    """A policy that keeps a count, and decides nothing."""
+    """A policy that counts ended tasks and decides nothing."""
 
     kind = "watching"
 
@@ -113,7 +113,7 @@ class Watching:
 
 
 async def led(tasks: str, policy: str) -> dict[str, float]:
-    """A durable run of independent tasks, with a policy that is asked about each of them or with none."""
+    """Measure a durable run of independent tasks; with `Watching` as the policy if `policy` is "led"."""
 
     async def body(_prompt: str) -> str:
         return ANSWER

@@ -1,6 +1,6 @@
-"""One measurement in a process of its own: `python -m benchmarks.measure NAME ARGUMENTS...` prints one JSON object.
+"""A single measurement: `python -m benchmarks.measure NAME ARGUMENTS...` prints a JSON object.
 
-A process of its own gives each figure a cold cache, its own peak memory, and no garbage of the one before.
+A separate process gives each figure a cold cache, a separate peak of memory, and no garbage of earlier measurements.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from plait.runner import DAG, ParallelRunner, RunStatus, Task
 
 
 async def bare(shape: str, tasks: str) -> dict[str, float]:
-    """The same graph on bare asyncio: nothing stored, nothing told."""
+    """Measure the graph on bare asyncio, without store and events."""
     edges = graphs.SHAPES[shape](int(tasks))
     results: list[str | None] = [None] * len(edges)
 
@@ -39,7 +39,9 @@ async def bare(shape: str, tasks: str) -> dict[str, float]:
 
 
 async def tight(shape: str, tasks: str) -> dict[str, float]:
-    """As tight as we could write it, which only calls that never wait allow: all tasks made before, futures by hand."""
+    """Measure the tightest asyncio code found: all tasks created in advance, explicit futures, and calls that never
+    wait.
+    """
     edges = graphs.SHAPES[shape](int(tasks))
     before = spent()
     done = [asyncio.get_running_loop().create_future() for _ in edges]
@@ -64,11 +66,12 @@ async def tight(shape: str, tasks: str) -> dict[str, float]:
 
 
 async def prototype(shape: str, tasks: str) -> dict[str, float]:
-    """See `benchmarks.prototype`."""
+    """Measure the graph with `benchmarks.prototype`."""
     return await durable_prototype(graphs.SHAPES[shape](int(tasks)))
 
 
 async def no_store(shape: str, tasks: str) -> dict[str, float]:
+    """Measure a run of plait without a store."""
     dag = graphs.dag(graphs.SHAPES[shape](int(tasks)))
     before = spent()
     result = await ParallelRunner(body, concurrency=AT_ONCE).run(dag)
@@ -77,7 +80,7 @@ async def no_store(shape: str, tasks: str) -> dict[str, float]:
 
 
 class Counting:
-    """The store, and how often it was written to."""
+    """A store that counts the writes to the inner store."""
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
@@ -92,6 +95,7 @@ class Counting:
 
 
 async def durable(shape: str, tasks: str, at_once: str = str(AT_ONCE)) -> dict[str, float]:
+    """Measure a run of plait with a SQLite store."""
     dag = graphs.dag(graphs.SHAPES[shape](int(tasks)))
     async with sqlite_store() as inner:
         store = Counting(inner)
@@ -103,7 +107,7 @@ async def durable(shape: str, tasks: str, at_once: str = str(AT_ONCE)) -> dict[s
 
 
 async def build(tasks: str) -> dict[str, float]:
-    """Make and check the tasks and edges of a layered graph, without and then with the schedule."""
+    """Measure the construction and validation of a layered DAG, without and with the priorities."""
     edges = graphs.layered(int(tasks))
     tasks_ = [Task(f"t{i}", depends_on=[f"t{d}" for d in needed]) for i, needed in enumerate(edges)]
     before = spent()
@@ -114,7 +118,7 @@ async def build(tasks: str) -> dict[str, float]:
 
 
 async def resume(tasks: str = "10000", done: str = "9000") -> dict[str, float]:
-    """From the call of resume to the first backend call, with `done` of `tasks` fan-out tasks done."""
+    """Measure the time from `resume` to the first backend call, with `done` of `tasks` layered tasks done."""
     count, first = 0, 0.0
     stop_at = int(done)
     run: Any = None
@@ -143,7 +147,7 @@ async def resume(tasks: str = "10000", done: str = "9000") -> dict[str, float]:
 
 
 async def lag(tasks: str = "4000", at_once: str = "200") -> dict[str, float]:
-    """How late the event loop is, sampled every millisecond, while tasks that sleep 20 ms checkpoint."""
+    """Measure the lag of the event loop, sampled every millisecond, during a durable run of tasks that sleep 20 ms."""
     late: list[float] = []
 
     async def sleeping(_prompt: str) -> str:
@@ -166,7 +170,7 @@ async def lag(tasks: str = "4000", at_once: str = "200") -> dict[str, float]:
 
 
 async def makespan(seed: str, at_once: str = "16", tasks: str = "300") -> dict[str, float]:
-    """A random graph of sleeping tasks against max(critical path, work / places)."""
+    """Measure a random graph of sleeping tasks against max(critical path, work / `at_once`)."""
     edges, durations = graphs.irregular(int(seed), int(tasks))
     dag = DAG(
         Task(f"t{i}", prompt=str(durations[i]), weight=durations[i], depends_on=[f"t{d}" for d in needed])
@@ -186,7 +190,7 @@ async def makespan(seed: str, at_once: str = "16", tasks: str = "300") -> dict[s
 
 
 async def start_up() -> dict[str, float]:
-    """The command's help, from nothing."""
+    """Measure `plait --help` in a new process."""
     before = time.perf_counter()
     subprocess.run([sys.executable, "-m", "plait", "--help"], stdout=subprocess.DEVNULL, check=True)
     return {"wall_s": time.perf_counter() - before}
@@ -199,7 +203,7 @@ MEASURES: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {
 
 def main() -> None:
     name, *arguments = sys.argv[1:]
-    found = anyio.run(_run, name, arguments)  # not asyncio.run: its loop is loaded before the clock starts
+    found = anyio.run(_run, name, arguments)  # unlike asyncio.run, loads the loop before the clock starts
     print(json.dumps(found | {"load": os.getloadavg()[0]}))
 
 

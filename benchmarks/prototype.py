@@ -1,5 +1,7 @@
-"""A little code that writes a DAG's starts, messages and completions down, for comparison: one task that writes, group
-commit through aiosqlite, three waits for a commit for each task. No resume, no owner, no history, no errors.
+"""A prototype for comparison: stores the starts, messages and completions of a DAG with little code.
+
+A single task writes, with group commit through aiosqlite; each task of the DAG waits for three commits. The prototype
+has no resume, no owner, no history and no handling of errors.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ Row = tuple[str, Sequence[object]]
 
 
 class Writer:
-    """Writes what has gathered in one transaction, while the next gathers."""
+    """Writes queued rows in one transaction, while the next rows are queued."""
 
     def __init__(self, database: aiosqlite.Connection) -> None:
         self._database = database
@@ -42,7 +44,7 @@ class Writer:
         self._wake = asyncio.Event()
 
     async def write(self) -> None:
-        """Until cancelled."""
+        """Write queued rows until cancelled."""
         while True:
             while not self._waiting:
                 self._wake.clear()
@@ -57,7 +59,7 @@ class Writer:
                 written.set_result(None)
 
     def put(self, *rows: Row) -> asyncio.Future[None]:
-        """What ends when the rows are durable."""
+        """Queue the rows. Return a future that completes once the rows are durable."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((rows, written))
         self._wake.set()
@@ -65,7 +67,7 @@ class Writer:
 
 
 async def run(edges: graphs.Edges, database: aiosqlite.Connection) -> None:
-    """The whole DAG, durable."""
+    """Execute the graph durably."""
     tasks = [(RUN, f"t{i}", json.dumps([f"t{d}" for d in needed])) for i, needed in enumerate(edges)]
     await database.executemany(ADD, tasks)
     await database.commit()
@@ -85,7 +87,7 @@ async def run(edges: graphs.Edges, database: aiosqlite.Connection) -> None:
 
 
 async def durable(edges: graphs.Edges) -> dict[str, float]:
-    """What that takes."""
+    """Measure `run` with a new database on the disk of the checkout."""
     with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:
         async with aiosqlite.connect(Path(folder) / "prototype.db") as database:
             await database.executescript(SCHEMA)

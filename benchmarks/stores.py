@@ -1,4 +1,4 @@
-"""Where the durable runs that are measured are written."""
+"""The store of measured durable runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plait.persistence import SQLiteStore
 
 @asynccontextmanager
 async def sqlite_store() -> AsyncIterator[SQLiteStore]:
-    """A store on the disk of the checkout: figures from a memory file system would say nothing."""
+    """Open a temporary store on the disk of the checkout; a file system in memory would give meaningless figures."""
     with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:
         async with SQLiteStore(Path(folder) / "plait.db") as store:
             yield store

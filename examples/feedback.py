@@ -1,4 +1,4 @@
-"""The function tasks of feedback.yaml. Each takes its rendered prompt and returns its result."""
+"""The function tasks of feedback.yaml. Each function receives the rendered prompt and returns the task's result."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ LONGEST = 48
 
 
 def check(prompt: str) -> dict[str, str]:
-    """Return the name and the city of a guest, each as "?" if the review does not have it: models make things up."""
+    """Return the name and city of a guest. "?" replaces values missing in the review, because models invent values."""
     given = json.loads(prompt)
     return {field: text if text in given["review"] else "?" for field, text in given["guest"].items()}
 
 
 def table(prompt: str) -> str:
-    """Return a Markdown table with one row a guest, the unhappy ones first."""
+    """Return a Markdown table with a row for each guest, unhappy guests first."""
     given = json.loads(prompt)
     rows = [
         (feeling["sentiment"], _cell(guest["name"]), _cell(guest["city"]), _cell(row["review"]))

@@ -1,7 +1,7 @@
 """Review a document in two steps: python examples/review.py FILE
 
-The review is tried again when it fails; summing it up ends the session, well or not. After a crash the same command
-goes on where it was. It asks what OPENAI_BASE_URL and OPENAI_API_KEY point to.
+A failed review is repeated; the summary ends the session, successful or not. After a crash, the same command continues
+the interrupted review. OPENAI_BASE_URL and OPENAI_API_KEY select the model's server.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ REVIEW = Workflow(
 
 
 async def review(document: str, run_id: str, backend: Backend, store: Store) -> RunResult:
-    """Review `document`, or go on with the review that was begun as `run_id`."""
+    """Review `document`, or continue the review stored as `run_id`. Return the result."""
     runner = ParallelRunner(backend, store=store)
     if await store.get_run(run_id) is not None:
         return await runner.resume(run_id)
@@ -59,6 +59,6 @@ if __name__ == "__main__":
         sys.exit("usage: python examples/review.py FILE")
     file = Path(sys.argv[1])
     text = file.read_text(encoding="utf-8")
-    # Another file, or the same one edited, is another review.
+    # A different path or an edited file starts a new review.
     digest = hashlib.sha256(f"{file.resolve()}\n{text}".encode()).hexdigest()[:12]
     sys.exit(anyio.run(main, text, digest))

@@ -1,5 +1,4 @@
-"""Logging through structlog, on top of the standard library's logger `plait`. Silent until a caller configures a
-handler.
+"""Logging through structlog, on the standard logger `plait`. Silent until a caller configures a handler.
 
 Prompts, answers and keys are never logged above debug level.
 """
@@ -19,9 +18,7 @@ LogFormat = Literal["console", "json"]
 
 
 class Log:
-    """A logger whose lines all carry the same context. structlog is slow to import, so the first written line imports
-    the library.
-    """
+    """A logger with the same context in every line. The first written line imports structlog, a slow import."""
 
     def __init__(self, context: dict[str, str]) -> None:
         self._context = context
@@ -39,7 +36,7 @@ class Log:
         self._write(logging.ERROR, event, values)
 
     def debug(self, event: str, error: BaseException, **values: Any) -> None:
-        """Log a foreign error with its traceback, which may quote prompts and answers."""
+        """Log a foreign error with the traceback. The traceback may quote prompts and answers."""
         if logging.getLogger("plait").isEnabledFor(logging.DEBUG):
             told = "".join(traceback.format_exception(error))
             # A quoted prompt or answer may contain terminal control characters.
@@ -67,7 +64,7 @@ class Log:
 
 
 def logger(**context: str) -> Log:
-    """Return a logger whose lines all carry `context`, such as `run` and `task`."""
+    """Return a logger with `context` in every line, for example `run` and `task`."""
     return Log(context)
 
 

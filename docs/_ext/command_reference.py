@@ -21,7 +21,10 @@ MARKER = "<!-- commands -->"
 def reference() -> str:
     """Return one section of Markdown for each command, in the order of `plait --help`."""
     with click.Context(cli, info_name="plait") as top:
-        sections = [_section(name, command, top) for name, command in cli.commands.items()]
+        commands = {name: cli.get_command(top, name) for name in cli.list_commands(top)}
+        sections = [_section(name, command, top) for name, command in commands.items() if command is not None]
+    if not sections:
+        raise RuntimeError("the command `plait` has no subcommands, so its reference would be empty")
     return "\n\n".join(sections)
 
 

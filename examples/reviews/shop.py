@@ -8,7 +8,7 @@ PRODUCTS = ["lamp", "bell", "lock"]
 
 
 async def look_up(order: str) -> dict[str, str]:
-    """Return what was bought with `order`."""
+    """Return the product of `order`."""
     await asyncio.sleep(1)
     return {"order": order, "product": PRODUCTS[int(order) % 3]}
 

@@ -33,7 +33,7 @@ EXIT_CODES = """\
 Exit codes: 0 completed, or done as asked; 1 tasks failed; 2 usage or bad input (mistakes in a plan, an unknown run or
 task, a missing backend, a run that another process owns, a late answer); 3 the store cannot be used, or standard output
 not be written; 4 waiting for a person (plait questions, plait answer); 5 taken over by another process; 6 the run was
-cancelled, or left before its end by Ctrl-C, SIGTERM or SIGHUP; 130 left at once by a second Ctrl-C or SIGTERM.
+cancelled, or left before its end by Ctrl-C, SIGTERM or SIGHUP; 130 exited at once after a second Ctrl-C or SIGTERM.
 """
 
 

@@ -49,7 +49,7 @@ def _check_default_store(path: Path) -> None:
 async def find_run(store: Store, word: str) -> RunRecord:
     """Return the run with the id `word`, the only run whose id begins with `word`, or the newest run for `last`."""
     if not is_utf8(word):
-        raise CliError(f"the store has no run {word!r}; `plait runs` lists those that it has")
+        raise CliError(f"the store has no run {word!r}; `plait runs` lists all runs")
     run_id = await _newest_id(store) if word == "last" else word
     record = await store.get_run(run_id)
     if record is None:
@@ -64,8 +64,8 @@ def print_watch_notice(run: RunRecord) -> None:
     owner = run.owner
     if owner is not None and liveness(owner) is Liveness.UNKNOWN:
         print_note(
-            f"process {owner.pid} on {one_line(owner.host)} owns run {run.run_id}, and cannot be seen from here; "
-            f"watching for {LEASE_SECONDS:g} s whether it still lives"
+            f"process {owner.pid} on {one_line(owner.host)} owns run {run.run_id}, and is not visible from here; "
+            f"watching for {LEASE_SECONDS:g} s whether the process is alive"
         )
 
 
@@ -84,7 +84,7 @@ async def _id_by_prefix(store: Store, prefix: str) -> str:
     if found:
         shown = ", ".join(one_line(run_id) for run_id in found[:5]) + (", ..." if len(found) > 5 else "")
         raise CliError(f"{len(found)} runs begin with {prefix!r}: {shown}; give more of the id")
-    raise CliError(f"the store has no run {prefix!r}; `plait runs` lists those that it has")
+    raise CliError(f"the store has no run {prefix!r}; `plait runs` lists all runs")
 
 
 async def find_newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
@@ -102,8 +102,8 @@ async def find_newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
     if refused is not None:  # `resume` prints the reason
         return refused
     kinds = "queued, interrupted, waiting" + (" or failed" if retry_failed else " for a person")
-    hint = "" if retry_failed else " (--retry-failed looks for failed ones, too)"
-    raise CliError(f"nothing to resume: no run in the store is {kinds}{hint}; `plait runs` lists them")
+    hint = "" if retry_failed else " (--retry-failed includes failed runs)"
+    raise CliError(f"nothing to resume: no run in the store is {kinds}{hint}; `plait runs` lists all runs")
 
 
 def stores_backends(run: RunRecord) -> bool:
@@ -182,7 +182,7 @@ def _format_deadline(question: OpenQuestion, at: str) -> str:
     left = parse_time(at) - time.time()
     if left > 0:
         return f"{at}, in {age(left)}"
-    return f"{at}, over: `plait resume` " + ("fails the task" if question.default is None else "takes the default")
+    return f"{at}, passed: `plait resume` " + ("fails the task" if question.default is None else "takes the default")
 
 
 def describe_schema(schema: Mapping[str, JsonValue]) -> str:
@@ -196,7 +196,7 @@ def describe_schema(schema: Mapping[str, JsonValue]) -> str:
         return f"a list, each {describe_schema(items)}"
     if isinstance(kind, str) and schema.keys() <= {"type", "title", "description"}:
         return kind
-    return "JSON that fits " + _dump(dict(schema)) if schema else "any JSON"
+    return "JSON that matches " + _dump(dict(schema)) if schema else "any JSON"
 
 
 def _dump(value: Any) -> str:

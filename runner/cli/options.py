@@ -33,7 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _refuse_memory_store(_context: click.Context, _parameter: click.Parameter, value: Path) -> Path:
     if str(value) == ":memory:":
-        raise CliError("a store is a file, not :memory:; name one with --store, or write nothing down with --no-store")
+        raise CliError("a store is a file, not :memory:; name one with --store, or store nothing with --no-store")
     return value
 
 

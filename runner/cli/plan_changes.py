@@ -25,7 +25,7 @@ _FIELDS = {
     "adds_tasks": "output",
 }
 """Fields of a task, with their names in a plan file."""
-_STORED_COUNTS = "a resume runs what is stored"
+_STORED_COUNTS = "a resume runs the stored plan"
 
 
 def print_plan_changes(record: RunRecord, tasks: Sequence[TaskRecord], stored: StoredBackends) -> None:
@@ -33,14 +33,14 @@ def print_plan_changes(record: RunRecord, tasks: Sequence[TaskRecord], stored: S
     compared, as --set may have given them.
     """
     if stored.replacements:
-        print_note(f"with {', '.join(sorted(stored.replacements))} as in {stored.files.backends}, for this time")
+        print_note(f"using {', '.join(sorted(stored.replacements))} from {stored.files.backends} for this resume")
     path = stored.plan
     if path is None or not path.is_file():
         return
     try:
         changed = list(_list_changes(path, stored, record, tasks))
     except (PlanError, CliError):
-        print_note(f"the plan file has mistakes by now (`plait check` says which); {_STORED_COUNTS}")
+        print_note(f"the plan file has mistakes by now (`plait check` lists them); {_STORED_COUNTS}")
         return
     if changed:
         more = [f"{len(changed) - _MOST_NAMED} more"] if len(changed) > _MOST_NAMED else []

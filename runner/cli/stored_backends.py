@@ -69,8 +69,8 @@ class StoredBackends:
                 specs = given.specs
                 return cls(run.run_id, specs, given.default, given.folder, None, files, specs, made_by_program=True)
             raise CliError(
-                f"run {run.run_id} was not made by `plait run`, so its store does not say which backends it needs; "
-                "go on with it from Python: ParallelRunner(...).resume(run_id); or name a plan file that has them "
+                f"run {run.run_id} was not made by `plait run`, so its store does not name the backends; "
+                "resume the run from Python: ParallelRunner(...).resume(run_id); or name a plan file that names them "
                 "by the same names: --backends FILE"
             )
         settings = json.loads(run.settings)
@@ -80,7 +80,7 @@ class StoredBackends:
         if given is not None and not replacements:
             raise CliError(
                 f"{files.backends} names {_join_names(given.specs)} under `backends:`, and run {run.run_id} has "
-                f"{_join_names(specs)}: give what is to be used in place of one of these its name"
+                f"{_join_names(specs)}: give a replacement the name of a stored backend"
             )
         return cls(run.run_id, specs, default, Path(folder), Path(plan) if plan else None, files, replacements)
 
@@ -134,20 +134,20 @@ class StoredBackends:
     def _missing_message(self, name: str) -> str:
         has = f"{self.files.backends} names {_join_names(self.specs)} under `backends:`, and run {self.run_id} needs"
         if name == self.default:
-            return f"{has} one for tasks that name none; say which with `defaults: {{backend: NAME}}`"
+            return f"{has} a backend for tasks that name none; name the default with `defaults: {{backend: NAME}}`"
         return f"{has} {name!r} as well; add it"
 
     def _distrust_message(self, name: str, spec: BackendSpec) -> str:
         if isinstance(spec, AgentSpec):
             return (
-                f"the store of run {self.run_id} says what agent {name!r} may do, or which command it is, and the plan "
-                f"file says otherwise, or nothing; put it into the plan file, or name that file with --plan PATH"
+                f"the permissions or the command of agent {name!r} in the store of run {self.run_id} are not those of "
+                f"the plan file; change the agent in the plan file, or name that file with --plan PATH"
             )
         assert isinstance(spec, OpenAISpec | AnthropicSpec)
         return (
-            f"the store of run {self.run_id} says that backend {name!r} sends the key in {spec.api_key_env} to "
-            f"{spec.base_url or 'its default server'}, and nothing else says so; if that is right, set "
-            f"{spec.kind.upper()}_BASE_URL, or have the plan file name that backend; else unset the key"
+            f"in the store of run {self.run_id}, backend {name!r} sends the key in {spec.api_key_env} to "
+            f"{spec.base_url or 'its default server'}, and the plan file does not; if that is right, set "
+            f"{spec.kind.upper()}_BASE_URL, or name that backend in the plan file; else unset the key"
         )
 
     def _stored_spec(self, name: str) -> BackendSpec | None:
@@ -173,7 +173,7 @@ class StoredBackends:
         try:
             return SPECS.validate_python(value.get("backends") or {})
         except ValidationError:
-            raise CliError(f"{why}, and {plan} has mistakes now; `plait check` says which") from None
+            raise CliError(f"{why}, and {plan} has mistakes now; `plait check` lists them") from None
 
 
 def _join_names(names: Iterable[str]) -> str:
@@ -225,5 +225,5 @@ async def _make_runner(
             return BackendSet({}, stored.default).make_runner(made, store=store)
         except (CliError, BackendUnavailable) as error:
             why = error.message if isinstance(error, CliError) else error
-            print_note(f"plait: whether anything of it is still at work cannot be told: {why}")
+            print_note(f"plait: cannot check whether agents of the run still work: {why}")
     return BackendSet({}).make_runner({}, store=store)

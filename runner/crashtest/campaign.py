@@ -1,7 +1,7 @@
-"""Campaigns: selection of kills over many cases, executed by several workers until enough kills have landed.
+"""A campaign: choose kills and cases, and play trials on several workers until the requested number of kills landed.
 
-Every hit of every failpoint in a small case is a trial; larger cases are sampled. A first run without a kill counts the
-hits of each failpoint. Each first kill is followed by up to four more, which kill the resumes too.
+A small case has a trial for every hit of every boundary; a larger case has a sample. A first run without a kill counts
+the hits of each boundary. Up to four more kills follow each first kill, so that resumes are killed too.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from plait.runner.domain.dag import DAG
 from plait.runner.errors import PlaitError
 
 SMALL, SAMPLE = 130, 12
-"""A case with at most `SMALL` hits is killed at each hit; a larger case in `SAMPLE` trials."""
+"""A case with at most SMALL hits of boundaries is killed at each hit; a case with more hits, at SAMPLE hits."""
 MOST_VIOLATIONS = 100
-"""The number of violations after which a worker stops."""
+"""A worker stops after this number of violations."""
 PATIENCE = 60
-"""The number of trials to detect a planted bug."""
+"""The maximum number of trials to catch a planted bug."""
 TRIES = 10
-"""The number of repetitions of a trial to reproduce a failure, because timing varies; and the number of extra trials
-for a failpoint not hit yet.
+"""The maximum number of repetitions of a single trial until a failure, since timing differs between runs; and of trials
+aimed at a boundary without a kill.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PlanShape:
-    """The certified parts of a user's plan."""
+    """The parts of a user's plan that a campaign certifies."""
 
     dag: DAG
     default: str
@@ -53,26 +53,26 @@ class PlanShape:
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """A series of trials over random cases, or over the cases of a plan."""
+    """Trials over random cases, or over cases of a plan."""
 
     kills: int
     """The number of kills to land."""
     seed: int
-    """The first seed."""
+    """The seed of the first case."""
     folder: Path
-    """The parent of the temporary folders with the databases: its file system is under test."""
+    """The parent of the temporary folders with the databases. The file system of the folder is tested."""
     command: str
-    """The command that repeats the campaign."""
+    """The command quoted in violations; `--case` and the name of the trial repeat a trial."""
     plan: PlanShape | None = None
-    """The plan under test; None for random cases."""
+    """The plan of all cases; None for random cases."""
     workers: int = 0
-    """The number of worker processes; 0 for the number of CPUs."""
+    """The number of worker processes; 0 for one worker per core."""
 
     def run(self) -> Tally:
-        """Execute the campaign and return the tally. Must be called in a process without threads.
+        """Play the whole campaign. Return the sum of all workers.
 
-        Raises RuntimeError in a process with threads, OSError for an unusable folder, PlaitError if no DAG can be made
-        of a case.
+        Raises RuntimeError in a process with threads, OSError for an unusable folder, and PlaitError for a case without
+        a valid DAG. Ends the workers if interrupted by KeyboardInterrupt.
         """
         get_ready()
         workers = self.workers or os.cpu_count() or 1
@@ -94,7 +94,7 @@ class Campaign:
         return tally
 
     def once(self, trial: Trial) -> Tally:
-        """Repeat a trial up to `TRIES` times, until the trial fails."""
+        """Repeat one trial until the trial fails, at most TRIES times. Return the tally. Raises as `run`."""
         get_ready()
         tally, began = Tally(), time.monotonic()
         with self._place() as place:
@@ -112,12 +112,13 @@ class Campaign:
             yield Path(place)
 
     def case(self, seed: int) -> Case:
+        """Return the case of `seed`. Raises PlaitError without a valid DAG."""
         plan = self.plan
         return random_case(seed) if plan is None else plan_case(plan.dag, plan.default, plan.concurrency, seed)
 
     def _fork(self, place: Path, number: int, workers: int) -> int:
         pid = os.fork()
-        with suppress(OSError):  # parent and child both try; the second call may fail
+        with suppress(OSError):  # fails in the later of the two processes
             os.setpgid(pid, 0)
         if pid:
             return pid
@@ -127,7 +128,7 @@ class Campaign:
             _outbox(place, number).write_text(tally.to_json(), encoding="utf-8")
             code = 0
         except PlaitError as error:
-            # An impossible case is not a violation of an invariant.
+            # A case without a valid DAG is an error of the plan, not a broken invariant.
             _last_words(place, number).write_text(str(error), encoding="utf-8")
         except Exception:
             traceback.print_exc()
@@ -181,14 +182,14 @@ class Campaign:
 
 
 def _aimed_at(name: str, seeds: Iterable[int]) -> Iterator[Trial]:
-    """Yield trials with a kill at the failpoint `name`, in the first process or in the next."""
+    """Yield trials with a kill at one boundary, in turn in the first process and in the second process."""
     for number, seed in enumerate(seeds):
         before = (Point("told", 2),) if number % 2 else ()
         yield Trial(Kind.KILLS, seed, (*before, Point(name, 1)))
 
 
 def _first_points(hits: Counter[str], rng: random.Random) -> list[Point]:
-    """Return every pair of failpoint and hit: failpoints alternating, hits of each failpoint in random order."""
+    """Return all points: the boundaries in turn, and the hits of each boundary in random order."""
     rows = [[Point(name, hit) for hit in rng.sample(range(1, n + 1), n)] for name, n in hits.items()]
     rng.shuffle(rows)
     turns = chain.from_iterable(zip_longest(*rows))
@@ -196,7 +197,7 @@ def _first_points(hits: Counter[str], rng: random.Random) -> list[Point]:
 
 
 def _more_points(hits: Counter[str], rng: random.Random) -> list[Point]:
-    """Return kills for the following resumes. Mostly early hits, because less and less work is left."""
+    """Return kills of the following resumes: mostly early hits, since each resume has fewer tasks left."""
     points: list[Point] = []
     for _ in range(rng.choice([1, 1, 2, 3, 4])):
         name = rng.choice(FAILPOINTS[3:])
@@ -205,8 +206,8 @@ def _more_points(hits: Counter[str], rng: random.Random) -> list[Point]:
 
 
 def _end(pids: Sequence[int]) -> None:
-    """Kill the workers together with their processes under test. A gentler signal may arrive during a fork and be lost
-    by Python; files are removed with their folder.
+    """Kill the workers and their processes under test with SIGKILL. Python drops a gentler signal that arrives during a
+    fork; the files of the workers are removed with the temporary folder.
     """
     for pid in pids:
         with suppress(ProcessLookupError, ChildProcessError):
@@ -233,7 +234,9 @@ def _handed_over(place: Path, number: int) -> Tally:
 
 
 def is_caught(bug: Mutant, folder: Path) -> bool:
-    """Return whether `bug` breaks an invariant in a trial that passes without the bug."""
+    """Return whether the judge catches `bug`: a trial breaks an invariant with the bug in every process, and the same
+    trial breaks none without the bug.
+    """
     rng = random.Random(bug.name)  # noqa: S311 - no secrets
     stage, honest = Stage(folder / "planted", bug.plant), Stage(folder / "honest")
     fitting = filter(lambda seed: bug.fits(random_case(seed)), count())

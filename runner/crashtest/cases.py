@@ -1,8 +1,4 @@
-"""Cases of trials, derived from a seed: a DAG, its limits, and the behaviour of the fake backend for each task.
-
-Besides random cases the module makes cases from a user's plan, small special cases, and growing cases. A growing case
-has tasks with added tasks, `for_each` tasks and a policy (`CasePolicy`).
-"""
+"""Cases of trials: a DAG with limits, and the behaviour of the fake backend by task. All made from a seed."""
 
 from __future__ import annotations
 
@@ -18,60 +14,62 @@ from plait.runner.domain.policy import Decision, RunView
 from plait.runner.domain.task import FailureMode, Retry, Task
 
 NEVER = 1_000_000
-"""More failures than any retry policy tolerates: the task always fails."""
+"""More failures than any retry policy allows."""
 MANY = 1_000_000
-"""More crashes than there are kills: no task fails because of crashes."""
+"""More crashes than kills in a trial, so that no task fails because of kills by the harness."""
 GROWING = (2, 3)
-"""Remainders modulo 4 of the seeds of growing cases."""
+"""Remainders of `seed % 4` for cases that grow."""
 _BACKENDS = ("one", "two", "three")
 _LARGE = 70_000
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The behaviour of the fake backend for a task."""
+    """The behaviour of the fake backend for one task."""
 
     failures: int = 0
-    """The number of transient failures before the answer."""
+    """The number of transient failures before the answer, over all processes."""
     refused: bool = False
-    """True for a permanent failure."""
+    """Whether every execution fails for good."""
     seconds: float = 0.0
-    """The duration of an execution, in seconds."""
+    """The duration of an execution."""
     padding: int = 0
     """The number of characters added to the answer."""
     structured: bool = False
-    """True for an answer as data instead of text."""
+    """Whether the answer is data instead of text."""
     crashes: bool = False
-    """True if each execution kills the process."""
+    """Whether every execution kills the process."""
     adds: tuple[Mapping[str, JsonValue], ...] = ()
-    """Tasks added by the reply, in the shape of a plan file's tasks."""
+    """Tasks added by the reply, in the shape of a plan file."""
     items: int | None = None
-    """The length of the list in the structured answer; None without a list."""
+    """The length of the list in a structured answer; None without a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A DAG with all values needed to run it."""
+    """A DAG with all settings of the runner and of the fake backends."""
 
     dag: DAG
     parts: Mapping[str, Part]
-    """The behaviour for each task, added tasks included."""
+    """Behaviour by task id, for declared and added tasks."""
     backends: tuple[str, ...]
+    """The names of the backends; the first name is the default."""
     concurrency: int
     limits: Mapping[str, int]
+    """Concurrency limits by backend."""
     reviewed: Collection[str] | None = None
-    """The tasks after which the policy adds a task; None without a policy."""
+    """Tasks for which the policy adds a review after the end; None for a run without a policy."""
 
     def part(self, task_id: str) -> Part:
-        """Return the behaviour for the task. The parts of a `for_each` task behave like the `for_each` task."""
+        """Return the behaviour of the task. A part of a `for_each` task behaves like the `for_each` task."""
         found = self.parts.get(task_id)
         return self.part(task_id.rpartition(".")[0]) if found is None else found
 
 
 def random_case(seed: int) -> Case:
-    """Return a random case with failures, retries, every failure mode, continued conversations, slow and instant tasks.
+    """Return a random case: failures, retries, every failure mode, continued conversations, slow and instant tasks.
 
-    Two of every four seeds have tasks that add tasks. Even seeds give cases small enough to be killed at every hit.
+    Two of every four seeds have tasks that add tasks. Cases of even seeds are small enough for a kill at every hit.
     """
     rng = random.Random(f"case {seed}")  # noqa: S311 - no secrets
     count = rng.randint(5, 14) if seed % 2 else rng.randint(2, 4)
@@ -117,29 +115,28 @@ def tries(task: Task, kind: ErrorKind) -> int:
 
 
 def lasting(task: Task, part: Part) -> Part:
-    """Return `part`, failing permanently if it fails too often: a kill between failure and record must not change the
-    outcome.
+    """Return `part`, with endless failures if the failures exhaust the retries of the task. Otherwise a kill between a
+    failure and the record of the failure would change the end of the task.
     """
     return replace(part, failures=NEVER) if part.failures >= tries(task, ErrorKind.TRANSIENT) else part
 
 
 def prompt_of(task: Task, parts: Mapping[str, Part]) -> str:
-    """Return a prompt with the results of all dependencies: a wrong result changes the answer."""
+    """Return a prompt with the results of all dependencies: a wrong result changes the answer of the task."""
     uses = [use_of(name, parts[name]) for name in task.upstream]
     return "|".join([task.id, *(["{{ item }}"] if task.for_each else []), *uses])
 
 
 def use_of(task_id: str, part: Part) -> str:
-    """Return the template expression for a task's result. Unlike a plain name, the form allows any id, such as ids with
-    `-`.
-    """
+    """Return the template expression of a task's result. The subscript accepts any id; a bare name would end at `-`."""
     return f'{{{{ results["{task_id}"]{".mark" if part.structured else ""} }}}}'
 
 
 def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
-    """Return a case with the shape and the policies of a user's DAG, with generated prompts and answers.
+    """Return a case with the shape and the retry policies of a user's DAG, with generated prompts and answers, and with
+    failures from `seed`.
 
-    `seed` determines the failures; seed 0 has none. Demands only a real model can meet, such as schemas, are removed.
+    Seed 0 has no failures. Requirements for a real model, such as an output schema, are removed.
     """
     rng = random.Random(f"plan {seed}")  # noqa: S311 - no secrets
     parts = {task.id: Part(seconds=rng.choice([0.0, 0.001, 0.004])) for task in dag}
@@ -162,7 +159,7 @@ def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
             task,
             prompt=prompt_of(task, parts),
             retry=replace(task.retry, max_crashes=MANY),
-            adds_tasks=False,  # the reply adds tasks, whatever its text
+            adds_tasks=False,  # the reply adds the tasks itself
             output_schema=None,
             item=None,
             aliases={},
@@ -175,7 +172,7 @@ def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
 
 
 def answer(task_id: str, prompt: str, history: tuple[str, ...], part: Part) -> tuple[str, JsonValue]:
-    """Return the text and the data of the fake backend's answer. All inputs leave a mark in the answer."""
+    """Return the text and the data of an answer. The answer holds a hash of the prompt and of the whole history."""
     mark = sha256("\n".join([*history, prompt]).encode()).hexdigest()[:24]
     text = f"{task_id}={mark}" + "." * part.padding
     data: dict[str, JsonValue] = {"mark": mark}
@@ -185,15 +182,13 @@ def answer(task_id: str, prompt: str, history: tuple[str, ...], part: Part) -> t
 
 
 def digest(text: str, data: JsonValue) -> str:
-    """Return a short digest of a result, for ledgers."""
+    """Return a short hash of a result, for the ledger."""
     mark = data.get("mark") if isinstance(data, dict) else data
     return sha256(f"{text}\0{mark}".encode()).hexdigest()[:24]
 
 
 def with_a_crasher(case: Case, seed: int) -> Case:
-    """Return `case` with a crashing task, chosen among the tasks without dependencies. The task fails after three
-    crashes.
-    """
+    """Return the case with a random crashing task among the tasks without dependencies: three crashes end the task."""
     rng = random.Random(f"crasher {seed}")  # noqa: S311 - no secrets
     chosen = rng.choice([task.id for task in case.dag if not task.upstream])
     parts = {**case.parts, chosen: Part(crashes=True)}
@@ -205,13 +200,13 @@ def with_a_crasher(case: Case, seed: int) -> Case:
 
 
 def without_at_most_once(case: Case) -> Case:
-    """Return `case` without at-most-once tasks. During a failure of the store such tasks do not start, and fail."""
+    """Return the case without at-most-once tasks. While the store fails, an at-most-once task would fail unstarted."""
     tasks = [replace(task, at_most_once=False) for task in case.dag]
     return replace(case, dag=DAG(tasks, name=case.dag.name))
 
 
 def chain_case() -> Case:
-    """Return a chain of three tasks, each using the results of the earlier tasks."""
+    """Return a chain of three tasks; each prompt holds the results of all earlier tasks."""
     before = [[], ["a"], ["a", "b"]]
     parts = {name: Part(seconds=0.001) for name in "abc"}
     plain = [Task(name, "", needed, retry=Retry(max_crashes=MANY)) for name, needed in zip("abc", before, strict=True)]
@@ -220,16 +215,14 @@ def chain_case() -> Case:
 
 
 LAST = "last"
-"""The task added by the policy of a case when no task is left. Its prompt lists all calls of the policy."""
+"""The id of the task added by the policy when no task is left. The prompt lists all tasks reported to the policy."""
 
 
 _SPEC_RETRY: JsonValue = {"attempts": 3, "base_delay": 1.0, "max_delay": 5.0, "max_crashes": 1000}
 
 
 class CasePolicy:
-    """The policy of `case`. The state lists the ended tasks of all calls; added are review tasks and the `LAST`
-    task.
-    """
+    """The policy of a case: adds reviews and the LAST task. The state is the list of ended tasks in order of report."""
 
     kind = "crashtest"
 
@@ -237,7 +230,7 @@ class CasePolicy:
         self._case = case
 
     def settings(self) -> Mapping[str, JsonValue]:
-        """Return no settings: each process passes the case again."""
+        """Return no settings: a resume receives the policy with the case."""
         return {}
 
     def backends(self) -> Collection[str | None]:
@@ -245,7 +238,7 @@ class CasePolicy:
         return (None,)
 
     def decide(self, run: RunView) -> Decision:
-        """Return the decision with the tasks of `follows` or the `LAST` task."""
+        """Add the tasks of `follows` after an ended task, and the LAST task when no task is left."""
         asked = list(run.state) if isinstance(run.state, list) else []
         if run.ended is not None:
             asked.append(run.ended)
@@ -255,12 +248,12 @@ class CasePolicy:
 
 
 def follows(case: Case, ended: str) -> list[Task]:
-    """Return the tasks added by the policy of the case after the end of the task `ended`."""
+    """Return the tasks that the policy of the case adds after the end of a task."""
     return [own_task(f"r_{ended}", f"r_{ended}")] if ended in (case.reviewed or ()) else []
 
 
 def last_task(asked: Iterable[str]) -> Task:
-    """Return the task added when no task is left. `asked` lists all earlier calls of the policy."""
+    """Return the task added when no task is left; `asked` lists the tasks reported to the policy before."""
     return own_task(LAST, "|".join([LAST, *sorted(asked)]))
 
 
@@ -270,7 +263,7 @@ def own_task(name: str, prompt: str) -> Task:
 
 
 def grown(case: Case, seed: int) -> Case:
-    """Return `case` with tasks that add tasks. Only a few, to keep small cases small."""
+    """Return `case` with planners and `for_each` tasks, fewer in a small case."""
     rng = random.Random(f"growth {seed}")  # noqa: S311 - no secrets
     small = not seed % 2
     parts, tasks = dict(case.parts), list(case.dag.tasks)
@@ -280,7 +273,7 @@ def grown(case: Case, seed: int) -> Case:
         parts[name] = replace(parts[name], adds=adds)
     for number in range(1 if small else 2):
         over = rng.choice(before)
-        # No failures here: prompts cannot use a field of a softly failed task.
+        # No failures: prompts could not use a field of a softly failed task.
         items = rng.randrange(3 if small else 5)
         parts[over] = replace(parts[over], items=items, structured=True, failures=0, refused=False)
         name = f"m{number}"
@@ -305,19 +298,23 @@ def grown(case: Case, seed: int) -> Case:
 
 
 def _paired(seed: int, tasks: Sequence[Task], parts: dict[str, Part]) -> Task:
-    """Return a task paired with m0. A separate random generator leaves the rest of the case unchanged."""
+    """Return a `for_each` task with parts paired with the parts of m0. A separate generator of random numbers keeps the
+    rest of the case unchanged.
+    """
     rng = random.Random(f"pairs {seed}")  # noqa: S311 - no secrets
     over = next(task.for_each for task in tasks if task.id == "m0")
     parts["p"] = Part(seconds=rng.choice([0.0, 0.002]))
     goes_on, others = rng.random() < 0.5, [task.id for task in tasks if task.for_each is None]
-    needed = [*([] if goes_on else ["m0"]), *rng.sample(others, rng.randrange(2))]  # may be expanded late
+    needed = [*([] if goes_on else ["m0"]), *rng.sample(others, rng.randrange(2))]  # others delay the expansion
     return Task("p", "", needed, continues="m0" if goes_on else None, for_each=over, retry=Retry(max_crashes=MANY))
 
 
 def _specs(
     rng: random.Random, planner: str, before: list[str], parts: dict[str, Part], *, deep: bool
 ) -> tuple[Mapping[str, JsonValue], ...]:
-    """Return added tasks in the shape of a plan file's tasks, and set their behaviour. Prompts use only texts."""
+    """Return tasks in the shape of a plan file, and add their behaviour to `parts`. Prompts of these tasks use results
+    of each other only.
+    """
     specs: list[Mapping[str, JsonValue]] = []
     for number in range(rng.randint(1, 2)):
         name = f"{planner}_{number}"
@@ -325,7 +322,7 @@ def _specs(
         uses = [use_of(str(one), parts[str(one)]) for one in needed]
         spec: dict[str, JsonValue] = {"id": name, "prompt": "|".join([name, *uses]), "retry": _SPEC_RETRY}
         if rng.random() < 0.3:
-            # The continued task may be done, failed or never run; nothing announced the continuation.
+            # The continued task may complete, fail or never run, and did not expect a continuation.
             spec["continues"] = rng.choice([planner, rng.choice(before)])
         if rng.random() < 0.3:
             needed.append(rng.choice(before))

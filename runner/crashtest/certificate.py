@@ -1,4 +1,4 @@
-"""The certificate: coverage and results of a campaign, as text and as JSON."""
+"""The certificate of a campaign: trials and results, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from plait.runner.crashtest.tally import Tally
 
 
 def as_value(tally: Tally) -> dict[str, Any]:
-    """Return the certificate as JSON."""
+    """Return the certificate as a JSON object."""
     return {
         "ok": tally.ok,
         "kills_landed": tally.kills,
@@ -30,7 +30,7 @@ def as_value(tally: Tally) -> dict[str, Any]:
 
 
 def as_lines(tally: Tally) -> list[str]:
-    """Return the certificate as text."""
+    """Return the certificate as lines of text."""
     covered = len(FAILPOINTS) - len(tally.never_hit)
     caught = [name for name, seen in tally.planted.items() if seen]
     missed = [name for name, seen in tally.planted.items() if not seen]

@@ -1,4 +1,4 @@
-"""The forked child: start or resume the run, record the delivered results, and end at the given failpoint."""
+"""The forked child: start or resume the run, record reported results in the ledger, and end at the given point."""
 
 from __future__ import annotations
 
@@ -33,44 +33,47 @@ from plait.runner.run import Run
 
 RUN_ID = "run"
 HASTE = 1000.0
-"""The factor by which the clock of the children shortens sleeps: retries and lease renewals take almost no time."""
+"""The factor by which children shorten sleeps, so that retries and lease renewals come within milliseconds."""
 LEASE_SECONDS = 12.0
-"""On the clock of the children: a renewal every 4 ms."""
+"""The lease of children, in seconds of `HastyClock`: a renewal every 4 ms of real time."""
 Fate = Literal["kill", "stop", "lose"]
+"""The effect of a point: SIGKILL, SIGSTOP, or a StoreError in place of the store's answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The parameters of a process of a trial."""
+    """The start of one process of a trial."""
 
     folder: Path
-    """The folder of the trial."""
+    """The folder of the trial, shared by all processes of the trial."""
     case: Case
     """The case to run."""
     point: Point | None = None
-    """The failpoint hit at which `fate` occurs; None for an undisturbed process."""
+    """The point at which `fate` takes effect; None for an undisturbed process."""
     fate: Fate = "kill"
     """`kill` sends SIGKILL, `stop` sends SIGSTOP, `lose` makes the store raise."""
     ahead: float = 0.0
-    """The offset of the wall clock from real time, in seconds."""
+    """The seconds by which the wall clock of the process is ahead of real time."""
     retry_failed: bool = False
     """As in `resume`."""
     only_open: bool = False
-    """True to open and close the store only."""
+    """Only open and close the store."""
     plant: Callable[[], None] | None = None
-    """Function that installs a bug before anything else."""
+    """Plants a bug before the run."""
 
     @property
     def ledger(self) -> Path:
+        """The path of the ledger."""
         return self.folder / "ledger"
 
     @property
     def store(self) -> Path:
+        """The path of the database."""
         return self.folder / "store" / "plait.db"
 
 
 class HastyClock(Clock):
-    """Real time with shortened sleeps."""
+    """Real time with short sleeps."""
 
     def __init__(self, ahead: float) -> None:
         self._ahead = ahead
@@ -83,7 +86,7 @@ class HastyClock(Clock):
 
 
 class Trap:
-    """Counter of all failpoint hits that acts at one hit."""
+    """Counts the hits of every boundary, and applies the fate at one point."""
 
     def __init__(self, start: Start, ledger: Ledger) -> None:
         self.hits: Counter[str] = Counter()
@@ -98,13 +101,13 @@ class Trap:
         self._ledger.write(words.REACH, name, point.hit)
         if self._fate == "lose":
             raise StoreError("the harness let the answer of the store get lost")
-        # Signal this thread: after a signal to the process, the calling thread runs on until another thread has handled
-        # it.
+        # Signal the current thread: after a signal to the process, the thread would continue until any other thread
+        # receives the signal.
         signal.pthread_kill(threading.get_ident(), signal.SIGKILL if self._fate == "kill" else signal.SIGSTOP)
 
 
 def be_child(start: Start) -> NoReturn:
-    """Run the child and end the process. Never returns."""
+    """Run the child and end the process. Never returns: an error is written to the ledger, and the exit code is 1."""
     code = 1
     try:
         _redirect(start.folder / "output")

@@ -1,4 +1,4 @@
-"""The backend of every trial: free of cost, records each execution before working, and answers by rule."""
+"""The fake backend of every trial: records each execution in the ledger before the work, and answers by rule."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from plait.runner.crashtest.ledger import DONE, EXEC, FAIL, NOTE, Ledger
 from plait.runner.engine.attempt import INTERRUPTED
 
 Keeps = Literal["nothing", "chosen", "own"]
-"""Storage of conversations by a fake backend: none, under ids chosen by the caller, or under its own ids."""
+"""The conversations kept by a fake backend: none, under ids chosen by the caller, or under ids of the backend."""
 KEEPS: tuple[Keeps, ...] = get_args(Keeps)
 
 
 class FakeBackend:
-    """A fake backend of `case`. Prompts are stored in `sessions` before the session id is reported."""
+    """A backend of `case`. Each prompt is stored in the folder `sessions` before the session id is reported."""
 
     def __init__(self, case: Case, ledger: Ledger, sessions: Path, keeps: Keeps) -> None:
         self.case = case
@@ -36,11 +36,11 @@ class FakeBackend:
         self.failed = Counter(line[1] for line in ledger.lines() if line[0] == FAIL)
 
     def new_session_id(self) -> str | None:
-        """Return a new id if the backend stores conversations under chosen ids; otherwise None."""
+        """Return a new session id for a backend that keeps conversations under chosen ids, otherwise None."""
         return secrets.token_hex(8) if self.keeps == "chosen" else None
 
     def open(self, opening: ConversationRequest) -> _Talk:
-        """Return a conversation about the task named in the idempotency key."""
+        """Return a conversation about the task named by the idempotency key."""
         return _Talk(self, opening)
 
 
@@ -74,7 +74,7 @@ class _Talk:
         ledger.write(DONE, task_id, os.getpid())
         history = tuple(m.content for m in self._opening.history if m.content != INTERRUPTED)
         text, data = answer(task_id, asked, history, part)
-        # Backends with sessions report every message of a turn, as agents do.
+        # A backend with sessions reports the messages of a turn, like an agent.
         said = () if self._stand_in.keeps == "nothing" else (Message("user", prompt), Message("assistant", text))
         return Reply(text, data, self.session_id, messages=said, tasks=part.adds)
 
@@ -87,7 +87,7 @@ class _Talk:
         return prompt
 
     def _remembered(self) -> str:
-        """Return the prompt of the interrupted attempt, as stored in the session."""
+        """Return the prompt of the interrupted attempt from the session. Record a missing prompt as a violation."""
         if not self._opening.resume or self.session_id is None or not self._file().exists():
             self._stand_in.ledger.write(NOTE, f"{self._task_id} went on with a session that does not hold its prompt")
             return ""

@@ -1,7 +1,7 @@
-"""The fork server: one child at a time, awaited with a time limit.
+"""The fork server: fork children and wait for the end of each child, with a time limit.
 
-Forking is safe only in a process without threads, and SQLite connections do not survive a fork. The parent therefore
-has no threads, no event loop and no open database, and imports all modules needed by children before the first fork.
+Forking is only sound in a process without threads, and SQLite connections do not survive a fork. Therefore the parent
+has no thread, no event loop and no open database, and imports the modules of the children before the first fork.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal
 from plait.runner.crashtest.child import Start, be_child
 
 HANG_SECONDS, HANG_SECONDS_A_TASK = 20.0, 0.05
-"""Time limit of a child, base and addition per task, in seconds. Tasks of a fake backend take milliseconds."""
+"""The time limit of a child: a fixed part and a part per task. A task of a fake backend takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Ended:
 
     pid: int
     how: Literal["exit", "killed", "hung", "error"]
+    """"exit": exit code 0. "killed": ended by a signal. "hung": killed after the time limit. "error": other codes."""
     forked_at: float
     """The time of the fork, in monotonic seconds."""
 
@@ -37,7 +38,7 @@ class Child:
     """A process under test."""
 
     def __init__(self, start: Start) -> None:
-        # The child holds the other end of a pipe until its death, so the parent can wait without a busy loop.
+        # The child holds the other end of a pipe until death, so that `wait` needs no busy loop.
         self._alive, writing = os.pipe()
         self._status: int | None = None
         self._limit = HANG_SECONDS + HANG_SECONDS_A_TASK * len(start.case.dag)
@@ -49,10 +50,10 @@ class Child:
         os.close(writing)
 
     def wait(self) -> Ended:
-        """Wait for the end of the child and return it. A hanging child is killed."""
+        """Wait for the end of the child, and return the end. Kill the child after the time limit or an interrupt."""
         try:
             over, _, _ = select.select([self._alive], [], [], self._limit)
-        except BaseException:  # kill the child before leaving: no other code would
+        except BaseException:  # interrupted: no other process would end the child
             os.kill(self.pid, signal.SIGKILL)
             raise
         if not over:
@@ -67,7 +68,7 @@ class Child:
         return Ended(self.pid, "exit" if os.WEXITSTATUS(status) == 0 else "error", self.forked_at)
 
     def wait_until_stopped(self) -> bool:
-        """Wait until the child is stopped by a signal. Return False if the child ended instead or takes too long."""
+        """Wait until the child is stopped by SIGSTOP. Return False if the child ended or the time limit passed."""
         ends = time.monotonic() + self._limit
         while time.monotonic() < ends:
             found, status = os.waitpid(self.pid, os.WUNTRACED | os.WNOHANG)
@@ -80,22 +81,22 @@ class Child:
         return False
 
     def end(self) -> None:
-        """Kill the child unless it has ended. A stopped child would otherwise stay forever."""
+        """Kill the child unless the child has ended. A stopped process would stay for ever otherwise."""
         if self._status is None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait()
 
     def wake(self) -> None:
-        """Resume the stopped child."""
+        """Continue the stopped child."""
         os.kill(self.pid, signal.SIGCONT)
 
 
 def get_ready() -> None:
-    """Prepare this process for forking. Raises RuntimeError in a process with threads."""
+    """Prepare this process for forking: import modules and collect garbage. Raises RuntimeError if threads exist."""
     if threading.active_count() > 1:
         raise RuntimeError("crash tests fork, and this process has threads already; run them in a process of their own")
     for name in ("aiosqlite", "anyio._backends._asyncio", "anyio.to_thread", "jsonschema"):
-        with contextlib.suppress(ImportError):  # saves the children the import
+        with contextlib.suppress(ImportError):  # only saves the import in the children
             importlib.import_module(name)
     gc.collect()
     gc.freeze()

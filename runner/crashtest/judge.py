@@ -1,14 +1,14 @@
-"""The judge: reads the ledger of a trial and reports broken invariants. Depends only on the promises of the runner.
+"""The judge: reads the ledger of a trial and lists broken invariants. Uses only the promises of the runner.
 
-- I1 Every delivered result is in the store with the same bytes.
-- I2 No delivered or stored result is executed again.
-- I3 At most one more execution for each crash during the task.
-- I4 No task starts before its dependencies and its own start are stored.
-- I5 The outcome is the outcome implied by the DAG.
-- I6 The concurrency limits hold.
-- I8 A process that loses the run exits; the live owner keeps the run.
-- I9 Every run ends.
-- I10 Exactly the planned tasks are added, once.
+I1   Every reported result is in the store with the same bytes.
+I2   No task with a reported or stored end is executed again.
+I3   Each crash during an execution of a task costs at most one more execution.
+I4   No task is executed before the ends of the dependencies and the start of the task are stored.
+I5   The end of the run is the end implied by the DAG.
+I6   Concurrency limits hold.
+I8   A process that lost the run exits with an error; a living owner keeps the run.
+I9   Every run ends.
+I10  The run has grown by exactly the planned tasks, once.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ Held = Mapping[str, Any]
 
 @dataclass(slots=True)
 class Verdict:
-    """The findings of a trial."""
+    """The result of one trial."""
 
     broken: list[str] = field(default_factory=list[str])
-    """Descriptions of broken invariants."""
+    """Broken invariants, each with an explanation."""
     acks: int = 0
-    """The number of delivered results."""
+    """The number of reported results."""
     lost: int = 0
-    """The number of delivered results missing from the store."""
+    """Reported results missing in the store."""
     repeated: int = 0
-    """The number of executions of tasks delivered or stored as done."""
+    """Executions of tasks with a reported or stored end."""
     extra: int = 0
-    """The maximum number of unexpected executions of a task per kill during the task."""
+    """The maximum over all tasks of surplus executions per kill during an execution of the task, rounded up."""
     resumes_ms: list[float] = field(default_factory=list[float])
-    """Milliseconds from the fork of each resuming process to its first call of the backend."""
+    """Milliseconds from the fork of each resuming process to the first execution; see `resume_times`."""
 
 
 class Judge:
-    """Checker of a ledger, line by line."""
+    """Reader of a ledger, line by line."""
 
     def __init__(self, case: Case, leaving: Mapping[str, int] | None = None) -> None:
         self._case = case
         self._leaving = Counter(leaving or {})
-        """The errors with which processes must end, and their number."""
+        """Expected errors at the end of processes, with the number of processes."""
         self._forecast = forecast(case)
         self._dag = self._forecast.dag
         self._ends = self._forecast.ends
@@ -61,21 +61,21 @@ class Judge:
         self._settled: set[str] = set()
         self._executed: Counter[str] = Counter()
         self._process: Counter[str] = Counter()
-        """The executions of the running process."""
+        """Executions by the current process, by task."""
         self._in_flight: Counter[str] = Counter()
         self._open: set[str] = set()
         self._pid = 0
         self._handed: set[str] = set()
-        """Tasks whose start was stored but not executed by the previous owner before the takeover."""
+        """Tasks with a stored start that the last owner had not executed when another process took over."""
         self._rerun: set[str] = set()
-        """Tasks run again because their stored result was damaged."""
+        """Tasks that run again because of a damaged stored result."""
         self._unanswered: set[str] = set()
-        """At-most-once tasks executed without a later permission to execute them again."""
+        """Executed at-most-once tasks without an answer that allows another execution."""
         self._end: tuple[str, Held] | None = None
         self.verdict = Verdict()
 
     def judge(self, lines: Iterable[Line]) -> Verdict:
-        """Check all lines and return the verdict."""
+        """Read all lines of the ledger, and return the verdict."""
         steps: dict[str, Callable[..., None]] = {
             words.BEGIN: self._begin,
             words.FOUND: self._found,
@@ -122,7 +122,7 @@ class Judge:
         self._say("I5", text)
 
     def _found(self, held: Held | None) -> None:
-        """Check the store after a crash, before any other step. From here on only the content of the store counts."""
+        """Compare the store at the start of a process with the ledger. After a crash only the stored state counts."""
         tasks: Mapping[str, Any] = held["tasks"] if held is not None else {}
         damaged = {name for name in tasks if tasks[name]["damaged"]}
         for name in damaged - self._rerun:
@@ -152,7 +152,7 @@ class Judge:
 
     def _exec(self, name: str, pid: int, _at: float) -> None:
         if pid != self._pid and name in self._handed:
-            # The previous owner was suspended between storing the start and the call; the call cannot be withdrawn.
+            # The old owner was stopped between the stored start and the call: no check can prevent the execution.
             self._handed.discard(name)
             self._in_flight[name] += 1
             self._executed[name] += 1
@@ -228,7 +228,9 @@ class Judge:
             self._say("I5", f"{name} has {len(task['said'])} messages, which are not its prompt and its answer")
 
     def _was_said(self, name: str, end: Expected, said: list[str]) -> bool:
-        """Return whether `said` is the prompt and the answer, with at most a note on the interruption in between."""
+        """Return whether the messages are the prompt and the answer, with an optional note about an interruption in
+        between.
+        """
         prompt, answer = (mark(text) for text in end.history[-2:])
         return said == [prompt, answer] or (self._in_flight[name] > 0 and said == [prompt, mark(INTERRUPTED), answer])
 
@@ -242,7 +244,7 @@ def _is_under_way(tasks: Mapping[str, Any], name: str) -> bool:
 
 
 def resume_times(lines: list[Line], forked: Mapping[int, float]) -> list[float]:
-    """Return the milliseconds from the fork of each resuming process to its first execution."""
+    """Return the milliseconds from the fork to the first execution for each resuming process that executed a task."""
     first: dict[int, float] = {}
     for line in lines:
         if line[0] == words.EXEC:

@@ -1,7 +1,7 @@
-"""Planted bugs: the certificate of the harness is worth as much as its ability to detect bugs.
+"""Planted bugs: each bug must break an invariant, as evidence that the harness detects bugs.
 
-Each bug replaces a function in the children only and must break an invariant. The bugs patch private parts and
-represent mistakes made in other projects, or possible here.
+A bug replaces one function, in the children only. The bugs use private attributes, and stand for mistakes made in other
+projects or possible in this project.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _any(_case: Case) -> bool:
 
 
 def _grows(case: Case) -> bool:
-    """Return whether the case is small, for few hits to reach far, and has tasks that add tasks."""
+    """Return whether the case has `for_each` tasks and is small, so that few hits reach far into the run."""
     return len(case.dag) <= 6 and any(task.for_each is not None for task in case.dag)
 
 
@@ -45,23 +45,26 @@ def _decides(case: Case) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A bug: `instead(original, ...)` is called in place of `owner.attribute`."""
+    """A bug, and the trials in which the bug shows."""
 
     name: str
     owner: Any
+    """The class or module with the replaced function."""
     attribute: str
+    """The name of the replaced function."""
     instead: Callable[..., Any]
+    """The replacement, called as `instead(original, ...)`."""
     names: Sequence[str] = FAILPOINTS[3:]
-    """The failpoints at which trials kill the process."""
+    """Boundaries of the disturbance."""
     hits: range = range(1, 11)
-    """The hits of the failpoints at which trials kill the process."""
+    """Hits of the boundary."""
     kind: Kind = Kind.KILLS
-    """The kind of trial that reveals the bug."""
+    """The kind of the trials."""
     fits: Callable[[Case], bool] = _any
-    """Predicate of the cases that can reveal the bug."""
+    """Whether the bug can show in a case."""
 
     def plant(self) -> None:
-        """Install the bug in this process."""
+        """Put the bug into this process."""
         original: Original = getattr(self.owner, self.attribute)
 
         def buggy(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The expected outcome of a run, computed directly from the DAG: no scheduler, no store, no state machine."""
+"""The oracle: the expected outcome of a run, computed from the DAG without scheduler, store or state machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plait.runner.domain.task import FailureMode, Task
 from plait.runner.plan.added_tasks import tasks_of
 
 _USE = re.compile(r'\{\{ (?:results\["([^"]+)"\](?:\.mark)?|item) \}\}')
-"""The expressions of `use_of`; a match without a group is the element."""
+"""A template expression made by `use_of`; without a matched group, the item of a `for_each` part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,30 +28,32 @@ class Expected:
     executions: int
     """The number of executions without kills."""
     result: str = ""
+    """The hash of the result (`digest`)."""
     value: str = ""
+    """The text of the result in prompts of other tasks."""
     history: tuple[str, ...] = ()
-    """The messages of the conversation."""
+    """The whole conversation: prompts and answers in turn, the last answer included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The expected end of a whole run."""
+    """The expected outcome of a run."""
 
     dag: DAG
-    """The graph with all added tasks."""
+    """The whole graph, including added tasks."""
     ends: Mapping[str, Expected]
-    """The expected end of every task."""
+    """The expected ends by task id."""
     adders: frozenset[str]
-    """The tasks that add tasks."""
+    """Tasks that add tasks."""
 
 
 def expected(case: Case) -> dict[str, Expected]:
-    """Return the expected end of every task."""
+    """Return the expected ends by task id."""
     return dict(forecast(case).ends)
 
 
 def forecast(case: Case) -> Forecast:
-    """Return the expected growth of the case and the ends of its tasks."""
+    """Return the expected outcome of a run of the case."""
     telling = _Telling(case)
     while telling.goes_on():
         pass
@@ -61,19 +63,19 @@ def forecast(case: Case) -> Forecast:
 
 
 def run_status(ends: Mapping[str, Expected]) -> RunStatus:
-    """Return the expected status of the run: failed if any task failed. Skipped tasks do not fail a run."""
+    """Return the expected status of the run: failed if a task failed; skipped tasks do not count."""
     failed = any(end.status is TaskStatus.FAILED for end in ends.values())
     return RunStatus.FAILED if failed else RunStatus.COMPLETED
 
 
 def passes(task: Task, status: TaskStatus) -> bool:
-    """Return whether dependents of `task` may start after its end as `status`."""
+    """Return whether dependents of `task` may start after an end with `status`."""
     soft = status is TaskStatus.FAILED and task.failure_mode is FailureMode.SOFT
     return soft or status in {TaskStatus.COMPLETED, TaskStatus.SKIPPED}
 
 
 class _Telling:
-    """Computation of the ends, in any order that respects dependencies."""
+    """Computes the ends of the tasks one after the other, in any order allowed by the dependencies."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -85,7 +87,7 @@ class _Telling:
         self._values: dict[str, list[JsonValue]] = {}
 
     def goes_on(self) -> bool:
-        """Compute the next end, or the next added tasks if there is none. Return False when everything is computed."""
+        """Compute the next end, or add the LAST task if all ends are computed. Return False if neither is left."""
         for task in self.tasks.values():
             needed = (*self._waits_for(task), *self.parts.get(task.id, ()))
             if task.id not in self.ends and all(name in self.ends for name in needed):
@@ -97,7 +99,7 @@ class _Telling:
         return True
 
     def _partners(self, task: Task) -> list[str]:
-        """Return the expanded tasks whose parts are paired with the parts of `task`."""
+        """Return the expanded `for_each` tasks with parts paired with the parts of `task`."""
         over = task.for_each
         return [name for name in task.upstream if over == self.tasks[name].for_each and name in self.parts]
 

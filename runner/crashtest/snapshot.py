@@ -13,8 +13,8 @@ from plait.runner.crashtest.cases import digest
 
 
 async def snapshot(store: Store, run_id: str, *, whole: bool = False) -> dict[str, Any]:
-    """Return status and tasks; with `whole`, also the messages and the number of completion and growth events per
-    task.
+    """Return the status and the tasks of the run; with `whole`, also the messages and, by task, the numbers of stored
+    completions and of stored additions of tasks.
     """
     run = await store.get_run(run_id)
     assert run is not None
@@ -43,5 +43,5 @@ def _task(task: TaskRecord, attempts: list[list[Any]]) -> dict[str, Any]:
 
 
 def mark(text: str) -> str:
-    """Return a short digest of a message."""
+    """Return a short hash of a message."""
     return sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""A trial: a case and the events for its processes, with a text form that can be typed to repeat the trial."""
+"""A trial: a case and the disturbance of the processes, with a name that repeats the trial on the command line."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from plait.persistence.failpoints import FAILPOINTS
 
 
 class Kind(StrEnum):
-    """The kind of a trial."""
+    """The kind of disturbance."""
 
     KILLS = "kills"
-    """Each process except the last kills itself at its point."""
+    """Each process except the last is killed at a point."""
     CRASHER = "crasher"
-    """A task kills its process at each execution."""
+    """Every execution of one task kills the process."""
     UNSURE = "unsure"
-    """A commit takes effect and then raises."""
+    """A commit takes effect, but the store raises StoreError."""
     RIVAL = "rival"
-    """The owner is stopped at its point. Other processes try to resume, before and after the end of the lease. Then the
-    owner continues.
+    """The owner is stopped at a point; other processes try to resume, before and after the end of the owner's lease;
+    then the owner continues.
     """
     ROT = "rot"
-    """A stored result is damaged between two processes."""
+    """A stored result is damaged in the database file between two processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The `hit`-th time, from 1, that a process reaches the failpoint `name`."""
+    """A hit of a boundary by a process."""
 
     name: str
+    """The boundary, one of FAILPOINTS."""
     hit: int
+    """The number of the hit, from 1."""
 
     def __str__(self) -> str:
         return f"{self.name}:{self.hit}"
@@ -39,11 +41,13 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A trial of `kind` with the case of `seed`. `points[i]` is the point of the i-th process."""
+    """A trial over one case."""
 
     kind: Kind
     seed: int
+    """The seed of the case."""
     points: tuple[Point, ...] = ()
+    """The points of disturbance, one per process, in the order of the processes."""
 
     def __str__(self) -> str:
         return "-".join([self.kind, str(self.seed), *map(str, self.points)])
@@ -53,7 +57,7 @@ _POINT = re.compile(r"([a-z._]+):([1-9][0-9]{0,8})")
 
 
 def parse_trial(word: str) -> Trial:
-    """Return the trial with the text form `word`. Raises ValueError."""
+    """Return the trial with the name `word`, as returned by `str(trial)`. Raises ValueError for an invalid name."""
     kind, _, rest = word.partition("-")
     seed, *points = rest.split("-")
     found = [_POINT.fullmatch(point) for point in points]

@@ -1,4 +1,4 @@
-"""Execution of a trial: its processes one after the other, in a separate folder, followed by the judge."""
+"""Plays one trial: starts the processes in a separate folder, and judges the ledger at the end."""
 
 from __future__ import annotations
 
@@ -18,34 +18,37 @@ from plait.runner.crashtest.oracle import expected
 from plait.runner.crashtest.trial import Kind, Point, Trial
 
 LAST_WORDS = 2000
+"""The maximum number of characters of output kept."""
 MOST_CRASHES = 6
-"""More processes than a crasher may kill."""
+"""More than the crashes after which a crasher fails."""
 
 
 @dataclass(slots=True)
 class Shown:
-    """The outcome of a trial."""
+    """The results of a trial."""
 
     verdict: Verdict
     landed: Counter[str] = field(default_factory=Counter[str])
-    """The kills that landed, by failpoint."""
+    """The number of landed kills by boundary."""
     hits: Counter[str] = field(default_factory=Counter[str])
-    """The hits of each failpoint in the process that ended by itself."""
+    """The number of hits by boundary in undisturbed processes."""
     scheduled: int = 0
-    """The number of kills set up."""
+    """The number of planned kills."""
     output: str = ""
-    """The output of the processes."""
+    """The end of the output of the processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The folder for trials. `plant` installs a bug in every process."""
+    """A place for trials."""
 
     folder: Path
+    """The parent of the folders of the trials."""
     plant: Callable[[], None] | None = None
+    """Plants a bug in every process; None for no bug."""
 
     def play(self, trial: Trial, case: Case) -> Shown:
-        """Execute and judge the trial, and remove its folder."""
+        """Play and judge the trial, and remove the folder of the trial. Return the results."""
         folder = self.folder / str(trial)
         folder.mkdir(parents=True)
         try:
@@ -62,14 +65,14 @@ class Stage:
 
 @dataclass(slots=True)
 class Played:
-    """The course of a scene."""
+    """The course of a trial, for the judge."""
 
     scheduled: int = 0
-    """The number of kills set up."""
+    """The number of planned kills."""
     forked: dict[int, float] = field(default_factory=dict[int, float])
-    """The time of the fork of each process, by pid."""
+    """The time of the fork, in monotonic seconds, by pid."""
     leaving: dict[str, int] = field(default_factory=dict[str, int])
-    """The errors with which processes must end, and their number."""
+    """Expected errors at the end of processes, with the number of processes."""
 
 
 def _fitted(trial: Trial, case: Case) -> Case:
@@ -120,7 +123,7 @@ def _rival(trial: Trial, start: Start) -> Played:
 
 def _rot(_trial: Trial, start: Start) -> Played:
     _run(replace(start, point=Point("attempt.before_call", 2)))
-    _run(replace(start, only_open=True))  # the last close moves all data into the database file
+    _run(replace(start, only_open=True))  # the last close moves the whole log into the database
     whole = start.store.read_bytes()
     result = expected(start.case)["a"].value.encode()
     start.store.write_bytes(whole.replace(result, result[:-1] + b"?"))
@@ -159,7 +162,7 @@ def _lines(path: Path) -> list[Line]:
 
 
 def _landed(lines: list[Line]) -> Counter[str]:
-    """Count the kills that landed: the process announced the point and was then found dead by SIGKILL."""
+    """Return the landed kills by boundary. A kill has landed if the process recorded the point and was then killed."""
     landed: Counter[str] = Counter()
     last: str | None = None
     for word, *rest in lines:

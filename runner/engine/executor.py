@@ -1,10 +1,21 @@
-"""The one loop of a run: workers that take tasks from the schedule, run attempts, and hand on what happened.
+"""`Executor`: the one loop of a run. Its workers take tasks from the schedule, run attempts and report the outcomes.
 
-A worker goes on with the next task itself, so a chain of tasks is one worker and a run never holds more workers than
-places. What a completion unlocks is started in the same transaction: its events are submitted together, the worker
-waits for one commit, and only then calls the next backend. What the run's policy makes of it, and the tasks that a
-reply brings in, are part of that transaction too. State, schedule and submission change in one step without an await,
-so cancellation finds them in agreement at every await.
+A worker that ends an attempt continues with a task that this unlocked, so a chain of tasks is one worker, and a run
+never holds more workers than slots. Further tasks go to idle workers (`workers.WorkerPool`). Each step of the loop is:
+
+    an attempt ends              `_conclude`: the outcome changes the state (outcome.py), and the event says how
+    the policy is asked          `_asked_about`: what the policy adds or cancels becomes events of the same step
+    free slots are given out     `_take`: the tasks that may start now become running
+    all events are submitted     one submission, so one transaction: an outcome and the starts that follow from it
+    the worker waits             until the submission is stored, or the store is known to be away
+    the backends are called      only now: no backend is called before its attempt is stored as running
+
+State, schedule and submission change in one step without an await. Cancellation, which arrives at awaits only, finds
+them in agreement, and whoever leaves the run (`leave`) needs no repair. Events that do not come from a worker take the
+same path through `_step`: an answer, a deadline, a slot that another run has set free, a retry whose delay is over.
+
+A run ends in one of three ways: nothing can start any more, and all workers return; `end` cancels the workers; or
+`wind_down` lets the attempts under way end and then calls `end`. In each case the caller then calls `leave` once.
 """
 
 from __future__ import annotations
@@ -35,7 +46,7 @@ _ENDS = frozenset({events.TaskCompleted, events.TaskFailed})
 
 
 class Executor:
-    """Runs what is left of a run in this process, until nothing can start any more or somebody ends it."""
+    """Runs the remaining tasks of a run in this process, until nothing can start any more or the run is ended."""
 
     def __init__(
         self, state: RunState, schedule: Scheduler, growth: Growth, context: RunContext, deciding: PolicyDriver | None
@@ -56,18 +67,18 @@ class Executor:
         self._under_way: dict[int, Attempt] = {}
         """The last turn of every task marked at_most_once."""
         self.ended_by: Literal["stop", "cancel", "policy"] | None = None
-        """Who ended the run before its time: `stop` leaves it to be resumed, the others are for good."""
+        """The reason why the run ended early: after `stop` it can be resumed, the others are for good."""
         self._winding_down = False
         self._left = False
         self._calls = 0
-        """How many backends are being called."""
+        """How many backend calls are under way."""
 
     async def run(self) -> None:
-        """Work until nothing is left, or until `end`. Cancellation ends all attempts and then propagates."""
+        """Run tasks until nothing is left, or until `end`. Cancellation ends all attempts and then propagates."""
         try:
             await self._run()
         finally:
-            self._left = True  # nobody is there any more to hear of an answer
+            self._left = True  # an answer is refused from now on
 
     async def _run(self) -> None:
         async with anyio.create_task_group() as workers:
@@ -76,7 +87,7 @@ class Executor:
                 self.ended_by = self.ended_by or "policy"
             if self.ended_by is not None:
                 return
-            for position in self._schedule.later:  # first, so that the policy can end them
+            for position in self._schedule.later:  # first, so that the policy can end these delays
                 until = self._context.inherited.next_tries[position]
                 self._delays.begin(workers, position, until - self._context.clock.wall())
             new_events = [event for ended in self._context.inherited.unasked for event in self._asked_about(ended)]
@@ -88,15 +99,15 @@ class Executor:
             await self._start(turns, new_events)
 
     def end(self, how: Literal["stop", "cancel", "policy"]) -> None:
-        """Start nothing more and end the attempts that are under way. Safe to call at any time and more than once."""
+        """Start nothing more and cancel the attempts under way. Any number of calls, at any time, is safe."""
         if self.ended_by is None:
             self.ended_by = how
         if self._workers is not None:
             self._workers.cancel_scope.cancel()
 
     def wind_down(self) -> None:
-        """Cancel the run for good, but let the attempts under way come to their end, until `end`. A run that is ending
-        already goes on with that.
+        """Cancel the run for good, but let the attempts under way end by themselves, until `end` is called. Do nothing
+        if the run is ending already.
         """
         if self.ended_by is not None or self._left or self._has_ended:
             return
@@ -105,10 +116,10 @@ class Executor:
         self._end_when_quiet()
 
     def answer(self, task_id: str, attempt: int, value: JsonInput, by: str) -> bool:
-        """Answer the question with which `attempt` of the task ended; the task goes on. False where that is not what
-        it waits for any more, or the run is ending. Raises PlaitError for a value that does not fit.
+        """Answer the question with which `attempt` of the task ended, and let the task go on. Return False if the task
+        no longer waits with that question, or the run is ending. Raise PlaitError if `value` does not fit the question.
         """
-        if task_id not in self._state.dag:  # whoever may write to the store may send such a note
+        if task_id not in self._state.dag:  # any process that may write to the store can send such a note
             return False
         position = self._state.dag.position(task_id)
         asking = self._state.asking.get(position)
@@ -121,12 +132,12 @@ class Executor:
 
     @property
     def _is_over(self) -> bool:
-        """Whether all that can run has run, and nobody is asked."""
+        """Return whether everything that can run has run, and no question is open."""
         return self._schedule.exhausted and TaskStatus.WAITING_INPUT not in self._state.statuses
 
     @property
     def _has_ended(self) -> bool:
-        """Whether nothing can follow any more, also for the run's policy: then it is too late to cancel or to stop."""
+        """Return whether the run's policy can add nothing either: then it is too late to cancel or to stop the run."""
         return self._is_over and (self._deciding is None or self._deciding.decided.rests)
 
     def _end_when_quiet(self) -> None:
@@ -134,20 +145,20 @@ class Executor:
             self.end("cancel")
 
     def finish(self) -> list[events.Event]:
-        """Settle what was under way when the workers ended; the events to be submitted, the run's last one included."""
+        """Settle the attempts that were cut when the workers ended. Return the events, the run's last one included."""
         self._left = True
         has_ended = self._has_ended
         if has_ended and not self._winding_down and self.ended_by != "policy":
-            self.ended_by = None  # it came too late: everything that could run had run
+            self.ended_by = None  # the end came too late: everything that could run had run
         called = {position for position, turn in self._under_way.items() if turn.called}
         decided = None if self._deciding is None else self._deciding.decided
-        # Where the policy was not asked about the last end, something may follow, and a resume asks it.
+        # If the policy was not asked about the last end, more may follow, and a resume asks it.
         exhausted = self._schedule.exhausted and (has_ended or not self._is_over)
         ending = RunEnd(self.ended_by, exhausted=exhausted, called=called, decided=decided)
         return finish_run(self._context.run_id, self._state, ending, self._stamp())
 
     def _follow_up_ended(self, new_events: list[events.Event], ended: str | None = None) -> list[Attempt]:
-        """What follows once the task `ended`: ask the policy, then give out every free place. Adds to `new_events`."""
+        """Ask the policy about the task that `ended`, then give out every free slot. Add the events to `new_events`."""
         if ended is not None:
             new_events += self._asked_about(ended)
         turns = self._take(new_events)
@@ -157,12 +168,12 @@ class Executor:
         return turns
 
     def _asked_about(self, ended: str | None) -> list[events.Event]:
-        """What the run's policy makes of the end of that task, or of there being nothing left to run."""
+        """Ask the run's policy about the end of that task, or, if None, about a run with nothing left to do."""
         if self._deciding is None or self.ended_by is not None:
             return []
         new_events = self._deciding.about(ended)
         for event in new_events:
-            if isinstance(event, events.TaskCancelled):  # nobody waits for its answer any more, or its next attempt
+            if isinstance(event, events.TaskCancelled):  # its answer or its next attempt is not waited for any more
                 position = self._state.dag.position(event.task_id)
                 self._awaiting.settled(position)
                 self._delays.end(position)
@@ -171,7 +182,7 @@ class Executor:
         return new_events
 
     def _take(self, new_events: list[events.Event]) -> list[Attempt]:
-        """Unfold and gather what can be, and give out every free place: the turns to be had. Adds to `new_events`."""
+        """Expand and gather lists and give out every free slot. Return the attempts; add the events to `new_events`."""
         turns: list[Attempt] = []
         while self.ended_by is None and (position := self._schedule.take_for_each()) is not None:
             new_events += self._gathered(position)
@@ -190,25 +201,25 @@ class Executor:
         return turns
 
     def _offered(self) -> None:
-        """Another run has set a place free, or a backend may be asked again."""
+        """Take tasks, because another run has set a slot free or a backend may be called again."""
         if self.ended_by is None:
             self._step([])
 
     def _gathered(self, position: int) -> list[events.Event]:
-        """The task with `for_each` becomes its parts, or, once they are done, the list of their results."""
+        """Expand the task with `for_each` into its parts, or, once all parts are done, gather their results."""
         new_events = self._outcomes.expand_or_gather(position)
         if self._state.statuses[position] in TASK_DONE:
             new_events += self._asked_about(self._state.dag.tasks[position].id)
         return new_events
 
     def _expire(self, position: int) -> None:
-        """Nobody has answered the task's question by its deadline, and it has no default: the task fails."""
+        """Fail the task whose question has no answer at its deadline, and no default."""
         failed = self._outcomes.expire(position)
         self._awaiting.settled(position)
         self._step([failed], failed.task_id)
 
     async def _start(self, turns: list[Attempt], new_events: list[events.Event]) -> None:
-        """Make starts durable, then hand each to a worker."""
+        """Wait until the starts are stored, then hand each attempt to a worker."""
         if turns or new_events:
             await self._context.sink.submit(new_events).wait()
             self._idle.hand_out(turns)
@@ -216,15 +227,15 @@ class Executor:
         self._rest_if_over()
 
     def _step(self, new_events: list[events.Event], ended: str | None = None) -> None:
-        """Something happened beside the workers: submit it with what follows, and have that started."""
+        """Submit events that come from no worker, together with the starts that follow, and run these."""
         assert self._workers is not None
         try:
             turns = self._follow_up_ended(new_events, ended)
-        except Exception as error:  # this run's own: who has had it take the step, maybe another run, is not to blame
+        except Exception as error:  # fails this run, not the caller, which may be another run
             self._workers.start_soon(_fail, error)
             return
         self._context.sink.submit(new_events)
-        # What is to start waits for the submission like everything else: an empty one is settled behind it.
+        # The starts wait for the submission above: an empty submission is settled behind it.
         nothing_more: list[events.Event] = []
         self._workers.start_soon(self._start, turns, nothing_more)
 
@@ -233,7 +244,7 @@ class Executor:
             self.end("policy")
 
     def _rest_if_over(self) -> None:
-        """Let everybody go who waits for more, if nothing more can come."""
+        """Release idle workers and deadlines if nothing more can come."""
         if self._schedule.exhausted:
             self._idle.let_go()
             self._awaiting.end()
@@ -241,12 +252,12 @@ class Executor:
     async def _work(self, turn: Attempt | None) -> None:
         if turn is None:
             turn = await self._next_turn()
-        # Cancelled while the start was written down, a run calls nobody any more.
+        # A run that was cancelled while the start was written calls no backend any more.
         while turn is not None and not self._winding_down:
             began = self._context.clock.monotonic() - self._turns.earlier_duration(turn)
             self._calls += 1
             stored, turns = self._conclude(turn, await self._turns.run(turn), began)
-            # Where nothing is to follow that, nobody has to be woken for it.
+            # If nothing follows the submission, the worker need not wait for it.
             if turns or self.ended_by is not None or self._schedule.exhausted:
                 await stored.wait()
                 self._end_when_quiet()
@@ -258,7 +269,9 @@ class Executor:
                 turn = await self._next_turn()
 
     def _conclude(self, turn: Attempt, outcome: CallOutcome, began: float) -> tuple[Commit, list[Attempt]]:
-        """Settle the turn and submit that with what follows: what is set once it is stored, and turns to be had."""
+        """Settle the attempt and submit its events with the starts that follow. Return the latch of the submission, and
+        the attempts that may run once it is set.
+        """
         self._calls -= 1
         new_events = self._outcomes.handle(turn, outcome, self._context.clock.monotonic() - began)
         ended = turn.task.id if type(new_events[0]) in _ENDS else None
@@ -270,14 +283,14 @@ class Executor:
         return stored, turns
 
     async def _next_turn(self) -> Attempt | None:
-        """Wait to be handed a task; None when the run has come to its end."""
+        """Wait for the next attempt to run. Return None at the end of the run."""
         if self._schedule.exhausted:
             self._rest_if_over()
             return None
         return await self._idle.wait()
 
     def _follow_up(self, position: int, event: events.Event) -> None:
-        """What a task that is not done waits for: its next attempt's time, or an answer."""
+        """Begin to wait for the time of the task's next attempt, or for an answer."""
         assert self._workers is not None
         if isinstance(event, events.TaskRetrying):
             self._delays.begin(self._workers, position, event.delay_s)

@@ -1,8 +1,20 @@
-"""From a prepared run to its result: the writer, the lease and the execution around one another.
+"""From a prepared run to its result: what surrounds the execution of a run, and in which order it starts and ends.
 
-writer (shielded, ends last)
-  └─ lease renewal, and looking into the run's inbox
-       └─ execution
+    writer (shielded, ends last)             Checkpointer.write_until_closed
+      └─ lease renewal, the run's inbox      Checkpointer.renew_lease, Inbox.handle
+           └─ execution                      Execution.run
+
+The writer starts first: a new run is stored and claimed before anything else happens, and if the store refuses it,
+nothing is executed. A resumed run was claimed by `prepare_resume`. Then the processes left behind by earlier owners are
+ended, and only after that do the lease, the inbox and the execution begin.
+
+The end comes from the inside. However the execution ends, its `leave` returns what is to be stored about attempts that
+were cut, and the run's last event; both are submitted, lease and inbox are cancelled, and `close` lets the writer
+return after it has written the rest. The writer's scope is shielded, so a cancelled run is still stored as left. A
+fatal error of the writer (the run was taken over, or `strict` was asked for) stops the execution as `stop` does, and is
+raised once the writer has ended.
+
+A run without a store has no writer, no lease and no inbox: `UnstoredSink` publishes each event at once.
 """
 
 from __future__ import annotations
@@ -48,10 +60,10 @@ from plait.runner.state.run_state import RunState
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A run that is ready to go: where its tasks stand, and what has to be stored (`first`, `claim`) before any starts.
+    """A run that is ready to be executed.
 
-    For a resumed run that is stored already: then `position` says where its changes go on, and `decided` what its
-    policy has decided so far.
+    `first` and `claim` are stored before any task starts. For a resumed run they are stored already: then `position` is
+    where its changes continue, and `decided` what its policy has decided so far.
     """
 
     run_id: str
@@ -71,7 +83,7 @@ class PreparedRun:
 
 
 async def execute_run(run: PreparedRun, config: Config, feed: Feed, control: Control) -> RunResult:
-    """Run `run` to its end in this process. See `ParallelRunner.run` for what it raises."""
+    """Execute `run` to its end in this process. Raise as `ParallelRunner.run`."""
     require_asyncio()
     try:
         if config.store is None:
@@ -112,7 +124,7 @@ async def _execute_stored(run: PreparedRun, config: Config, store: Store, feed: 
                     )
                     beside.cancel_scope.cancel()
         finally:
-            # Whatever happened, the shielded writer has to be told that nothing follows, or it waits for ever.
+            # However the run ended, the shielded writer needs the close, or it waits for ever.
             try:
                 if not began:
                     checkpointer.submit((), RunReleased(iso(config.clock.wall())))
@@ -124,8 +136,8 @@ async def _execute_stored(run: PreparedRun, config: Config, store: Store, feed: 
 
 
 async def _handle_notes(inbox: Inbox, config: Config, control: Control) -> None:
-    """Pass answers on. Once somebody has cancelled the run, start nothing more, and end what is under way after its
-    grace time.
+    """Pass answers on. Once the run is cancelled, start nothing more, and cancel the attempts under way after the grace
+    time.
     """
     await inbox.handle()
     control.wind_down()
@@ -214,8 +226,8 @@ async def _nothing() -> None:
 
 
 async def _end_interrupted(run: PreparedRun, config: Config, checkpointer: Checkpointer) -> None:
-    """End the turns of earlier processes that were cut here, maybe before their backends had taken hold of them; unless
-    the run is another's by now, and they are with it.
+    """End the adopted turns that were cut here, maybe before their backends had taken hold of them. If another owner
+    has taken the run over by now, the turns belong to that owner.
     """
     cut = any(run.state.statuses[position] is TaskStatus.RUNNING for position in run.inherited.adopted)
     if cut and checkpointer.fatal is None:
@@ -224,7 +236,7 @@ async def _end_interrupted(run: PreparedRun, config: Config, checkpointer: Check
 
 
 async def _kill_orphans(run: PreparedRun, config: Config, kept: Iterable[int] = ()) -> None:
-    """End what earlier processes have left of a resumed run's turns, but for those of the tasks at `kept`."""
+    """End the turns that earlier processes of a resumed run have left behind, except those of the tasks at `kept`."""
     if run.resumed:
         keep = [(run.state.dag.tasks[position].id, run.state.attempts[position]) for position in kept]
         await kill_orphans(config.store, run.run_id, keep)

@@ -1,6 +1,7 @@
-"""What an attempt's outcome makes of a run: state and schedule brought up to date, and the event that tells of it.
+"""`OutcomeHandler`: from an attempt's outcome to its event. The handler decides between completion, retry, failure and
+question, calls the verb of RunState that fits, and updates the scheduler. `finish_run` does the same for a run that ends.
 
-Plain calls without an await: whoever is cancelled finds state, schedule and submission in agreement.
+There is no await here, so a cancellation finds state, schedule and submission in agreement.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from plait.runner.state.run_state import RunState
 STORE_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """How long a task marked at_most_once waits for a store that is away, before it fails."""
 GATHERING = "for_each"
-"""What stands for the backend of a task that only gathers the results of its parts."""
+"""The backend's name in the events of a task that only gathers the results of its parts."""
 _TOO_LATE_TO_ASK = (
     "a task marked at_most_once cannot call ask(): with the answer its code would be run a second time; "
     "let an earlier task ask"
@@ -39,7 +40,7 @@ _TOO_LATE_TO_ASK = (
 
 
 class OutcomeHandler:
-    """Settles attempts of one run."""
+    """Settles the attempts of one run."""
 
     def __init__(
         self, state: RunState, schedule: Scheduler, growth: Growth, context: RunContext, stamp: Callable[[], str]
@@ -52,7 +53,7 @@ class OutcomeHandler:
         self._log = logger(run=context.run_id)
 
     def handle(self, turn: Attempt, outcome: CallOutcome, duration: float) -> list[events.Event]:
-        """What the outcome of `turn` came to; the first event is the task's own."""
+        """Change the run by the outcome of `turn`. Return the events; the first is the task's own."""
         if outcome.asked is not None:
             if turn.task.at_most_once:
                 return [self._failed(turn, BackendError(ErrorKind.UNEXPECTED, _TOO_LATE_TO_ASK), duration)]
@@ -73,7 +74,7 @@ class OutcomeHandler:
     def _ended_badly(self, turn: Attempt, error: BackendError, duration: float) -> events.TaskEvent:
         self._log.debug("attempt_failed", error, task=turn.task.id, attempt=turn.number)
         if turn.takes_up and error.kind is ErrorKind.SESSION_LOST:
-            return self._retrying(turn, error, duration, 0.0)  # not the task's fault: it starts over
+            return self._retrying(turn, error, duration, 0.0)  # no fault of the task, which starts over
         if turn.task.at_most_once and not turn.called and self._context.sink.away and turn.waits < len(STORE_WAITS_S):
             return self._retrying(turn, error, duration, STORE_WAITS_S[turn.waits])
         throttled = self._state.count_failure(turn.position, error.kind, self._schedule.closings(turn.position))
@@ -98,14 +99,14 @@ class OutcomeHandler:
         return completed
 
     def stored(self, turn: Attempt) -> None:
-        """Free what only had to be in memory until the outcome of `turn` was stored. With the store away it stays."""
+        """Free the conversation of `turn`, whose outcome is stored. With the store away it stays in memory."""
         if not self._context.sink.away:
             self._state.forget_conversation(turn.position)
 
     def _waiting(
         self, turn: Attempt, question: Question, way: Way, reply: Reply | None, duration: float
     ) -> events.TaskWaiting:
-        """The task waits for an answer. Its next attempt is prepared as far as it can be without one."""
+        """Let the task wait for an answer. Its next attempt is prepared as far as possible without the answer."""
         now = self._context.clock.wall()
         asking = Asking(question, way, None if question.deadline is None else iso(now + question.deadline))
         messages: tuple[Message, ...] = ()
@@ -121,7 +122,7 @@ class OutcomeHandler:
         return waiting
 
     def _wrongly_planned(self, turn: Attempt, reply: Reply, error: DAGError, duration: float) -> events.TaskEvent:
-        """The reply's tasks cannot be added: it is told so once, and then fails."""
+        """Retry the task, once, with the mistakes in the tasks of its reply, which cannot be added; then fail it."""
         text = not_added(error)
         failure = BackendError(ErrorKind.INVALID_OUTPUT, text, usage=reply.usage, messages=turn.messages(reply))
         self._state.count_failure(turn.position, failure.kind)
@@ -153,22 +154,22 @@ class OutcomeHandler:
         return self.fail(turn.position, error, duration, messages)
 
     def answer(self, position: int, value: JsonValue, by: str) -> events.TaskAnswered:
-        """The waiting task at `position` has its answer, which fits."""
+        """Answer the waiting task at `position` with `value`, which fits."""
         answered = self._state.answer(position, self._stamp(), value, by)
         self._schedule.unpark(position, self._state.statuses)
         return answered
 
     def expire(self, position: int) -> events.TaskFailed:
-        """Nobody has answered the waiting task at `position` in time."""
+        """Fail the waiting task at `position`, whose question had no answer in time."""
         error = f"nobody answered by the deadline: {self._state.questions[position]}"
         failed = self.fail(position, BackendError(ErrorKind.TIMEOUT, error[:2000]))
         self._schedule.settle(position, failed.status)
         return failed
 
     def expand_or_gather(self, position: int) -> list[events.Event]:
-        """The task with `for_each` at `position`, which holds no place, becomes its parts, or, once they are done, the
-        list of their results. Where it cannot, it fails; softly only once all that it depends on is done, since what
-        waits for it may name that.
+        """Expand the task with `for_each` at `position`, which holds no slot, into its parts, or gather the results of
+        the parts once all are done. If neither is possible the task fails; softly only once all that it depends on is
+        done, since a task that waits for it may name any of these.
         """
         state = self._state
         if position in state.parts:
@@ -195,7 +196,7 @@ class OutcomeHandler:
     def fail(
         self, position: int, error: BackendError, duration: float = 0.0, messages: tuple[Message, ...] = ()
     ) -> events.TaskFailed:
-        """Fail the task, of which the schedule knows it already."""
+        """Fail the task. The caller brings the schedule in line."""
         failed = self._state.fail(position, self._stamp(), error, duration, messages)
         self._log.info("task_failed", task=failed.task_id, error_kind=failed.error_kind, status=failed.status.value)
         return failed
@@ -209,14 +210,16 @@ def _going_on_after(turn: Attempt, error: BackendError) -> Continuation | None:
 
 
 def _said_before(turn: Attempt) -> tuple[Message, ...]:
-    """What earlier attempts of the task said in its conversation, beside the messages of this turn."""
+    """Return what earlier attempts of the task said in its conversation, without the messages of this turn."""
     return () if turn.going_on is None else turn.going_on.said
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """Who ended the run before its time, if anybody did, and how it stands: whether the schedule is `exhausted`, which
-    tasks marked at_most_once have been `called`, and what the run's policy has `decided`, if it has one.
+    """How a run stands when its workers have ended.
+
+    `by` is the reason why it ended early, if it did; `exhausted` says whether the schedule is. `called` are the tasks
+    marked at_most_once whose backend was called; `decided` is the last decision of the run's policy, if it has one.
     """
 
     by: Literal["stop", "cancel", "policy"] | None
@@ -226,7 +229,7 @@ class RunEnd:
 
 
 def finish_run(run_id: str, state: RunState, ending: RunEnd, at: str) -> list[events.Event]:
-    """Settle what is not done, and say how the run ended."""
+    """Settle the tasks that are not done. Return the events, the last of which says how the run ended."""
     new_events: list[events.Event] = []
     for_good = ending.by == "cancel" or (ending.by == "policy" and not _fails(ending))
     for position, status in enumerate(state.statuses):
@@ -242,7 +245,7 @@ def finish_run(run_id: str, state: RunState, ending: RunEnd, at: str) -> list[ev
 
 
 def _fails(ending: RunEnd) -> bool:
-    """Whether the run's policy has it fail: then what is not done is left, for a resume that retries what failed."""
+    """Return whether the run's policy fails the run: then unfinished tasks stay for a resume with retry_failed."""
     return ending.decided is not None and ending.decided.end is RunStatus.FAILED
 
 
@@ -261,7 +264,7 @@ def _last_event(run_id: str, state: RunState, ending: RunEnd, at: str) -> events
 
 
 def _by_itself(run_id: str, state: RunState, at: str) -> events.RunEnded:
-    """The end of a run that nobody ended: there was nothing left that could run."""
+    """Return the last event of a run that ended by itself: nothing was left that could run."""
     failed = [result for result in state.results.values() if result.status is TaskStatus.FAILED]
     if not failed:
         return events.RunCompleted(at, run_id, RunStatus.COMPLETED)

@@ -1,9 +1,9 @@
 """The history of a run for readers: stored events interleaved with the activity of the tasks.
 
-The activity of agents comes from the files of their turns, during and after execution, whatever process owns the run.
-Output with timestamps is sorted among the events by time; output without timestamps precedes the end of its attempt.
-Messages of attempts without files are stored with the end of the attempt and precede it. Turns of a person's later
-conversation produce no events; they appear at the time of their storage.
+The activity of agents comes from the files of their turns, during and after execution, regardless of the owner of the
+run. Output with timestamps is sorted among the events by time; output without timestamps precedes the end of the
+attempt. Messages of attempts without files are stored with the end of the attempt and precede that event. Turns of a
+person's later conversation produce no events, and appear at the time of storage.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from plait.backends.protocol import Output
 
-_LONGEST = 8000  # limit on the characters buffered until the end of a line
+_LONGEST = 8000  # characters of incomplete lines held back
 _LATER = "~"  # behind all times
 _OF_ATTEMPTS = ATTEMPT_ENDS | {EventKind.SESSION_OPENED}
 _NEED_TASKS = frozenset({EventKind.TASKS_ADDED, EventKind.TASK_WAITING_INPUT, EventKind.TASK_ANSWERED})
@@ -35,20 +35,19 @@ _NEED_TASKS = frozenset({EventKind.TASKS_ADDED, EventKind.TASK_WAITING_INPUT, Ev
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """An entry of a chronicle, in the shape of a stored event.
-
-    `kind` "output" is the activity of a task: `detail` holds `output` (text, tool, waiting, notice), `text` and the
-    usage up to now; the texts of a turn in sequence are everything it wrote. `kind` "message" is a message: `detail`
-    holds `role` and `content`. Other kinds are stored events; their `detail` also holds the session, or the error,
-    duration and cost, of the attempt.
-    """
+    """An entry of a chronicle, in the shape of a stored event."""
 
     at: str | None
     """The time, UTC in ISO 8601; None if unknown."""
     kind: str
+    """"output" for the activity of a task, "message" for a message, otherwise the kind of a stored event."""
     task_id: str | None
     attempt: int | None
     detail: Mapping[str, JsonValue]
+    """Of an output: `output` (text, tool, waiting, notice), `text` and the usage up to now; the texts of a turn in
+    sequence are the whole text of the turn. Of a message: `role` and `content`. Of a stored event: the stored detail
+    and the session, or the error, duration and cost, of the attempt.
+    """
     seq: int | None = None
     """The number of a stored event; None for other entries."""
 
@@ -70,7 +69,7 @@ class Timeline:
         """Pending turns of persons: a heap by time, then by order of discovery."""
         self._found = 0
         self._known: dict[str, int] = {}
-        """The number of such messages found up to now, by task."""
+        """The number of messages in turns of persons found up to now, by task."""
 
     @property
     def is_at_work(self) -> bool:
@@ -104,9 +103,10 @@ class Timeline:
             turn.close()
 
     async def _of_interest(self, records: Sequence[EventRecord]) -> Mapping[str, TaskRecord]:
-        """Return the tasks of the run by id if any of `records` needs them, read once for all records; otherwise
-        nothing.
+        """Return the tasks of the run by id if any of `records` depends on tasks, otherwise nothing. Reads the store
+        once for all records.
         """
+
         if not any(record.kind in _NEED_TASKS for record in records):
             return {}
         return {task.task_id: task for task in await self._store.list_tasks(self._run_id)}
@@ -169,7 +169,7 @@ class Timeline:
             yield heappop(self._persons)[2]
 
     async def _of_attempt(self, record: EventRecord) -> Mapping[str, JsonValue]:
-        """Return the stored values of the event's attempt that are not part of the event."""
+        """Return stored values of the attempt named by the event: the session id; for an end, the error and usage."""
         if record.task_id is None or record.attempt is None or record.kind not in _OF_ATTEMPTS:
             return {}
         attempts = await self._store.list_attempts(self._run_id, record.task_id)
@@ -219,7 +219,7 @@ class _Turn:
         """Return whether `record` ends the attempt."""
         if record.task_id != self.task_id:
             return False
-        if record.kind == EventKind.TASK_STARTED:  # the end of the previous attempt was never stored
+        if record.kind == EventKind.TASK_STARTED:  # the end of the attempt was never stored
             return record.attempt != self.attempt
         return record.kind in ATTEMPT_ENDS and record.attempt in {None, self.attempt}
 

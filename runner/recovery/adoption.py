@@ -1,8 +1,8 @@
-"""Attempts that outlived the process that began them: what is left of them, and how another process takes them over.
+"""Adoption of attempts that outlived the process that started the attempts.
 
-The files of an attempt are all that is asked, by its backend (`DetachedBackend.inspect`). One that still works, or has
-ended unheard, is not over: the same attempt goes on here, with the same number. Of one that was cut, the files may know
-a session that its process had no time to store; from then on it counts as stored.
+The backend reads the state of an attempt from the files of the attempt alone (`DetachedBackend.inspect`). An attempt
+that is still running, or has ended without a stored end, continues in this process under the same number. The files of an
+interrupted attempt may name a session that the dead process had not stored yet; the session then counts as stored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from plait.runner.state.stored_run import StoredRun
 
 
 async def with_left(config: Config, run: StoredRun) -> StoredRun:
-    """`run`, which has no living owner, with what is left of its attempts under way."""
+    """Return `run` with the states of the running attempts, read from files, in `left`. The run has no living owner."""
     asked: dict[str, tuple[DetachedBackend, Files]] = {}
     root = files_root(run.store)
     for task, record in zip(run.state.dag, run.tasks, strict=True):
@@ -42,7 +42,8 @@ async def with_left(config: Config, run: StoredRun) -> StoredRun:
     left = await run_sync(_ask, asked)
     owner = run.record.owner
     if owner is not None and liveness(owner) is not Liveness.DEAD:
-        # It may only sleep, and would end its children once it wakes. What they have said by now is ours all the same.
+        # The owner may only be suspended, and ends its child processes after waking up: do not adopt running attempts.
+        # The sessions and replies in the files are valid all the same.
         left = {task_id: replace(one, state="dead") if one.state == "alive" else one for task_id, one in left.items()}
     return replace(run, tasks=tuple(_with_session(record, left.get(record.task_id)) for record in run.tasks), left=left)
 
@@ -67,7 +68,7 @@ def _with_session(record: TaskRecord, left: DetachedTurn | None) -> TaskRecord:
 
 
 def learned(run: StoredRun, position: int, at: str) -> list[events.Event]:
-    """The session of a cut attempt, where its files alone knew it."""
+    """Return the event that stores the session of an interrupted attempt if only the files name the session."""
     stored = run.state.records[position]
     left = run.left.get(stored.task_id)
     if left is None or outlives(left) or left.session_id is None:
@@ -78,7 +79,9 @@ def learned(run: StoredRun, position: int, at: str) -> list[events.Event]:
 
 
 async def take_up(run: StoredRun, position: int) -> AdoptedAttempt:
-    """The attempt as its process began it: then what was said in it is known, and not said again."""
+    """Return the attempt for adoption, and put the state where the attempt began, so that no message is sent twice.
+    Raises StoreError.
+    """
     run_id, state, stored = run.record.run_id, run.state, run.state.records[position]
     left = run.left[stored.task_id]
     going_on = await load_going_on(run.store, run_id, state, stored, interrupted=left.goes_on)

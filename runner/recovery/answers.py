@@ -1,4 +1,4 @@
-"""Answers that a stored run's open questions have by now: from the inbox, from whoever resumes it, or by default."""
+"""Answers to the open questions of a stored run: from the inbox, from the caller of `resume`, or by default."""
 
 from __future__ import annotations
 
@@ -17,30 +17,35 @@ from plait.runner.state.stored_run import StoredRun
 
 @dataclass(frozen=True, slots=True)
 class ReceivedAnswer:
-    """The answer to the question that a task waits with. `by` as in `Answered`."""
+    """The answer to the open question of a task."""
 
     value: JsonValue
     by: str
+    """The source of the answer, as in `Answered`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedAnswers:
-    """Answers by task. `late` are tasks whose deadline has passed without an answer, and that have no default."""
+    """The answers to the open questions of a run."""
 
     answers: Mapping[str, ReceivedAnswer] = field(default_factory=dict[str, ReceivedAnswer])
+    """Answers by task id."""
     late: frozenset[str] = frozenset()
+    """Tasks without an answer and without a default after the deadline."""
 
 
 def open_questions(run: StoredRun) -> Iterator[OpenQuestion]:
-    """What the tasks of the run ask."""
+    """Yield the open questions of the run."""
     for position, asking in run.state.asking.items():
         record = run.tasks[position]
         yield OpenQuestion.of(run.record.run_id, record.task_id, record.attempt, asking)
 
 
 async def given_answers(run: StoredRun, now: float, own: Mapping[str, JsonInput] | None = None) -> ReceivedAnswers:
-    """What answers there are at Unix time `now`; `own` are those that the caller brings. The first one counts: raises
-    AnswerConflict when another came before one of `own`, PlaitError when one of `own` does not fit, StoreError.
+    """Return the answers at Unix time `now`; `own` holds the answers of the caller, by task id.
+
+    The first answer counts. Raises AnswerConflict if an answer in `own` comes after another answer or after the
+    deadline, PlaitError if an answer in `own` is invalid, and StoreError.
     """
     own = own or {}
     noted = await first_notes(run)
@@ -62,7 +67,7 @@ async def given_answers(run: StoredRun, now: float, own: Mapping[str, JsonInput]
 
 
 async def first_notes(run: StoredRun) -> dict[str, AnswerNote]:
-    """For each question that has one, the first answer in the inbox that fits it and came in time."""
+    """Return the first valid answer in the inbox sent before the deadline, by task id, for each open question."""
     if not run.state.asking:
         return {}
     noted: dict[str, AnswerNote] = {}
@@ -88,8 +93,10 @@ def _fits(run: StoredRun, note: AnswerNote) -> bool:
 
 
 def question_of(run: StoredRun, task_id: str) -> tuple[Asking, TaskRecord]:
-    """The question that the task waits with. Raises TaskNotFound, AnswerConflict if it asks nothing
-    any more.
+    """Return the open question and the record of the task.
+
+    Raises TaskNotFound for an unknown task, AnswerConflict if the task has no open question, and PlaitError if the
+    task waits for a decision of a person (`ParallelRunner.answer`) instead of an answer.
     """
     run_id, dag = run.record.run_id, run.state.dag
     run.require_task(task_id)
@@ -108,7 +115,7 @@ def question_of(run: StoredRun, task_id: str) -> tuple[Asking, TaskRecord]:
 
 
 def too_late(run_id: str, task_id: str, asking: Asking, *, noted: bool) -> str:
-    """Why an answer is refused."""
+    """Return the message of the error that refuses a late answer; `noted` if another answer came first."""
     if noted:
         return f"the question of task {task_id!r} of run {run_id} was answered just before; the first answer counts"
     became = "it failed" if asking.question.default is None else "its default was taken"

@@ -1,4 +1,4 @@
-"""Who runs a run: waiting until nobody does, and claiming it."""
+"""Ownership of a run: wait until a run has no living owner, and claim the run."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ from plait.runner.state.stored_run import StoredRun
 
 
 async def wait_for_expiry(config: Config, run: StoredRun, feed: Feed, control: Control | None = None) -> bool:
-    """Return once nobody runs the run: at once where its owner left or is provably dead, else after a whole lease in
-    which nothing was heard of it. False if `control` was told to stop meanwhile. Raises RunOwned while it lives,
+    """Wait until the run has no living owner. Return False if `control` was stopped in the meantime, otherwise True.
+
+    Returns at once without an owner and with a provably dead owner, otherwise after one lease (`Config.lease`, seconds)
+    without a change of the run. Raises RunOwned if the owner is alive, or if the run changes during the wait; and
     StoreError.
     """
     record, control = run.record, control or Control()
@@ -38,7 +40,8 @@ async def wait_for_expiry(config: Config, run: StoredRun, feed: Feed, control: C
         return True
     if is_live(record, config.clock.wall()):
         raise _owned(record, owner)
-    # Clocks jump and differ between hosts. What counts is whether the owner is heard of while we watch.
+    # Clocks jump and differ between hosts, so stored times are not compared: the owner is alive if the run changes
+    # during one lease on the clock of this process.
     at = iso(config.clock.wall())
     feed.publish(events.RunWatched(at, record.run_id, f"process {owner.pid} on {owner.host}", config.lease))
     for _ in range(_LOOKS):
@@ -57,7 +60,7 @@ async def wait_for_expiry(config: Config, run: StoredRun, feed: Feed, control: C
 
 
 def is_live(record: RunRecord, now: float) -> bool:
-    """Whether the run's owner is known to live, and has renewed its lease in time, at Unix time `now`."""
+    """Return whether the owner of the run is provably alive and has an unexpired lease at Unix time `now`."""
     owner, expires = record.owner, record.lease_expires_at
     return owner is not None and expires is not None and expires > now and liveness(owner) is Liveness.ALIVE
 
@@ -78,9 +81,11 @@ def _owned(record: RunRecord, owner: Owner) -> RunOwned:
 
 
 async def with_lease(config: Config, run: StoredRun, then: Sequence[Change], keep: Sequence[tuple[str, int]]) -> None:
-    """Claim the run, which nobody runs, with `then` in the same transaction, and leave it: in that transaction, too, or
-    behind it where something may be left of its attempts. All but those in `keep` are ended meanwhile, as long as
-    nobody else can begin any. Raises as `claim`.
+    """Claim a run without a living owner, write `then` in the same transaction, and release the run.
+
+    Without files of attempts, the release is part of the transaction. Otherwise the processes of all attempts except
+    `keep` (task ids and attempt numbers) are ended first, while no other process can start an attempt. Raises as
+    `claim`.
     """
     store, record = run.store, run.record
     leaving = RunReleased(iso(config.clock.wall()))
@@ -97,7 +102,11 @@ async def with_lease(config: Config, run: StoredRun, then: Sequence[Change], kee
 
 
 async def acquire(config: Config, store: Store, record: RunRecord, then: Sequence[Change]) -> tuple[Owner, Position]:
-    """Make this process the owner, with `then` in the same transaction; where the run's changes go on."""
+    """Make this process the owner of the run, and write `then` in the same transaction.
+
+    Return the owner and the position of the next change of the run. Raises RunOwned if another process claimed the run
+    first, and StoreError. After an error or a cancellation the run is released, in case the claim was stored.
+    """
     at = iso(config.clock.wall())
     owner = claim_for_this_process(at)
     claimed = RunClaimed(at, owner, config.clock.wall() + config.lease)
@@ -108,8 +117,8 @@ async def acquire(config: Config, store: Store, record: RunRecord, then: Sequenc
         forget(owner)
         raise RunOwned(f"another process took run {record.run_id} over at this very moment; it runs there") from error
     except BaseException:
-        # Cancelled or failed, the claim may stand all the same: leave the run to others, if it is ours at all. That is
-        # told by the claim, which is written along: behind that of somebody else the batch is refused.
+        # After a cancellation or an error the claim may be stored all the same. Release the run, but only a run of this
+        # process: the batch repeats the claim, and the store refuses the batch after a claim of another process.
         forget(owner)
         release = replace(batch, changes=(*batch.changes, RunReleased(at)))
         with anyio.CancelScope(shield=True), suppress(StoreError):

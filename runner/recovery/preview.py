@@ -1,4 +1,4 @@
-"""What a resume would do, without doing it."""
+"""Preview of a resume: the actions by task, without any change."""
 
 from __future__ import annotations
 
@@ -30,44 +30,43 @@ from plait.runner.state.stored_run import StoredRun, needs_no_work
 
 DEFAULTED = "nobody has answered its question by the deadline, so its default is taken"
 _CHARACTERS_A_TOKEN = 4
-"""What English text comes to with the usual tokenizers; only an estimate can be made without asking the model."""
+"""The usual rate of tokenizers for English text. An estimate: exact counts need a call of the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What `resume` would do with each task of a run, by id, in the order of the DAG.
-
-    `status` is that of `RunInfo`: interrupted where the run is stored as going on and nobody runs it. `ended`: the run
-    is over, and resume would only return what is stored.
-    """
+    """The actions that `resume` would take."""
 
     run_id: str
     status: RunStatus
+    """The status of the run as in `RunInfo`: interrupted for a run stored as under way without a living owner."""
     tasks: Mapping[str, ResumeStep]
+    """Verdicts by task id, in the order of the DAG."""
     ended: bool = False
+    """Whether the run is over, so that `resume` would only return the stored result."""
 
     def count(self, *actions: ResumeAction) -> int:
-        """How many tasks are to be dealt with in one of these ways."""
+        """Return the number of tasks with any of the `actions`."""
         return sum(step.action in actions for step in self.tasks.values())
 
     @property
     def runs(self) -> int:
-        """How many tasks would be executed, if none fails."""
+        """The number of tasks that would be executed if no task failed."""
         return self.count(*RUNS)
 
     @property
     def repeats(self) -> tuple[ResumeStep, ...]:
-        """The tasks that may be paid for twice."""
+        """The verdicts on tasks that may be paid for twice."""
         return tuple(step for step in self.tasks.values() if step.repeats and step.action in RUNS)
 
     @property
     def repeated_input_tokens(self) -> int:
-        """About how many input tokens these have; what had been answered comes on top, and nobody counted it."""
+        """The estimated number of input tokens of `repeats`. Lost output tokens are not included: no count exists."""
         return sum(step.input_tokens for step in self.repeats)
 
 
 async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview:
-    """See `ParallelRunner.preview_resume`."""
+    """Return the preview of a resume: see `ParallelRunner.preview_resume`. Raises as `wait_until_free`."""
     ended = needs_no_work(run, retry_failed)
     if not ended:
         await wait_for_expiry(config, run, Feed())
@@ -84,7 +83,9 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
 
 
 def _alone(run: StoredRun, steps: Sequence[ResumeStep]) -> Iterator[int]:
-    """The tasks that are to run with nothing beside them, for their process has died too often while they ran."""
+    """Yield the positions of tasks on the last chance: the processes of their attempts died so often that the tasks run
+    with no other task at the same time.
+    """
     for position, (task, record, step) in enumerate(zip(run.state.dag, run.tasks, steps, strict=True)):
         crashes = record.crashes + (TaskStatus(record.status) is TaskStatus.RUNNING)
         if step.action in RUNS and last_chance(task, crashes):
@@ -105,7 +106,7 @@ async def _verdicts(config: Config, run: StoredRun, *, retry_failed: bool) -> li
 
 
 def _by_default(step: ResumeStep, run: StoredRun, given: ReceivedAnswers) -> ResumeStep:
-    """The same, saying so where nobody has answered and the default is taken."""
+    """Return the verdict, with DEFAULTED as the reason if the question is answered by the default."""
     answer = given.answers.get(step.task_id)
     before = run.state.answers.get(run.state.dag.position(step.task_id), ())
     by = answer.by if answer is not None else before[-1].by if before else None
@@ -121,6 +122,6 @@ async def _weighed(run: StoredRun, step: ResumeStep) -> ResumeStep:
         if task.continues is not None and run.state.is_completed(task.continues):
             past = await load_past(run.store, run.record.run_id, run.state, task.continues)
             characters += sum(len(message.content) for message in past.messages)
-    except PlaitError:  # a prompt or a conversation that cannot be had costs nothing
+    except PlaitError:  # an unreadable prompt or conversation costs nothing
         return step
     return replace(step, input_tokens=-(-characters // _CHARACTERS_A_TOKEN))

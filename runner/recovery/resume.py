@@ -1,4 +1,4 @@
-"""Taking a free run over: what its last owner left under way is settled, and what the tasks go on from is read back."""
+"""Takeover of a run without an owner: settle interrupted attempts, and load the conversations that tasks continue."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ from plait.runner.state.stored_run import StoredPolicy, StoredRun
 
 
 async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions) -> PreparedRun:
-    """Claim a free run and make it ready to go on, in one transaction. Raises RunOwned, BackendMissing, PolicyMissing,
-    AnswerConflict, StoreError.
+    """Claim a run without a living owner and prepare the run for execution, in one transaction.
+
+    Raises RunOwned if another process claims the run first, BackendMissing, PolicyMissing, AnswerConflict for a late
+    answer in `how`, PlaitError for an invalid answer or a surplus policy, and StoreError.
     """
     decided = decided_so_far(run, how.retry_failed)
     if decided.end is None:
@@ -64,7 +66,8 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions) -> 
     await _load_failures(run)
     unasked = [] if policy is None else await _unasked(run, new_events)
     if not unasked and decided != read_policy_state(record.policy_state):
-        # Else what is asked first says so. Without it, a second resume would find the run at its end again.
+        # With unasked tasks, the first decision stores the reopened state. Otherwise the state is stored here; without
+        # the event, a second resume would read the old end of the run again.
         new_events.append(events.PolicyDecided(at, decided.state, decided.encoded()))
     later = await later_tries(run, steps, config.clock.wall())
     owner, goes_on = await acquire(
@@ -79,15 +82,18 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions) -> 
 
 @dataclass(frozen=True, slots=True)
 class ResumeOptions:
-    """What whoever resumes a run brings along."""
+    """The options of a resume."""
 
     retry_failed: bool = False
+    """Whether failed tasks and damaged results start over."""
     answers: Mapping[str, JsonInput] | None = None
+    """Answers to open questions, by task id."""
     policy: Policy | None = None
+    """A policy of the stored kind; None for the built-in policy of that kind."""
 
 
 def evidence_of(run: StoredRun, given: ReceivedAnswers) -> Evidence:
-    """The same for the verdicts."""
+    """Return the facts beside the task records on which the verdicts depend."""
     ways = {task_id: run.state.asking[run.state.dag.position(task_id)].way for task_id in given.answers}
     return Evidence(ways, given.late, run.left)
 
@@ -105,15 +111,15 @@ def _policy(run: StoredRun, own: Policy | None) -> Policy | None:
 
 
 def decided_so_far(run: StoredRun, retry_failed: bool) -> PolicyState:
-    """What a resume holds the run's policy to."""
+    """Return the stored decisions of the policy, without the end of the run if `retry_failed` reopens the run."""
     decided = read_policy_state(run.record.policy_state)
-    if retry_failed and run.status in RUN_DONE:  # it failed, or results of it are damaged
+    if retry_failed and run.status in RUN_DONE:  # the run failed, or has damaged results
         return replace(decided, end=None, error=None, rests=False)
     return decided
 
 
 async def _unasked(run: StoredRun, new_events: Sequence[events.Event]) -> list[str]:
-    """The tasks that have ended since the run's policy was last asked, those in `new_events` last."""
+    """Return the ids of the tasks that ended after the last question to the policy; tasks in `new_events` come last."""
     ended: dict[str, None] = {}
     after = run.record.policy_seq
     while page := await run.store.list_events(run.record.run_id, after):
@@ -126,7 +132,7 @@ async def _unasked(run: StoredRun, new_events: Sequence[events.Event]) -> list[s
 def _settled(
     run: StoredRun, position: int, step: ResumeStep, given: ReceivedAnswer | None, at: str
 ) -> events.Event | None:
-    """Bring the state in line with `step`; the event that says so, if something changed."""
+    """Apply `step` to the state of the task. Return the event of the change, or None without a change."""
     state = run.state
     under_way = state.statuses[position] is TaskStatus.RUNNING
     if given is not None:
@@ -144,7 +150,9 @@ def _settled(
 
 
 async def _load_conversations(run: StoredRun, steps: Sequence[ResumeStep]) -> dict[int, AdoptedAttempt]:
-    """Read the conversations that tasks still to run go on with, their own and those of others; what is adopted."""
+    """Load the conversations that unfinished tasks continue, both own conversations and conversations of other tasks.
+    Return the adopted attempts by position. Raises StoreError.
+    """
     state, adopted = run.state, dict[int, AdoptedAttempt]()
     for position, (task, step) in enumerate(zip(state.dag, steps, strict=True)):
         if state.statuses[position] in TASK_DONE:
@@ -159,7 +167,7 @@ async def _load_conversations(run: StoredRun, steps: Sequence[ResumeStep]) -> di
         elif step.action in RUNS:
             await _load_own(run, position, step)
         elif position in state.asking and state.asking[position].way is Way.CALL:
-            await _load_own(run, position, step)  # it may be answered while this process runs the run
+            await _load_own(run, position, step)  # an answer may arrive during execution
         elif position in state.asking:
             record = run.tasks[position]
             said = await load_said(run.store, run.record.run_id, state, record.task_id, record.attempt)
@@ -168,7 +176,7 @@ async def _load_conversations(run: StoredRun, steps: Sequence[ResumeStep]) -> di
 
 
 async def _load_own(run: StoredRun, position: int, step: ResumeStep) -> None:
-    """The conversation that the task's earlier attempts began, where its next one goes on with it."""
+    """Load the conversation of the task's earlier attempts if the next attempt continues the conversation."""
     state, record = run.state, run.tasks[position]
     answer = state.answer_to_say(position)
     says_answer = answer is not None and answer.attempt == record.attempt
@@ -183,8 +191,8 @@ async def _load_own(run: StoredRun, position: int, step: ResumeStep) -> None:
 
 
 def _may_correct(task: Task, record: TaskRecord, step: ResumeStep) -> bool:
-    """Whether a planner may have to be told what was wrong with its tasks: it never was, or that was cut early, or
-    failed.
+    """Return whether the next prompt of a planner may be the list of mistakes in the added tasks: the list was never
+    sent, or the attempt with the list was interrupted early or failed.
     """
     if not task.adds_tasks or TaskStatus(record.status) not in {TaskStatus.PENDING, TaskStatus.RUNNING}:
         return False
@@ -194,13 +202,13 @@ def _may_correct(task: Task, record: TaskRecord, step: ResumeStep) -> bool:
 
 
 def _adopted(run: StoredRun, position: int, backend: str, at: str) -> events.TaskStarted:
-    """For those who listen to this process: what an earlier one began goes on."""
+    """Return the event of an adoption: an attempt of an earlier process continues."""
     record = run.tasks[position]
     return events.TaskStarted(at, record.task_id, record.attempt, backend, record.session_id, adopted=True)
 
 
 async def later_tries(run: StoredRun, steps: Sequence[ResumeStep], now: float) -> dict[int, float]:
-    """When tasks are tried again, by position, where that is later than `now`."""
+    """Return the Unix times of the next attempts later than `now`, by position. Raises StoreError."""
     times = await next_tries(run.store, run.record.run_id, run.tasks, now)
     return {
         position: until
@@ -210,7 +218,7 @@ async def later_tries(run: StoredRun, steps: Sequence[ResumeStep], now: float) -
 
 
 def _retrying(run: StoredRun, position: int, until: float, at: str) -> events.TaskRetrying:
-    """What an earlier process said of the task's last attempt, for those who listen to this one."""
+    """Return the event for listeners of this process: the failure that an earlier process reported. Not stored."""
     record, goes_on = run.tasks[position], position in run.state.going_on
     kind, error = record.error_kind or "", record.error or ""
     return events.TaskRetrying(
@@ -226,7 +234,7 @@ def _retrying(run: StoredRun, position: int, until: float, at: str) -> events.Ta
 
 
 async def _load_failures(run: StoredRun) -> None:
-    """Count the failed attempts of earlier processes."""
+    """Count the failed attempts of earlier processes in the state. Raises StoreError."""
     for position, record in enumerate(run.tasks):
         if record.attempt and run.state.statuses[position] not in TASK_DONE:
             attempts = await run.store.list_attempts(run.record.run_id, record.task_id)

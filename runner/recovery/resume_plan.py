@@ -1,6 +1,7 @@
-"""What a resume does with each task of a stored run, and why. Pure.
+"""Verdicts of a resume: an action and a reason for each task of a stored run. Pure.
 
-`plait resume --dry-run` prints these verdicts and `resume` acts on them: one function, so that the two agree.
+`plait resume --dry-run` prints the verdicts and `resume` applies the verdicts: one function for both, so that preview
+and resume agree.
 """
 
 from __future__ import annotations
@@ -19,69 +20,72 @@ from plait.runner.domain.task import FailureMode, Task, at_most_once_question
 
 
 class ResumeAction(StrEnum):
-    """What a resume does with a task."""
+    """The action of a resume for a task."""
 
     KEEP = "keep"
-    """It is done and stays as it is."""
+    """The task is done and stays unchanged."""
     CONTINUE = "continue"
-    """Its conversation is known to have begun, and goes on with a word about the interruption, or the answer that it
-    waited for.
+    """Continue the conversation, which is known to have begun, with a note about the interruption, with the awaited
+    answer, or with the mistakes in the last reply.
     """
     ADOPT = "adopt"
-    """Its attempt has outlived its process: it is followed, or its answer collected, and nothing is said again."""
+    """Follow the attempt, which outlived its process, or read the waiting answer. No message is sent again."""
     START_OVER = "start over"
-    """Another attempt from the beginning."""
+    """Start another attempt from the beginning."""
     START = "start"
-    """Its first attempt."""
+    """Start the first attempt."""
     ASK = "ask"
-    """A person has to say what follows: `plait answer`."""
+    """Wait for a person: `plait answer`."""
     FAIL = "fail"
-    """The process died too often while it ran: it fails as crashed."""
-    BLOCKED = "blocked"
-    """It cannot start, because of what became of a task that it depends on, or because the run's policy has ended the
-    run as failed.
+    """Fail: as crashed if the process died too often during the task, as timed out if a question has no answer by the
+    deadline.
     """
+    BLOCKED = "blocked"
+    """Do not start, because of the end of a dependency, or because the policy ended the run as failed."""
     CANCEL = "cancel"
-    """It becomes cancelled with its run, which somebody has cancelled, or its policy has ended as completed."""
+    """Cancel the task with the run: the run was cancelled, or the policy ended the run as completed."""
 
 
 ANSWERED = "its question is answered"
 RUNS = frozenset({ResumeAction.CONTINUE, ResumeAction.START_OVER, ResumeAction.START})
-"""Actions that have the task executed."""
+"""Actions that execute the task."""
 _PASSES = RUNS | {ResumeAction.ADOPT}
-"""Actions that come to an end of the task, and are taken to be good ones."""
+"""Actions after which the task ends. The end is assumed to be a success."""
 _TAKE_UP = frozenset({ResumeAction.CONTINUE, ResumeAction.ADOPT})
+"""Actions that continue an existing conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeStep:
-    """What a resume does with `task_id`, and why. `repeats`: an attempt of unknown or discarded outcome is run again,
-    so that it may be paid for twice; then `input_tokens` is about how many its prompt and history have (a quarter of
-    their characters), where that was asked for.
-    """
+    """The action of a resume for a task, with the reason."""
 
     task_id: str
     action: ResumeAction
     reason: str
     repeats: bool = False
+    """Whether an attempt of unknown or discarded outcome is repeated, so that the task may be paid for twice."""
     input_tokens: int = 0
+    """The estimated tokens of the repeated prompt and history, a quarter of the characters; 0 outside a preview."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of tasks beside their records: the ways of open questions that have an answer by now, by task; the
-    tasks that nobody answered in time; and what is left of attempts that were under way.
-    """
+    """Facts about tasks beside the task records."""
 
     answered: Mapping[str, Way] = field(default_factory=dict[str, Way])
+    """The ways of open questions with an answer, by task id."""
     late: Collection[str] = ()
+    """Tasks without an answer by the deadline."""
     left: Mapping[str, DetachedTurn] = field(default_factory=dict[str, DetachedTurn])
+    """The states of running attempts according to their files, by task id."""
 
 
 def plan_resume(
     dag: DAG, records: Sequence[TaskRecord], *, retry_failed: bool = False, evidence: Evidence | None = None
 ) -> list[ResumeStep]:
-    """A verdict for each task, by position, once the run has no living owner. Tasks that run are taken to succeed."""
+    """Return a verdict for each task, by position, for a run without a living owner. Executed tasks are assumed to
+    succeed.
+    """
     evidence = evidence or Evidence()
     steps = [
         _waiting(record, evidence)
@@ -92,7 +96,7 @@ def plan_resume(
     passes = [False] * len(steps)
     for position in dag.order:
         step, task = steps[position], dag.tasks[position]
-        # What must not happen twice is left at work: it has begun, whatever has become of what it began with.
+        # A running at-most-once attempt is not discarded, even if a dependency runs again: the effect has begun.
         stays = step.action is ResumeAction.ADOPT and task.at_most_once
         if step.action in _PASSES and not stays:
             needed = [n for n in dag.needed(position) if not dag.pairs_up(position, n)]
@@ -101,7 +105,7 @@ def plan_resume(
                 step = ResumeStep(task.id, ResumeAction.BLOCKED, f"it waits for {', '.join(in_the_way[:3])}")
                 steps[position] = step
             elif step.action in _TAKE_UP and _runs_again(dag, steps, position):
-                # Its session holds a prompt with what these came to before.
+                # The prompt in the session holds the old results of the dependencies.
                 reason = "what it depends on is run again"
                 step = replace(step, action=ResumeAction.START_OVER, reason=reason, repeats=True)
                 steps[position] = step
@@ -110,12 +114,12 @@ def plan_resume(
 
 
 def _runs_again(dag: DAG, steps: Sequence[ResumeStep], position: int) -> bool:
-    """Whether something that the task depends on is run again."""
+    """Return whether a dependency of the task runs again."""
     return any(steps[n].action in RUNS for n in dag.needed(position))
 
 
 def judge_cancelled(records: Sequence[TaskRecord]) -> list[ResumeStep]:
-    """The same for a run that somebody has cancelled: nothing of it runs any more."""
+    """Return a verdict for each task of a cancelled run: no task runs any more."""
     return [
         ResumeStep(record.task_id, ResumeAction.KEEP, record.status)
         if TASK_STATUSES[record.status] in TASK_DONE
@@ -125,8 +129,9 @@ def judge_cancelled(records: Sequence[TaskRecord]) -> list[ResumeStep]:
 
 
 def judge_decided(steps: Sequence[ResumeStep], *, fails: bool) -> list[ResumeStep]:
-    """What becomes of `steps` where the run's policy has ended the run, as completed unless it `fails`: nothing of
-    it runs any more. What is not done is left in a run that fails, and cancelled in one that does not.
+    """Return `steps` changed for a run that the policy has ended, as failed if `fails`, otherwise as completed.
+
+    No task runs any more. Unfinished tasks are blocked in a failed run, and cancelled in a completed run.
     """
     ended = f"the run's policy has ended the run as {'failed' if fails else 'completed'}"
     stopped = _PASSES if fails else _PASSES | {ResumeAction.ASK, ResumeAction.BLOCKED}
@@ -135,12 +140,12 @@ def judge_decided(steps: Sequence[ResumeStep], *, fails: bool) -> list[ResumeSte
 
 
 def is_to_be_corrected(record: TaskRecord) -> bool:
-    """Whether the task's last attempt brought tasks that were wrong, and it is still to be told so."""
+    """Return whether the last attempt added invalid tasks and the planner has not received the mistakes yet."""
     return TASK_STATUSES[record.status] is TaskStatus.PENDING and (record.error or "").startswith(NOT_ADDED)
 
 
 def _alone(task: Task, record: TaskRecord, evidence: Evidence, *, retry_failed: bool) -> ResumeStep:
-    """The verdict on a task as if nothing that it depends on stood in its way."""
+    """Return the verdict on a task without regard to dependencies."""
     status = TASK_STATUSES[record.status]
     if status is TaskStatus.RUNNING:
         left = evidence.left.get(task.id)
@@ -158,7 +163,7 @@ def _alone(task: Task, record: TaskRecord, evidence: Evidence, *, retry_failed: 
 
 
 def _waiting(record: TaskRecord, evidence: Evidence) -> ResumeStep:
-    """The verdict on a task that has asked something."""
+    """Return the verdict on a task with an open question."""
     if record.task_id in evidence.late:
         return ResumeStep(record.task_id, ResumeAction.FAIL, f"nobody answered by its deadline: {record.question}")
     if record.task_id in evidence.answered:
@@ -182,7 +187,7 @@ def _damaged(task: Task, *, retry_failed: bool) -> ResumeStep:
 
 
 def outlives(left: DetachedTurn) -> bool:
-    """Whether the attempt goes on, or has come to an end that nobody has seen."""
+    """Return whether the attempt is still running, or has ended without a stored end."""
     return left.state != "dead"
 
 
@@ -207,7 +212,7 @@ def _under_way(task: Task, record: TaskRecord) -> ResumeStep:
 
 
 def _from_where(record: TaskRecord) -> str:
-    """What is left of starting over where the task's conversation has got as far as an answer."""
+    """Return the end of the reason for starting over: a sent answer is sent again."""
     begun = any(answered.way is Way.REPLY for answered in answers_of(record.answers))
     return "; the answer to its question is said again" if begun else ""
 

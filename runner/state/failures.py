@@ -1,4 +1,4 @@
-"""TODO."""
+"""The failed attempts that a task's retry policy counts, and the errors that count only after a while."""
 
 from __future__ import annotations
 

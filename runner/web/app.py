@@ -21,7 +21,7 @@ _LAST_ANSWERS_S = 2
 def make_app(served: ServedRuns) -> FastAPI:
     """Return the application without its guard."""
     # The guard checks the token; this dependency publishes the scheme in /openapi.json.
-    bearer = HTTPBearer(auto_error=False, description="The token that `plait serve` wrote down at its start.")
+    bearer = HTTPBearer(auto_error=False, description="The token in the file that `plait serve` names at its start.")
     app = FastAPI(
         title="plait",
         version=metadata.version("plait"),

@@ -48,10 +48,10 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
         401: "The token is missing or wrong.",
         403: "Another host or origin than this server's.",
         404: "There is no such run, task or path.",
-        408: "The request did not come to its end.",
-        409: "It does not go together with where the run stands.",
+        408: "The request was incomplete.",
+        409: "The request conflicts with the state of the run.",
         413: "The request is too large.",
-        415: "It is not application/json.",
+        415: "The body is not application/json.",
         422: "The request, or the plan in it, has mistakes.",
         503: "The store does not answer.",
     }.items()
@@ -126,7 +126,7 @@ async def _handle_validation(_request: Request, error: Exception) -> JSONRespons
 
 
 async def _handle_bug(_request: Request, _error: Exception) -> JSONResponse:
-    return JSONResponse(problem("internal", "this should not have happened; the server's log says more"), 500)
+    return JSONResponse(problem("internal", "internal error; see the log of the server"), 500)
 
 
 async def _handle_nothing_left(_request: Request, _error: Exception) -> Response:

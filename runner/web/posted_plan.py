@@ -18,8 +18,8 @@ from plait.runner.plan.schema import input_kind
 from plait.runner.plan.source import MAX_BYTES
 
 _SERVER_KEYS = {
-    "backends": "the server has its backends from its own start; name one of them, or leave `backend` out",
-    "concurrency": "how many tasks run at once is the server's to say (plait serve -j)",
+    "backends": "the backends of the server are set at its start; name one of them, or leave `backend` out",
+    "concurrency": "the server sets how many tasks run at once (plait serve -j)",
 }
 _SPECIAL = {
     "files": "a posted plan reads no files; give the texts themselves, as values of the input",
@@ -33,7 +33,7 @@ def posted_plan(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Co
     plan. Raises PlanError with every mistake.
     """
     if (size := len(_dump(plan).encode("utf-8", "surrogatepass"))) > MAX_BYTES:
-        why = f"a plan may have 1 MiB, this one has {size:,} bytes; give large values beside it, in `inputs`"
+        why = f"a plan may have 1 MiB, this one has {size:,} bytes; give large values in `inputs`"
         raise PlanError([PlanProblem(why, file="")])
     problems = [PlanProblem(why, key, file="") for key, why in _SERVER_KEYS.items() if key in plan]
     if isinstance(plan.get("inputs") or {}, dict):  # otherwise the reader reports the wrong type
@@ -56,7 +56,7 @@ def _dump(plan: Mapping[str, Any]) -> str:
     try:
         return json.dumps(plan, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
-        raise PlanError([PlanProblem(f"the plan holds what JSON does not have: {error}", file="")]) from None
+        raise PlanError([PlanProblem(f"the plan holds a value that JSON does not have: {error}", file="")]) from None
     except RecursionError:
         raise PlanError([PlanProblem("the plan is nested too deeply", file="")]) from None
 

@@ -52,9 +52,7 @@ class Api:
     def router(self) -> APIRouter:
         """Return all routes with their paths."""
         router = APIRouter(prefix="/api/runs", responses=DOCUMENTED, route_class=StrictJsonRoute)
-        again: _Answers = {
-            200: {"model": schemas.RunStatusShape, "description": "The run of this key was there already."}
-        }
+        again: _Answers = {200: {"model": schemas.RunStatusShape, "description": "A run with this key exists already."}}
         router.add_api_route("", self.create, methods=["POST"], status_code=201, responses={**DOCUMENTED, **again})
         router.add_api_route("", self.list_all, methods=["GET"])
         router.add_api_route("/{run_id}", self.get, methods=["GET"], response_model=schemas.RunDetailShape)
@@ -127,7 +125,11 @@ class Api:
         start: Annotated[schemas.EventsQuery, Query()],
         last_event_id: Annotated[
             int,
-            Header(ge=0, le=schemas.MOST_SEQ, description="As `after`, of who was cut off; the higher counts."),
+            Header(
+                ge=0,
+                le=schemas.MOST_SEQ,
+                description="As `after`, sent by a client that reconnects; the higher number counts.",
+            ),
         ] = 0,
     ) -> AsyncGenerator[_Stream]:
         """Open the stream of the events of a run. Raises RunNotFound; NothingLeft if no event can follow."""

@@ -54,7 +54,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            raise RuntimeError(f"this server speaks HTTP alone, not {scope['type']}")
+            raise RuntimeError(f"this server speaks only HTTP, not {scope['type']}")
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -85,7 +85,7 @@ class Guard:
         known = hmac.compare_digest(token.strip().encode("latin-1"), self._token)
         if not known or scheme.lower() != "bearer":
             raise RequestRefused(
-                401, "unauthorized", "send the token that this server wrote down at its start: Bearer TOKEN"
+                401, "unauthorized", "send the token in the file that this server named at its start: Bearer TOKEN"
             )
         kind = (_single_header(scope, b"content-type") or "").partition(";")[0].strip().lower()
         if kind != "application/json" and (kind or _has_body(scope)):

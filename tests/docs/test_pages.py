@@ -282,8 +282,8 @@ SEARCHED = [
     "human-in-the-loop",
     "structured output",
     "retries",
-    "rate limit",
-    "checkpoint",
+    "rate limits",
+    "checkpointing",
     "fan-out",
     "coding agents",
 ]

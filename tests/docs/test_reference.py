@@ -20,7 +20,6 @@ PAGE = "".join(
     (ROOT / "docs" / page).read_text(encoding="utf-8")
     for page in ("reference/events-and-statuses.md", "guides/recovery.md", "reference/cli.md")
 )
-DESIGN = (ROOT / "docs" / "explanation" / "design.md").read_text(encoding="utf-8")
 
 
 def table(heading: str) -> dict[str, list[str]]:
@@ -66,6 +65,9 @@ def test_the_exit_codes_are_those_of_the_code() -> None:
     assert {int(code) for code in table("code")} == codes
 
 
-def test_the_files_that_the_design_names_are_there() -> None:
-    named = re.findall(r"`((?:runner|backends|persistence|tests|\.ci)/[\w./]*)`", DESIGN)
+@pytest.mark.parametrize("page", ["docs/explanation/design.md", "docs/explanation/reliability.md", "CONTRIBUTING.md"])
+def test_the_files_that_pages_for_contributors_name_are_there(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:runner|backends|persistence|tests|docs|examples|\.ci)/[\w./]*)`", text)
+    assert len(named) > 5
     assert [path for path in named if not (ROOT / path).exists()] == []

@@ -52,7 +52,7 @@ def answer_command(  # noqa: PLR0913, PLR0917 - click passes each option
     said: dict[AnswerKind, str | None] = {"value": value, "done": done, "again": "" if again else None, "fail": fail}
     given = [AnswerChoice(kind, text) for kind, text in said.items() if text is not None]
     if len(given) != 1:
-        raise click.UsageError("say one of VALUE, --done TEXT, --again and --fail REASON")
+        raise click.UsageError("give one of VALUE, --done TEXT, --again and --fail REASON")
     if not is_utf8(given[0].text):
         raise click.BadParameter("the answer is not text in UTF-8")
     return anyio.run(answer_task, (run, task), given[0], store_path, as_json)
@@ -107,5 +107,5 @@ def _describe_result(record: RunRecord, taken: bool) -> str:
         return ""
     owner = f"process {record.owner.pid} on {record.owner.host}"
     if taken:
-        return f"\n{owner} goes on with it"
-    return f"\n{owner} was told, and has not taken it up; should it die, the next `plait resume` has the answer"
+        return f"\n{owner} continues the task"
+    return f"\n{owner} has not yet received the answer; if the process dies, the next `plait resume` uses it"

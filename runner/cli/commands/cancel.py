@@ -58,8 +58,8 @@ def _describe_result(record: RunRecord, status: RunStatus, had_ended: bool) -> s
     if status is RunStatus.CANCELLED:
         return "is cancelled"
     if status in RUN_DONE:
-        return f"came to its end first: it is {status.value}"
+        return f"ended first: its status is {status.value}"
     owner = f"process {record.owner.pid} on {record.owner.host}" if record.owner else "its process"
     if shown_status(record) is RunStatus.CANCELLING:
-        return f"is being cancelled: {owner} starts nothing more, and is still ending what is under way"
-    return f"is to be cancelled: {owner} was told, and has not answered; should it die, cancel or resume finishes it"
+        return f"is being cancelled: {owner} starts no further task, and is still ending running tasks"
+    return f"is to be cancelled: {owner} has not yet answered; if the process dies, cancel or resume finishes the run"

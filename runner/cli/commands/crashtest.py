@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -17,10 +16,6 @@ from plait.runner.crashtest.campaign import Campaign, PlanShape
 from plait.runner.crashtest.certificate import as_lines, as_value
 from plait.runner.crashtest.tally import Tally
 from plait.runner.crashtest.trial import parse_trial
-
-if TYPE_CHECKING:
-    from plait.runner.crashtest.campaign import PlanShape
-
 
 _PATH = click.Path(path_type=Path)
 

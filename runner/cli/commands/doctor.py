@@ -80,7 +80,7 @@ def _check_store(given: Path) -> Iterator[Finding]:
         yield from health.permissions(path)
     yield from health.leftovers(path)
     if given == DEFAULT_STORE and not _exists(path):
-        yield Finding("store", Fitness.OK, f"there is none at {DEFAULT_STORE} yet", "`plait run PLAN` makes one")
+        yield Finding("store", Fitness.OK, f"no store at {DEFAULT_STORE} yet", "`plait run PLAN` makes one")
         return
     readable = True
     for finding in health.file(path):
@@ -100,7 +100,7 @@ def _check_runs(path: Path) -> Iterator[Finding]:
     interrupted = [run for run, status in states if status is RunStatus.INTERRUPTED]
     under_way = [run for run, status in states if run.owner and status not in RUN_DONE | {RunStatus.INTERRUPTED}]
     if not interrupted and not under_way:
-        yield Finding("runs", Fitness.OK, f"{counted(len(runs), 'run')}, none under way or interrupted")
+        yield Finding("runs", Fitness.OK, f"{counted(len(runs), 'run')}, none running or interrupted")
     yield from map(_active_finding, under_way)
     yield from _interrupted_findings(path, interrupted, resumable)
 
@@ -131,7 +131,7 @@ def _interrupted_findings(path: Path, runs: list[RunRecord], resumable: Collecti
         whose = f": process {owner.pid} on {owner.host} {_owner_state(owner)}" if owner else ""
         advice = command_line(path, "resume", run.run_id)
         if run.run_id not in resumable:
-            advice = f"go on with it from Python, or name its backends: {advice} --backends FILE"
+            advice = f"resume the run from Python, or name its backends: {advice} --backends FILE"
         yield Finding("runs", Fitness.WARNING, f"{run.run_id} is interrupted{whose}", advice)
     if len(runs) > _MOST_RUNS:
         left = len(runs) - _MOST_RUNS

@@ -62,7 +62,7 @@ def turns_that_fit(one: Installed, memory: int | None) -> int | None:
 def _check_version(one: Installed) -> tuple[Fitness, str, str]:
     tested = " and ".join(one.agent.tested)
     if one.version is None:
-        return Fitness.WARNING, "does not say its version", f"`{one.agent.program} --version` has to work"
+        return Fitness.WARNING, "reports no version", f"`{one.agent.program} --version` has to work"
     if one.is_tested:
         return Fitness.OK, f"{one.version} (tested)", ""
     if one.is_newer:
@@ -72,7 +72,7 @@ def _check_version(one: Installed) -> tuple[Fitness, str, str]:
 
 def _check_login(one: Installed) -> tuple[Fitness, str, str]:
     if one.is_logged_in is None:
-        return Fitness.OK, f"cannot tell whether it is logged in{f' ({one.by})' if one.by else ''}", ""
+        return Fitness.OK, f"login unknown{f' ({one.by})' if one.by else ''}", ""
     if one.is_logged_in:
         return Fitness.OK, f"key in {one.by}" if one.by in one.agent.login.keys else "logged in", ""
     key = f", or set {one.agent.login.keys[0]}" if one.agent.login.keys else ""
@@ -84,7 +84,7 @@ def _check_memory(one: Installed, memory: int | None) -> tuple[Fitness, str, str
     if number is None:
         return Fitness.OK, "", ""
     fit = f"{number:,} at once fit into memory"
-    return (Fitness.OK, fit, "") if number else (Fitness.WARNING, fit, "free some memory before it is run")
+    return (Fitness.OK, fit, "") if number else (Fitness.WARNING, fit, "free some memory before running the agent")
 
 
 def check_left_over(left: Sequence[AtWork], root: Path, runs: Sequence[RunRecord], path: Path) -> Iterator[Finding]:
@@ -113,4 +113,4 @@ def _describe_agent(one: AtWork, root: Path) -> str:
 def _advise(run: RunRecord | None, those: Sequence[AtWork], path: Path) -> str:
     if run is None or RunStatus(run.status) in RUN_DONE:
         return f"kill {' '.join(str(pid) for one in those for pid in one.pids)}"
-    return f"{command_line(path, 'resume', run.run_id)} takes over what they do"
+    return f"{command_line(path, 'resume', run.run_id)} takes over their work"

@@ -47,7 +47,7 @@ def _summarize(preview: Preview) -> str:
     again = len(preview.repeats)
     bill = f"{counted(again, 'task')} possibly billed twice" if again else "nothing billed twice"
     if again:
-        bill += f", about {preview.repeated_input_tokens:,} input tokens and whatever had been answered"
+        bill += f", about {preview.repeated_input_tokens:,} input tokens and the output before the interruption"
     return f"run {preview.run_id}: {', '.join(parts)}; {bill}"
 
 

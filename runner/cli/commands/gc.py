@@ -56,7 +56,7 @@ def gc_command(keep: int | None, older_than: float | None, dry_run: bool, store_
     a process works on, is never deleted.
     """
     if keep is None and older_than is None:
-        raise click.UsageError("say which runs may go: --keep N, --older-than AGE, or both")
+        raise click.UsageError("choose the runs to delete: --keep N, --older-than AGE, or both")
     return anyio.run(delete_expired, store_path, Expiry(keep, older_than), dry_run, as_json)
 
 

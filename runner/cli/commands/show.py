@@ -199,13 +199,13 @@ def _print_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageReco
     _print_field("tokens", tokens(task.spent.input_tokens, task.spent.output_tokens))
     later = [one for one in messages if one.attempt == 0]
     if used := tokens(sum(one.input_tokens for one in later), sum(one.output_tokens for one in later)):
-        print_line(f"{'':<9} and {used} in turns after the run, which its own do not count")
+        print_line(f"{'':<9} and {used} in turns after the run, not included above")
     _print_field("error", f"{task.error_kind}: {task.error}" if task.error_kind else None)
 
 
 def _print_task_result(task: TaskRecord, messages: Sequence[MessageRecord]) -> None:
     if task.damaged:
-        print_section("result", "(damaged: it does not fit its checksum)")
+        print_section("result", "(damaged: the checksum does not match)")
     elif task.text is not None and not any(one.role == "assistant" and one.content == task.text for one in messages):
         print_section("result", task.text)
     if task.data is not None:

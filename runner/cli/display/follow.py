@@ -121,7 +121,7 @@ async def stop_on_signal(
                 # From here on not by the event loop: a function of the user may block the loop.
                 for number in handled:
                     signal.signal(number, _SECOND_SIGNAL[number])
-                note("stopping, and writing down where the run stands; once more to leave at once")
+                note("stopping, and storing the state of the run; a second signal exits at once")
                 stop()
                 await anyio.sleep_forever()
     finally:

@@ -132,7 +132,7 @@ class LiveDisplay:
         parts.append(seconds(progress.clock() - progress.began))
         line.append("  " + " · ".join(part for part in parts if part))
         if progress.degraded is not None:
-            line.append("  the store is away", style="red")
+            line.append("  the store does not answer", style="red")
         return line
 
     def _running_lines(self, running: Sequence[tuple[str, RunningAttempt]]) -> Iterator[Text]:
@@ -154,7 +154,7 @@ class LiveDisplay:
         failed = [one for one in before if self._progress.statuses[one] is TaskStatus.FAILED]
         named = failed or before
         shown = ", ".join(map(one_line, named[:3])) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
-        why = f"blocked by {shown}" if failed else f"waits for {shown}" if shown else "waits for a place"
+        why = f"blocked by {shown}" if failed else f"waits for {shown}" if shown else "waits for a free slot"
         return _text(f"  · {one_line(task_id)}  {why}", "dim")
 
 

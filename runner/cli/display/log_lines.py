@@ -58,7 +58,7 @@ def _end_line(status: TaskStatus, detail: Detail) -> str:
 
 
 def _retry_line(detail: Detail) -> str:
-    how = "goes on" if detail.get("goes_on") else "tries again"
+    how = "continues" if detail.get("goes_on") else "tries again"
     line = f"{how} in {seconds(_number(detail, 'delay_s'))}: {_error_text(detail)}"
     return f"{line} ({spent})" if (spent := _spent(detail)) else line
 
@@ -105,7 +105,7 @@ def _count(detail: Detail, name: str) -> int:
 _WORDS: Mapping[str, Callable[[Detail], str]] = {
     EventKind.TASKS_ADDED: lambda detail: f"{counted(_count(detail, 'tasks'), 'task')} added{_suffix(_ids(detail))}",
     EventKind.TASK_STARTED: lambda detail: f"started ({one_line(_text(detail, 'backend'))})",
-    EventKind.TASK_ADOPTED: lambda _: "is taken over: it has outlived the process that began it",
+    EventKind.TASK_ADOPTED: lambda _: "is taken over: the agent has outlived the process that started it",
     EventKind.SESSION_OPENED: lambda detail: f"session {one_line(_text(detail, 'session_id'))}",
     EventKind.TASK_COMPLETED: partial(_end_line, TaskStatus.COMPLETED),
     EventKind.TASK_FAILED: partial(_end_line, TaskStatus.FAILED),

@@ -78,17 +78,17 @@ def event_line(event: events.Event) -> str:
         case events.RunResumed():
             line = f"run {one_line(event.run_id)} resumed, {counted(event.reused, 'task')} completed before"
         case events.RunCancelling():
-            line = f"run {one_line(event.run_id)} is being cancelled; nothing more starts"
+            line = f"run {one_line(event.run_id)} is being cancelled; no further task starts"
         case events.RunWatched():
             line = f"run {one_line(event.run_id)} is owned by {one_line(event.owner)}; "
-            line += f"watching for {seconds(event.seconds)} whether that still lives"
+            line += f"watching for {seconds(event.seconds)} whether the owner is alive"
         case events.TasksAdded():
             by = f" by {one_line(event.added_by)}" if event.added_by is not None else ""
             line = (
                 f"{counted(len(event.tasks), 'task')} added{by}: {_shorten(', '.join(task.id for task in event.tasks))}"
             )
         case events.StoreDegraded():
-            line = f"the store failed, going on without it: {_shorten(event.error)}"
+            line = f"the store failed, continuing without a store: {_shorten(event.error)}"
         case events.StoreRecovered():
             line = f"the store answers again, {counted(event.changes, 'change')} caught up"
         case events.RunEnded():
@@ -103,7 +103,7 @@ def _task_words(event: events.TaskEvent) -> str:
     match event:
         case events.TaskStarted():
             again = f", attempt {event.attempt}" if event.attempt > 1 else ""
-            goes_on = ", goes on with its conversation" if event.confirmed else ""
+            goes_on = ", continues its conversation" if event.confirmed else ""
             how = "is taken over" if event.adopted else "started"
             line = f"{how} ({one_line(event.backend)}{again}{goes_on})"
         case events.TaskOutput():
@@ -112,7 +112,7 @@ def _task_words(event: events.TaskEvent) -> str:
         case events.TaskCompleted():
             line = f"completed {cost(event)}"
         case events.TaskRetrying():
-            how = "goes on" if event.goes_on else "tries again"
+            how = "continues" if event.goes_on else "tries again"
             line = f"{how} in {seconds(event.delay_s)}: {event.error_kind}: {_shorten(event.error)}"
         case events.TaskFailed():
             word = "skipped" if event.status is TaskStatus.SKIPPED else "failed"

@@ -31,9 +31,9 @@ from plait.runner.policies.orchestrator.policy import Stop
 
 _MOST_FAILURES = 10
 WHY_STOPPED = {
-    Stop.MAX_ITERATIONS: "no further task was begun: max_iterations is reached",
+    Stop.MAX_ITERATIONS: "no further task was started: max_iterations is reached",
     Stop.MAX_TASKS: "no further task was planned: max_tasks is reached",
-    Stop.NO_PROGRESS: "it made no progress any more",
+    Stop.NO_PROGRESS: "no further progress was made",
 }
 _MOST_QUESTIONS = 5
 EXIT_CODES = {

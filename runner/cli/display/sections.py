@@ -34,7 +34,7 @@ def print_question(task: TaskRecord, waiting: Sequence[WaitingTask], path: Path)
             print_line(f"{what:<9} {line}")
         print_line(f"{'answer':<9} {one.answer_command(path)}")
     if not waiting:
-        print_line("its answer is on its way to the run")
+        print_line("the answer is stored; the run has not yet received it")
 
 
 def print_table(

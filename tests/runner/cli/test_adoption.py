@@ -65,7 +65,7 @@ def test_without_the_backend_only_what_is_stored_is_known(world: World) -> None:
     (world.folder / "agents.py").rename(world.folder / "elsewhere.py")
     foretold = plait(world.folder, "resume", "last", "--dry-run")
     assert foretold.code == 0
-    assert foretold.err.startswith("plait: whether anything of it is still at work cannot be told: ")
+    assert foretold.err.startswith("plait: cannot check whether agents of the run still work: ")
     assert foretold.out.split()[0] in {"continue", "start"}
     (world.folder / "elsewhere.py").rename(world.folder / "agents.py")
     world.allow("go")

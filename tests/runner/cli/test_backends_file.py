@@ -38,10 +38,10 @@ async def test_another_server_and_model_for_what_is_left(tmp_path: Path) -> None
         assert (await command(tmp_path, "run", "plan.yaml", FAR_KEY="k1", OPENAI_API_KEY="k2")).code == 1
         again = partial(command, tmp_path, "resume", "last", "--retry-failed", OPENAI_API_KEY="k2")
         dry = await again("--dry-run", "--backends", "other.yaml")
-        assert (dry.code, "with far as in other.yaml, for this time" in dry.err) == (0, True)
+        assert (dry.code, "using far from other.yaml for this resume" in dry.err) == (0, True)
         done = await again("--backends", "other.yaml")
         assert (done.code, done.out) == (0, "second\n")
-        assert "with far as in other.yaml, for this time\n" in done.err
+        assert "using far from other.yaml for this resume\n" in done.err
         assert [body["model"] for body in old.bodies] == ["old", "old"]
         assert [body["model"] for body in new.bodies] == ["new"]
         assert [one.headers["authorization"] for one in new.requests] == ["Bearer k2"]
@@ -67,7 +67,7 @@ def test_a_function_of_another_folder_in_place_of_a_server(tmp_path: Path) -> No
     [
         (
             "backends: {fra: {kind: local}, x: {kind: local}}",
-            "other.yaml names fra, x under `backends:`, and run {run} has far: give what is to be used in place of one",
+            "other.yaml names fra, x under `backends:`, and run {run} has far: give a replacement the name",
         ),
         ("tasks: []", "other.yaml names no backends"),
         ("backends: {far: {kind: openai, modle: m}}", "other.yaml: backends.far"),
@@ -93,11 +93,11 @@ def test_what_the_file_has_otherwise_is_not_told_as_unheeded(tmp_path: Path) -> 
     plan.write_text(PLAN.format(url="http://127.0.0.1:8"))
     unheeded = plait_here(tmp_path, "resume", "last", "--retry-failed")
     assert (
-        "(backends.far.base_url); a resume runs what is stored; --backends FILE takes backends from a file"
+        "(backends.far.base_url); a resume runs the stored plan; --backends FILE takes backends from a file"
         in unheeded.err
     )
     heeded = plait_here(tmp_path, "resume", "last", "--retry-failed", "--backends", "plan.yaml")
-    assert "a resume runs what is stored" not in heeded.err
+    assert "a resume runs the stored plan" not in heeded.err
 
 
 async def made_by_a_program(folder: Path) -> None:
@@ -131,9 +131,12 @@ async def test_a_run_of_a_program_goes_on_by_the_command_with_backends_from_a_fi
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "or name a plan file that has them by the same names: --backends FILE"),
+        (None, "or name a plan file that names them by the same names: --backends FILE"),
         ("{default: {kind: local}}", "other.yaml names default under `backends:`, and run r1 needs 'far' as well"),
-        ("{far: {kind: local}, x: {kind: local}}", "needs one for tasks that name none; say which with `defaults:"),
+        (
+            "{far: {kind: local}, x: {kind: local}}",
+            "needs a backend for tasks that name none; name the default with `defaults:",
+        ),
     ],
 )
 @pytest.mark.parametrize("words", [(), ("--dry-run",)])

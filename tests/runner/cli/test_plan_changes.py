@@ -33,7 +33,7 @@ EDITS = {
     ),
     "the default": ({"defaults: {backend: say}": "defaults: {backend: far}"}, "defaults.backend"),
     "follow-ups": ({"tasks:": "workflows: [{after: coder}]\ntasks:"}, "workflows"),
-    "a mistake": ({"tasks:": "tsks:"}, "the plan file has mistakes by now (`plait check` says which); a resume runs"),
+    "a mistake": ({"tasks:": "tsks:"}, "the plan file has mistakes by now (`plait check` lists them); a resume runs"),
 }
 
 
@@ -57,7 +57,7 @@ def test_a_resume_says_what_of_an_edited_plan_goes_unheeded(tmp_path: Path, edit
         if edit == "a mistake":
             assert (len(lines), said is not None and said in lines[0]) == (1, True)
         else:
-            whole = f"the plan file has changed since this run was stored ({said}); a resume runs what is stored"
+            whole = f"the plan file has changed since this run was stored ({said}); a resume runs the stored plan"
             if edit == "a backend":
                 whole += "; --backends FILE takes backends from a file"
             assert lines == ([] if said is None else [whole])

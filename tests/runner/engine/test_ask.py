@@ -108,7 +108,7 @@ async def test_no_except_of_the_task_swallows_its_question() -> None:
 
 
 async def test_ask_outside_of_a_task_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="works only while a runner runs a task"):
+    with pytest.raises(RuntimeError, match="works only inside a task that a runner runs"):
         await ask("Anybody?")
 
 

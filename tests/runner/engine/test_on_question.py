@@ -193,7 +193,7 @@ async def test_ask_works_in_tasks_and_in_no_callback() -> None:
         return str(await ask("which?"))
 
     async def callback(_question: OpenQuestion) -> str:
-        with pytest.raises(RuntimeError, match=r"ask\(\) works only while a runner runs a task") as caught:
+        with pytest.raises(RuntimeError, match=r"ask\(\) works only inside a task that a runner runs") as caught:
             await ask("and which?")
         said.append(str(caught.value))
         return "this"

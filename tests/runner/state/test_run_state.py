@@ -13,7 +13,7 @@ import pytest
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Message, Question, Reply, Usage
-from plait.persistence.records import AttemptRecord, TaskRecord
+from plait.persistence.records import AttemptRecord, Spent, TaskRecord
 from plait.runner import DAG, DAGError, FailureMode, Task, TaskResult, TaskStatus
 from plait.runner.domain import events
 from plait.runner.domain.conversation import NOT_ADDED, Continuation, History
@@ -363,7 +363,7 @@ def test_an_expanded_task_waits_for_its_parts(count: int) -> None:
 def test_failures_of_earlier_processes_count_until_a_person_reopened_the_task() -> None:
     def attempt(number: int, status: str, kind: ErrorKind | None = None, error: str | None = None) -> AttemptRecord:
         name = None if kind is None else kind.value
-        return AttemptRecord("a", number, status, "fake", None, AT, AT, name, error, 0, 0, None, None)
+        return AttemptRecord("a", number, status, "fake", None, AT, AT, name, error, Spent(), None)
 
     failed = [
         attempt(1, "retried", ErrorKind.TRANSIENT, "gone"),

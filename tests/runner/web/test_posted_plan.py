@@ -38,9 +38,9 @@ def test_a_posted_plan_is_a_plan() -> None:
 @pytest.mark.parametrize(
     ("changes", "inputs", "said"),
     [
-        ({"backends": {"w": {"kind": "function", "call": "os:system"}}}, {}, "backends: the server has its backends"),
-        ({"backends": {}}, {}, "backends: the server has its backends"),
-        ({"concurrency": 100}, {}, "concurrency: how many tasks run at once is the server's"),
+        ({"backends": {"w": {"kind": "function", "call": "os:system"}}}, {}, "backends: the backends of the server"),
+        ({"backends": {}}, {}, "backends: the backends of the server"),
+        ({"concurrency": 100}, {}, "concurrency: the server sets how many tasks run at once"),
         ({"inputs": {"who": {"files": "/etc/passwd"}}}, {}, "inputs.who: a posted plan reads no files"),
         ({}, {"who": {"files": "/etc/passwd", "more": 1}}, "inputs.who: a posted plan reads no files"),
         ({"inputs": {"who": {"rows": "/etc/rows.csv"}}}, {}, "inputs.who: a posted plan reads no files; give the rows"),
@@ -56,7 +56,7 @@ def test_a_posted_plan_is_a_plan() -> None:
         ({"tasks": []}, {}, "task"),
         ({"inputs": [1]}, {}, "inputs"),
         ({"name": "\ud800"}, {}, "U+D800"),
-        ({}, {"who": float("nan")}, "the plan holds what JSON does not have"),
+        ({}, {"who": float("nan")}, "the plan holds a value that JSON does not have"),
         ({"name": "x" * 2**20}, {}, "a plan may have 1 MiB, this one has 1,048,"),
     ],
 )

@@ -77,7 +77,7 @@ def test_a_task_that_must_not_happen_twice_is_asked_about(tmp_path: Path) -> Non
     assert plait_here(tmp_path, "runs", "--json").value[0]["status"] == "waiting_input"
     for words in ((), ("--again", "--done", "x")):
         wrong = plait_here(tmp_path, "answer", "last", "pay", *words)
-        assert (wrong.code, "say one of VALUE, --done TEXT, --again and --fail REASON" in wrong.err) == (2, True)
+        assert (wrong.code, "give one of VALUE, --done TEXT, --again and --fail REASON" in wrong.err) == (2, True)
     answered = plait_here(tmp_path, "answer", "last", "pay", "--done", "receipt 7")
     assert (answered.code, "is answered: done" in answered.err) == (0, True)
     again = plait_here(tmp_path, "answer", "last", "pay", "--again")

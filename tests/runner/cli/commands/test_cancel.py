@@ -81,7 +81,7 @@ def test_a_run_in_another_process_is_cancelled_within_two_seconds(tmp_path: Path
         assert (cancel.returncode, "is cancelled\n" in said) == (0, True)
         said = owner.communicate(timeout=30)[1]
         assert owner.returncode == 6
-        assert "is being cancelled; nothing more starts" in said
+        assert "is being cancelled; no further task starts" in said
     assert statuses(tmp_path) == ("cancelled", {"first": "completed", "held": "completed", "never": "cancelled"})
     assert not (tmp_path / "never").exists()
 
@@ -129,7 +129,7 @@ def test_an_owner_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monke
         cancelled = plait_here(tmp_path, "cancel", "last")
         assert cancelled.code == 0
         assert f"is to be cancelled: process {owner.pid} on " in cancelled.err
-        assert "was told, and has not answered" in cancelled.err
+        assert "has not yet answered" in cancelled.err
         owner.kill()
         owner.wait(30)
     assert plait_here(tmp_path, "cancel", "last").code == 0

@@ -77,7 +77,7 @@ def test_a_good_store_is_fit_and_stays_as_it_is(folder: Path) -> None:
     assert lines["checksums"].split(maxsplit=2) == ["ok", "checksums", "all fit (results: 2, messages: 4)"]
     assert lines["permissions"].startswith("ok ")
     assert lines["pages"].startswith("ok ")
-    assert lines["runs"].endswith("1 run, none under way or interrupted")
+    assert lines["runs"].endswith("1 run, none running or interrupted")
     assert (folder / STORE).read_bytes() == before
     assert plait_here(folder, "doctor", "--json").value["verdict"] in {"ok", "warning"}
 
@@ -85,7 +85,7 @@ def test_a_good_store_is_fit_and_stays_as_it_is(folder: Path) -> None:
 def test_without_a_store_only_the_machine_is_looked_at(tmp_path: Path) -> None:
     done = plait_here(tmp_path, "doctor")
     assert (done.code, done.err) == (0, "")
-    assert "there is none at .plait/plait.db yet; `plait run PLAN` makes one" in done.out
+    assert "no store at .plait/plait.db yet; `plait run PLAN` makes one" in done.out
     assert list(tmp_path.iterdir()) == []
 
 

@@ -43,7 +43,7 @@ def test_an_agent_whose_runner_was_killed_is_followed_too(home: Home) -> None:
         log.until("| done now")
         assert log.wait() == 6
     said = log.seen.decode()
-    assert f"run {run['run_id']} is interrupted, and nobody works on it" in said
+    assert f"run {run['run_id']} is interrupted, and no process works on it" in said
     assert f"plait resume {run['run_id']}" in said
 
 

@@ -83,9 +83,9 @@ async def test_it_says_at_which_limit_it_stopped(tmp_path: Path) -> None:
         done = await plait(tmp_path, server, *orchestrate("--max-iterations", "2"))
         assert done.code == 0
         assert done.out == "found a; found c\n"
-        assert "  stopped   no further task was begun: max_iterations is reached\n" in done.err
+        assert "  stopped   no further task was started: max_iterations is reached\n" in done.err
         shown = (await plait(tmp_path, server, "show", "last")).out
-        assert "stopped   no further task was begun: max_iterations is reached\n" in shown
+        assert "stopped   no further task was started: max_iterations is reached\n" in shown
         value = (await plait(tmp_path, server, "show", "last", "--json")).value
         assert value["stopped"] == "max_iterations"
         done = await plait(tmp_path, server, *orchestrate("--max-tasks", "3", "--json", "--no-store"))
@@ -128,7 +128,7 @@ async def test_a_planner_that_only_plans_circles_fails_the_run(tmp_path: Path) -
         (("",), "the goal is empty"),
         (("goal", "--max-iterations", "0"), "max-iterations"),
         (("goal",), "no backend is configured"),
-        (("goal", "--planner", "oracle", "--backend", "local"), "'oracle' is not a backend"),
+        (("goal", "--planner", "oracle", "--backend", "local"), "'oracle' is not an available backend"),
         (("goal", "--planner", "antropic:m"), "plait: there is no backend 'antropic'; did you mean 'anthropic'?\n"),
     ],
 )

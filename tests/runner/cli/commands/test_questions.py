@@ -167,7 +167,7 @@ def test_a_run_in_another_process_is_answered(tmp_path: Path) -> None:
         refused(plait_here(tmp_path, "answer", "last", "where", "--done", "x"), "is being run by process")
         answered = plait_here(tmp_path, "answer", "last", "where", "Rome")
         assert (answered.code, f"process {owner.pid} on" in answered.err) == (0, True)
-        assert "goes on with it" in answered.err
+        assert "continues the task" in answered.err
         refused(plait_here(tmp_path, "answer", "last", "where", "Oslo"), "asks nothing now")
         (tmp_path / "go").touch()
         out, err = owner.communicate(timeout=30)

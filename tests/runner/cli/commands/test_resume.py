@@ -75,7 +75,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
     with Terminal(tmp_path, "run", "plan.yaml") as terminal:
         wait_for_call(tmp_path, "one")
         terminal.press_ctrl_c()
-        terminal.until("once more to leave at once")
+        terminal.until("a second signal exits at once")
         terminal.press_ctrl_c()
         assert terminal.wait() == 130
     assert terminal.seen.endswith(b"\x1b[?25h\r\n")
@@ -220,7 +220,7 @@ def test_a_run_that_python_made_says_how_to_go_on(tmp_path: Path) -> None:
     assert "ParallelRunner(...).resume(run_id)" in refused.err
     assert "plait resume" not in plait_here(tmp_path, "show", "last", "--store", "runs.db").out
     found = plait_here(tmp_path, "doctor", "--store", "runs.db").out
-    advice = "go on with it from Python, or name its backends: .* --backends FILE$"
+    advice = "resume the run from Python, or name its backends: .* --backends FILE$"
     assert re.search(f"is interrupted.*; {advice}", found, re.MULTILINE)
 
 
@@ -264,7 +264,7 @@ def test_a_key_is_not_sent_to_a_server_that_only_the_store_names(tmp_path: Path)
     plan.write_text(plan.read_text().replace("127.0.0.1", "localhost"))
     refused = plait(tmp_path, *again, OPENAI_API_KEY="canary-key")
     assert refused.code == 2
-    assert f"sends the key in OPENAI_API_KEY to {url}, and nothing else says so" in refused.err
+    assert f"sends the key in OPENAI_API_KEY to {url}, and the plan file does not" in refused.err
     assert "canary" not in refused.err
     assert plait(tmp_path, *again).code == 1, "without a key there is nothing to give away"
     assert plait(tmp_path, *again, OPENAI_API_KEY="canary-key", OPENAI_BASE_URL=url).code == 1
