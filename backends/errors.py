@@ -59,10 +59,10 @@ class BackendError(Exception):
         retry_after: float | None = None,
         usage: Usage = NO_USAGE,
         messages: tuple[Message, ...] = (),
-        goes_on: bool = False,
+        continues_session: bool = False,
     ) -> None:
         super().__init__(message)
-        self.continues_session = goes_on
+        self.continues_session = continues_session
         self.usage = usage
         self.messages = messages
         self.kind = kind

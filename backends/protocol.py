@@ -232,7 +232,7 @@ class DetachedTurn:
     """"alive": the turn is running. "ended": its files hold the whole outcome. "dead": the turn was interrupted."""
     session_id: str | None = None
     """Session known from the turn's files to hold the prompt; None if no session is known."""
-    goes_on: bool = False
+    resumes_interrupted: bool = False
     """`ConversationRequest.resumes_interrupted` of the turn."""
     about: str = ""
     """A short description, such as "claude, pid 4711"."""

@@ -200,7 +200,7 @@ class TaskRetried:
     """Seconds until the next attempt."""
     duration_s: float = 0.0
     spent: Spent = NOTHING_SPENT
-    goes_on: bool = False
+    continues_session: bool = False
     """The next attempt continues the session, which is confirmed thereby. False revokes the confirmation."""
 
 

@@ -75,8 +75,8 @@ def _task_failed(change: changes.TaskFailed) -> EventParts:
 
 def _task_retried(change: changes.TaskRetried) -> EventParts:
     values: dict[str, str | float] = {"error_kind": change.error_kind, "delay_s": change.delay_s}
-    if change.goes_on:
-        values["goes_on"] = True
+    if change.continues_session:
+        values["continues_session"] = True
     detail = json.dumps(values, allow_nan=False, separators=(",", ":"))
     return change.at, EventKind.TASK_RETRIED, change.task_id, change.attempt, detail
 

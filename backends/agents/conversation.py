@@ -45,7 +45,7 @@ class CliConversation:
 
     def __init__(self, program: Program, opening: ConversationRequest, files: Files) -> None:
         self._program = program
-        self._opening = opening
+        self._request = opening
         self._files = files
         self._sessions = Sessions(files.sessions, program.kind)
         self._session_id = opening.session_id
@@ -93,11 +93,11 @@ class CliConversation:
         if self._schema is not None and self._asked is None:
             sent += f"\n\nAnswer with nothing but JSON that fits this JSON Schema: {self._schema.text}"
         try:
-            if self._opening.fork_of and not self._exists and not self._program.branches_sessions():
+            if self._request.fork_of and not self._exists and not self._program.branches_sessions():
                 raise BackendError(ErrorKind.SESSION_LOST, f"{self._program.kind} cannot fork a session")
             return await self._exchange(turn, prompt, sent)
         except SchemaRefused as refused:
-            self._opening.on_output(
+            self._request.on_output(
                 Output("notice", f"the schema was rejected, so the prompt describes it: {refused.message}")
             )
             self._asked = None
@@ -111,26 +111,26 @@ class CliConversation:
                 turn.clear()
                 return await self._first(turn, prompt)
             lost = error.kind is ErrorKind.SESSION_LOST or isinstance(error, SessionInUse)
-            begun = self._opening.resumes_interrupted or self._said
-            if not lost or begun or not self._opening.history or self._program.on_lost_session == "fail":
+            begun = self._request.resumes_interrupted or self._said
+            if not lost or begun or not self._request.history or self._program.on_lost_session == "fail":
                 raise
             what = error.holder if isinstance(error, SessionInUse) else error.message
-        old = self._session_id if self._exists else self._opening.fork_of
+        old = self._session_id if self._exists else self._request.fork_of
         turn.clear()
         if self._exists:
             self._session_id = self._program.new_session_id()
         self._exists = False
-        self._opening = replace(self._opening, fork_of=None, resume=False)
+        self._request = replace(self._request, fork_of=None, resume=False)
         note = f"session {old} could not be continued ({what}): a fresh session received the history as text"
-        self._opening.on_output(Output("notice", note))
-        return await self._exchange(turn, prompt, replayed(self._opening.history, sent), note)
+        self._request.on_output(Output("notice", note))
+        return await self._exchange(turn, prompt, replayed(self._request.history, sent), note)
 
     async def _fitting(self, turn: list[Message], answered: Answered, schema: Schema) -> tuple[Answered, JsonValue]:
         try:
             return answered, _read(answered, schema)
         except Mismatch as mismatch:
             problem = mismatch
-        self._opening.on_output(Output("notice", "the answer does not fit its schema; asking once more"))
+        self._request.on_output(Output("notice", "the answer does not fit its schema; asking once more"))
         prompt = repair_prompt(problem, schema)
         answered = await self._exchange(turn, prompt, prompt)
         try:
@@ -159,7 +159,7 @@ class CliConversation:
             error.usage = self._cost_unheard(cut) + self._own(call.folder, self._session_id, used)
             error.continues_session = error.continues_session and reader.session_id is not None
             if error.kind is ErrorKind.TIMEOUT and self._ends is not None and anyio.current_time() >= self._ends:
-                error.message = f"no answer within the task's timeout of {self._opening.timeout:g} s"
+                error.message = f"no answer within the task's timeout of {self._request.timeout:g} s"
             hide(error, self._given())
             mark_told(call.folder)
             raise
@@ -174,7 +174,7 @@ class CliConversation:
         return answered
 
     def _call(self, folder: Path) -> Call:
-        opening, asked = self._opening, self._asked
+        opening, asked = self._request, self._asked
         forks = None if self._exists else opening.fork_of
         answer = None if self._said else opening.answer
         return Call(folder, self._session_id, resume=self._exists, forks=forks, output_schema=asked, answer=answer)
@@ -199,13 +199,13 @@ class CliConversation:
 
     async def _found(self, held: AsyncExitStack, call: Call) -> Child | None:
         """Return the child of the call if another process started the child; None otherwise."""
-        if self._opening.attaches and read_manifest(call.folder) is not None:
+        if self._request.attaches and read_manifest(call.folder) is not None:
             return await held.enter_async_context(adopted(call.folder))
         return None
 
     def _note_skipped(self, child: Child) -> None:
         if child.skipped:
-            self._opening.on_output(Output("notice", f"output lines skipped as too long: {child.skipped}"))
+            self._request.on_output(Output("notice", f"output lines skipped as too long: {child.skipped}"))
 
     async def _start(self, held: AsyncExitStack, call: Call, sent: str, cut: list[UnreportedCall]) -> Child:
         keeps: list[int] = []
@@ -220,7 +220,7 @@ class CliConversation:
         private_folder(call.folder)
         program = self._program
         said = program.says(call, sent)
-        guarded = self._opening.files is None or program.on_runner_death == "kill"
+        guarded = self._request.files is None or program.on_runner_death == "kill"
         start = Start(
             self._words(call),
             {**self._given(), **program.environment(call)},
@@ -229,7 +229,7 @@ class CliConversation:
             keeps,
             {
                 "kind": program.kind,
-                "goes_on": "yes" if self._opening.resumes_interrupted else "no",
+                "goes_on": "yes" if self._request.resumes_interrupted else "no",
                 "said": digest(said),
                 "dies": "yes" if guarded else "no",
                 **self._notes(),
@@ -250,7 +250,7 @@ class CliConversation:
 
     def _on_line(self, reader: Reader, line: bytes) -> bool:
         for output in feed(reader, parsed(line)):
-            self._opening.on_output(output)
+            self._request.on_output(output)
         self._know(reader.session_id)
         return reader.is_final
 
@@ -258,14 +258,14 @@ class CliConversation:
         if session_id is not None and session_id != self._seen:
             self._seen = session_id
             self._session_id, self._exists = clean_text(session_id), True
-            self._opening.on_session(self._session_id)
+            self._request.on_session(self._session_id)
 
     def _look_once_more(self, call: Call) -> None:
         """Record the session, if any, from output written between the last read and the end of the agent."""
         self._know(self._program.session_of(call.folder))
 
     def _show(self, kind: str, text: str) -> None:
-        self._opening.on_output(Output("waiting" if kind == "waiting" else "notice", one_line(text)))
+        self._request.on_output(Output("waiting" if kind == "waiting" else "notice", one_line(text)))
 
     def _cost_unheard(self, cut: list[UnreportedCall]) -> Usage:
         read = ((one.folder, one.reader) for one in reversed(cut))
@@ -284,7 +284,7 @@ class CliConversation:
         if before is None and call.forks is not None:
             before = self._sessions.spent(call.forks)
         if before is None:
-            before = _cost(self._opening.history) if call.resume or call.forks else NO_USAGE
+            before = _cost(self._request.history) if call.resume or call.forks else NO_USAGE
         before = first_before(call.folder, before)
         self._sessions.note_spent(self._session_id, total)
         return since(total, before)

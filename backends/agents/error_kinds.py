@@ -77,12 +77,17 @@ def status_in(message: str) -> int:
 
 
 def failure(
-    kind: ErrorKind, message: str, *, wait: float | None = None, usage: Usage = NO_USAGE, goes_on: bool = False
+    kind: ErrorKind,
+    message: str,
+    *,
+    wait: float | None = None,
+    usage: Usage = NO_USAGE,
+    continues_session: bool = False,
 ) -> BackendError:
-    """Return the error. `wait` counts only for limits; `goes_on` is ignored for a lost session."""
+    """Return the error. `wait` counts only for limits; `continues_session` is ignored for a lost session."""
     hint = wait if kind in {ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED} else None
-    kept = goes_on and kind is not ErrorKind.SESSION_LOST
-    return BackendError(kind, said(message), retry_after=hint, usage=usage, goes_on=kept)
+    kept = continues_session and kind is not ErrorKind.SESSION_LOST
+    return BackendError(kind, said(message), retry_after=hint, usage=usage, continues_session=kept)
 
 
 def said(message: str) -> str:

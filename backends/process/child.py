@@ -119,11 +119,13 @@ class Child:
         with suppress(OSError):
             written += os.stat(f"{self.folder}/stderr").st_size  # noqa: PTH116 - called all the time
         if written > MOST_OUTPUT:
-            raise BackendError(ErrorKind.INVALID_OUTPUT, f"more than {MOST_OUTPUT >> 30} GiB of output", goes_on=True)
+            raise BackendError(
+                ErrorKind.INVALID_OUTPUT, f"more than {MOST_OUTPUT >> 30} GiB of output", continues_session=True
+            )
         if late:
-            raise BackendError(ErrorKind.TIMEOUT, "the turn took longer than its turn_timeout", goes_on=True)
+            raise BackendError(ErrorKind.TIMEOUT, "the turn took longer than its turn_timeout", continues_session=True)
         if silent >= idle:
-            raise BackendError(ErrorKind.TIMEOUT, f"no output for {idle:g} s (idle_timeout)", goes_on=True)
+            raise BackendError(ErrorKind.TIMEOUT, f"no output for {idle:g} s (idle_timeout)", continues_session=True)
 
     def tail(self, name: str, size: int = 2**16) -> str:
         """Return the last `size` bytes of the child's file `name`, as text."""

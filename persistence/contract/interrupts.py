@@ -80,7 +80,7 @@ class InterruptsContract(OpenedStore):
         retried = TaskRetried(at(5), "a", 1, "rate_limited", "later", 3600.0)
         await writer.write(START_A, opened, retried)
         assert not (await task_a(store)).session_confirmed
-        goes_on = replace(retried, attempt=2, goes_on=True)
+        goes_on = replace(retried, attempt=2, continues_session=True)
         await writer.write(replace(START_A, attempt=2, session_id="session-2"), goes_on)
         task = await task_a(store)
         assert (task.status, task.session_id, task.session_confirmed) == ("pending", "session-2", True)
@@ -89,7 +89,7 @@ class InterruptsContract(OpenedStore):
         task = await task_a(store)
         assert (task.status, task.session_id, task.session_confirmed) == ("pending", "session-2", False)
         told = [event.detail for event in await store.list_events(RUN) if event.kind == "task_retried"]
-        assert [json.loads(detail).get("goes_on", False) for detail in told] == [False, True, False]
+        assert [json.loads(detail).get("continues_session", False) for detail in told] == [False, True, False]
 
     async def test_a_person_is_asked_and_the_attempt_is_over(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASK, ASKED)

@@ -123,7 +123,7 @@ def status_changes(task_id: str, attempt: int, text: str = "again", *, flag: boo
         ),
         "fail": TaskFailed(at(6), task_id, attempt, "failed", "auth", short, 0.5, Spent(1, 1, cost)),
         "skip": TaskFailed(at(6), task_id, attempt, "skipped", "auth", short, 0.5, Spent(1, 1)),
-        "retry": TaskRetried(at(6), task_id, attempt, "transient", short, 0.5, goes_on=flag),
+        "retry": TaskRetried(at(6), task_id, attempt, "transient", short, 0.5, continues_session=flag),
         "interrupt": TaskInterrupted(at(6), task_id, attempt, "gone", crashed=flag),
         "cancel": TaskCancelled(at(6), task_id),
         "wait": TaskWaiting(at(6), task_id, attempt, short, crashed=flag),

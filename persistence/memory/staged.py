@@ -180,7 +180,9 @@ class StagedRun:
                 rules.check_failed(self._run_id, change)
                 self._record_end(change, task, change.status, change.status)
             case changes.TaskRetried():
-                self._record_end(change, replace(task, session_confirmed=change.goes_on), "pending", "retried")
+                self._record_end(
+                    change, replace(task, session_confirmed=change.continues_session), "pending", "retried"
+                )
             case changes.TaskInterrupted():
                 self._record_end(change, _crashed(task, change), "pending", "interrupted")
             case changes.TaskWaiting():

@@ -151,7 +151,7 @@ class ChangeApplier:
         self._cache.tasks[change.task_id] = (task, "pending", last, start)
         ended = self._end_row(seq, change, start, "retried", (change.error_kind, change.error))
         self._rows.add(sql.ADD_ENDS, (*ended, *_NO_QUESTION))
-        self._rows.set_session(start, confirmed=change.goes_on)
+        self._rows.set_session(start, confirmed=change.continues_session)
 
     def interrupt_task(self, seq: int, change: changes.TaskInterrupted) -> None:
         task, _, last, start = self._require_task(change, change.attempt)

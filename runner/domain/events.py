@@ -217,7 +217,7 @@ class TaskRetrying(TaskEvent):
     duration_s: float
     usage: Usage = NO_USAGE
     messages: tuple[Message, ...] = ()
-    goes_on: bool = False
+    continues_session: bool = False
     """True if the next attempt may continue the session of the failed attempt."""
 
 

@@ -286,7 +286,12 @@ def _tidied(error: BackendError) -> BackendError:
     messages = _clean(error.messages) if _are_messages(error.messages) else ()
     goes_on = error.continues_session is True
     tidied = BackendError(
-        kind, text[:2000], retry_after=hint if sound else None, usage=usage, messages=messages, goes_on=goes_on
+        kind,
+        text[:2000],
+        retry_after=hint if sound else None,
+        usage=usage,
+        messages=messages,
+        continues_session=goes_on,
     )
     tidied.__cause__ = error
     return tidied

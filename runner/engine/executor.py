@@ -61,7 +61,7 @@ class Executor:
         self._turns = AttemptRunner(state, context, self._stamp)
         self._outcomes = OutcomeHandler(state, schedule, growth, context, self._stamp)
         self._workers: anyio.abc.TaskGroup | None = None
-        self._idle = WorkerPool(self._work)
+        self._pool = WorkerPool(self._work)
         self._awaiting = PendingQuestions(state, schedule, context, self.answer, self._expire, lambda: self._step([]))
         self._delays = Delays(context.clock, self._try_again)
         self._under_way: dict[int, Attempt] = {}
@@ -82,7 +82,7 @@ class Executor:
 
     async def _run(self) -> None:
         async with anyio.create_task_group() as workers:
-            self._workers = self._idle.workers = workers
+            self._workers = self._pool.workers = workers
             if self._deciding is not None and self._deciding.decided.end is not None:
                 self.ended_by = self.ended_by or "policy"
             if self.ended_by is not None:
@@ -197,7 +197,7 @@ class Executor:
             started = self._state.start(position, self._stamp(), name, turn.session_id, confirmed=turn.confirmed)
             new_events.append(started)
         if self.ended_by is None and self._schedule.enqueue(self._offered) and not self._schedule.taken:
-            self._idle.keep_one()
+            self._pool.keep_one()
         return turns
 
     def _offered(self) -> None:
@@ -222,7 +222,7 @@ class Executor:
         """Wait until the starts are stored, then hand each attempt to a worker."""
         if turns or new_events:
             await self._context.sink.submit(new_events).wait()
-            self._idle.hand_out(turns)
+            self._pool.hand_out(turns)
         self._end_if_decided()
         self._rest_if_over()
 
@@ -246,7 +246,7 @@ class Executor:
     def _rest_if_over(self) -> None:
         """Release idle workers and deadlines if nothing more can come."""
         if self._schedule.exhausted:
-            self._idle.let_go()
+            self._pool.let_go()
             self._awaiting.end()
 
     async def _work(self, turn: Attempt | None) -> None:
@@ -264,7 +264,7 @@ class Executor:
                 self._end_if_decided()
             if turns:
                 turn = turns.pop()
-                self._idle.hand_out(turns)
+                self._pool.hand_out(turns)
             else:
                 turn = await self._next_turn()
 
@@ -287,7 +287,7 @@ class Executor:
         if self._schedule.exhausted:
             self._rest_if_over()
             return None
-        return await self._idle.wait()
+        return await self._pool.wait()
 
     def _follow_up(self, position: int, event: events.Event) -> None:
         """Begin to wait for the time of the task's next attempt, or for an answer."""

@@ -217,7 +217,7 @@ async def _execute(
             reached("run.leaving")
     last = left[-1]
     assert isinstance(last, events.RunEnded)
-    receipt = run.state.receipt() if run.resumed else None
+    receipt = run.state.resume_summary() if run.resumed else None
     return run.state.result(run.run_id, last.status, last.error, receipt)
 
 

@@ -1,5 +1,5 @@
 """`OutcomeHandler`: from an attempt's outcome to its event. The handler decides between completion, retry, failure and
-question, calls the verb of RunState that fits, and updates the scheduler. `finish_run` does the same for a run that ends.
+question, calls the verb of RunState that fits, and updates the scheduler. `finish_run` does so for a run that ends.
 
 There is no await here, so a cancellation finds state, schedule and submission in agreement.
 """

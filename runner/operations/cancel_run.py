@@ -71,4 +71,4 @@ async def finish_cancelling(config: Config, run: StoredRun, feed: Feed) -> RunRe
     await kill_orphans(run.store, record.run_id)
     for event in new_events:
         feed.publish(event)
-    return state.result(record.run_id, RunStatus.CANCELLED, receipt=state.receipt())
+    return state.result(record.run_id, RunStatus.CANCELLED, resume_summary=state.resume_summary())

@@ -1,7 +1,7 @@
 """Adoption of attempts that outlived the process that started the attempts.
 
 The backend reads the state of an attempt from the files of the attempt alone (`DetachedBackend.inspect`). An attempt
-that is still running, or has ended without a stored end, continues in this process under the same number. The files of an
+that is still running, or has ended without a stored end, continues in this process with the same number. The files of an
 interrupted attempt may name a session that the dead process had not stored yet; the session then counts as stored.
 """
 
@@ -84,8 +84,8 @@ async def take_up(run: StoredRun, position: int) -> AdoptedAttempt:
     """
     run_id, state, stored = run.record.run_id, run.state, run.state.records[position]
     left = run.left[stored.task_id]
-    going_on = await load_going_on(run.store, run_id, state, stored, interrupted=left.goes_on)
-    if left.goes_on or going_on.says:
+    going_on = await load_going_on(run.store, run_id, state, stored, interrupted=left.resumes_interrupted)
+    if left.resumes_interrupted or going_on.says:
         state.continue_with(position, going_on)
     since = None if stored.started_at is None else parse_time(stored.started_at)
     return AdoptedAttempt(stored.session_id, stored.session_confirmed, since, left)

@@ -229,7 +229,7 @@ def _retrying(run: StoredRun, position: int, until: float, at: str) -> events.Ta
         error,
         until - parse_time(at),
         record.duration_s or 0.0,
-        goes_on=goes_on,
+        continues_session=goes_on,
     )
 
 

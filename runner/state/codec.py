@@ -122,7 +122,7 @@ def _task_retrying(event: events.TaskRetrying) -> tuple[stored.Change, ...]:
         event.delay_s,
         event.duration_s,
         encode_usage(event.usage),
-        event.goes_on,
+        event.continues_session,
     )
     return (*turns(event.at, event.task_id, event.attempt, event.messages), retried)
 

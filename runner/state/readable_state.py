@@ -163,7 +163,7 @@ class ReadableState:
             position for position, crashes in self._crashes.items() if last_chance(self.dag.tasks[position], crashes)
         ]
 
-    def receipt(self) -> ResumeSummary:
+    def resume_summary(self) -> ResumeSummary:
         """Return what a resume came to."""
         reused = sum(result.reused for result in self._results.values())
         return ResumeSummary(reused, len(self._started), len(self._started & self._repeats), len(self._adopted))
@@ -209,11 +209,11 @@ class ReadableState:
         return rendered(task, self.dag, self._results)
 
     def result(
-        self, run_id: str, status: RunStatus, error: str | None = None, receipt: ResumeSummary | None = None
+        self, run_id: str, status: RunStatus, error: str | None = None, resume_summary: ResumeSummary | None = None
     ) -> RunResult:
         """Return the result of the run."""
         usage = replace(self._usage, model=None)  # several may have answered
-        return RunResult(run_id, status, self.all_results(), error, resume_summary=receipt, usage=usage)
+        return RunResult(run_id, status, self.all_results(), error, resume_summary=resume_summary, usage=usage)
 
     def all_results(self) -> Mapping[str, TaskResult]:
         """Return the result of every task by id, tasks that are not done included."""

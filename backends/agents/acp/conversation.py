@@ -61,7 +61,7 @@ class AcpConversation(CliConversation):
             talk.aims,
             prompt=self._program.says(call, sent),
             grant=self._grant,
-            holds=list(self._asked_before()) if self._opening.resumes_interrupted and not self._said else (),
+            holds=list(self._asked_before()) if self._request.resumes_interrupted and not self._said else (),
             told=self._told_before() if call.resume and not self._said else (),
         )
         async with AsyncExitStack() as held:
@@ -80,7 +80,7 @@ class AcpConversation(CliConversation):
 
         def on_line(line: bytes) -> bool:
             for output in feed(talk, parsed(line)):
-                self._opening.on_output(output)
+                self._request.on_output(output)
             speech.say(talk.take())
             self._know(talk.session_id)
             if talk.wish is not None:
@@ -121,7 +121,7 @@ class AcpConversation(CliConversation):
 
     def _told_before(self) -> Sequence[str]:
         """Return the longest prompts of the conversation so far; a short prompt may occur in any conversation."""
-        return sorted((one.content for one in self._opening.history if one.role == "user"), key=len)[-_TELLING:]
+        return sorted((one.content for one in self._request.history if one.role == "user"), key=len)[-_TELLING:]
 
     def _asked_before(self) -> Iterator[str]:
         """Yield the prompts of earlier attempts."""
@@ -131,11 +131,11 @@ class AcpConversation(CliConversation):
 
     def _granted(self, deed: str | None) -> Grant | None:
         """Return the decision for this turn, made now or in the attempt that started the turn."""
-        answer = self._opening.answer
+        answer = self._request.answer
         if answer is not None:
             return Grant(deed, answer.value) if deed is not None and isinstance(answer.value, str) else None
-        before = [self._files.turn] if self._opening.attaches else list(earlier(self._files.turn))[:1]
-        if not (self._opening.attaches or self._opening.resumes_interrupted):
+        before = [self._files.turn] if self._request.attaches else list(earlier(self._files.turn))[:1]
+        if not (self._request.attaches or self._request.resumes_interrupted):
             before = []
         return next((grant for attempt in before if (grant := _noted(attempt)) is not None), None)
 

@@ -179,7 +179,7 @@ class AcpMachine:
 
     def _fails(self, kind: ErrorKind, message: str) -> BackendError:
         wait, goes_on = seconds_left(message, self._now()), self.session_id is not None
-        return failure(kind, message, wait=wait, usage=self.usage, goes_on=goes_on)
+        return failure(kind, message, wait=wait, usage=self.usage, continues_session=goes_on)
 
     def _fault(self, event: Mapping[str, JsonValue], more: str = "", *, opening: bool = False) -> BackendError:
         kind, message = fault(at(event, "error"), opening=opening)

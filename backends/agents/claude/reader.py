@@ -112,7 +112,7 @@ class ClaudeReader:
         if result is None or is_cut:
             kind, message = no_outcome("Claude Code", ending, PHRASES)
             self._check_schema(message)
-            raise failure(kind, message, usage=self.usage, goes_on=self._session is not None)
+            raise failure(kind, message, usage=self.usage, continues_session=self._session is not None)
         if at(result, "is_error") is not False or text(result, "subtype") != "success":
             raise self._failure(result)
         denied = tuple(self._denied.values())
@@ -228,7 +228,9 @@ class ClaudeReader:
         self._check_schema(message)
         kind = kind_of_result(result, message, self._error)
         kept = self._session is not None
-        return failure(kind, f"Claude Code: {message}", wait=self._hint(message), usage=self.usage, goes_on=kept)
+        return failure(
+            kind, f"Claude Code: {message}", wait=self._hint(message), usage=self.usage, continues_session=kept
+        )
 
     def _no_question(self, said: str) -> BackendError:
         """Return the error for a "success" without a model request: the text is no answer, `/clear` prints no text."""

@@ -115,7 +115,7 @@ class CodexReader:
             raise self._failure(self._failed)
         if self._completed is None:
             kind, message = no_outcome("Codex", ending, _PHRASES, _NOISE)
-            raise failure(kind, message, goes_on=self._has_said)
+            raise failure(kind, message, continues_session=self._has_said)
         used = at(self._completed, "usage")
         total = Usage(count(used, "input_tokens"), count(used, "output_tokens"), model=self._model)
         return Answered(self._text or "", usage=total, is_total=True)
@@ -136,7 +136,7 @@ class CodexReader:
 
     def _failure(self, message: str) -> BackendError:
         kind, said = judged(message, _PHRASES)
-        return failure(kind, f"Codex: {said}", wait=seconds_left(said, self._now()), goes_on=self._has_said)
+        return failure(kind, f"Codex: {said}", wait=seconds_left(said, self._now()), continues_session=self._has_said)
 
 
 def _command(item: JsonValue) -> str:

@@ -112,7 +112,7 @@ class GeminiReader:
         """Return the answer. Raises BackendError if the result is not an answer."""
         if self._result is None:
             kind, message = no_outcome("Gemini", ending, _PHRASES, _NOISE)
-            raise failure(kind, message, goes_on=self._has_said)
+            raise failure(kind, message, continues_session=self._has_said)
         if text(self._result, "status") != "success":
             raise self._failure(self._result, _EXITS.get(ending.status or 0, 0))
         if self._error:  # a turn stopped by a loop or a hook is reported as a success

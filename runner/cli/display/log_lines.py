@@ -58,7 +58,7 @@ def _end_line(status: TaskStatus, detail: Detail) -> str:
 
 
 def _retry_line(detail: Detail) -> str:
-    how = "continues" if detail.get("goes_on") else "tries again"
+    how = "continues" if detail.get("continues_session") else "tries again"
     line = f"{how} in {seconds(_number(detail, 'delay_s'))}: {_error_text(detail)}"
     return f"{line} ({spent})" if (spent := _spent(detail)) else line
 

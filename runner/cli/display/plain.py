@@ -112,7 +112,7 @@ def _task_words(event: events.TaskEvent) -> str:
         case events.TaskCompleted():
             line = f"completed {cost(event)}"
         case events.TaskRetrying():
-            how = "continues" if event.goes_on else "tries again"
+            how = "continues" if event.continues_session else "tries again"
             line = f"{how} in {seconds(event.delay_s)}: {event.error_kind}: {_shorten(event.error)}"
         case events.TaskFailed():
             word = "skipped" if event.status is TaskStatus.SKIPPED else "failed"

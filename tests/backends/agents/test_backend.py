@@ -150,7 +150,9 @@ async def test_a_cut_turn_is_taken_up_behind_its_last_whole_message_and_is_paid_
     left = backend.inspect(home.files(1))
     assert left is not None
     assert (left.state, left.session_id) == ("dead", session)
-    reply = await send(backend, "Go on.", session_id=session, resume=True, goes_on=True, files=home.files(2))
+    reply = await send(
+        backend, "Go on.", session_id=session, resume=True, resumes_interrupted=True, files=home.files(2)
+    )
     assert home.prompts[-1] == "Go on."
     said = [text for _, text in home.calls[-1]["said"]]
     assert said == ["Work. [[tool]] [[until /nowhere]]", "<tool Bash>", "<result done>", "Go on."]
@@ -168,7 +170,9 @@ async def test_a_turn_that_was_cut_before_its_last_message_was_kept_goes_on_from
     # The real one writes its file a moment after it has told what stands in it.
     kept = home.path / "sessions" / f"{session}.jsonl"
     kept.write_text("".join(kept.read_text().splitlines(keepends=True)[:-1]))
-    reply = await send(backend, "Go on.", session_id=session, resume=True, goes_on=True, files=home.files(2))
+    reply = await send(
+        backend, "Go on.", session_id=session, resume=True, resumes_interrupted=True, files=home.files(2)
+    )
     assert [text for _, text in home.calls[-1]["said"]] == [
         "Work. [[tool]] [[until /nowhere]]",
         "<tool Bash>",
@@ -189,7 +193,7 @@ async def test_a_cut_turn_whose_session_is_gone_is_said_to_be_lost(home: Home) -
         group.cancel_scope.cancel()
     (home.path / "sessions" / f"{session}.jsonl").unlink()
     with pytest.raises(BackendError, match="No conversation found") as caught:
-        await send(backend, "Go on.", session_id=session, resume=True, goes_on=True, files=home.files(2))
+        await send(backend, "Go on.", session_id=session, resume=True, resumes_interrupted=True, files=home.files(2))
     assert caught.value.kind is ErrorKind.SESSION_LOST
     assert len(home.calls) == 2
 

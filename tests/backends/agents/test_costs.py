@@ -43,7 +43,7 @@ async def test_cost_of_a_cut_turn_is_not_counted_with_all_of_its_session(home: H
     Sessions(home.files().sessions, "acp-acp").note_spent(str(session), Usage(cost_usd=0.001))
     (home.files(1).turn / "1" / "before.json").unlink(missing_ok=True)
     cut_off(home.files(1), 1)
-    reply = await send(home.acp(), "Go on.", files=home.files(2), **known, goes_on=True)
+    reply = await send(home.acp(), "Go on.", files=home.files(2), **known, resumes_interrupted=True)
     assert reply.usage.cost_usd == pytest.approx(0.002)
 
 
@@ -55,7 +55,9 @@ async def test_what_a_cut_turn_had_paid_for_before_its_last_call_is_counted(home
     for path in home.files(1).turn.rglob("told"):
         path.unlink()
     cut_off(home.files(1), 2)
-    reply = await send(backend, "Go on.", files=home.files(2), session_id=session, resume=True, goes_on=True)
+    reply = await send(
+        backend, "Go on.", files=home.files(2), session_id=session, resume=True, resumes_interrupted=True
+    )
     assert reply.usage.input_tokens == 30
 
 
@@ -65,7 +67,9 @@ async def test_what_was_cut_is_paid_for_by_who_takes_it_up_and_fails(home: Home)
     await send(backend, "Work.", files=home.files(1), session_id=session)
     cut_off(home.files(1), 1)
     with pytest.raises(BackendError) as failed:
-        await send(backend, "[[error 500]]", files=home.files(2), session_id=session, resume=True, goes_on=True)
+        await send(
+            backend, "[[error 500]]", files=home.files(2), session_id=session, resume=True, resumes_interrupted=True
+        )
     assert failed.value.usage.input_tokens == 10
 
 

@@ -76,7 +76,7 @@ class Desk:
         return await self.turn(graph, session_id=to.session_id, resume=True, answer=Answer(value))
 
     async def go_on(self, graph: Any, session_id: str | None = KEY) -> Reply:
-        return await self.turn(graph, session_id=session_id, resume=True, goes_on=True)
+        return await self.turn(graph, session_id=session_id, resume=True, resumes_interrupted=True)
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ def _wake_up_lost() -> AbstractContextManager[object]:
     async def slow(self: Any) -> object:
         if not self._schedule.exhausted:
             await self._context.clock.sleep(0.005)
-            return await self._idle.wait()
+            return await self._pool.wait()
         return await next_turn(self)
 
     return mock.patch.object(execution.Executor, "_next_turn", slow)

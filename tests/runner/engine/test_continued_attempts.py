@@ -20,7 +20,7 @@ from tests.support.processes.command import plait_here
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 
 HOURS = 5 * 3600.0
-LIMIT = BackendError(ErrorKind.RATE_LIMITED, "usage limit reached", retry_after=HOURS, goes_on=True)
+LIMIT = BackendError(ErrorKind.RATE_LIMITED, "usage limit reached", retry_after=HOURS, continues_session=True)
 RESET = BackendError(ErrorKind.TRANSIENT, "reset")
 WORK = DAG([Task("a", prompt="work", retry=Retry(attempts=3, base_delay=0.5))])
 
@@ -53,7 +53,7 @@ async def test_the_next_attempt_goes_on_in_the_same_session(store: Store) -> Non
     again = (INTERRUPTED, "session-1", True, True)
     assert seen(backend) == [("work", "session-1", False, False), again, again]
     retrying = [event for event in told if isinstance(event, events.TaskRetrying)]
-    assert [event.goes_on for event in retrying] == [True, True]
+    assert [event.continues_session for event in retrying] == [True, True]
     assert [event.confirmed for event in told if isinstance(event, events.TaskStarted)] == [False, True, True]
     said = [(m.attempt, m.role, m.content) for m in await store.list_messages("r", "a")]
     assert said == [(3, "user", "work"), (3, "user", INTERRUPTED), (3, "assistant", f"re: {INTERRUPTED}")]
@@ -150,7 +150,7 @@ async def died_while_it_waited(store: Store, error: BackendError, clock: QuickCl
 @pytest.mark.parametrize("goes_on", [True, False])
 async def test_a_crash_in_the_meantime_changes_nothing(goes_on: bool, store: Store) -> None:
     clock = QuickClock()
-    error = BackendError(ErrorKind.RATE_LIMITED, "usage limit reached", retry_after=HOURS, goes_on=goes_on)
+    error = BackendError(ErrorKind.RATE_LIMITED, "usage limit reached", retry_after=HOURS, continues_session=goes_on)
     await died_while_it_waited(store, error, clock)
     record = (await store.list_tasks("r"))[0]
     assert (TaskStatus(record.status), record.session_confirmed) == (TaskStatus.PENDING, goes_on)
@@ -167,7 +167,7 @@ async def test_a_crash_in_the_meantime_changes_nothing(goes_on: bool, store: Sto
     again = (INTERRUPTED, "session-1", True, True) if goes_on else ("work", "session-2", False, False)
     assert seen(backend) == [again]
     (retrying,) = (event for event in told if isinstance(event, events.TaskRetrying))
-    assert (retrying.goes_on, retrying.error) == (goes_on, "usage limit reached")
+    assert (retrying.continues_session, retrying.error) == (goes_on, "usage limit reached")
     # What is left of five hours, and of the half second at most by which they were stretched.
     assert HOURS - 3600 <= retrying.delay_s <= HOURS - 3600 + 0.5
     assert clock.slept[0] == pytest.approx(retrying.delay_s, abs=0.002)
@@ -201,7 +201,9 @@ async def test_hours_are_waited_for_and_more_than_a_day_is_not(store: Store) -> 
     assert (await runner.run(WORK)).status is RunStatus.COMPLETED
     (slept,) = clock.slept
     assert HOURS <= slept <= HOURS + 0.5
-    week = BackendError(ErrorKind.RATE_LIMITED, "weekly limit reached", retry_after=7 * 24 * HOURS, goes_on=True)
+    week = BackendError(
+        ErrorKind.RATE_LIMITED, "weekly limit reached", retry_after=7 * 24 * HOURS, continues_session=True
+    )
     result = await ParallelRunner(failing(week), store=store, clock=clock).run(WORK)
     assert (result["a"].error_kind, result["a"].attempts, len(clock.slept)) == ("rate_limited", 1, 1)
 
@@ -223,7 +225,7 @@ def test_a_person_sees_when_it_goes_on(tmp_path: Path) -> None:
     assert ends <= datetime.fromisoformat(at).timestamp() <= ends + 1
     (task,) = plait_here(tmp_path, "show", "r", "--json").value["tasks"]
     assert datetime.fromisoformat(task["next_try_at"]).timestamp() == datetime.fromisoformat(at).timestamp()
-    assert "goes_on=True" in plait_here(tmp_path, "show", "r", "--events").out
+    assert "continues_session=True" in plait_here(tmp_path, "show", "r", "--events").out
 
 
 async def test_a_clock_that_was_put_back_makes_nobody_wait_longer_than_was_said(store: Store) -> None:

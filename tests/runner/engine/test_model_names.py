@@ -161,7 +161,14 @@ async def test_an_attempt_that_pays_for_a_cut_one_has_not_its_model(home: Home) 
     for path in home.files(1).turn.rglob("told"):
         path.unlink()
     with pytest.raises(BackendError) as caught:
-        await send(backend, "Go on. [[error 401]]", files=home.files(2), session_id=session, resume=True, goes_on=True)
+        await send(
+            backend,
+            "Go on. [[error 401]]",
+            files=home.files(2),
+            session_id=session,
+            resume=True,
+            resumes_interrupted=True,
+        )
     assert caught.value.usage.output_tokens >= 3, "paid for"
     assert caught.value.usage.model is None
 

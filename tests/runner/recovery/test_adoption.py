@@ -36,7 +36,7 @@ async def test_a_turn_that_outlived_its_runner_is_not_said_again(world: World, e
     assert b.action is ResumeAction.START
     result, told = await resumed(world, allow_once_adopted(world, "go"))
     assert result.text == {"a": "re: work", "b": "re: use re: work"}
-    assert result.receipt == ResumeSummary(reused=0, ran=1, repeated=0, adopted=1)
+    assert result.resume_summary == ResumeSummary(reused=0, ran=1, repeated=0, adopted=1)
     assert world.said == ["work [[until go]]", "use re: work"]
     assert [opening.attaches for opening in world.backend.openings] == [True, False]
     first = world.backend.openings[0]
@@ -62,7 +62,7 @@ async def test_a_turn_that_was_cut_goes_on_if_its_session_is_known_anywhere(worl
         "nowhere": "[[silent]] [[until x]]",
     }
     world.plan({"id": "a", "prompt": f"work {words[known]}"})
-    await world.killed(1, evidence=known == "stored")
+    await world.killed(1, confirmed=known == "stored")
     if known == "only in its files":
         world.allow("tell")
         await world.until(lambda: (world.folder / "runs.db.files/r/a/1/stdout").stat().st_size)
@@ -126,7 +126,7 @@ async def test_nothing_starts_before_fewer_are_at_work_than_may_be(world: World)
     done: set[str] = set()
     result, told = await resumed(world, on_event, concurrency=2)
     assert result.status is RunStatus.COMPLETED
-    assert (result.receipt.adopted, result.receipt.ran, len(world.turns)) == (5, 2, 7)
+    assert (result.resume_summary.adopted, result.resume_summary.ran, len(world.turns)) == (5, 2, 7)
     assert [event.adopted for event in told if isinstance(event, events.TaskStarted)] == [True] * 5 + [False] * 2
     assert max(alive_at_start) <= 1
 
@@ -232,7 +232,9 @@ async def test_an_adopted_turn_that_fails_is_settled_like_any_other(world: World
     assert (result.text["b"], result["b"].attempts) == ("went on with more", 2)
     assert (result.text["c"], result["c"].attempts) == ("went on with rest", 2)
     retried = {
-        event.task_id: (event.error_kind, event.goes_on) for event in told if isinstance(event, events.TaskRetrying)
+        event.task_id: (event.error_kind, event.continues_session)
+        for event in told
+        if isinstance(event, events.TaskRetrying)
     }
     assert retried == {"a": ("transient", False), "b": ("overloaded", True), "c": ("crashed", True)}
 

@@ -115,7 +115,7 @@ async def test_a_persons_turn_that_was_killed_is_nobodys(world: World) -> None:
     world.plan({"id": "a", "prompt": "work"}, {"id": "b", "prompt": "other [[until go]]"})
     await world.killed(2)
     person = ("a", "and now? [[until never]] [[stray]]")
-    await world.killed(3, *person, evidence=False)
+    await world.killed(3, *person, confirmed=False)
     await world.until(lambda: len(world.strays) == 1)
     assert len(world.alive()) == 3
     async with world.store() as store:
@@ -130,7 +130,7 @@ async def test_a_run_that_is_deleted_is_swept_first(world: World) -> None:
     world.plan({"id": "a", "prompt": "work"})
     async with world.opened_store() as store:
         await ParallelRunner(world.backend, store=store).run(world.dag(), RUN)
-    await world.killed(2, "a", "and now? [[until never]] [[stray]]", evidence=False)
+    await world.killed(2, "a", "and now? [[until never]] [[stray]]", confirmed=False)
     await world.until(lambda: len(world.strays) == 1)
     folder = world.folder / "runs.db.files" / RUN
     assert {path.name for path in folder.glob("a/*")} >= {"1"}

@@ -163,7 +163,7 @@ async def check(seed: int) -> bool:
         elif step.action is ResumeAction.ADOPT:
             assert left is not None and left.state != "dead", where
             assert (now.status, now.attempts) == (TaskStatus.COMPLETED, before[task_id].attempt), where
-            assert (INTERRUPTED in said) == left.goes_on, where
+            assert (INTERRUPTED in said) == left.resumes_interrupted, where
         else:
             assert now.status is TaskStatus.COMPLETED, where
             # A first attempt begins nothing anew; a continued one is in the very same session.

@@ -156,7 +156,7 @@ def test_adopt_takes_the_attempt_over_as_it_is() -> None:
     assert (state.statuses[0], state.attempts[0]) == (RUNNING, 2)
     assert state.is_ours(0)
     assert not state.going_on
-    assert state.receipt().adopted == 1
+    assert state.resume_summary().adopted == 1
 
 
 def test_complete_keeps_the_result_the_cost_and_a_plain_conversation() -> None:
@@ -248,14 +248,14 @@ def test_retry_keeps_the_cost_and_what_the_next_attempt_takes_up() -> None:
 
 def test_retry_with_what_was_wrong_corrects_the_task() -> None:
     state = at(RUNNING)
-    assert not state.retry(0, AT, ERROR, 0.0, 1.0, Continuation("s", wrong="mistakes")).goes_on
+    assert not state.retry(0, AT, ERROR, 0.0, 1.0, Continuation("s", wrong="mistakes")).continues_session
     assert state.is_corrected(0)
 
 
 def test_retry_alone_leaves_what_is_to_be_said_as_it_is() -> None:
     state = at(RUNNING)
     state.continue_with(0, Continuation("s", SAID, ANSWERED))
-    assert not state.retry(0, AT, ERROR, 0.0, 1.0).goes_on
+    assert not state.retry(0, AT, ERROR, 0.0, 1.0).continues_session
     assert state.going_on == {0: Continuation("s", SAID, ANSWERED)}
 
 
@@ -404,4 +404,4 @@ def test_repeats_count_once_they_are_begun() -> None:
     state = at(PENDING)
     state.mark_repeats([0, 1])
     state.start(0, AT, "fake")
-    assert state.receipt().repeated == 1
+    assert state.resume_summary().repeated == 1

@@ -86,11 +86,11 @@ class _Talk:
     def _reply(self, told: Mapping[str, str]) -> Reply:
         if "error" in told:
             kind = ErrorKind(told["error"])
-            raise BackendError(kind, "as it was told to", usage=Usage(1, 0), goes_on="goes_on" in told)
+            raise BackendError(kind, "as it was told to", usage=Usage(1, 0), continues_session="goes_on" in told)
         if "question" in told:
             return Reply(told["question"], session_id=self.session_id, question=Question(told["question"]))
         if "answer" not in told:
-            raise BackendError(ErrorKind.CRASHED, "it ended without an answer", goes_on=True)
+            raise BackendError(ErrorKind.CRASHED, "it ended without an answer", continues_session=True)
         return Reply(told["answer"], session_id=self.session_id, usage=Usage(10, 7, 0.5))
 
 
@@ -166,9 +166,9 @@ class World:
         """The store, once a run was begun."""
         return SQLiteStore(self.folder / "runs.db", mode="existing")
 
-    async def killed(self, turns: int, *person: str, heard: bool = True, asked: str | None = None) -> None:
+    async def killed(self, turns: int, *person: str, confirmed: bool = True, asked: str | None = None) -> None:
         """Run the plan in a process of its own, or resume it, or say what a `person` says (task, message), and SIGKILL
-        it once so many turns have begun in all, and, if they were to be `heard`, every session is stored as confirmed,
+        it once so many turns have begun in all, and, if `confirmed`, each session is stored as confirmed,
         and the task that `asked` waits.
         """
         command = [sys.executable, "-m", "tests.support.agents.outliving", str(self.folder), *person]
@@ -177,7 +177,7 @@ class World:
         async with process:
             try:
                 await self.until(lambda: len(self.turns) >= turns or process.returncode is not None)
-                while heard and not await self._all_heard(asked):  # noqa: ASYNC110 - it is another process's doing
+                while confirmed and not await self._all_heard(asked):  # noqa: ASYNC110 - it is another process's doing
                     await anyio.sleep(0.005)
                 assert process.returncode is None, (self.folder / "stderr").read_text()
             finally:

@@ -20,7 +20,9 @@ async def test_a_cut_turn_is_gone_on_with_and_its_prompt_not_sent_twice(home: Ho
     left = backend.inspect(home.files(1))
     assert left is not None
     assert left.session_id == home.calls[0]["session"]
-    await send(backend, "Go on.", session_id=left.session_id, resume=True, goes_on=True, files=home.files(2))
+    await send(
+        backend, "Go on.", session_id=left.session_id, resume=True, resumes_interrupted=True, files=home.files(2)
+    )
     said = [text for _, text in home.calls[-1]["said"]]
     assert said == ["Work. [[tool]] [[until /nowhere]]", "make test", "Go on."]
 
@@ -29,7 +31,9 @@ async def test_who_is_to_go_on_in_a_session_without_the_prompt_starts_over(home:
     backend = home.acp()
     other = await send(backend, "Something else.", files=home.files(1, "other"))
     await fails(backend, "Work. [[die]]", files=home.files(1))
-    error = await fails(backend, "Go on.", session_id=other.session_id, resume=True, goes_on=True, files=home.files(2))
+    error = await fails(
+        backend, "Go on.", session_id=other.session_id, resume=True, resumes_interrupted=True, files=home.files(2)
+    )
     assert error.kind is ErrorKind.SESSION_LOST
     assert len(home.calls) == 2
 

@@ -68,5 +68,7 @@ async def test_what_was_decided_outlives_a_turn_that_was_cut(home: Home) -> None
         await until(lambda: len(home.calls) == 2)
         group.cancel_scope.cancel()
     plain = home.calls[0]["session"]
-    await send(backend, "Go on. [[ask rm x]]", session_id=plain, resume=True, goes_on=True, files=home.files(3))
+    await send(
+        backend, "Go on. [[ask rm x]]", session_id=plain, resume=True, resumes_interrupted=True, files=home.files(3)
+    )
     assert home.noted("outcomes")[-1]["optionId"] == "a1"
