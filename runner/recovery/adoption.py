@@ -1,7 +1,7 @@
 """Adoption of attempts that outlived the process that started the attempts.
 
 The backend reads the state of an attempt from the files of the attempt alone (`DetachedBackend.inspect`). An attempt
-that is still running, or has ended without a stored end, continues in this process with the same number. The files of an
+that is still running, or has ended without a stored end, continues in this process with the same number. Files of an
 interrupted attempt may name a session that the dead process had not stored yet; the session then counts as stored.
 """
 
