@@ -1,4 +1,4 @@
-"""One attempt from its start on: its session, its prompt, and what its backend reports meanwhile."""
+"""Attempts: the session, the prompt, the call of the backend, and the reports during the call."""
 
 from __future__ import annotations
 
@@ -51,11 +51,12 @@ async def _no_inbox(_task_id: str, _attempt: int, _deadline_at: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What an execution works with. `names` gives each task's backend, by position, as a key of `backends`."""
+    """The environment of an executor."""
 
     run_id: str
     backends: Mapping[str, Backend]
     names: Sequence[str]
+    """The backend of each task, by position, as a key of `backends`."""
     sink: EventSink
     feed: Feed
     clock: Clock
@@ -63,53 +64,63 @@ class RunContext:
     on_question: OnQuestion | None = None
     inherited: Handover = NO_HANDOVER
     recall: Callable[[str], Awaitable[History]] = _nothing_to_recall
-    """The conversation of a completed task, read back from the store. Raises BackendError, transient where the store
-    does not have it now; PlaitError.
+    """Reads the conversation of a completed task back from the store. Raises BackendError, of kind transient if the
+    store cannot provide the conversation now, or PlaitError if a message is damaged.
     """
     files_root: Path | None = None
-    """Where the store keeps files; None where there are none."""
+    """The folder for files of attempts; None if the store keeps no files."""
     look_for_answer: Callable[[str, int, str], Awaitable[None]] = _no_inbox
-    """Passes on what the inbox holds by the deadline in answer to an attempt of a task."""
+    """Passes on the unread answers to an attempt of a task that were sent by a deadline."""
 
 
 _TO_TAKE_HOLD_S = 1.0
-"""What a turn of an earlier process is given at least, whose time is over: enough to take hold of it, and end it."""
+"""Least time for an adopted attempt, in seconds, even after the timeout: enough to attach to the attempt and end the
+attempt.
+"""
 INTERRUPTED = (
     "You were interrupted while you worked on the request above: the program that asked you ended before your answer "
     "was written down. Look at what you have done already, do what is missing, and give your whole answer again."
 )
-"""What is said in a conversation that an interruption cut, instead of the prompt, which it holds already."""
+"""The message that resumes an interrupted conversation. The conversation holds the prompt already."""
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """Attempt `number` of the task at `position`, recorded as running. `session_id` is as far as it is known.
-
-    `going_on`: it takes up a conversation that an earlier attempt began. `confirmed`: see SessionOpened. `resume` and
-    `forks`: see Opening. `prompt` is the task's, or what is said instead. `adopted`: an earlier process began it.
-    """
+    """An attempt of a task, recorded as running."""
 
     position: int
+    """The position of the task in the DAG."""
     task: Task
     number: int
+    """The number of the attempt, from 1."""
     session_id: str | None
+    """The id of the session, if known."""
     going_on: Continuation | None = None
+    """The conversation of an earlier attempt to continue, if any."""
     confirmed: bool = False
+    """See SessionOpened."""
     resume: bool = False
+    """See ConversationRequest."""
     forks: str | None = None
+    """`fork_of` of the ConversationRequest."""
     prompt: str = ""
+    """The prompt of the task, or the message sent instead."""
     called: bool = False
+    """True once the backend was called."""
     waits: int = 0
+    """The number of waits for the store so far, for a task marked at_most_once."""
     over: bool = False
+    """True once the call has ended."""
     adopted: AdoptedAttempt | None = None
+    """The attempt as an earlier process left the attempt behind, if an earlier process began the attempt."""
 
     @property
     def takes_up(self) -> bool:
-        """Whether it takes up a turn that was interrupted."""
+        """True if the attempt resumes an interrupted turn."""
         return self.going_on is not None and self.going_on.interrupted
 
     def messages(self, reply: Reply) -> tuple[Message, ...]:
-        """What was said in the turn that `reply` ended."""
+        """Return the messages of the turn that `reply` ended."""
         refused = () if self.going_on is None else self.going_on.refused
         if self.takes_up:
             return (*refused, Message("user", self.prompt), *reply.turn(INTERRUPTED))
@@ -117,14 +128,14 @@ class Attempt:
 
 
 class AttemptRunner:
-    """Begins turns and has them."""
+    """Prepares and runs the attempts of one run."""
 
     def __init__(self, state: RunState, context: RunContext, stamp: Callable[[], str]) -> None:
         self._state = state
         self._context = context
         self._stamp = stamp
         self._log = logger(run=context.run_id)
-        # Asked once: to ask a protocol costs more than all else that a turn's start does.
+        # Computed once: isinstance with a protocol costs more than the rest of an attempt's start.
         self._outlive = {name: isinstance(backend, DetachedBackend) for name, backend in context.backends.items()}
 
     def begin(self, position: int) -> Attempt:
@@ -140,13 +151,13 @@ class AttemptRunner:
         return Attempt(position, task, number, self._new_session_id(self._context.names[position]), forks=before)
 
     def adopt(self, position: int, adopted: AdoptedAttempt) -> Attempt:
-        """Take over the attempt that an earlier process began: as that process began it, as far as can be told."""
+        """Return the attempt that an earlier process began, reconstructed as far as possible."""
         task, number = self._state.dag.tasks[position], self._state.attempts[position]
         going_on = self._state.going_on.get(position)
         self._state.adopt(position)
         before = None if going_on is not None else self._state.session_to_go_on_with(task)
         session_id = adopted.session_id
-        # It may have gone on in a session of its own, where that one was lost.
+        # If the earlier session was lost, the attempt may have continued in a session of its own.
         same = before is not None and (before == session_id or not self._forks(task))
         resume, forks = going_on is not None or same, None if same else before
         return Attempt(
@@ -154,8 +165,8 @@ class AttemptRunner:
         )
 
     def _forks(self, task: Task) -> bool:
-        """Whether the task branches off from the conversation that it continues, so that this stays as it is: because
-        its backend can do so, or because several tasks would get into each other's way.
+        """Return whether the task forks the continued conversation and so leaves the original unchanged: if the backend
+        can fork, or if several tasks continue the same conversation and would disturb each other.
         """
         assert task.continues is not None
         before = self._state.dag.position(task.continues)
@@ -163,13 +174,13 @@ class AttemptRunner:
         return self._state.times_continued(before) > 1 or (isinstance(backend, ForkingBackend) and backend.can_fork)
 
     def run(self, turn: Attempt) -> Awaitable[CallOutcome]:
-        """Render the prompt and call the backend. Raises nothing but cancellation."""
+        """Render the prompt and call the backend. Errors become part of the outcome; cancellation is re-raised."""
         return self._have(turn) if turn.adopted is None else self._have_adopted(turn)
 
     async def _have_adopted(self, turn: Attempt) -> CallOutcome:
         outcome = await self._have(turn)
         if (files := self._files(turn)) is not None:
-            await end_turn(files.turn)  # its backend may never have taken hold of it
+            await end_turn(files.turn)  # the backend may never have attached to the attempt
         return outcome
 
     async def _have(self, turn: Attempt) -> CallOutcome:
@@ -194,15 +205,15 @@ class AttemptRunner:
         return outcome
 
     def _time_left(self, turn: Attempt) -> float | None:
-        """Seconds that the attempt may take from now on."""
+        """Return the seconds until the attempt times out; None without a timeout."""
         limit = turn.task.timeout
         if limit is None or turn.adopted is None:
             return limit
         return max(limit - self.earlier_duration(turn), _TO_TAKE_HOLD_S)
 
     def earlier_duration(self, turn: Attempt) -> float:
-        """For how many seconds the turn has been at work since another process began it; 0 where this one did. When one
-        that has ended did so nobody knows.
+        """Return the seconds since another process started this attempt; 0 if this process did, or if the attempt has
+        already ended (the end time is unknown).
         """
         adopted = turn.adopted
         if adopted is None or adopted.since is None or adopted.has_ended:
@@ -217,7 +228,7 @@ class AttemptRunner:
         return self._state.prompt(turn.task)
 
     async def _history(self, task: Task, continues: str) -> History:
-        """What the task's conversation goes on from, read back where it was not kept."""
+        """Return the conversation that the task continues, read back from the store if not in memory."""
         if not self._state.is_completed(continues):
             return NO_HISTORY
         past = self._state.past(task)
@@ -228,14 +239,14 @@ class AttemptRunner:
 
     def _request(self, turn: Attempt, past: History) -> ConversationRequest:
         going_on, answer = turn.going_on, None
-        history = () if past is NO_HISTORY else past.messages  # which are put together anew each time
+        history = () if past is NO_HISTORY else past.messages  # the property builds a new tuple at each call
         if going_on is not None:
             history += (*going_on.said, *going_on.refused)
             if going_on.answer is not None and not going_on.interrupted:
                 answer = Answer(going_on.answer.value)
         task = turn.task
         files = self._files(turn) if self._outlive[self._context.names[turn.position]] else None
-        return ConversationRequest(  # by position: fourteen keywords take as long as all else that is done here
+        return ConversationRequest(  # positional: fourteen keyword arguments take as long as the rest of this method
             turn.session_id,
             turn.resume,
             history,
@@ -272,8 +283,8 @@ class AttemptRunner:
             self._context.feed.publish(event)
 
     def _session(self, turn: Attempt, session_id: str, *, last: bool = False) -> None:
-        """The id became known, or another one, or was confirmed. A call after the turn's end, or with no text, changes
-        nothing; `last` is the reply's own word, which need not confirm what the turn's end has settled.
+        """Record a new, changed or confirmed session id. A call after the end of the attempt, or with an id that is
+        not a text, changes nothing. `last` marks the id in the reply, for which confirming a known id is unnecessary.
         """
         known = clean_text(session_id) if isinstance(session_id, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
         if known is None or (turn.over and not last):

@@ -1,4 +1,4 @@
-"""One attempt of one task: the only caller of backends. Whatever happens in there comes out as an `Outcome`."""
+"""The call of a backend for one attempt. Every result and every error becomes a `CallOutcome`."""
 
 from __future__ import annotations
 
@@ -37,26 +37,28 @@ from plait.runner.state.codec import to_json
 
 @value
 class CallOutcome:
-    """What an attempt came to: a reply whose `data` is encoded in `data_json`, an error, or, where the task's code
-    called `ask` and has no answer yet, the question.
-    """
+    """The outcome of an attempt: a reply, an error or a question."""
 
     reply: Reply | None
+    """The reply, if the attempt succeeded."""
     data_json: str | None
+    """The `data` of the reply as JSON; None without data."""
     error: BackendError | None
+    """The error, if the attempt failed."""
     asked: Question | None = None
+    """The unanswered question, if the code of the task called `ask`."""
 
 
 Answers: TypeAlias = Sequence[tuple[str, JsonValue]]
-"""What `ask` finds: the texts of questions, and their answers."""
+"""The answers available to `ask`: pairs of question text and answer."""
 
 
 async def call_backend(
     backend: Backend, opening: ConversationRequest, prompt: str, answers: Answers = ()
 ) -> CallOutcome:
-    """Open the conversation and have one turn, in at most the opening's `timeout`.
+    """Open the conversation and run one turn, within the `timeout` of `opening`. Return the outcome.
 
-    Raises nothing but cancellation, which ends the turn and closes the conversation on its way out.
+    Errors are returned, not raised. Cancellation ends the turn, closes the conversation and is then re-raised.
     """
     replies: list[Reply] = []
     cancels = Cancels()
@@ -84,7 +86,7 @@ async def call_backend(
         outcome = _failed(ErrorKind.UNEXPECTED, clean_text(message))
     except Exception as error:
         outcome = CallOutcome(None, None, classified(error))
-    except BaseExceptionGroup as error:  # a task group of the task's own around its `ask`
+    except BaseExceptionGroup as error:  # a task group in the task's code, around a call of `ask`
         inside = _first_asked(error)
         if inside is None:
             raise
@@ -98,7 +100,7 @@ def _failed(kind: ErrorKind, message: str) -> CallOutcome:
 
 
 def _first_asked(error: BaseException) -> Asked | None:
-    """The question among what ended a task group. What else went wrong in there comes again with the answer."""
+    """Return the first question among the errors of a task group. Other errors recur once the question is answered."""
     if isinstance(error, Asked):
         return error
     if not isinstance(error, BaseExceptionGroup):
@@ -115,7 +117,9 @@ def _asked(question: Question) -> CallOutcome:
 
 
 async def _send(backend: Backend, opening: ConversationRequest, prompt: str, replies: list[Reply]) -> None:
-    """One turn; its reply is kept even if closing the conversation then fails or takes too long: it is paid for."""
+    """Run one turn and append the reply to `replies`. The reply, already paid for, is kept even if closing the
+    conversation fails or times out.
+    """
     try:
         async with backend.open(opening) as conversation:
             reached("attempt.before_call")
@@ -128,7 +132,9 @@ async def _send(backend: Backend, opening: ConversationRequest, prompt: str, rep
 
 
 def _checked(reply: Reply) -> CallOutcome:
-    """Refuse what is no reply, and make what is one storable: nothing that was paid for may be lost at the store."""
+    """Return the outcome of a reply in storable form, so that no paid reply is lost at the store. Raises BackendError
+    if `reply` is invalid.
+    """
     plain = _is_plain(reply)
     wrong = None if plain else _reply_problem(reply)
     if wrong:
@@ -139,7 +145,7 @@ def _checked(reply: Reply) -> CallOutcome:
             if _deeper_than(reply.data, _DEEPEST):
                 raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
             data_json = to_json(reply.data)
-            # As a resume reads it back: lists for tuples, all keys text.
+            # The same form as a resume reads back: lists for tuples, all keys text.
             reply = replace(reply, data=json.loads(data_json))
         except (TypeError, ValueError, RecursionError) as error:
             raise BackendError(ErrorKind.INVALID_OUTPUT, f"the reply's data is not JSON: {error}") from error
@@ -156,12 +162,12 @@ def _clean(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 _MOST_TOKENS = 10**12
-"""Of one turn. No model counts as far, and a million such turns can still be added up in 63 bits."""
+"""Most tokens of one turn. No model uses as many, and the sum of a million such turns still fits in 63 bits."""
 _MOST_USD = 10**9
-"""Of one turn, too."""
+"""Highest cost of one turn, in US dollars."""
 _ROLES = get_args(Role)
 _DEEPEST = 200
-"""Levels of nesting in a structured result; JSON readers give up at some depth, and resume has to read it."""
+"""Most levels of nesting in structured data: JSON readers have a depth limit, and a resume must read the data."""
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     "text": str,
     "session_id": (str, NoneType),
@@ -173,7 +179,7 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 
 
 def _reply_problem(reply: object) -> str | None:
-    """Backends come from outside, where no type checker may have been."""
+    """Return a description of the reply's first defect, if any: third-party backends may lack type checks."""
     if not isinstance(reply, Reply):
         return f"send() returned {type(reply).__name__}, not a Reply"
     for name, kinds in _FIELDS.items():
@@ -190,7 +196,7 @@ def _reply_problem(reply: object) -> str | None:
 
 
 def _is_plain(reply: object) -> bool:
-    """Whether it holds nothing but a text, as most replies do: the rest need not be looked at one by one."""
+    """Return whether `reply` holds only a text, as most replies do. The other checks can then be skipped."""
     return (
         type(reply) is Reply
         and type(reply.text) is str
@@ -230,7 +236,7 @@ def _are_messages(messages: object) -> TypeGuard[tuple[Message, ...]]:
 
 
 def kept_usage(usage: object) -> Usage:
-    """It, with a model that can be shown; nothing, where it cannot be kept."""
+    """Return `usage` with a printable model name; NO_USAGE if `usage` cannot be stored."""
     if not isinstance(usage, Usage) or not _countable(usage):
         return NO_USAGE
     return usage if usage.model is None else _named(usage, usage.model)
@@ -242,7 +248,7 @@ def _named(usage: Usage, model: str) -> Usage:
 
 
 def _countable(usage: object) -> bool:
-    """Whether it can be kept: backends come from outside."""
+    """Return whether `usage` can be stored: third-party backends may report anything."""
     if usage is NO_USAGE:
         return True
     if not isinstance(usage, Usage):
@@ -261,7 +267,7 @@ def _deeper_than(value: JsonValue, levels: int) -> bool:
 
 
 def classified(error: Exception) -> BackendError:
-    """`error` in our words; a group with one error inside is that error."""
+    """Return `error` as a storable BackendError. A group of a single error counts as the error."""
     cause = only_error(error)
     if isinstance(cause, BackendError):
         return _tidied(cause)
@@ -277,7 +283,7 @@ def classified(error: Exception) -> BackendError:
 
 
 def _tidied(error: BackendError) -> BackendError:
-    """With a kind that is one and a message that can be kept, whatever a backend put there."""
+    """Return `error` with a valid kind and storable fields, whatever the backend set."""
     kind = ErrorKind(error.kind) if error.kind in set(ErrorKind) else ErrorKind.UNEXPECTED
     message, hint = error.message, error.retry_after
     text = clean_text(message) if isinstance(message, str) else _text_of(error)  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -305,7 +311,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def only_error(error: BaseException) -> BaseException:
-    """What ended a task group, however deep, where it is one error alone; else the group."""
+    """Return the single error inside nested groups; the group itself if a group holds several errors."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     group = cast("BaseExceptionGroup[BaseException]", error)

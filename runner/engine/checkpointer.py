@@ -1,13 +1,14 @@
 """`Checkpointer`: the only writer to the store.
 
-Everything that waits goes into one transaction (group commit): while the store works on one batch, the next gathers.
-A submission is plain and never waits, so no cancellation can tear it; only the waiting for it can be cancelled.
-The writer task runs in a shielded scope, outside every scope that it serves, and ends after `close` with what is left;
-so it does where every task of the loop is cancelled, for a run that is left so has to be written down as left.
+All waiting submissions go into one transaction (group commit): while the store writes one batch, the next one gathers.
+`submit` is a plain function and never waits, so no cancellation can interrupt a submission halfway; only the wait for
+the returned `Commit` can be cancelled. The writer task runs in a shielded scope, outside every scope that the writer
+serves, and after `close` still writes the remaining changes. The writer does the same if every task of the event loop
+is cancelled, because the interruption of the run has to be stored.
 
-When the store fails, what was not stored stays in memory, in order, nobody waits for the store any more, and the writer
-tries again, slower and slower. Batches carry sequence numbers, so writing one again is harmless: a write that raised
-is unknown, not failed.
+When the store fails, the unstored changes stay in memory, in order. Commits are then set without waiting for the store,
+and the writer retries with growing delays. Batches carry sequence numbers, so a repeated write is harmless: after an
+exception the result of a write is unknown, not failed.
 """
 
 from __future__ import annotations
@@ -39,32 +40,34 @@ from plait.runner.state.codec import encode_event
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 5.0
 LAST_TRIES_S = (0.1, 0.2)
-"""The waits before the last attempts to write, when the run has ended."""
+"""Seconds before each of the last writes, when the run has ended."""
 BUSY_PATIENCE_S = 60.0
-"""For how long the end of a run waits for whoever else is writing to the store, such as `plait gc`."""
+"""Seconds that the end of a run waits while another process writes to the store, such as `plait gc`."""
 BATCH_LIMIT = 20_000
-"""Changes in one transaction at most, so that catching up after a long outage goes in steps."""
+"""Most changes in one transaction, so that the writer catches up in steps after a long outage."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Submissions that are written together; `settled` serves all who wait for any of them."""
+    """Submissions that are written together."""
 
     changes: list[Change]
     events: list[events.Event]
+    """The events to publish once the changes are stored."""
     settled: Commit
+    """The commit returned for each of the submissions."""
 
     @property
     def ending(self) -> bool:
-        """Whether the run ends with this: then the store is tried at once, for there is no later time."""
+        """True if the group ends the run. The group is then written at once, because no later write follows."""
         return bool(self.changes) and type(self.changes[-1]) is RunReleased
 
 
 class Checkpointer:
-    """Writes one run's changes. `strict`: a store failure ends the run with StoreError.
+    """Writes one run's changes. With `strict`, a store failure ends the run with StoreError.
 
-    `on_fatal` is called once, by the writer, when the run has to stop because of the store: it was taken over by
-    another owner, or `strict` was asked for.
+    The writer calls `on_fatal` when the store forces the run to stop: another owner has taken the run over, the
+    store refuses the first write of the run or is not open, or a write fails with `strict`.
     """
 
     def __init__(self, store: Store, run_id: str, feed: Feed, clock: Clock, strict: bool) -> None:
@@ -76,13 +79,13 @@ class Checkpointer:
         self._log = logger(run=run_id)
         self._position = Position()
         self._unstored: deque[Change] = deque()
-        """Handed to the store, or about to be, and not known to be there; the first has number `next_seq`."""
+        """Changes not known to be stored, oldest first. The first change has the number `next_seq`."""
         self._groups: deque[_Group] = deque()
-        """What waits for the store, oldest first; only the last one still takes submissions."""
+        """Groups waiting for the store, oldest first. Only the last group takes further submissions."""
         self._wake = anyio.Event()
         self._closing = False
         self._left = False
-        """The owner's leaving is submitted: nothing may follow it."""
+        """True once the release of the run is submitted: no lease renewal may follow."""
         self._retry_at = 0.0
         self._retry_s = FIRST_RETRY_S
         self._error: StoreError | None = None
@@ -91,11 +94,11 @@ class Checkpointer:
         self.on_fatal: Callable[[], None] = lambda: None
 
     def begin_at(self, position: Position) -> None:
-        """Continue a stored run: call before the first submission."""
+        """Continue a stored run at `position`. To be called before the first submission."""
         self._position = position
 
     def submit(self, new_events: Sequence[events.Event], *plain: Change) -> Commit:
-        """See Sink. `plain` are changes that nobody is told about, such as claims; they come last."""
+        """See EventSink. `plain` changes, such as claims, have no events and are written last."""
         group = self._group_with(new_events, plain)
         self._left = self._left or group.ending
         return group.settled
@@ -114,7 +117,9 @@ class Checkpointer:
         return group
 
     def _kept(self, new_events: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
-        """Nobody waits for a store that is away, not even while it is just being tried again; only the end does."""
+        """Keep the changes in memory while the store is away, and set the commit at once, even during a retry. Only the
+        group that ends the run waits for the store.
+        """
         group = _Group(
             [*(one for event in new_events for one in encode_event(event)), *plain], list(new_events), Commit()
         )
@@ -127,7 +132,10 @@ class Checkpointer:
         return group
 
     async def write_until_closed(self) -> None:
-        """The writer. Returns after `close`, with everything stored or the loss recorded in `degraded`."""
+        """Write the submissions until `close`. On return all changes are stored, or the loss is recorded in `degraded`.
+
+        Shielded from cancellation.
+        """
         with anyio.CancelScope(shield=True):
             while True:
                 with outlasting_cancellation():
@@ -139,22 +147,22 @@ class Checkpointer:
                 self.degraded[-1] = replace(self.degraded[-1], lost=len(self._unstored))
 
     async def renew_lease(self, lease: float) -> None:
-        """Renew the lease of `lease` seconds until cancelled, or until the owner has left."""
+        """Renew the lease of `lease` seconds until cancelled, or until the release of the run is submitted."""
         while True:
             await self._clock.sleep(lease / 3)
             if self._left:
-                return  # woken in the very step in which the run ended, before the cancellation came
+                return  # woken in the same step in which the run ended, before the cancellation
             reached("lease.before_renewal")
             self.submit((), LeaseRenewed(self._clock.wall() + lease))
 
     def close(self) -> None:
-        """Have the writer finish."""
+        """Let the writer return once the remaining changes are written."""
         self._closing = True
         self._wake.set()
 
     @property
     def away(self) -> bool:
-        """Whether the store is failing right now."""
+        """True while the store fails."""
         return bool(self.degraded) and self.degraded[-1].until is None
 
     async def _wait_for_work(self) -> None:
@@ -164,7 +172,7 @@ class Checkpointer:
         self._wake = anyio.Event()
         if not self.away or self.fatal:
             await self._wake.wait()
-            # One more turn of the loop: whoever is about to submit as well comes into the same transaction.
+            # One more cycle of the event loop, so that submissions of the same cycle join the transaction.
             await anyio.lowlevel.cancel_shielded_checkpoint()
             return
         with anyio.move_on_after(max(0.0, self._retry_at - self._clock.monotonic())):
@@ -185,7 +193,9 @@ class Checkpointer:
             self._settle(waiting)
 
     async def _try_a_last_time(self) -> None:
-        """Nothing later brings along what was left unwritten. A store that hangs had its time; a busy one gets it."""
+        """Retry at the end of the run, because no later write follows: up to BUSY_PATIENCE_S seconds if the store is
+        busy; otherwise for the waits of LAST_TRIES_S, but for at most about a second.
+        """
         began = self._clock.monotonic()
         for tries, delay in enumerate(chain(LAST_TRIES_S, repeat(1.0))):
             is_busy, took = isinstance(self._error, StoreBusy), self._clock.monotonic() - began
@@ -197,7 +207,7 @@ class Checkpointer:
             await self._write_unstored()
 
     def _settle(self, group: _Group) -> None:
-        """Tell what happened and let those go on who waited; what was refused for good never happened."""
+        """Publish the events and set the commit of the group. After a fatal error no events are published."""
         if self.fatal is None:
             for event in group.events:
                 self._feed.publish(event)
@@ -210,11 +220,11 @@ class Checkpointer:
             head = self._head(limit)
             error = await self._try_write(head)
             if isinstance(error, Conflict) and self.began and not self._strict:
-                # No trying again helps. One by one, all but the change that cannot be stored get there.
+                # A retry cannot help. Written singly, all changes except the refused change are stored.
                 if limit == 1:
                     for _ in head:
                         self._unstored.popleft()
-                    if len(apart := split_completion(head[0])) > 1:  # what was asked may be it, not the result
+                    if len(apart := split_completion(head[0])) > 1:  # maybe only the prompt is refused
                         self._unstored.extendleft(reversed((*apart, *head[1:])))
                     else:
                         self._lost(error, len(head))
@@ -228,13 +238,13 @@ class Checkpointer:
         self._recovered(count)
 
     def _head(self, limit: int) -> tuple[Change, ...]:
-        """The first `limit` changes that are not stored, and those after them that follow from the last of them."""
+        """Return the first `limit` unstored changes, and the following changes that belong to the last of the first."""
         head = islice(self._unstored, limit)
         following = 0
         for number, change in enumerate(islice(self._unstored, limit, None), 1):
             if isinstance(change, stored.TasksAdded | stored.PolicyDecided):
                 following = number
-            elif type(change) is not stored.TaskCancelled:  # what a policy cancels stands before its decision
+            elif type(change) is not stored.TaskCancelled:  # cancellations precede the decision of the policy
                 break
         return (*head, *islice(self._unstored, limit, limit + following))
 
@@ -245,9 +255,9 @@ class Checkpointer:
             self._unstored.popleft()
 
     def _lost(self, error: Conflict, count: int) -> None:
-        at, place = iso(self._clock.wall()), len(self.degraded) - self.away  # an outage goes on until all is caught up
+        at, place = iso(self._clock.wall()), len(self.degraded) - self.away  # an open outage stays last
         before = self.degraded[place - 1] if place else None
-        if before is not None and before.lost and before.error == str(error):  # as for all that follows a lost change
+        if before is not None and before.lost and before.error == str(error):  # likely a consequence of the last loss
             self.degraded[place - 1] = replace(before, until=at, lost=before.lost + count)
             return
         self.degraded.insert(place, Degradation(at, at, str(error), lost=count))
@@ -255,7 +265,7 @@ class Checkpointer:
 
     async def _try_write(self, head: tuple[Change, ...]) -> StoreError | None:
         batch = Batch(self._run_id, self._position.epoch, self._position.next_seq, head)
-        while True:  # a write that a cancellation cut is unknown like others, and its store is not away
+        while True:  # the result of a cancelled write is unknown, and the store is not away: write again
             reached("batch.before_write")
             with outlasting_cancellation():
                 try:
@@ -283,7 +293,7 @@ class Checkpointer:
 
     @property
     def began(self) -> bool:
-        """Whether anything of the run is stored."""
+        """True if any change of the run is stored."""
         return self._position.next_seq > 1
 
     def _recovered(self, count: int) -> None:
@@ -298,29 +308,32 @@ class Checkpointer:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a run's next change goes: its epoch, to which each stored RunClaimed adds one, and its sequence number."""
+    """The epoch and the sequence number of a run's next change."""
 
     epoch: int = 0
+    """The number of stored RunClaimed changes."""
     next_seq: int = 1
+    """The sequence number of the next change."""
 
 
 class EventSink(Protocol):
-    """Where an execution hands on what happened."""
+    """A receiver of the events of an execution."""
 
     @property
     def away(self) -> bool:
-        """Whether what is handed on does not get written down right now, though it should."""
+        """True while events are not stored because the store fails."""
         ...
 
     def submit(self, new_events: Sequence[events.Event]) -> Commit:
-        """Have `new_events` stored in one transaction, then told. Never waits. What it gives is set when all that is
-        durable, or the store is known to be away.
+        """Submit `new_events` for storage in one transaction and for publication afterwards. Never waits.
+
+        Returns a commit that is set once all events are durable, or the store is known to be away.
         """
         ...
 
 
 class UnstoredSink:
-    """The sink of a run that is not written down."""
+    """The sink of a run without a store."""
 
     away = False
 
@@ -328,7 +341,7 @@ class UnstoredSink:
         self._feed = feed
 
     def submit(self, new_events: Sequence[events.Event]) -> Commit:
-        """Tell it at once."""
+        """Publish `new_events` at once. Return a commit that is set already."""
         for event in new_events:
             self._feed.publish(event)
         return COMMITTED

@@ -1,7 +1,7 @@
-"""Something that happens once, for any number of tasks to wait for.
+"""`Commit`: a one-shot event with callbacks, which any number of asyncio tasks can wait for.
 
-anyio's Event does the same on every event loop, and takes three times as long to be made and to be waited for, which
-every task of a run is. The runner needs asyncio anyway: see cancelling.py.
+anyio's Event works on every event loop, but creating an Event and waiting for the Event take three times as long, once
+for each task of a run. The runner requires asyncio anyway: see cancellation.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 
 class Commit:
-    """One such thing."""
+    """A submission to the store, set once the submission is stored or the store is known to be away."""
 
     __slots__ = ("_calls", "_is_set", "_waiting")
 
@@ -23,8 +23,9 @@ class Commit:
         self._waiting: list[asyncio.Future[None]] = []
 
     def wait(self) -> Awaitable[None]:
-        """Wait for it. Where it has happened already, let other tasks run: who always finds it so must not starve them.
-        Cancellable.
+        """Wait until `set` is called. Cancellable.
+
+        If already set, still yield to the event loop once, so that a caller in a loop does not starve other tasks.
         """
         if self._is_set:
             return anyio.lowlevel.checkpoint()
@@ -33,24 +34,24 @@ class Commit:
         return future
 
     def then(self, call: Callable[[], None]) -> None:
-        """Call `call`, which must not raise, in the step in which it happens; at once where it has happened already."""
+        """Call `call` during `set`, or at once if already set. `call` must not raise."""
         if self._is_set:
             call()
         else:
             self._calls.append(call)
 
     def set(self) -> None:
-        """It has happened: whoever waits goes on after all calls were made."""
+        """Make all calls registered with `then`, then wake the waiting tasks."""
         self._is_set = True
         for call in self._calls:
             call()
         self._calls.clear()
         for future in self._waiting:
-            if not future.done():  # those that were cancelled are
+            if not future.done():  # a cancelled future is done
                 future.set_result(None)
         self._waiting.clear()
 
 
 COMMITTED = Commit()
-"""What has happened already."""
+"""A commit that is set from the start."""
 COMMITTED.set()

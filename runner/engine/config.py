@@ -1,4 +1,4 @@
-"""What a runner was made with, and whether it has the backends that a run needs."""
+"""The configuration of a runner, and the check that the backends of a run are configured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT_BACKEND = "default"
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a runner was made with: see `ParallelRunner`. Raises ValueError for an option that makes no sense."""
+    """The options of a runner: see `ParallelRunner`. Raises ValueError for an invalid option."""
 
     backends: Mapping[str, Backend]
     default: str
@@ -44,8 +44,9 @@ class Config:
     )
 
     def slot_pool(self) -> SlotPool:
-        """Those of a run that begins: its own, or those that all runs of this event loop share. Of a loop that was
-        given up, nobody will ever set them free.
+        """Return the slots for a new run: a pool of the run's own, or the pool shared by all runs of this event loop.
+
+        Shared pools are kept per event loop, because slots taken in an abandoned loop are never freed.
         """
         if not self.shared_limits:
             return SlotPool(self.concurrency, self.limits)
@@ -69,8 +70,8 @@ class Config:
 
 
 def default_backend(named: Mapping[str, Backend], default: str | None, *, given: bool) -> str:
-    """The name of the default one: `default` if there is such a name, else that of the one `given` as such, or of the
-    only one. Raises ValueError.
+    """Return the name of the default backend: `default` if not None; else the name of the only backend, unless a
+    default backend was `given`; else DEFAULT_BACKEND. Raises ValueError if `default` names no backend.
     """
     if default is not None and default not in named:
         raise ValueError(f"default names {default!r}, which is no backend of this runner{nearest(default, named)}")
@@ -80,22 +81,26 @@ def default_backend(named: Mapping[str, Backend], default: str | None, *, given:
 
 
 def task_backends(dag: DAG, default: str) -> list[str]:
-    """Each task's backend, by position."""
+    """Return each task's backend name, by position."""
     return [dag.backend_of(task) or default for task in dag]
 
 
 def needed_backends(names: Sequence[str], statuses: Sequence[TaskStatus] = ()) -> dict[str, int]:
-    """Those of `task_backends` that a task needs which is not done, each with the last of these tasks' positions."""
+    """Return the backend names that unfinished tasks need, each with the position of the last such task. Without
+    `statuses` every task counts as unfinished.
+    """
     return {name: i for i, name in enumerate(names) if not statuses or statuses[i] not in TASK_DONE}
 
 
 def policy_backends(policy: Policy, default: str) -> set[str]:
-    """The backends that tasks of `policy` may run on."""
+    """Return the names of the backends that tasks of `policy` may run on."""
     return {default if name is None else name for name in policy.backends()}
 
 
 def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ()) -> list[str]:
-    """Each task's backend. Raises BackendMissing unless there is one for every task that is not done."""
+    """Return each task's backend name, by position. Raises BackendMissing if an unfinished task has no backend, or if a
+    task continues a conversation of another backend.
+    """
     names = task_backends(dag, config.default)
     needed = needed_backends(names, statuses)
     for name, position in needed.items():
@@ -122,7 +127,7 @@ def require_policy_backends(config: Config, policy: Policy) -> None:
 
 
 def require_backends(config: Config, names: set[str], needed_by: str) -> None:
-    """Raise BackendMissing, naming every one that is missing, unless all of `names` are there."""
+    """Raise BackendMissing, naming every missing backend, unless all `names` are configured."""
     missing = sorted(names - config.backends.keys())
     if missing:
         have = ", ".join(sorted(config.backends)) or "none"

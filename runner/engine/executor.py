@@ -1,21 +1,21 @@
-"""`Executor`: the one loop of a run. Its workers take tasks from the schedule, run attempts and report the outcomes.
+"""`Executor`: the loop of a run. The workers take tasks from the scheduler, run attempts and report the outcomes.
 
-A worker that ends an attempt continues with a task that this unlocked, so a chain of tasks is one worker, and a run
-never holds more workers than slots. Further tasks go to idle workers (`workers.WorkerPool`). Each step of the loop is:
+After an attempt a worker continues with a task unlocked by the attempt. A chain of tasks thus takes one worker, and a
+run never holds more workers than slots. Further tasks go to idle workers (`workers.WorkerPool`). Each step of the loop:
 
     an attempt ends              `_conclude`: the outcome changes the state (outcome.py), and the event says how
-    the policy is asked          `_asked_about`: what the policy adds or cancels becomes events of the same step
+    the policy is called         `_asked_about`: added and cancelled tasks become events of the same step
     free slots are given out     `_take`: the tasks that may start now become running
-    all events are submitted     one submission, so one transaction: an outcome and the starts that follow from it
+    all events are submitted     in one transaction: an outcome and the starts that follow
     the worker waits             until the submission is stored, or the store is known to be away
-    the backends are called      only now: no backend is called before its attempt is stored as running
+    the backends are called      only now: no backend is called before the attempt is stored as running
 
-State, schedule and submission change in one step without an await. Cancellation, which arrives at awaits only, finds
-them in agreement, and whoever leaves the run (`leave`) needs no repair. Events that do not come from a worker take the
-same path through `_step`: an answer, a deadline, a slot that another run has set free, a retry whose delay is over.
+State, scheduler and submission change in one step without an await. Cancellation arrives at awaits only, when the three
+agree, so `finish` has nothing to repair. Events from outside the workers take the same path through `_step`: an answer,
+a deadline, a slot freed by another run, the end of a retry delay.
 
 A run ends in one of three ways: nothing can start any more, and all workers return; `end` cancels the workers; or
-`wind_down` lets the attempts under way end and then calls `end`. In each case the caller then calls `leave` once.
+`wind_down` lets the attempts under way end and then calls `end`. In each case the caller then calls `finish` once.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Executor:
         self._awaiting = PendingQuestions(state, schedule, context, self.answer, self._expire, lambda: self._step([]))
         self._delays = Delays(context.clock, self._try_again)
         self._under_way: dict[int, Attempt] = {}
-        """The last turn of every task marked at_most_once."""
+        """The last attempt of every task marked at_most_once."""
         self.ended_by: Literal["stop", "cancel", "policy"] | None = None
-        """The reason why the run ended early: after `stop` it can be resumed, the others are for good."""
+        """The reason for an early end. A stopped run can be resumed; the other reasons are final."""
         self._winding_down = False
         self._left = False
         self._calls = 0
@@ -116,10 +116,10 @@ class Executor:
         self._end_when_quiet()
 
     def answer(self, task_id: str, attempt: int, value: JsonInput, by: str) -> bool:
-        """Answer the question with which `attempt` of the task ended, and let the task go on. Return False if the task
-        no longer waits with that question, or the run is ending. Raise PlaitError if `value` does not fit the question.
+        """Answer the question with which `attempt` of the task ended, and let the task go on. Return False if the
+        question is no longer open, or the run is ending. Raise PlaitError if `value` does not fit the question.
         """
-        if task_id not in self._state.dag:  # any process that may write to the store can send such a note
+        if task_id not in self._state.dag:  # any process with access to the store can send notes
             return False
         position = self._state.dag.position(task_id)
         asking = self._state.asking.get(position)
@@ -132,12 +132,12 @@ class Executor:
 
     @property
     def _is_over(self) -> bool:
-        """Return whether everything that can run has run, and no question is open."""
+        """True if everything that can run has run, and no question is open."""
         return self._schedule.exhausted and TaskStatus.WAITING_INPUT not in self._state.statuses
 
     @property
     def _has_ended(self) -> bool:
-        """Return whether the run's policy can add nothing either: then it is too late to cancel or to stop the run."""
+        """True if the run is over and the policy adds nothing either. The run can then not be cancelled or stopped."""
         return self._is_over and (self._deciding is None or self._deciding.decided.rests)
 
     def _end_when_quiet(self) -> None:
@@ -152,13 +152,13 @@ class Executor:
             self.ended_by = None  # the end came too late: everything that could run had run
         called = {position for position, turn in self._under_way.items() if turn.called}
         decided = None if self._deciding is None else self._deciding.decided
-        # If the policy was not asked about the last end, more may follow, and a resume asks it.
+        # If the policy was not called for the last end, more tasks may follow, and a resume calls the policy.
         exhausted = self._schedule.exhausted and (has_ended or not self._is_over)
         ending = RunEnd(self.ended_by, exhausted=exhausted, called=called, decided=decided)
         return finish_run(self._context.run_id, self._state, ending, self._stamp())
 
     def _follow_up_ended(self, new_events: list[events.Event], ended: str | None = None) -> list[Attempt]:
-        """Ask the policy about the task that `ended`, then give out every free slot. Add the events to `new_events`."""
+        """Call the policy for the task `ended`, then give out every free slot. Add the events to `new_events`."""
         if ended is not None:
             new_events += self._asked_about(ended)
         turns = self._take(new_events)
@@ -168,12 +168,12 @@ class Executor:
         return turns
 
     def _asked_about(self, ended: str | None) -> list[events.Event]:
-        """Ask the run's policy about the end of that task, or, if None, about a run with nothing left to do."""
+        """Call the run's policy for the end of the task `ended`, or, if None, for a run with nothing left to do."""
         if self._deciding is None or self.ended_by is not None:
             return []
         new_events = self._deciding.about(ended)
         for event in new_events:
-            if isinstance(event, events.TaskCancelled):  # its answer or its next attempt is not waited for any more
+            if isinstance(event, events.TaskCancelled):  # stop waiting for an answer or a retry
                 position = self._state.dag.position(event.task_id)
                 self._awaiting.settled(position)
                 self._delays.end(position)
@@ -213,7 +213,7 @@ class Executor:
         return new_events
 
     def _expire(self, position: int) -> None:
-        """Fail the task whose question has no answer at its deadline, and no default."""
+        """Fail the task at `position`: the question has neither an answer at the deadline nor a default."""
         failed = self._outcomes.expire(position)
         self._awaiting.settled(position)
         self._step([failed], failed.task_id)
@@ -227,7 +227,7 @@ class Executor:
         self._rest_if_over()
 
     def _step(self, new_events: list[events.Event], ended: str | None = None) -> None:
-        """Submit events that come from no worker, together with the starts that follow, and run these."""
+        """Submit events from outside the workers with the starts that follow, and run the started attempts."""
         assert self._workers is not None
         try:
             turns = self._follow_up_ended(new_events, ended)
@@ -257,7 +257,7 @@ class Executor:
             began = self._context.clock.monotonic() - self._turns.earlier_duration(turn)
             self._calls += 1
             stored, turns = self._conclude(turn, await self._turns.run(turn), began)
-            # If nothing follows the submission, the worker need not wait for it.
+            # If nothing follows the submission, the worker need not wait for the submission.
             if turns or self.ended_by is not None or self._schedule.exhausted:
                 await stored.wait()
                 self._end_when_quiet()
@@ -269,8 +269,8 @@ class Executor:
                 turn = await self._next_turn()
 
     def _conclude(self, turn: Attempt, outcome: CallOutcome, began: float) -> tuple[Commit, list[Attempt]]:
-        """Settle the attempt and submit its events with the starts that follow. Return the latch of the submission, and
-        the attempts that may run once it is set.
+        """Settle the attempt and submit the events with the starts that follow. Return the commit of the submission,
+        and the attempts to run once the commit is set.
         """
         self._calls -= 1
         new_events = self._outcomes.handle(turn, outcome, self._context.clock.monotonic() - began)

@@ -1,4 +1,4 @@
-"""A run's events on their way to those who read them."""
+"""The delivery of a run's events to readers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from plait.runner.domain.status import RunStatus
 
 
 class EventReader:
-    """Reads a run's events from the moment it was made, in order, ending after the one that ends the run.
+    """An iterator over a run's events, in order, from the creation of the reader to the event that ends the run.
 
-    Up to `limit` events wait for a slow reader; past that, task outputs are left out and counted in an EventsDropped.
-    Where several read from the same one, each event goes to one of them.
+    Up to `limit` events wait for a slow reader; beyond the limit, task outputs are dropped and counted in an
+    EventsDropped. If several asyncio tasks iterate over the same reader, each event goes to exactly one task.
     """
 
     def __init__(self, limit: int = 10_000) -> None:
@@ -27,7 +27,7 @@ class EventReader:
         self._closed = False
 
     def put(self, event: events.Event) -> None:
-        """Hand over one event. Never waits."""
+        """Append an event. Never waits."""
         if isinstance(event, events.TaskOutput) and len(self._waiting) >= self._limit:
             self._dropped += 1
             return
@@ -38,7 +38,7 @@ class EventReader:
         self._news.set()
 
     def close(self) -> None:
-        """Nothing follows."""
+        """End the iteration after the events already received."""
         self._closed = True
         self._news.set()
 
@@ -49,24 +49,24 @@ class EventReader:
         while not self._waiting:
             if self._closed:
                 raise StopAsyncIteration
-            if self._news.is_set():  # else others who read from here wait for it
+            if self._news.is_set():  # otherwise other tasks already wait for this event object
                 self._news = anyio.Event()
             await self._news.wait()
         return self._waiting.popleft()
 
 
 class Feed:
-    """Where a run's events are published; with no reader it costs nothing."""
+    """The publisher of a run's events. Without readers, publishing costs nothing."""
 
     def __init__(self) -> None:
         self._readers: tuple[ref[EventReader], ...] = ()
-        """Only looked at: whoever does not read on any more lets go of a reader and of what waits in it."""
+        """Weak references: dropping the last reference to a reader frees the reader and the waiting events."""
         self._ended = False
         self.status = RunStatus.QUEUED
-        """Where the run stands, as far as has been told."""
+        """The status of the run according to the published events."""
 
     def reader(self) -> EventReader:
-        """A new reader of what comes from now on."""
+        """Return a new reader of the events published from now on."""
         reader = EventReader()
         self._readers = (*self._readers, ref(reader, self._forget))
         if self._ended:
@@ -74,7 +74,7 @@ class Feed:
         return reader
 
     def publish(self, event: events.Event) -> None:
-        """Tell every reader; after the event that ends the run, nothing more is told."""
+        """Pass `event` to every reader. Do nothing after the event that ends the run."""
         if self._ended:
             return
         for one in self._readers:
@@ -93,12 +93,12 @@ class Feed:
             self.status = RunStatus.RUNNING
 
     def close(self) -> None:
-        """The run is over, however it ended."""
+        """Close all readers, because the run is over."""
         self._ended = True
         for one in self._readers:
             if (reader := one()) is not None:
                 reader.close()
 
     def _forget(self, gone: ref[EventReader]) -> None:
-        # Another tuple, not a shorter list: this may happen at any moment, also while an event is handed out.
+        # A new tuple, not a shorter list: a reader may be collected at any moment, even while `publish` iterates.
         self._readers = tuple(one for one in self._readers if one is not gone)

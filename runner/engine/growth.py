@@ -1,4 +1,4 @@
-"""How a run grows: tasks of a reply or of its policy are added, and a task with `for_each` is unfolded and gathered."""
+"""The growth of a run: adding the tasks of a reply or a policy, and expanding and gathering tasks with `for_each`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 
 
 class Growth:
-    """Adds tasks to one run. `names` gives each task's backend and grows too; `default` is for those that name none."""
+    """Adds tasks to one run.
 
-    def __init__(  # noqa: PLR0913 - what a run consists of
+    `names` lists each task's backend by position, and is extended in place. `default` is the backend of added tasks
+    that name none.
+    """
+
+    def __init__(  # noqa: PLR0913 - the components of a run
         self,
         state: RunState,
         schedule: Scheduler,
@@ -46,8 +50,10 @@ class Growth:
         self._stamp = stamp
 
     def from_reply(self, task: Task, reply: Reply) -> list[events.Event]:
-        """Add the tasks of a reply of `task`, which is about to complete; none where it did so before, and only its
-        result was lost. Raises DAGError.
+        """Add the tasks in the reply of `task`, which is about to complete. Return the events.
+
+        Adds nothing if `task` has added tasks before: an earlier attempt added the tasks, but the result was lost.
+        Raises DAGError if the tasks are invalid.
         """
         if self._state.has_added(self._state.dag.position(task.id)):
             return []
@@ -69,8 +75,10 @@ class Growth:
         mistakes: Sequence[Problem] = (),
         gathered_by: int | None = None,
     ) -> events.TasksAdded:
-        """Add `tasks`, all or none; with `gathered_by` they are the parts of the task there. Raises DAGError saying
-        everything that is wrong with them, `mistakes` that are known already first.
+        """Add all `tasks` and return the event. With `gathered_by`, `tasks` are the parts of the task at that position.
+
+        Raises DAGError and adds nothing if any task is invalid. The error lists every problem, beginning with
+        `mistakes`, the problems already found.
         """
         too_many = self._limit_problems(tasks, added_by)
         problems = [*mistakes, *too_many, *self._cancelled_problems(tasks), *self._unknown_backends(tasks)]
@@ -92,7 +100,7 @@ class Growth:
         return added
 
     def expand(self, position: int) -> list[events.Event]:
-        """Make the parts of the task with `for_each` at `position`. Raises DAGError."""
+        """Add the parts of the task with `for_each` at `position`, and return the events. Raises DAGError."""
         dag = self._state.dag
         task = dag.tasks[position]
         elements = _elements(task, self._state.results.get(dag.position(task.for_each or "")))
@@ -107,8 +115,8 @@ class Growth:
         return new_events
 
     def _partners(self, task: Task, elements: Sequence[JsonValue]) -> dict[str, bool]:
-        """The tasks with the same `for_each` that `task` depends on or names: whether each has parts that its own pair
-        up with. Raises DAGError for one whose parts are those of another list.
+        """Return the tasks with the same `for_each` that `task` depends on or names, each with True if the task has
+        parts to pair up with. Raises DAGError if such a task was expanded over another list.
         """
         dag = self._state.dag
         names = sorted(named(task).union(task.upstream))
@@ -119,7 +127,7 @@ class Growth:
         position = self._state.dag.position(name)
         parts = self._state.parts.get(position)
         if parts is None and self._state.statuses[position] is not TaskStatus.COMPLETED:
-            return False  # it failed, or was skipped, as a whole
+            return False  # failed or skipped as a whole
         if [self._state.dag.tasks[part].item for part in parts or ()] != list(elements):
             message = (
                 f"pairs up with {name!r}, which has gone over another list: the result of {task.for_each!r} is not the "
@@ -129,7 +137,7 @@ class Growth:
         return True
 
     def gathered(self, position: int) -> JsonValue:
-        """The results of the parts of the task at `position`, in order; an empty text for those that have none."""
+        """Return the results of the parts of the task at `position`, in order; "" for a part without a result."""
         results = [self._state.results[part] for part in self._state.parts[position]]
         return [result.value if result.status is TaskStatus.COMPLETED else "" for result in results]
 
@@ -146,7 +154,7 @@ class Growth:
         return problems
 
     def _cancelled_problems(self, tasks: Sequence[Task]) -> Iterator[Problem]:
-        """What waits for a cancelled task never runs: nobody would notice that it does not."""
+        """Report dependencies on cancelled tasks: a task that waits for a cancelled task would silently never run."""
         dag, statuses = self._state.dag, self._state.statuses
         for place, task in enumerate(tasks):
             for name in task.upstream:
@@ -155,7 +163,9 @@ class Growth:
                     yield Problem(message, task.id, "depends_on", None, place)
 
     def _parts_problems(self, tasks: Sequence[Task], added_by: str | None) -> Iterator[Problem]:
-        """Ids that are those of parts of others, or of which others have those of parts."""
+        """Report ids that collide with generated part ids (`<id>.<n>`), in either direction, and tasks that continue a
+        `for_each` task without being paired with the task.
+        """
         dag = self._state.dag
         new = lists_gone_over(tasks)
         there = {str(task.id).rpartition(".")[0] for task in tasks} - {added_by}
@@ -201,7 +211,9 @@ class Growth:
 
 
 def _specs(reply: Reply) -> Sequence[object]:
-    """The tasks in the answer of a task with `adds_tasks`: a list, or a mapping with the key `tasks`."""
+    """Return the tasks in the answer of a task with `adds_tasks`: a list, or a mapping with the key `tasks`. Raises
+    DAGError if the answer is neither.
+    """
     data = reply.data
     if data is None:
         try:
@@ -216,15 +228,15 @@ def _specs(reply: Reply) -> Sequence[object]:
 
 
 def _read_added(specs: Sequence[object]) -> Added:
-    from plait.runner.plan.added_tasks import read_added  # noqa: PLC0415 - pydantic, which only runs that grow need
+    from plait.runner.plan.added_tasks import read_added  # noqa: PLC0415 - imports pydantic, needed by growing runs only
 
     return read_added(specs)
 
 
 def _elements(folded: Task, result: TaskResult | None) -> Sequence[JsonValue]:
-    """What the task is unfolded over. Raises DAGError."""
+    """Return the list over which the task is expanded. Raises DAGError if the result holds no such list."""
     if result is None or result.status is not TaskStatus.COMPLETED:
-        return []  # it was skipped, or failed softly: there is nothing to do anything for
+        return []  # skipped, or failed softly: no elements
     found = result.data
     if isinstance(found, dict):
         lists = [value for value in found.values() if isinstance(value, list)]
@@ -242,8 +254,8 @@ def _elements(folded: Task, result: TaskResult | None) -> Sequence[JsonValue]:
 
 
 def _part(task: Task, partners: Mapping[str, bool], number: int, item: JsonValue) -> Task:
-    """The part for one element. Where the task names one of its partners, the part names that one's for this element;
-    with one that has no parts there is no conversation to go on with.
+    """Return the part for one element. A reference to a partner with parts becomes a reference to the partner's part
+    for the same element. A partner without parts has no conversation to continue.
     """
     own = {name: f"{name}.{number}" for name, has_parts in partners.items() if has_parts}
     aliases = {

@@ -1,4 +1,4 @@
-"""What a process that resumes a run takes over from those before it, beside what the run's state says."""
+"""The work that a resuming process takes over from earlier processes, beside the run's state."""
 
 from __future__ import annotations
 
@@ -10,30 +10,33 @@ from plait.backends.protocol import DetachedTurn
 
 @dataclass(frozen=True, slots=True)
 class AdoptedAttempt:
-    """An attempt that outlived its process: its session as the store knows it, the Unix time at which it was started,
-    and what is left of it.
-    """
+    """An attempt that outlived the process which started the attempt."""
 
     session_id: str | None
+    """The id of the session, as stored."""
     confirmed: bool
+    """See SessionOpened."""
     since: float | None
+    """The Unix time of the start, in seconds, if known."""
     left: DetachedTurn
+    """The remains of the attempt: a running child process, or an answer still to be read."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether its answer only has to be read."""
+        """True if the attempt has ended and only the answer has to be read."""
         return self.left.state == "ended"
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """`unasked`: tasks whose end the run's policy has not been asked about. By position: `next_tries`, when (Unix time)
-    tasks are tried again whose last attempt failed; and the attempts that are `adopted`.
-    """
+    """Unfinished work of earlier processes of a run."""
 
     unasked: Sequence[str] = ()
+    """Ids of ended tasks for which the run's policy has not been called."""
     next_tries: Mapping[int, float] = field(default_factory=dict[int, float])
+    """The Unix time of the next attempt, in seconds, by position, for tasks whose last attempt failed."""
     adopted: Mapping[int, AdoptedAttempt] = field(default_factory=dict[int, AdoptedAttempt])
+    """Attempts still under way or ended unread, by position."""
 
 
 NO_HANDOVER = Handover()

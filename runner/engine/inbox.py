@@ -1,7 +1,7 @@
 """The notes that other processes send to a run's owner.
 
-A request to cancel carries the number of the run's last change that its sender had seen. If the run has ended since,
-the request came too late and is void: it must not cancel a run that a person has reopened. No clocks are compared.
+A cancel request carries the number of the last change of the run that the sender had read. If the run has ended since,
+the request is void: a late request must not cancel a run that a person has reopened. No clocks are compared.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from plait.runner.log import logger
 from plait.runner.state.codec import to_json
 
 LOOK_EVERY_S = 1.0
-"""How often an owner looks into its run's inbox."""
+"""Seconds between two reads of the inbox by the owner."""
 CANCEL = "cancel"
-"""The kind of note that asks for the run to be cancelled for good."""
+"""The kind of note that requests the cancellation of the run."""
 
 ANSWER = "answer"
 """The kind of note that answers the question of a task."""
 
 
 def cancel_note(record: RunRecord, at: str) -> Note:
-    """The request to cancel the run as `record` shows it."""
+    """Return the note that requests the cancellation of the run in the state of `record`."""
     return Note(CANCEL, at, body=to_json({"seq": record.last_seq}))
 
 
 async def is_to_be_cancelled(store: Store, record: RunRecord) -> bool:
-    """Whether the run has not ended, and somebody has asked for it to be cancelled. Raises StoreError."""
+    """Return whether the run has not ended and a cancellation is requested. Raises StoreError."""
     status = RunStatus(record.status)
     if status in RUN_DONE or status is RunStatus.CANCELLING:
         return status is RunStatus.CANCELLING
@@ -44,12 +44,15 @@ async def is_to_be_cancelled(store: Store, record: RunRecord) -> bool:
 
 
 AnswerHandler: TypeAlias = Callable[[str, int, JsonValue, str], bool]
-"""Takes an answer: the task, the attempt that asked, the value, and who gave it."""
+"""A function of the task id, the attempt that asked, the answer, and the origin of the answer. Returns True if the
+answer is used.
+"""
 
 
 class Inbox:
-    """The inbox of a run, as its owner reads it. The store is let alone while it is `away`. That it cannot be read is
-    no reason to end a run: it is asked again.
+    """The inbox of a run, read by the owner of the run.
+
+    While `away()` is true the store is not read. A failed read does not end the run; the inbox is read again later.
     """
 
     def __init__(
@@ -64,9 +67,7 @@ class Inbox:
         self._complained = False
 
     async def handle(self) -> None:
-        """Pass answers on as they come in, and return once somebody has asked for the run, which goes on, to be
-        cancelled.
-        """
+        """Pass on answers as they arrive. Return when a valid cancel request has arrived."""
         while True:
             await self._clock.sleep(LOOK_EVERY_S)
             notes = await self._new_notes()
@@ -81,7 +82,7 @@ class Inbox:
                 self._pass_on(note)
 
     async def look_for_answer(self, task_id: str, attempt: int, deadline_at: str) -> None:
-        """Pass on what came by `deadline_at` in answer to that attempt, and has not been seen yet."""
+        """Pass on the unread answers to the `attempt` of the task that were sent by `deadline_at`."""
         for note in filter(None, map(answer_in, await self._new_notes())):
             if (note.task_id, note.attempt) == (task_id, attempt) and note.at <= deadline_at:
                 self._pass_on(note)
@@ -109,23 +110,28 @@ class Inbox:
 
 @dataclass(frozen=True, slots=True)
 class AnswerNote:
-    """An answer in the inbox: to the question with which `attempt` of the task ended. `nonce` tells two alike apart."""
+    """An answer in the inbox."""
 
     task_id: str
+    """The task that asked."""
     attempt: int
+    """The number of the attempt that ended with the question."""
     value: JsonValue
+    """The answer."""
     at: str
+    """The time of sending."""
     nonce: str
+    """A text that makes two equal answers distinct."""
 
 
 def answer_note(answer: AnswerNote) -> Note:
-    """The note that brings `answer`."""
+    """Return the note that carries `answer`."""
     body = to_json({"attempt": answer.attempt, "value": answer.value, "nonce": answer.nonce})
     return Note(ANSWER, answer.at, answer.task_id, body)
 
 
 def answer_in(note: NoteRecord) -> AnswerNote | None:
-    """The answer that `note` brings; None where it brings none that can be read."""
+    """Return the answer in `note`; None if `note` is of another kind or cannot be decoded."""
     if note.kind != ANSWER or note.task_id is None:
         return None
     try:
@@ -141,7 +147,7 @@ async def _asks_for_cancel(store: Store, run_id: str, notes: Sequence[NoteRecord
 
 
 def _seen(note: NoteRecord) -> int:
-    """The last change that the sender knew of; 0 where the note does not say."""
+    """Return the number of the last change that the sender had read; 0 if the note does not say."""
     try:
         return int(json.loads(note.body)["seq"])
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):

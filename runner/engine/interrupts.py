@@ -1,4 +1,4 @@
-"""Waiting for answers while the run goes on: deadlines, and whoever answers in this process (`on_question`)."""
+"""Open questions of a run in execution: the `on_question` callback of this process, and the deadlines."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from plait.runner.state.run_state import RunState
 
 
 class PendingQuestions:
-    """Waits for answers to the questions of one run. `answer`, `expire` and, where nothing came of
-    asking, `look_on` are what is to be called then.
+    """Waits for answers to the questions of one run.
+
+    Calls `answer` with an answer of the callback or a default, and `expire` after a deadline without a default. Calls
+    `look_on` after each call of the callback, with or without an answer.
     """
 
     def __init__(
@@ -39,14 +41,14 @@ class PendingQuestions:
         self._answer = answer
         self._expire = expire
         self._look_on = look_on
-        self._as_outside = as_here()  # `_ask` is started by workers, and is none
+        self._as_outside = as_here()  # workers start `_ask`, but `_ask` does not run as a worker
         self._calls: dict[int, anyio.CancelScope] = {}
         self._deadlines: dict[int, anyio.CancelScope] = {}
         self._log = logger(run=context.run_id)
 
     def begin(self, workers: anyio.abc.TaskGroup, position: int, asking: Asking) -> None:
-        """The task at `position` has just asked."""
-        # The scopes are made here: `end` and `settled` may come before what is begun has had its first turn.
+        """Start the callback and the deadline, if any, for the question of the task at `position`."""
+        # The scopes are created here because `end` and `settled` may be called before the new tasks first run.
         if self._context.on_question is not None:
             task_id, attempt = self._state.dag.tasks[position].id, self._state.attempts[position]
             question = OpenQuestion.of(self._context.run_id, task_id, attempt, asking)
@@ -58,19 +60,19 @@ class PendingQuestions:
             workers.start_soon(self._wait_for_deadline, position, asking, scope)
 
     def settled(self, position: int) -> None:
-        """The question is answered, or nobody wants to know any more: whoever was asked is let go."""
+        """Cancel the callback and the deadline of a question that is answered or no longer open."""
         for waiting in (self._calls, self._deadlines):
             scope = waiting.pop(position, None)
             if scope is not None:
                 scope.cancel()
 
     def end(self) -> None:
-        """Nothing else goes on in the run: deadlines are no reason to stay."""
+        """Cancel all deadlines, because nothing else is left to do in the run."""
         for scope in self._deadlines.values():
             scope.cancel()
 
     async def _ask(self, on_question: OnQuestion, question: OpenQuestion, scope: anyio.CancelScope) -> None:
-        """Ask whoever answers in this process, once the question is stored."""
+        """Call `on_question` once the question is stored, and pass the answer on. Errors of the callback are logged."""
         cancels = Cancels()
         self._as_outside()
         try:
@@ -100,7 +102,7 @@ class PendingQuestions:
         with scope:
             while (left := parse_time(asking.deadline_at) - clock.wall()) > 0:
                 await clock.sleep(left)
-            # The inbox is read now and then: an answer in time may lie there unread.
+            # The inbox is read at intervals only: an answer sent in time may still be unread.
             await self._context.look_for_answer(task_id, attempt, asking.deadline_at)
         if scope.cancelled_caught or self._state.asking.get(position) is not asking:
             return

@@ -1,18 +1,18 @@
-"""From a prepared run to its result: what surrounds the execution of a run, and in which order it starts and ends.
+"""`execute_run`: from a prepared run to a result. The parts around the executor, in the order of start and end.
 
     writer (shielded, ends last)             Checkpointer.write_until_closed
       └─ lease renewal, the run's inbox      Checkpointer.renew_lease, Inbox.handle
-           └─ execution                      Execution.run
+           └─ execution                      Executor.run
 
-The writer starts first: a new run is stored and claimed before anything else happens, and if the store refuses it,
-nothing is executed. A resumed run was claimed by `prepare_resume`. Then the processes left behind by earlier owners are
-ended, and only after that do the lease, the inbox and the execution begin.
+The writer starts first: a new run is stored and claimed before anything else happens, and if the store refuses the
+run, nothing is executed. A resumed run was claimed by `prepare_resume`. Then the orphans of earlier owners are ended,
+and only afterwards do the lease renewal, the inbox and the execution begin.
 
-The end comes from the inside. However the execution ends, its `leave` returns what is to be stored about attempts that
-were cut, and the run's last event; both are submitted, lease and inbox are cancelled, and `close` lets the writer
-return after it has written the rest. The writer's scope is shielded, so a cancelled run is still stored as left. A
-fatal error of the writer (the run was taken over, or `strict` was asked for) stops the execution as `stop` does, and is
-raised once the writer has ended.
+The end starts inside. However the execution ends, `Executor.finish` returns the events of the attempts that were cut,
+and the run's last event. All are submitted, lease renewal and inbox are cancelled, and `close` lets the writer return
+after the remaining changes are written. The writer's scope is shielded, so a cancelled run is still stored as
+interrupted. A fatal error of the writer (the run was taken over, or a write failed with `strict`) stops the execution
+as `stop` does, and is raised once the writer has ended.
 
 A run without a store has no writer, no lease and no inbox: `UnstoredSink` publishes each event at once.
 """
@@ -60,22 +60,25 @@ from plait.runner.state.run_state import RunState
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A run that is ready to be executed.
-
-    `first` and `claim` are stored before any task starts. For a resumed run they are stored already: then `position` is
-    where its changes continue, and `decided` what its policy has decided so far.
-    """
+    """A run that is ready for execution."""
 
     run_id: str
     state: RunState
     names: list[str]
+    """The backend of each task, by position."""
     owner: Owner | None = None
+    """The claim of this process; None without a store."""
     first: Sequence[events.Event] = ()
+    """Events to store before any task starts. For a resumed run, the events are stored already and only published."""
     claim: Sequence[Change] = ()
+    """Changes that claim a new run, stored with `first`. Empty for a resumed run."""
     position: Position = Position()  # noqa: RUF009 - frozen
+    """The position of the next change in the store."""
     policy: Policy | None = None
     decided: PolicyState = PolicyState()  # noqa: RUF009 - frozen
+    """The outcome of the policy's decisions so far."""
     inherited: Handover = NO_HANDOVER
+    """The unfinished work of earlier processes."""
 
     @property
     def resumed(self) -> bool:
@@ -124,7 +127,7 @@ async def _execute_stored(run: PreparedRun, config: Config, store: Store, feed: 
                     )
                     beside.cancel_scope.cancel()
         finally:
-            # However the run ended, the shielded writer needs the close, or it waits for ever.
+            # However the run ended: without `close` the shielded writer waits for ever.
             try:
                 if not began:
                     checkpointer.submit((), RunReleased(iso(config.clock.wall())))
@@ -136,7 +139,7 @@ async def _execute_stored(run: PreparedRun, config: Config, store: Store, feed: 
 
 
 async def _handle_notes(inbox: Inbox, config: Config, control: Control) -> None:
-    """Pass answers on. Once the run is cancelled, start nothing more, and cancel the attempts under way after the grace
+    """Pass on answers. Once the run is cancelled, start nothing more, and cancel the attempts under way after the grace
     time.
     """
     await inbox.handle()
@@ -226,8 +229,8 @@ async def _nothing() -> None:
 
 
 async def _end_interrupted(run: PreparedRun, config: Config, checkpointer: Checkpointer) -> None:
-    """End the adopted turns that were cut here, maybe before their backends had taken hold of them. If another owner
-    has taken the run over by now, the turns belong to that owner.
+    """End the adopted attempts that were cut here, perhaps before the backends had attached to the attempts. Do nothing
+    if another owner has taken the run over, because the attempts then belong to the new owner.
     """
     cut = any(run.state.statuses[position] is TaskStatus.RUNNING for position in run.inherited.adopted)
     if cut and checkpointer.fatal is None:
@@ -236,7 +239,7 @@ async def _end_interrupted(run: PreparedRun, config: Config, checkpointer: Check
 
 
 async def _kill_orphans(run: PreparedRun, config: Config, kept: Iterable[int] = ()) -> None:
-    """End the turns that earlier processes of a resumed run have left behind, except those of the tasks at `kept`."""
+    """End the orphans of earlier processes of a resumed run, except the attempts of the tasks at `kept`."""
     if run.resumed:
         keep = [(run.state.dag.tasks[position].id, run.state.attempts[position]) for position in kept]
         await kill_orphans(config.store, run.run_id, keep)

@@ -1,7 +1,7 @@
 """`OutcomeHandler`: from an attempt's outcome to its event. The handler decides between completion, retry, failure and
-question, calls the verb of RunState that fits, and updates the scheduler. `finish_run` does so for a run that ends.
+question, calls the matching verb of `RunState`, and updates the scheduler. `finish_run` does the same when a run ends.
 
-There is no await here, so a cancellation finds state, schedule and submission in agreement.
+This module has no await, so state, scheduler and submission agree whenever a cancellation arrives.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import RunState
 
 STORE_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""How long a task marked at_most_once waits for a store that is away, before it fails."""
+"""Seconds between attempts of a task marked at_most_once while the store is away. After the last, the task fails."""
 GATHERING = "for_each"
-"""The backend's name in the events of a task that only gathers the results of its parts."""
+"""The backend name in the events of a task with `for_each`, which only gathers results."""
 _TOO_LATE_TO_ASK = (
     "a task marked at_most_once cannot call ask(): with the answer its code would be run a second time; "
     "let an earlier task ask"
@@ -53,7 +53,7 @@ class OutcomeHandler:
         self._log = logger(run=context.run_id)
 
     def handle(self, turn: Attempt, outcome: CallOutcome, duration: float) -> list[events.Event]:
-        """Change the run by the outcome of `turn`. Return the events; the first is the task's own."""
+        """Apply the outcome of the attempt `turn` to the run. Return the events, the event of the task first."""
         if outcome.asked is not None:
             if turn.task.at_most_once:
                 return [self._failed(turn, BackendError(ErrorKind.UNEXPECTED, _TOO_LATE_TO_ASK), duration)]
@@ -74,7 +74,7 @@ class OutcomeHandler:
     def _ended_badly(self, turn: Attempt, error: BackendError, duration: float) -> events.TaskEvent:
         self._log.debug("attempt_failed", error, task=turn.task.id, attempt=turn.number)
         if turn.takes_up and error.kind is ErrorKind.SESSION_LOST:
-            return self._retrying(turn, error, duration, 0.0)  # no fault of the task, which starts over
+            return self._retrying(turn, error, duration, 0.0)  # not the fault of the task: start over
         if turn.task.at_most_once and not turn.called and self._context.sink.away and turn.waits < len(STORE_WAITS_S):
             return self._retrying(turn, error, duration, STORE_WAITS_S[turn.waits])
         throttled = self._state.count_failure(turn.position, error.kind, self._schedule.closings(turn.position))
@@ -99,14 +99,14 @@ class OutcomeHandler:
         return completed
 
     def stored(self, turn: Attempt) -> None:
-        """Free the conversation of `turn`, whose outcome is stored. With the store away it stays in memory."""
+        """Free the conversation of the settled attempt. While the store is away, conversations stay in memory."""
         if not self._context.sink.away:
             self._state.forget_conversation(turn.position)
 
     def _waiting(
         self, turn: Attempt, question: Question, way: Way, reply: Reply | None, duration: float
     ) -> events.TaskWaiting:
-        """Let the task wait for an answer. Its next attempt is prepared as far as possible without the answer."""
+        """Let the task wait for an answer, and prepare the next attempt as far as possible without the answer."""
         now = self._context.clock.wall()
         asking = Asking(question, way, None if question.deadline is None else iso(now + question.deadline))
         messages: tuple[Message, ...] = ()
@@ -122,7 +122,7 @@ class OutcomeHandler:
         return waiting
 
     def _wrongly_planned(self, turn: Attempt, reply: Reply, error: DAGError, duration: float) -> events.TaskEvent:
-        """Retry the task, once, with the mistakes in the tasks of its reply, which cannot be added; then fail it."""
+        """Retry the task once with a list of the mistakes in the added tasks; fail the task the second time."""
         text = not_added(error)
         failure = BackendError(ErrorKind.INVALID_OUTPUT, text, usage=reply.usage, messages=turn.messages(reply))
         self._state.count_failure(turn.position, failure.kind)
@@ -148,28 +148,29 @@ class OutcomeHandler:
         return retrying
 
     def _failed(self, turn: Attempt, error: BackendError, duration: float) -> events.TaskFailed:
-        # The prompt as it was sent is worth keeping where nothing else shows what the failure was about.
+        # Without messages from the backend, keep the prompt, so that the failure can be understood.
         messages = error.messages or ((Message("user", turn.prompt),) if turn.prompt else ())
         self._schedule.finish(turn.position, failed_status(turn.task.failure_mode))
         return self.fail(turn.position, error, duration, messages)
 
     def answer(self, position: int, value: JsonValue, by: str) -> events.TaskAnswered:
-        """Answer the waiting task at `position` with `value`, which fits."""
+        """Answer the waiting task at `position` with `value`, already checked against the question."""
         answered = self._state.answer(position, self._stamp(), value, by)
         self._schedule.unpark(position, self._state.statuses)
         return answered
 
     def expire(self, position: int) -> events.TaskFailed:
-        """Fail the waiting task at `position`, whose question had no answer in time."""
+        """Fail the waiting task at `position`, because no answer arrived in time."""
         error = f"nobody answered by the deadline: {self._state.questions[position]}"
         failed = self.fail(position, BackendError(ErrorKind.TIMEOUT, error[:2000]))
         self._schedule.settle(position, failed.status)
         return failed
 
     def expand_or_gather(self, position: int) -> list[events.Event]:
-        """Expand the task with `for_each` at `position`, which holds no slot, into its parts, or gather the results of
-        the parts once all are done. If neither is possible the task fails; softly only once all that it depends on is
-        done, since a task that waits for it may name any of these.
+        """Expand the task with `for_each` at `position` into parts, or gather the results once all parts are done.
+
+        The task holds no slot. If expansion fails, the task fails. A soft failure is postponed until all dependencies
+        are done, because prompts of dependents may refer to the dependencies.
         """
         state = self._state
         if position in state.parts:
@@ -196,40 +197,40 @@ class OutcomeHandler:
     def fail(
         self, position: int, error: BackendError, duration: float = 0.0, messages: tuple[Message, ...] = ()
     ) -> events.TaskFailed:
-        """Fail the task. The caller brings the schedule in line."""
+        """Fail the task. The caller updates the scheduler."""
         failed = self._state.fail(position, self._stamp(), error, duration, messages)
         self._log.info("task_failed", task=failed.task_id, error_kind=failed.error_kind, status=failed.status.value)
         return failed
 
 
 def _going_on_after(turn: Attempt, error: BackendError) -> Continuation | None:
-    """Return how the next attempt takes up the failed one's session, if this has kept what was said in it."""
+    """Return how the next attempt continues the session of the failed attempt; None if the session is unusable."""
     if not error.continues_session or turn.session_id is None:
         return None
     return replace(turn.going_on or Continuation(None), session_id=turn.session_id, interrupted=True)
 
 
 def _said_before(turn: Attempt) -> tuple[Message, ...]:
-    """Return what earlier attempts of the task said in its conversation, without the messages of this turn."""
+    """Return the messages of earlier attempts in the conversation of the task."""
     return () if turn.going_on is None else turn.going_on.said
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How a run stands when its workers have ended.
-
-    `by` is the reason why it ended early, if it did; `exhausted` says whether the schedule is. `called` are the tasks
-    marked at_most_once whose backend was called; `decided` is the last decision of the run's policy, if it has one.
-    """
+    """The status of a run when all workers have ended."""
 
     by: Literal["stop", "cancel", "policy"] | None
+    """The reason for an early end, if any."""
     exhausted: bool
+    """True if nothing was left to run."""
     called: Collection[int]
+    """The positions of the tasks marked at_most_once with a backend call."""
     decided: PolicyState | None
+    """The outcome of the policy's decisions; None without a policy."""
 
 
 def finish_run(run_id: str, state: RunState, ending: RunEnd, at: str) -> list[events.Event]:
-    """Settle the tasks that are not done. Return the events, the last of which says how the run ended."""
+    """Settle the unfinished tasks. Return the events; the last event is the end of the run."""
     new_events: list[events.Event] = []
     for_good = ending.by == "cancel" or (ending.by == "policy" and not _fails(ending))
     for position, status in enumerate(state.statuses):
@@ -245,7 +246,7 @@ def finish_run(run_id: str, state: RunState, ending: RunEnd, at: str) -> list[ev
 
 
 def _fails(ending: RunEnd) -> bool:
-    """Return whether the run's policy fails the run: then unfinished tasks stay for a resume with retry_failed."""
+    """Return whether the run's policy fails the run. Unfinished tasks then remain for a resume with retry_failed."""
     return ending.decided is not None and ending.decided.end is RunStatus.FAILED
 
 
@@ -264,7 +265,7 @@ def _last_event(run_id: str, state: RunState, ending: RunEnd, at: str) -> events
 
 
 def _by_itself(run_id: str, state: RunState, at: str) -> events.RunEnded:
-    """Return the last event of a run that ended by itself: nothing was left that could run."""
+    """Return the last event of a run that ended because nothing was left to run."""
     failed = [result for result in state.results.values() if result.status is TaskStatus.FAILED]
     if not failed:
         return events.RunCompleted(at, run_id, RunStatus.COMPLETED)

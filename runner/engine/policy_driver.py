@@ -1,4 +1,4 @@
-"""A run's policy at work: it is asked about each end, and what it decides becomes events of the same transaction."""
+"""The calls of a run's policy after each end of a task. The decisions become events of the same transaction."""
 
 from __future__ import annotations
 
@@ -22,26 +22,28 @@ from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import RunState
 
 MAX_STATE = 64 * 1024
-"""Characters of JSON that a policy's state may have; it is written down with every task that ends."""
+"""Largest size of a policy's state, in characters of JSON. The state is stored with every end of a task."""
 
 End: TypeAlias = Literal[RunStatus.COMPLETED, RunStatus.FAILED]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """What is known of a policy's decisions: its `state`, the `end` that it decided on and why, and whether it was
-    asked when nothing was left to run, and added nothing. `failed_on` is the task about whose end it gave no sound
-    answer.
-    """
+    """The outcome of a policy's decisions so far."""
 
     state: JsonValue = None
+    """The state for the next decision."""
     end: End | None = None
+    """The end of the run, if decided."""
     error: str | None = None
+    """The reason for the end."""
     rests: bool = False
+    """True if the policy was called with nothing left to run, and added nothing."""
     failed_on: str | None = None
+    """The id of the task after whose end the policy raised or returned an invalid decision."""
 
     def encoded(self) -> str:
-        """As `PolicyDecided.state`. Raises TypeError or ValueError for what JSON does not have."""
+        """Return the JSON for `PolicyDecided.state`. Raises TypeError or ValueError for a value outside JSON."""
         kept: dict[str, JsonValue] = {"state": self.state}
         if self.end is not None:
             kept |= {"end": self.end.value, "error": self.error}
@@ -53,7 +55,7 @@ class PolicyState:
 
 
 def read_policy_state(encoded: str | None) -> PolicyState:
-    """What is stored. Raises ValueError, KeyError or TypeError where it is damaged."""
+    """Return the decoded state; the initial state for None. Raises ValueError, KeyError or TypeError if damaged."""
     if encoded is None:
         return PolicyState()
     kept = json.loads(encoded)
@@ -62,7 +64,7 @@ def read_policy_state(encoded: str | None) -> PolicyState:
 
 
 class PolicyDriver:
-    """Asks the policy of one run. `decided` is where it stands, from its stored decisions on."""
+    """Calls the policy of one run. `decided` is the outcome of the decisions so far, stored decisions included."""
 
     def __init__(
         self,
@@ -82,7 +84,11 @@ class PolicyDriver:
         self.decided = decided
 
     def about(self, ended: str | None) -> list[events.Event]:
-        """Ask what follows after the end of the task `ended`, or, if None, when nothing is left that could run."""
+        """Call the policy after the end of the task `ended`, or, if None, when nothing is left to run.
+
+        Returns the events of the decision; none if the end of the run is decided already. If the policy raises or
+        returns an invalid decision, the run fails.
+        """
         if self.decided.end is not None or (ended is None and self.decided.rests):
             return []
         view = RunView(self._state.dag.tasks, self._result, self.decided.state, ended, self._state.dag.position)
@@ -128,7 +134,7 @@ class PolicyDriver:
         return new_events
 
     def _cancel(self, position: int) -> list[events.Event]:
-        """Cancel the task, if it does not run and is not done, all that waits for it, and the parts it waits for."""
+        """Cancel the pending or waiting task, all tasks that depend on the task, and the parts of the task."""
         at = self._stamp()
         new_events: list[events.Event] = []
         waiting = [position]
@@ -142,7 +148,7 @@ class PolicyDriver:
         return new_events
 
     def _result(self, task_id: str) -> TaskResult:
-        """Raises KeyError."""
+        """Return the current result of the task. Raises KeyError."""
         position = self._state.dag.position(task_id)
         status = self._state.statuses[position]
         if status in TASK_DONE:
@@ -151,7 +157,9 @@ class PolicyDriver:
 
 
 def _checked(decision: object) -> Decision:
-    """Policies come from outside, where no type checker may have been."""
+    """Return `decision` with a storable error text. Raises PlaitError if invalid: third-party policies may lack type
+    checks.
+    """
     if not isinstance(decision, Decision):
         raise PlaitError(f"decide() returned {type(decision).__name__}, not a Decision")
     if not (decision.end is None or decision.end is RunStatus.COMPLETED or decision.end is RunStatus.FAILED):

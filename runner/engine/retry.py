@@ -1,7 +1,7 @@
-"""Whether and when a failed attempt is tried again: the policy is in `Retry`, chance comes in.
+"""Retries of failed attempts: the decision and the delay, according to `Retry`. The random generator is an argument.
 
-A server's hint holds for later processes as well: a limit that is lifted in three hours is not asked about after a
-minute because the run was resumed meanwhile.
+A server's `retry_after` hint holds for later processes as well: if a limit is lifted in three hours, a resume does not
+call the server earlier.
 """
 
 from __future__ import annotations
@@ -23,27 +23,30 @@ from plait.runner.domain.status import TASK_STATUSES, TaskStatus
 from plait.runner.domain.task import NEVER_RETRIED, Retry
 
 LONGEST_HINT_S = 86_400.0
-"""A server that asks for more than a day is not waited for: the task fails, and a person decides."""
+"""Longest hint that is waited for, in seconds. After a longer hint the task fails, and a person decides."""
 
 
 def deserves_retry(retry: Retry, failures: int, error: BackendError) -> bool:
-    """Whether another attempt follows, after `failures` that count; one that was throttled may have none."""
+    """Return whether another attempt follows `error`. `failures` counts the failed attempts; throttled attempts may not
+    count.
+    """
     waits = error.retry_after is None or error.retry_after <= LONGEST_HINT_S
     deserves = error.kind in retry.on and error.kind not in NEVER_RETRIED
     return deserves and max(failures, 1) < retry.attempts and waits
 
 
 def retry_delay(retry: Retry, times: int, hint: float | None, rng: random.Random) -> float:
-    """Seconds to wait after the `times`-th failure: see `Retry`."""
+    """Return the seconds to wait after the `times`-th failure: see `Retry`."""
     if hint is not None and hint >= retry.base_delay:
         return hint + rng.uniform(0, retry.base_delay)
-    # Also after a hint that is hardly one: the time that was named has passed, and the limit has not.
+    # Back off after a very short hint as well: the hinted time passes, but the limit may remain.
     return (hint or 0.0) + rng.uniform(0, min(retry.max_delay, retry.base_delay * 2 ** min(times - 1, 60)))
 
 
 class Delays:
-    """What tasks wait in between two attempts. `try_again` is called when the time of one has come, or nobody wants it
-    any more.
+    """The delays between two attempts of tasks.
+
+    `try_again` is called with the position of the task when the delay of the task is over or ended early.
     """
 
     def __init__(self, clock: Clock, try_again: Callable[[int], Awaitable[None]]) -> None:
@@ -52,12 +55,12 @@ class Delays:
         self._scopes: dict[int, anyio.CancelScope] = {}
 
     def begin(self, workers: anyio.abc.TaskGroup, position: int, delay: float) -> None:
-        """The task at `position` waits for `delay` seconds; not at all where its time has passed."""
+        """Start a delay of `delay` seconds for the task at `position`. A negative `delay` counts as 0."""
         self._scopes[position] = scope = anyio.CancelScope()
         workers.start_soon(self._wait, position, delay, scope)
 
     def end(self, position: int) -> None:
-        """Nobody waits for the task's next attempt any more, if anybody did."""
+        """End the delay of the task at `position` early, if any."""
         if position in self._scopes:
             self._scopes[position].cancel()
 
@@ -71,9 +74,10 @@ class Delays:
 async def next_tries(
     store: Store, run_id: str, tasks: Collection[TaskRecord], now: float = math.inf
 ) -> dict[str, float]:
-    """When (Unix time) those of the run's tasks are tried again whose last attempt failed and deserved that, by id; the
-    time may have passed. From `now` on nobody waits for longer than was said, should the clock have been put back.
-    Raises StoreError.
+    """Return the Unix time of the next attempt, by task id, for each task that waits for a retry.
+
+    The time may be in the past. If the clock was set back, the delay counts from `now` and is thus never longer than
+    recorded. Raises StoreError.
     """
     failed = {task.task_id: task.attempt for task in tasks if _waits_to_be_tried_again(task)}
     times: dict[str, float] = {}

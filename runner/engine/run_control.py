@@ -1,4 +1,4 @@
-"""TODO."""
+"""The connection between the handle of a run and the executor of the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Answer: TypeAlias = "Callable[[str, int, JsonValue, str], bool]"
 
 
 class Control:
-    """How a handle reaches its execution, from before there is one until after it ended."""
+    """The controls of a run, usable before the executor exists and after the executor has ended."""
 
     def __init__(self) -> None:
         self.ended_by: Literal["stop", "cancel"] | None = None
@@ -25,23 +25,23 @@ class Control:
         wind_down: Callable[[], None] | None = None,
         answer: Answer | None = None,
     ) -> None:
-        """What can be ended begins; pass on what was asked for before."""
+        """Connect the functions of an executor. Call `end` at once if the end of the run was requested before."""
         self._end, self._wind_down, self._answer = end, wind_down, answer
         if self.ended_by is not None:
             end(self.ended_by)
 
     def end(self, how: Literal["stop", "cancel"]) -> None:
-        """End the run before its time. The first word stands."""
+        """End the run early. Only the first call has an effect."""
         if self.ended_by is None:
             self.ended_by = how
             if self._end is not None:
                 self._end(how)
 
     def wind_down(self) -> None:
-        """Cancel the run, whose execution has begun, and let what is under way come to its end, until `end`."""
+        """Cancel the run, but let the attempts under way finish until `end` is called. Do nothing before `attach`."""
         if self._wind_down is not None:
             self._wind_down()
 
     def answer(self, task_id: str, attempt: int, value: JsonValue, by: str) -> bool:
-        """See `Executor.answer`; False where nothing is under way."""
+        """Pass the answer to `Executor.answer` and return the result; False before `attach`."""
         return self._answer is not None and self._answer(task_id, attempt, value, by)

@@ -1,4 +1,4 @@
-"""Workers that have nothing to do, until they are handed a turn."""
+"""The idle workers of a run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from plait.runner.engine.attempt import Attempt
 
 
 class WorkerPool:
-    """Where the workers of one run wait. Waking one costs a fifth of making a new one, which does `work`, for a turn or
-    for None, in the group `workers`.
+    """The idle workers of one run, each of which waits for an attempt.
+
+    A new worker runs `work(attempt)`, or `work(None)` to wait first, in the task group `workers`. Waking an idle worker
+    costs a fifth of starting a new worker.
     """
 
     def __init__(self, work: Callable[[Attempt | None], Coroutine[None, None, None]]) -> None:
@@ -22,23 +24,23 @@ class WorkerPool:
         self._waiting: list[asyncio.Future[Attempt | None]] = []
 
     async def wait(self) -> Attempt | None:
-        """Wait to be handed a turn; None when there will be none."""
+        """Wait for an attempt and return the attempt; None if no further attempt follows. Cancellable."""
         handed: asyncio.Future[Attempt | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(handed)
         return await handed
 
     def hand_out(self, turns: Sequence[Attempt]) -> None:
-        """Wake an idle worker for each turn, or make a new one."""
+        """Wake an idle worker, or start a new worker, for each attempt."""
         for turn in turns:
             if not self._waiting:
                 self._start(turn)
                 continue
             handed = self._waiting.pop()
-            if not handed.done():  # else it was cancelled, and so are all: nothing more is begun
+            if not handed.done():  # a cancelled worker: all workers are being cancelled, so nothing more starts
                 handed.set_result(turn)
 
     def keep_one(self) -> None:
-        """Have a worker wait here, so that the run does not end."""
+        """Keep at least one idle worker, so that the task group, and with the group the run, does not end."""
         if not self._waiting:
             self._start(None)
 
@@ -47,11 +49,11 @@ class WorkerPool:
         self.workers.start_soon(self._begin, turn)
 
     async def _begin(self, turn: Attempt | None) -> None:
-        with answering(()):  # once, and not for each turn
+        with answering(()):  # once for each worker, not for each attempt
             await self._work(turn)
 
     def let_go(self) -> None:
-        """There will be nothing more for those who wait now: nothing is handed to them from here on."""
+        """Let all idle workers return, because no further attempt follows for the idle workers."""
         for handed in self._waiting:
             if not handed.done():
                 handed.set_result(None)
