@@ -1,10 +1,10 @@
-"""Where the files of a run's turns lie below the files root of its store. Pure.
+"""The paths of the files of attempts below the files root of a store. Pure functions.
 
-    <root>/<run>/<task>/<attempt>/    one turn's own
-    <root>/sessions/                  shared by all
+    <root>/<run>/<task>/<attempt>/    files of a single attempt
+    <root>/sessions/                  shared by all attempts
 
-Ids are any text. Different ones get different names, also where a file system does not tell small letters from capital
-ones or takes no long names, and no name leads out of its folder.
+Ids are arbitrary texts. Different ids get different names, even on a file system that ignores case or limits the length
+of names, and no name leads out of the parent folder.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from plait.backends.protocol import Files
 SESSIONS = "sessions"
 _PLAIN = frozenset(f"{ascii_letters}{digits}._-".encode())
 _LONGEST, _DIGEST = 100, 32
-"""Characters of a name, and of the digest that is the end of some. A name without one has no `~` in it."""
+"""Most characters of a name, and the characters of the digest at the end of some names. Only names with a digest
+contain a `~`.
+"""
 _AS_IT_IS = re.compile(rf"[a-z0-9_-][a-z0-9._-]{{0,{_LONGEST - 1}}}")
-"""Ids that are names already, as most are."""
+"""Ids usable as names without encoding, as most ids are."""
 
 
-@lru_cache(maxsize=16)  # every task of a run asks
+@lru_cache(maxsize=16)  # called for every task of a run
 def run_folder(root: Path, run_id: str) -> Path:
-    """The folder of all files of the run's turns."""
+    """Return the folder of all files of the run's attempts."""
     return root / _name(run_id)
 
 
 def turn_files(root: Path, run_id: str, task_id: str, attempt: int | str) -> Files:
-    """The files of one attempt of a task, which for a person's turn after the run is `0-` and a number."""
+    """Return the files of an attempt of a task. For a person's turn after the run, `attempt` is `0-` and a number."""
     return Files(run_folder(root, run_id).joinpath(_name(task_id), str(attempt)), _sessions(root))
 
 

@@ -1,4 +1,4 @@
-"""The seam to `persistence`: our events become its changes, its records become our tasks and statuses."""
+"""The translation between the runner and `persistence`: events to changes, records to tasks and DAGs."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from plait.runner.domain.status import RunStatus
 from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, GrowthLimits, Retry, Task
 
 SETTINGS_FORMAT = 100
-"""The one format of the JSON in a run's settings and in a task's spec. 1 and 2 were used in development."""
+"""The format of the JSON in a run's settings and in a task's spec. Formats 1 and 2 were used in development."""
 
 
 def to_json(value: Any) -> str:
-    """JSON as it is stored. Raises TypeError or ValueError for what JSON does not have, NaN among it.
+    """Return `value` as stored JSON. Raises TypeError or ValueError for values outside JSON, NaN included.
 
-    Text stays readable, unless it holds lone surrogates, which only survive as escapes.
+    Non-ASCII text stays unescaped, except text with lone surrogates, which survive only as escapes.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text if text == clean_text(text) else json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
 def encode_usage(usage: Usage) -> Spent:
-    """Return the usage as it is stored."""
+    """Return the stored form of `usage`."""
     return Spent(usage.input_tokens, usage.output_tokens, usage.cost_usd, usage.model)
 
 
 def decode_usage(spent: Spent) -> Usage:
-    """Return the usage that a record holds."""
+    """Return the usage in a record."""
     return Usage(spent.input_tokens, spent.output_tokens, spent.cost_usd, spent.model)
 
 
 def encode_event(event: events.Event) -> tuple[stored.Change, ...]:
-    """What the store is told about `event`; nothing for events that live only while the run does."""
+    """Return the changes to store for `event`; none for an event that is only published."""
     translate = _CHANGES.get(type(event))
     return () if translate is None else translate(event)
 
@@ -103,7 +103,7 @@ def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
 
 
 def turns(at: str, task_id: str, attempt: int, messages: Sequence[Message]) -> list[stored.Change]:
-    """The messages of a turn as they are stored."""
+    """Return the changes that store the messages of a turn."""
     return [
         stored.TurnAppended(
             at, task_id, attempt, message.role, message.content, message.usage.input_tokens, message.usage.output_tokens
@@ -213,7 +213,7 @@ def _new_task(task: Task) -> stored.NewTask:
 
 
 def _spec(task: Task) -> str:
-    """What differs from a plain task: most tasks of a large run share the empty spec."""
+    """Return the JSON of the options that differ from the defaults. Most tasks of a large run share the empty spec."""
     spec: dict[str, Any] = {}
     if task.continues is not None:
         spec["continues"] = task.continues
@@ -247,7 +247,7 @@ def _spec(task: Task) -> str:
 
 
 def decode_task(record: TaskRecord) -> Task:
-    """The task as it was given when the run was created."""
+    """Return the task as given at the creation of the run."""
     if record.spec == "{}":
         return Task(record.task_id, record.prompt, record.depends_on, record.backend)
     spec = json.loads(record.spec)
@@ -260,7 +260,7 @@ def decode_task(record: TaskRecord) -> Task:
 
 
 def _parts(mine: Sequence[Task], tasks: Sequence[TaskRecord]) -> dict[str, list[str]]:
-    """For each task with `for_each` that was unfolded, the ids of its parts."""
+    """Return the ids of the parts of each expanded task with `for_each`, by task id."""
     folded = {task.id for task in mine if task.for_each is not None}
     parts: dict[str, list[str]] = {}
     for record in tasks:

@@ -1,4 +1,4 @@
-"""A task's conversation, read back from the store together with everything that it continues."""
+"""Conversations of tasks read back from the store, continued conversations included."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from plait.runner.state.run_state import RunState
 
 
 async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *, persons: bool = False) -> History:
-    """The messages of `task_id` behind those of the tasks that it continues, oldest first, without a session id.
+    """Return the messages of the continued tasks and of `task_id`, oldest first, without a session id.
 
-    A task that did not complete has no conversation to go on with: whoever continued it began afresh. Of a task's
-    attempts only the last one counts, with those that ended with a question which it goes on from, and of these what
-    was answered: a turn that was cut is no turn. Turns that a person added after the run belong to the task that they
-    were added to: tasks that continue it do not see them, and with `persons` they are read for `task_id` itself. What
-    `state` has in memory is not read again.
+    A task that did not complete has no conversation to continue: a task that continues the incomplete task began a new
+    conversation. Of the attempts of a task only the last attempt counts, and the attempts that ended with an answered
+    question; an interrupted turn does not count. Turns added by a person after the run belong to a single task: tasks
+    that continue the conversation do not include the added turns, and for `task_id` the added turns are read with
+    `persons` only. Conversations kept in memory by `state` are not read again.
 
-    Raises StoreError; PlaitError for a damaged message; BackendError, transient, where `state` is that of a live run,
-    and the store is behind it.
+    Raises StoreError; PlaitError if a message is damaged; BackendError of kind transient if `state` belongs to a live
+    run and the store lacks the last messages.
     """
     links, messages = [task_id], list[Message]()
     while (before := await _went_on_with(store, run_id, state, links[-1])) is not None:
@@ -49,29 +49,29 @@ async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *,
 
 
 async def _went_on_with(store: Store, run_id: str, state: RunState, task_id: str) -> str | None:
-    """The task whose conversation `task_id` has gone on with, or will; None where it began one."""
+    """Return the task with the conversation that `task_id` continued or will continue; None for a new conversation."""
     task = state.dag[task_id]
     before = task.continues
-    # Of a task with for_each the parts have conversations, not it itself.
+    # A task with for_each has no conversation; only the parts have.
     if before is None or task.for_each is not None or not state.is_completed(before):
         return None
     position, other = state.dag.position(task_id), state.dag.position(before)
     if position >= len(state.records) or state.is_ours(position):
-        return before  # what a task waits for ends before it begins, in the same process
+        return before  # the dependency ended before the task begins, in the same process
     its, earlier = state.records[position], state.records[other]
-    # It may have been completed only afterwards, by a person's wish.
+    # The other task may have been reopened by a person and completed only afterwards.
     if its.attempt == 0 or its.session_id == state.results[other].session_id:
         return before
     if state.is_ours(other):
         return None
     if (earlier.ended_at or "") <= (its.started_at or ""):
         return before
-    # Clocks may jump, the history does not.
+    # Clocks may jump, sequence numbers do not.
     return before if await _began_after(store, run_id, its, before) else None
 
 
 async def _began_after(store: Store, run_id: str, its: TaskRecord, other: str) -> bool:
-    """Whether the last attempt of a task began after `other` was completed for the last time."""
+    """Return whether the last attempt of a task began after the last completion of `other`."""
     began = ended = after = 0
     while page := await store.list_events(run_id, after):
         for event in page:
@@ -84,10 +84,10 @@ async def _began_after(store: Store, run_id: str, its: TaskRecord, other: str) -
 
 
 def _refuse_older(state: RunState, task_id: str, stored: Sequence[MessageRecord]) -> None:
-    """Raise unless the attempt with which this process completed the task is among what is stored of it."""
+    """Raise BackendError if this process completed the task and the messages of the last attempt are not stored yet."""
     position = state.dag.position(task_id)
     if not state.is_ours(position) or state.dag.tasks[position].for_each is not None:
-        return  # nobody talks in a task that only gathers
+        return  # a task that only gathers has no messages
     if all(record.attempt != state.attempts[position] for record in stored):
         message = f"the conversation of task {task_id!r} is not in the store yet, which is away or behind"
         raise BackendError(ErrorKind.TRANSIENT, message)
@@ -96,8 +96,8 @@ def _refuse_older(state: RunState, task_id: str, stored: Sequence[MessageRecord]
 async def load_said(
     store: Store, run_id: str, state: RunState, task_id: str, open_in: int | None = None
 ) -> tuple[Message, ...]:
-    """What was said in the conversation of `task_id` up to the last question that was answered, or to the one that is
-    open since attempt `open_in`; without what it continues. Raises as `load_past`.
+    """Return the messages of `task_id` up to the last answered question, or up to the question open since attempt
+    `open_in`. Messages of continued tasks are not included. Raises StoreError; PlaitError if a message is damaged.
     """
     asked = state.asked_in(task_id) | ({open_in} if open_in is not None else set[int]())
     stored = await store.list_messages(run_id, task_id)
@@ -107,21 +107,21 @@ async def load_said(
 async def load_going_on(
     store: Store, run_id: str, state: RunState, task: TaskRecord, *, interrupted: bool
 ) -> Continuation:
-    """How an attempt of `task` takes up the conversation that its earlier attempts began: with the answer to its last
-    question, or with what was wrong with its last reply, if either is there. Raises as `load_past`.
+    """Return how the next attempt of `task` continues the conversation of earlier attempts: with the answer to the last
+    question, or with the mistakes in the last reply, if any. Raises StoreError; PlaitError if a message is damaged.
     """
     answer = state.answer_to_say(state.dag.position(task.task_id))
     said = () if answer is None else await load_said(store, run_id, state, task.task_id)
-    if answer is not None and answer.attempt == task.attempt:  # it was asked after whatever had been corrected before
+    if answer is not None and answer.attempt == task.attempt:  # asked after any earlier correction
         return Continuation(task.session_id, said, answer, None, interrupted)
     refused, wrong = await _refused(store, run_id, task, 0 if answer is None else answer.attempt)
-    answer = answer if wrong is None else None  # it has been taken
+    answer = answer if wrong is None else None  # sent already
     return Continuation(task.session_id, said, answer, wrong, interrupted, refused)
 
 
 async def _refused(store: Store, run_id: str, task: TaskRecord, asked: int) -> tuple[tuple[Message, ...], str | None]:
-    """What the task's session holds of an attempt after number `asked` whose reply brought tasks that were wrong, and
-    what was, or is to be, said about that in it.
+    """Return the messages of the last attempt after number `asked` that added invalid tasks in the task's session, and
+    the prompt that lists the mistakes; () and None if no such attempt exists.
     """
     for attempt in reversed(await store.list_attempts(run_id, task.task_id)):
         reopened = attempt.status in {TaskStatus.FAILED.value, TaskStatus.COMPLETED.value}

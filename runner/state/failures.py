@@ -1,4 +1,4 @@
-"""The failed attempts that a task's retry policy counts, and the errors that count only after a while."""
+"""The count of a task's failed attempts. Throttling counts only after many repetitions."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from typing import Final
 from plait.backends.errors import ErrorKind
 
 THROTTLING: Final = frozenset({ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED})
-"""Kinds of errors by which a backend asks to be left alone for a while: not the task's fault."""
+"""Error kinds with which a backend requests a pause: not the fault of the task."""
 
 
 PATIENCE: Final = 20
-"""How often a task may be throttled before it counts as a failure; or its backend, with nothing completed between."""
+"""Throttlings that do not count as failures, per task, and per backend with no completed task in between."""
 
 
 class Failures:
-    """Which failed attempts of each task its retry policy counts, by position. Interrupted ones are none."""
+    """The number of failed attempts that count for retries, by task position. Interrupted attempts do not count."""
 
     def __init__(self) -> None:
         self._counted: Counter[int] = Counter()
         self._throttled: Counter[int] = Counter()
 
     def of(self, position: int) -> int:
-        """How many count."""
+        """Return the number of counted failures of the task."""
         return self._counted[position]
 
     def note(self, position: int, kind: str | None, in_a_row: int = 0) -> int:
-        """One more. Where the backend throttled the task: how often it did so by now, or how often `in_a_row` it did so
-        with any task, if that is more; else 0.
+        """Count a failed attempt with an error of `kind`.
+
+        Returns 0 unless the backend throttled the task; else the number of throttlings of the task so far, or
+        `in_a_row`, the backend's throttlings of any task in a row, if greater.
         """
         times = 0
         if kind in THROTTLING:
@@ -39,5 +41,5 @@ class Failures:
         return times
 
     def forget(self, position: int) -> None:
-        """A person has reopened the task."""
+        """Reset the counts of the task, because a person has reopened the task."""
         del self._counted[position], self._throttled[position]

@@ -1,4 +1,4 @@
-"""What processes that died have left of a run's turns: children that still live, and files."""
+"""Orphans: child processes and files left behind by attempts of dead processes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from plait.runner.log import logger
 from plait.runner.state.attempt_files import SESSIONS, run_folder, turn_files
 
 _FORGOTTEN_S = 3600.0
-"""How long nothing has happened in the folder of a run that is not stored, and never will be any more: a run that began
-while its store was away is stored seconds after that answers again.
+"""Seconds without a change after which the folder of an unstored run is abandoned. A run that began while the store was
+away is stored seconds after the store is back.
 """
 
 
 def has_files(store: Store, run_id: str) -> bool:
-    """Whether any turn of the run ever had files."""
+    """Return whether any attempt of the run has files."""
     root = files_root(store)
     return root is not None and _is_there(run_folder(root, run_id))
 
 
 async def kill_orphans(store: Store | None, run_id: str, keep: Iterable[tuple[str, int]] = ()) -> None:
-    """End what is left of the children of the run's turns, but for those of certain attempts: task and number. Who does
-    so owns the run, or nobody does. Never raises.
+    """End the child processes left over from attempts of the run, except those of the attempts in `keep`, pairs of task
+    id and number. Errors are logged, not raised.
+
+    The caller must own the run, unless the run has no owner.
     """
     root = files_root(store)
     if root is not None:
@@ -38,19 +40,21 @@ async def kill_orphans(store: Store | None, run_id: str, keep: Iterable[tuple[st
 
 
 def under_way(tasks: Iterable[TaskRecord], but: str | None = None) -> list[tuple[str, int]]:
-    """The attempts that are recorded as running, but for that of one task: a resume may adopt them."""
+    """Return the attempts recorded as running, which a resume may adopt, except the attempt of the task `but`."""
     running = [task for task in tasks if TASK_STATUSES[task.status] is TaskStatus.RUNNING]
     return [(task.task_id, task.attempt) for task in running if task.task_id != but]
 
 
 async def end_turn(folder: Path) -> None:
-    """End what is left of the children of the attempt with its files there. Never raises."""
+    """End the child processes left over from the attempt with the files in `folder`. Errors are logged, not raised."""
     await _end_below(folder, ())
 
 
 async def make_room(folder: Path) -> None:
-    """See to it that an attempt about to begin finds its `folder` empty: one of the same number has been there where
-    the store was away when its process died, or where the store is another one by now.
+    """Clear the `folder` of an attempt about to begin.
+
+    An earlier attempt of the same number may have used the folder: if the store was away when the earlier process died,
+    or if the store was replaced.
     """
     if _is_there(folder):
         await _end_below(folder, ())
@@ -58,16 +62,17 @@ async def make_room(folder: Path) -> None:
 
 
 def has_sessions(root: Path | None) -> bool:
-    """Whether there ever was a session of which files are kept below `root`."""
+    """Return whether files of any session exist below `root`."""
     return root is not None and _is_there(root / SESSIONS)
 
 
 async def delete_files(
     root: Path | None, deleted: Collection[str], stored: Collection[str], sessions: Collection[str] | None = None
 ) -> str | None:
-    """Remove the files of the runs `deleted`, which are not in the store any more, and what earlier deletions of runs
-    that are not `stored` have left, once nobody writes there any more; of sessions all but the stored ones, `sessions`
-    (None: none). Why that cannot be done in one line, or None.
+    """Remove the files of deleted runs and sessions. Return an error message of a single line, or None on success.
+
+    Removes the folders of the runs `deleted`, no longer in the store, and abandoned folders of runs that are not
+    `stored`. Removes all sessions except `sessions`; with None, no session is removed.
     """
     failures: list[OSError] = []
     try:
@@ -99,7 +104,7 @@ async def _end_below(folder: Path, keep: Collection[Path]) -> None:
 
 
 def _is_there(folder: Path) -> bool:
-    return folder.is_dir() and not folder.is_symlink()  # a link would lead to what is not ours
+    return folder.is_dir() and not folder.is_symlink()  # a link may lead to files of another program
 
 
 def _unwanted(root: Path, deleted: Collection[str], stored: Collection[str]) -> list[Path]:
@@ -120,7 +125,7 @@ def _forget_sessions(folder: Path, known: Collection[str]) -> list[OSError]:
 
 
 def _remove(folder: Path) -> list[OSError]:
-    """What could not be removed, and why. A link is removed, never followed."""
+    """Remove the folder and return the errors. A link is removed, never followed."""
     failures: list[OSError] = []
 
     def note(_function: object, _path: str, failure: tuple[type[BaseException], BaseException, object]) -> None:

@@ -1,9 +1,9 @@
-"""Who runs a run, and whether that process still lives.
+"""The owner of a run, and whether the owner's process is alive.
 
-A claim on the same host can be judged by facts: another boot, a pid that is gone, or a pid that was given to another
-process since (its start time differs). Otherwise only the lease tells, and no two clocks agree well enough to compare
-times: whoever wants the run watches for as long as a lease lasts, on their own clock, whether the owner renews it. The
-epoch in the store is what makes a take-over safe; this page only decides whether trying is reasonable.
+The death of an owner on the same host is detected by facts: another boot, a missing pid, or a pid reused by another
+process (the start time differs). Otherwise only the lease counts. Two clocks never agree well enough to compare times,
+so a process that claims the run waits for the length of a lease on the process's own clock, and checks for a renewal.
+The epoch in the store makes a take-over safe; this module only decides whether an attempt is reasonable.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from plait.backends.process.proctable import boot_id, start_time
 from plait.persistence.records import Owner
 
 LEASE_SECONDS = 30.0
-"""How long a claim holds without renewal, unless a runner is told otherwise. It is renewed at a third of this."""
+"""Default length of a lease, in seconds. The owner renews the lease every third of the length."""
 
 _live_here: set[str] = set()
 
 
 class Liveness(Enum):
-    """What is known of an owner's process."""
+    """The state of an owner's process, as far as known."""
 
     ALIVE = "alive"
     DEAD = "dead"
@@ -31,8 +31,10 @@ class Liveness(Enum):
 
 
 def claim_for_this_process(at: str) -> Owner:
-    """A fresh owner for this process; call `forget` when the run is left. By the owner's id alone a store tells two
-    claims apart: it comes from the system, so that no seed and no fork gives two processes the same.
+    """Return a new owner for this process. Call `forget` at the end of the execution.
+
+    A store distinguishes claims by the owner id alone. The id therefore comes from the system's random source: neither
+    a seed nor a fork can give two processes the same id.
     """
     owner = Owner(
         owner_id=secrets.token_hex(16),
@@ -47,12 +49,12 @@ def claim_for_this_process(at: str) -> Owner:
 
 
 def forget(owner: Owner) -> None:
-    """This process runs the owner's run no more."""
+    """Record that this process no longer runs the owner's run."""
     _live_here.discard(owner.owner_id)
 
 
 def liveness(owner: Owner) -> Liveness:
-    """Whether `owner`'s process is known to be alive or dead, seen from here."""
+    """Return whether `owner`'s process is alive or dead, as far as this host can determine."""
     if owner.host != platform.node():
         return Liveness.UNKNOWN
     boot, _, pids = boot_id().partition("/")
@@ -60,7 +62,7 @@ def liveness(owner: Owner) -> Liveness:
     if boot and its_boot and boot != its_boot:
         return Liveness.DEAD
     if pids and its_pids and pids != its_pids:
-        return Liveness.UNKNOWN  # two containers of one name: its pid means nothing here
+        return Liveness.UNKNOWN  # two containers with the same host name: the pid means nothing here
     if owner.pid == os.getpid():
         return Liveness.ALIVE if owner.owner_id in _live_here else Liveness.DEAD
     started = start_time(owner.pid)
@@ -70,7 +72,7 @@ def liveness(owner: Owner) -> Liveness:
 
 
 def seems_free(owner: Owner | None, lease_expires_at: float | None, now: float) -> bool:
-    """Whether nobody seems to run a run with this owner at Unix time `now`. Only for showing: clocks can be wrong."""
+    """Return whether no process seems to run the owner's run at Unix time `now`. For display only: clocks differ."""
     if owner is None or liveness(owner) is Liveness.DEAD:
         return True
     return lease_expires_at is None or lease_expires_at < now

@@ -1,7 +1,7 @@
-"""The fields of `RunState`, how they are loaded from a store, and everything that reads them.
+"""The fields of `RunState`, the code that loads the fields from a store, and the queries.
 
-Each field that others may read has a public name, a read-only view of the same object: a view costs nothing to read,
-and type checkers refuse a write to it. The verbs that write are in `run_state.py`.
+Each field for outside readers has a public name, a read-only view of the same object: reading a view costs nothing, and
+type checkers refuse writes. The verbs that change the fields are in `run_state.py`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from plait.runner.state.failures import Failures
 class ReadableState:
     """The state of a run's tasks, all pending unless `records` of a stored run are given.
 
-    `usage` is the cost of a stored run so far. With `keeps_all` every conversation stays in memory, because there is no
-    store to read it from.
+    `usage` is the cost of a stored run so far. With `keeps_all` every conversation stays in memory, because the run has
+    no store.
     """
 
     def __init__(  # noqa: PLR0915 - one statement a field
@@ -37,59 +37,59 @@ class ReadableState:
     ) -> None:
         self.dag: Final = dag
         self.records: Final = records
-        """The tasks as the store had them when the run was read."""
+        """The stored records of the tasks, as of the reading of the run."""
         self._keeps_all = keeps_all
         self._statuses: list[TaskStatus] = [TaskStatus.PENDING] * len(dag)
         self.statuses: Final[Sequence[TaskStatus]] = self._statuses
         self._attempts: list[int] = [0] * len(dag)
         self.attempts: Final[Sequence[int]] = self._attempts
-        """How many attempts each task has begun; the number of the last one."""
+        """The number of attempts of each task, equal to the number of the last attempt."""
         self._failures = Failures()
         self._results: dict[int, TaskResult] = {}
         self.results: Final[Mapping[int, TaskResult]] = self._results
         """Results of the tasks that are done."""
         self._continued = Counter(dag.position(task.continues) for task in dag if task.continues is not None)
-        """Tasks whose conversation later tasks continue, and how many tasks do."""
+        """The number of tasks that continue the conversation of a task."""
         self._conversations: dict[int, History] = {}
-        """Conversations kept in memory: of tasks that others continue, and of tasks that are not stored yet."""
+        """Conversations kept in memory: of tasks that other tasks continue, and of tasks not stored yet."""
         self._prompts: dict[int, str] = {}
-        """Prompts of conversations that are a prompt and an answer, nothing else. The garbage collector skips texts."""
+        """Prompts of conversations of only a prompt and an answer, as texts, which the garbage collector skips."""
         self._going_on: dict[int, Continuation] = {}
         self.going_on: Final[Mapping[int, Continuation]] = self._going_on
-        """Tasks whose conversation is known to have begun: their next attempt continues it."""
+        """Conversations that the next attempts of tasks continue."""
         self._added_by: dict[int, str | None] = {}
-        """The task that added each task which was added to the run; None where the run's policy did."""
+        """The id of the adding task, for each added task; None if the run's policy added the task."""
         self._depths: dict[int, int] = {}
         self.depths: Final[Mapping[int, int]] = self._depths
-        """How many additions deep a task lies that another task added: 1 where the other was there from the start."""
+        """The depth of each task added by another task: 1 if the other task was in the run from the start."""
         self._have_added: set[int] = set()
-        """Tasks that have added others: none does so twice."""
+        """Tasks that have added tasks: each task adds tasks at most once."""
         self._corrected: set[int] = set()
-        """Tasks that were told once already which tasks of their reply were wrong."""
+        """Tasks with a correction of invalid added tasks already requested."""
         self._parts: dict[int, list[int]] = {}
         self.parts: Final[Mapping[int, Sequence[int]]] = self._parts
-        """The parts of each task with `for_each` that is expanded."""
+        """The parts of each expanded task with `for_each`."""
         self._crashes: dict[int, int] = {}
-        """How often an owner died while the task ran, where one did."""
+        """The number of times that an owner died while the task ran, if any."""
         self._questions: dict[int, str] = {}
         self.questions: Final[Mapping[int, str]] = self._questions
-        """The question to a person, of each task that waits for input."""
+        """The question to a person, for each task that waits for input."""
         self._asking: dict[int, Asking] = {}
         self.asking: Final[Mapping[int, Asking]] = self._asking
-        """More about the question, where the task asked it itself."""
+        """The details of the question, if the task itself asked."""
         self._answers: dict[int, tuple[Answered, ...]] = {}
         self.answers: Final[Mapping[int, tuple[Answered, ...]]] = self._answers
-        """The answers that a task's questions have had so far."""
+        """The answers to a task's questions so far."""
         self._started: set[int] = set()
-        """Tasks that this process has begun."""
+        """Tasks begun by this process."""
         self._adopted: set[int] = set()
-        """Tasks whose attempt an earlier process began, and this process has taken over."""
+        """Tasks with an attempt begun by an earlier process and taken over by this process."""
         self._repeats: frozenset[int] = frozenset()
-        """Tasks with an attempt that may be paid for twice, once they are begun."""
+        """Tasks with an earlier attempt that may be paid for a second time by the next attempt."""
         self._usage = usage
-        """The cost of all attempts that have ended, those of earlier processes included."""
+        """The cost of all ended attempts, attempts of earlier processes included."""
         self._spent: dict[int, tuple[int, Usage]] = {}
-        """The last attempt of a task that reported a cost before its end, and the cost."""
+        """The number of the last attempt that reported a cost before the end, and the cost, by task."""
         for position, record in enumerate(records):
             self._load(position, record)
 
@@ -123,23 +123,25 @@ class ReadableState:
                 self._parts.setdefault(adder, []).append(position)
 
     def failures(self, position: int) -> int:
-        """Return how many failed attempts of the task its retry policy counts."""
+        """Return the number of failed attempts of the task that count for the retry policy."""
         return self._failures.of(position)
 
     def has_added(self, position: int) -> bool:
-        """Return whether the task has added others."""
+        """Return whether the task has added tasks."""
         return position in self._have_added
 
     def is_corrected(self, position: int) -> bool:
-        """Return whether the task was told once already which tasks of its reply were wrong."""
+        """Return whether a correction of invalid added tasks was already requested from the task."""
         return position in self._corrected
 
     def keeps_conversation(self, position: int) -> bool:
-        """Return whether the task's conversation was kept with all its messages."""
+        """Return whether the task's conversation is kept in memory message by message."""
         return position in self._conversations
 
     def answers_for(self, position: int) -> list[tuple[str, JsonValue]]:
-        """Return what `ask` finds in the task's next attempt: the answers since the conversation last moved."""
+        """Return the answers for `ask` in the task's next attempt: pairs of question and answer since the last question
+        in a reply.
+        """
         found: list[tuple[str, JsonValue]] = []
         for answered in self._answers.get(position, ()):
             if answered.way is Way.REPLY:
@@ -149,54 +151,54 @@ class ReadableState:
         return found
 
     def answer_to_say(self, position: int) -> Answered | None:
-        """Return the last answer that the task's conversation continues with; None if it has none."""
+        """Return the last answer to a question in a reply, with which the conversation continues; None without."""
         return next((one for one in reversed(self._answers.get(position, ())) if one.way is Way.REPLY), None)
 
     def asked_in(self, task_id: str) -> set[int]:
-        """Return the attempts in which the task's conversation ended with a question that was answered."""
+        """Return the numbers of the task's attempts with a reply that ended with an answered question."""
         answers = self._answers.get(self.dag.position(task_id), ())
         return {answered.attempt for answered in answers if answered.way is Way.REPLY}
 
     def on_their_last_chance(self) -> list[int]:
-        """Return the positions of tasks that are to run alone: the next crash while such a task runs is its last."""
+        """Return the positions of tasks to run alone, because the next crash exhausts the crash limit of the task."""
         return [
             position for position, crashes in self._crashes.items() if last_chance(self.dag.tasks[position], crashes)
         ]
 
     def resume_summary(self) -> ResumeSummary:
-        """Return what a resume came to."""
+        """Return the summary of a resume."""
         reused = sum(result.reused for result in self._results.values())
         return ResumeSummary(reused, len(self._started), len(self._started & self._repeats), len(self._adopted))
 
     def is_ours(self, position: int) -> bool:
-        """Return whether this process has begun the task, or has taken over its attempt."""
+        """Return whether this process has begun the task or taken over an attempt of the task."""
         return position in self._started or position in self._adopted
 
     def is_completed(self, task_id: str) -> bool:
-        """Return whether the task has a result, and a conversation that others can continue."""
+        """Return whether the task is completed, so that other tasks can continue the conversation."""
         return self._statuses[self.dag.position(task_id)] is TaskStatus.COMPLETED
 
     def times_continued(self, position: int) -> int:
-        """Return how many tasks continue the task's conversation, or will; a part counts those of its task, too."""
+        """Return how many tasks continue the task's conversation. A part has at least the count of the expanded task."""
         times, folded = self._continued.get(position, 0), self._added_by.get(position)
         if folded is None or self.dag[folded].for_each is None:
             return times
         return max(times, self._continued.get(self.dag.position(folded), 0))
 
     def session_to_go_on_with(self, task: Task) -> str | None:
-        """Return the session of the conversation that `task` continues; None if it has none."""
+        """Return the id of the session that `task` continues; None without such a session."""
         if task.continues is None or not self.is_completed(task.continues):
             return None
         return self._results[self.dag.position(task.continues)].session_id
 
     def past(self, task: Task) -> History | None:
-        """Return the conversation that `task` continues, if it is kept in memory; None if `task` begins one."""
+        """Return the conversation that `task` continues, if kept in memory; None otherwise."""
         if task.continues is None:
             return None
         return self.conversation(task.continues)
 
     def conversation(self, task_id: str) -> History | None:
-        """Return the completed task's conversation, if it is kept in memory."""
+        """Return the completed task's conversation, if kept in memory; None otherwise."""
         position = self.dag.position(task_id)
         if position in self._prompts:
             result = self._results[position]
@@ -205,18 +207,18 @@ class ReadableState:
         return self._conversations.get(position)
 
     def prompt(self, task: Task) -> str:
-        """Return the task's prompt, rendered. Raise PromptError if it cannot be."""
+        """Return the task's rendered prompt. Raise PromptError if rendering fails."""
         return rendered(task, self.dag, self._results)
 
     def result(
         self, run_id: str, status: RunStatus, error: str | None = None, resume_summary: ResumeSummary | None = None
     ) -> RunResult:
         """Return the result of the run."""
-        usage = replace(self._usage, model=None)  # several may have answered
+        usage = replace(self._usage, model=None)  # several models may have answered
         return RunResult(run_id, status, self.all_results(), error, resume_summary=resume_summary, usage=usage)
 
     def all_results(self) -> Mapping[str, TaskResult]:
-        """Return the result of every task by id, tasks that are not done included."""
+        """Return the result of every task by id, unfinished tasks included."""
         return {
             task.id: self._results.get(position)
             or TaskResult(

@@ -1,8 +1,8 @@
-"""`RunState`: everything that a run knows of its tasks, by position in the DAG, and the only code that changes it.
+"""`RunState`: the state of a run's tasks, by position in the DAG, and the only code that changes the state.
 
 Reading is open: the public fields are read-only views. Every change is a verb, a method of this class. A verb that
 moves a task to another status checks the move against TASK_TRANSITIONS, changes all fields that belong to the move, and
-returns the event that reports it:
+returns the event of the move:
 
     start                               pending -> running
     complete, fail                      running or waiting_input -> completed; failed or skipped
@@ -10,14 +10,14 @@ returns the event that reports it:
     wait_for_answer, wait_for_decision  running -> waiting_input
     answer                              waiting_input -> pending
     cancel                              pending, running or waiting_input -> cancelled
-    reopen                              failed -> pending, as TASK_REOPENINGS allows when a person asks for it
+    reopen                              failed -> pending, at a person's request, as TASK_REOPENINGS allows
 
 The caller submits the event to the checkpointer in the same step, with no await between the verb and the submission.
 State and submission therefore agree at every await, and the stored events lead a later process to the same state.
 
-A move that the table refuses is a bug of plait, never a mistake of a user: the verb raises IllegalTransition and has
-changed nothing. The other verbs change what is known beside the statuses: tasks that are added, conversations that are
-kept in memory, failures that a retry policy counts. A test searches the rest of the runner for writes to these fields.
+A move refused by the table is a bug of plait, never a mistake of a user: the verb raises IllegalTransition and changes
+nothing. The other verbs change the rest of the state: added tasks, conversations kept in memory, failures counted for
+the retry policy. A test searches the rest of the runner for writes to the fields.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from plait.runner.state.readable_state import ReadableState
 _PENDING, _RUNNING, _WAITING = TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.WAITING_INPUT
 
 
-class IllegalTransition(RuntimeError):  # noqa: N818 - reads as what it is
-    """A verb was called for a task whose status does not allow it: a bug of plait."""
+class IllegalTransition(RuntimeError):  # noqa: N818 - the name says enough
+    """A verb was called for a task in a status that does not allow the verb: a bug of plait."""
 
 
 class RunState(ReadableState):
-    """The state of a run's tasks, and the verbs that change it. Its `dag` grows with it."""
+    """The state of a run's tasks, and the verbs that change the state. `dag` grows with added tasks."""
 
     # Verbs that move a task to another status.
 
     def start(
         self, position: int, at: str, backend: str, session_id: str | None = None, *, confirmed: bool = False
     ) -> events.TaskStarted:
-        """Begin the pending task's next attempt. The conversation that the attempt takes up is then taken."""
+        """Begin the pending task's next attempt. A conversation to continue is consumed by the attempt."""
         self._move(position, _PENDING, _RUNNING)
         self._attempts[position] = number = self._attempts[position] + 1
         self._started.add(position)
@@ -59,7 +59,7 @@ class RunState(ReadableState):
             self._take_up(position)
         return events.TaskStarted(at, self.dag.tasks[position].id, number, backend, session_id, confirmed)
 
-    def complete(  # noqa: PLR0913 - what a result consists of
+    def complete(  # noqa: PLR0913 - the parts of a result
         self,
         position: int,
         at: str,
@@ -71,9 +71,9 @@ class RunState(ReadableState):
         said: tuple[Message, ...] | str = (),
         said_before: tuple[Message, ...] = (),
     ) -> events.TaskCompleted:
-        """Complete the task with `reply`, and keep its conversation until `forget_conversation`.
+        """Complete the task with `reply`, and keep the conversation in memory until `forget_conversation`.
 
-        `said` is as in TaskCompleted; `said_before` is what earlier attempts of the task said in its conversation.
+        `said` is as in TaskCompleted; `said_before` holds the messages of earlier attempts in the conversation.
         """
         task, number, usage = self.dag.tasks[position], self._attempts[position], reply.usage
         self._finish(
@@ -106,7 +106,7 @@ class RunState(ReadableState):
         duration_s: float = 0.0,
         messages: tuple[Message, ...] = (),
     ) -> events.TaskFailed:
-        """Fail the task for good, or skip it, as its failure mode says."""
+        """Fail the task for good, or skip the task, depending on the failure mode."""
         task, number, kind = self.dag.tasks[position], self._attempts[position], error.kind.value
         status = failed_status(task.failure_mode)
         self._finish(
@@ -124,7 +124,7 @@ class RunState(ReadableState):
         return events.TaskFailed(at, task.id, number, status, kind, error.message, duration_s, error.usage, messages)
 
     def cancel(self, position: int, at: str) -> events.TaskCancelled:
-        """Cancel the task, which is not done. An attempt that is under way costs what it has reported so far."""
+        """Cancel the unfinished task. The cost of an attempt under way is the cost reported so far."""
         task_id, number = self.dag.tasks[position].id, self._attempts[position]
         attempt, usage = self._spent.get(position, (0, NO_USAGE))
         if attempt != number or self._statuses[position] is not _RUNNING:
@@ -141,7 +141,7 @@ class RunState(ReadableState):
         duration_s: float,
         going_on: Continuation | None = None,
     ) -> events.TaskRetrying:
-        """Make the running task, whose attempt failed, pending again. `going_on`: its next attempt takes this up."""
+        """Make the running task pending again after a failed attempt. The next attempt continues `going_on`, if any."""
         self._move(position, _RUNNING, _PENDING)
         self._add_usage(error.usage)
         if going_on is not None:
@@ -155,7 +155,7 @@ class RunState(ReadableState):
         )
 
     def interrupt(self, position: int, at: str, reason: str, *, crashed: bool = False) -> events.TaskInterrupted:
-        """Make the running task, whose attempt ended with its owner, pending again."""
+        """Make the running task pending again, because the attempt ended with the owner of the run."""
         self._move(position, _RUNNING, _PENDING)
         if crashed:
             self._crashes[position] = self._crashes.get(position, 0) + 1
@@ -163,7 +163,7 @@ class RunState(ReadableState):
             at, self.dag.tasks[position].id, self._attempts[position], reason, crashed=crashed
         )
 
-    def wait_for_answer(  # noqa: PLR0913 - what a turn that ends with a question consists of
+    def wait_for_answer(  # noqa: PLR0913 - the parts of a turn that ends with a question
         self,
         position: int,
         at: str,
@@ -174,7 +174,7 @@ class RunState(ReadableState):
         *,
         going_on: Continuation | None = None,
     ) -> events.TaskWaiting:
-        """Let the running task wait for the answer to its own question. `going_on` as in `retry`."""
+        """Let the running task wait for the answer to the task's own question. `going_on` as in `retry`."""
         self._move(position, _RUNNING, _WAITING)
         question = asking.question.text
         self._questions[position] = question
@@ -186,13 +186,15 @@ class RunState(ReadableState):
         return events.TaskWaiting(at, task_id, number, question, False, asking, duration_s, usage, messages)
 
     def wait_for_decision(self, position: int, at: str, question: str, *, crashed: bool = False) -> events.TaskWaiting:
-        """Let the running task, whose attempt ended with its owner, wait for a person to say whether it took effect."""
+        """Let the running task wait for a person's decision whether the attempt, which ended with the owner of the run,
+        took effect.
+        """
         self._move(position, _RUNNING, _WAITING)
         self._questions[position] = question
         return events.TaskWaiting(at, self.dag.tasks[position].id, self._attempts[position], question, crashed=crashed)
 
     def answer(self, position: int, at: str, value: JsonValue, by: str) -> events.TaskAnswered:
-        """Answer the waiting task's own question with `value`, which fits it; the task is pending again."""
+        """Answer the waiting task's own question with the valid `value`, and make the task pending again."""
         if position not in self._asking:
             raise self._illegal(position, _PENDING)
         self._move(position, _WAITING, _PENDING)
@@ -204,7 +206,7 @@ class RunState(ReadableState):
         return events.TaskAnswered(at, self.dag.tasks[position].id, number, answers)
 
     def reopen(self, position: int, at: str) -> events.TaskReopened:
-        """Make the failed task of a stored run pending again, as a person asked for it."""
+        """Make the failed task of a stored run pending again, at the request of a person."""
         if self._statuses[position] not in TASK_REOPENINGS:
             raise self._illegal(position, _PENDING)
         self._statuses[position] = _PENDING
@@ -214,13 +216,15 @@ class RunState(ReadableState):
         return events.TaskReopened(at, self.dag.tasks[position].id, self._attempts[position], damaged=damaged)
 
     def _move(self, position: int, old: TaskStatus, new: TaskStatus) -> None:
-        """Change the task's status from `old` to `new`. Raise IllegalTransition if it is another, or may not follow."""
+        """Change the task's status from `old` to `new`. Raise IllegalTransition if the status is not `old`, or if the
+        table does not allow the move.
+        """
         if self._statuses[position] is not old or new not in TASK_TRANSITIONS[old]:
             raise self._illegal(position, new)
         self._statuses[position] = new
 
     def _finish(self, position: int, result: TaskResult) -> None:
-        """End the task with `result`. Raise IllegalTransition if the status of the result may not follow."""
+        """End the task with `result`. Raise IllegalTransition if the table does not allow the status of the result."""
         status = result.status
         if status not in TASK_TRANSITIONS[self._statuses[position]]:
             raise self._illegal(position, status)
@@ -242,10 +246,10 @@ class RunState(ReadableState):
         if usage is not NO_USAGE:
             self._usage += usage
 
-    # Verbs that change what is known beside the statuses.
+    # Verbs that change the rest of the state.
 
     def adopt(self, position: int) -> None:
-        """Take over the running task's attempt, which an earlier process began. The run's resume has told of it."""
+        """Take over the running task's attempt, begun by an earlier process. The event is part of the run's resume."""
         if self._statuses[position] is not _RUNNING:
             raise self._illegal(position, _RUNNING)
         self._adopted.add(position)
@@ -253,7 +257,7 @@ class RunState(ReadableState):
             self._take_up(position)
 
     def add_tasks(self, tasks: Sequence[Task], added_by: str | None, at: str) -> events.TasksAdded:
-        """Add `tasks`, pending. Raise DAGError if the DAG cannot take them, and then change nothing."""
+        """Add `tasks` as pending. Raise DAGError and change nothing if the DAG refuses the tasks."""
         start = len(self.dag)
         self.dag.extend(tasks)
         self._statuses += [_PENDING] * len(tasks)
@@ -265,7 +269,7 @@ class RunState(ReadableState):
         return events.TasksAdded(at, tuple(tasks), added_by)
 
     def withdraw_tasks(self, start: int) -> None:
-        """Take back the last `add_tasks`, which began at position `start`, before its event is submitted."""
+        """Undo the last `add_tasks`, which began at position `start`. To be called before the event is submitted."""
         for position in range(start, len(self.dag)):
             added_by = self._added_by.pop(position)
             self._depths.pop(position, None)
@@ -278,21 +282,21 @@ class RunState(ReadableState):
         del self._statuses[start:], self._attempts[start:]
 
     def expand(self, position: int) -> None:
-        """Have the task with `for_each` wait for its parts, all of which were added, or for nothing if it has none."""
+        """Let the task with `for_each` wait for the parts of the task, if any. All parts must have been added."""
         self.dag.join(position, self._parts.setdefault(position, []))
 
     def spend(self, position: int, usage: Usage) -> None:
-        """Note that the task's attempt under way has reported to cost `usage` so far, if it reports anything."""
+        """Record the cost reported so far by the task's attempt under way. NO_USAGE changes nothing."""
         if usage is not NO_USAGE:
             self._spent[position] = self._attempts[position], usage
 
     def count_failure(self, position: int, kind: ErrorKind, in_a_row: int = 0) -> int:
-        """Count a failed attempt of the task. Return how often its backend was throttled, as `Failures.note`."""
+        """Count a failed attempt of the task. Return the number of throttlings, as `Failures.note`."""
         return self._failures.note(position, kind, in_a_row)
 
     def count_stored_failures(self, position: int, attempts: Iterable[AttemptRecord]) -> None:
-        """Count the task's failed attempts of earlier processes: a crash gives a task no new tries, and a planner no
-        second correction.
+        """Count the task's failed attempts of earlier processes. A crash thus gives a task no further attempts, and a
+        planner no second correction.
         """
         for attempt in attempts:
             if attempt.status == "retried" and attempt.error_kind != ErrorKind.SESSION_LOST.value:
@@ -304,18 +308,18 @@ class RunState(ReadableState):
                 self._corrected.discard(position)
 
     def mark_repeats(self, positions: Iterable[int]) -> None:
-        """Note the tasks with an attempt that may be paid for twice, once they are begun."""
+        """Record the tasks with an earlier attempt that may be paid for a second time by the next attempt."""
         self._repeats = frozenset(positions)
 
     def continue_with(self, position: int, going_on: Continuation) -> None:
-        """Note how the task's next attempt takes up a conversation that earlier attempts began."""
+        """Record how the task's next attempt continues the conversation of earlier attempts."""
         self._going_on[position] = going_on
 
     def _take_up(self, position: int) -> None:
-        """Let the task's attempt take up its conversation."""
+        """Mark the conversation as continued by the task's current attempt."""
         going_on = self._going_on.pop(position)
         if going_on.says:
-            # Until the conversation has taken it, each further attempt says it again.
+            # Each further attempt repeats the message until the conversation holds the message.
             self._going_on[position] = replace(going_on, interrupted=False)
 
     def keep_conversation(self, position: int, past: History) -> None:
@@ -323,7 +327,7 @@ class RunState(ReadableState):
         self._conversations[position] = past
 
     def forget_conversation(self, position: int) -> None:
-        """Free the memory of the task's conversation, which is stored by now, unless another task continues it."""
+        """Free the memory of the task's stored conversation, unless another task continues the conversation."""
         if not (self._keeps_all or self.times_continued(position)):
             self._prompts.pop(position, None)
             self._conversations.pop(position, None)

@@ -1,4 +1,4 @@
-"""A stored run as it is read, and whether there is anything left to do for it."""
+"""`StoredRun`: a run read from the store, and the check whether any work is left."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from plait.runner.state.run_state import RunState
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run as it was read: its record, its tasks, and the state they are in. `left`: see `recovery/adoption.py`."""
+    """A run as read from the store."""
 
     store: Store
     record: RunRecord
     tasks: tuple[TaskRecord, ...]
     state: RunState
+    """The state loaded from `tasks`."""
     left: Mapping[str, DetachedTurn] = field(default_factory=dict[str, DetachedTurn])
+    """Attempts that outlived the owner, by task id: see `recovery/adoption.py`."""
 
     @property
     def status(self) -> RunStatus:
@@ -41,20 +43,20 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True)
 class StoredPolicy:
-    """The policy that leads a stored run: what `policy_of` makes it of."""
+    """The stored form of a run's policy, from which `policy_of` builds the policy."""
 
     kind: str
     settings: Mapping[str, JsonValue]
 
     @classmethod
     def of(cls, record: RunRecord) -> StoredPolicy | None:
-        """None for a run that none leads. `record` is one with its settings."""
+        """Return the policy of the run; None for a run without a policy. `record` must include the settings."""
         stored = json.loads(record.settings).get("policy")
         return None if stored is None else cls(stored["kind"], stored["settings"])
 
 
 async def stored_record(store: Store | None, run_id: str) -> tuple[Store, RunRecord]:
-    """Read a run's record alone. Raises StoreRequired, RunNotFound, StoreError."""
+    """Return the store and the record of a run. Raises StoreRequired if `store` is None, RunNotFound, StoreError."""
     if store is None:
         raise StoreRequired("this runner has no store, so there is nothing to read; give it one with store=...")
     record = await store.get_run(run_id)
@@ -64,7 +66,10 @@ async def stored_record(store: Store | None, run_id: str) -> tuple[Store, RunRec
 
 
 async def stored_run(store: Store | None, run_id: str) -> StoredRun:
-    """Read a run. Raises StoreRequired, RunNotFound, StoreError."""
+    """Return a run with tasks and state. Raises StoreRequired if `store` is None, RunNotFound, StoreError.
+
+    A task with a damaged conversation that another task is to continue counts as damaged.
+    """
     store, record = await stored_record(store, run_id)
     tasks = await store.list_tasks(run_id)
     if not tasks:
@@ -80,7 +85,7 @@ async def stored_run(store: Store | None, run_id: str) -> StoredRun:
 
 
 async def _with_damaged_talk(store: Store, run_id: str, state: RunState) -> set[str]:
-    """The tasks whose conversation others are to go on with, and does not fit its checksums: they count as damaged."""
+    """Return the completed tasks with a damaged conversation that an unfinished task continues."""
     links: set[str] = set()
     for task, status in zip(state.dag, state.statuses, strict=True):
         before = None if status in {TaskStatus.COMPLETED, TaskStatus.SKIPPED} else task.continues
@@ -96,21 +101,21 @@ def _is_damaged(said: Sequence[MessageRecord]) -> bool:
 
 
 def has_ended(record: RunRecord, tasks: Sequence[TaskRecord], retry_failed: bool) -> bool:
-    """Whether the run is over and is not to be reopened, as one that failed or has damaged results can be."""
+    """Return whether the run has ended and is not reopened. `retry_failed` reopens a failed run and damaged results."""
     status = RunStatus(record.status)
     reopens = retry_failed and (status in RUN_REOPENINGS or any(task.damaged for task in tasks))
     return status in RUN_DONE and not reopens
 
 
 def needs_no_work(run: StoredRun, retry_failed: bool) -> bool:
-    """Whether the run has ended and is to stay so. Raises RunNotResumable for a cancelled one."""
+    """Return whether the run has ended and is not reopened. Raises RunNotResumable if the run was cancelled."""
     if run.status is RunStatus.CANCELLED:
         raise RunNotResumable(f"run {run.record.run_id} was cancelled for good; start a new run")
     return has_ended(run.record, run.tasks, retry_failed)
 
 
 def require_unfailed(run: StoredRun) -> None:
-    """Raises RunNotResumable where answers change nothing: a run that has failed leaves its questions as they are."""
+    """Raise RunNotResumable if the run has failed: answers alone do not resume a failed run."""
     if run.status is RunStatus.FAILED:
         raise RunNotResumable(
             f"run {run.record.run_id} has failed ({run.record.error}), so answers alone do not make it go on; resume "
@@ -119,7 +124,7 @@ def require_unfailed(run: StoredRun) -> None:
 
 
 def ended_result(run: StoredRun) -> RunResult:
-    """What the store holds of a run that has ended. A completed run with damaged results counts as failed."""
+    """Return the stored result of an ended run. A completed run with damaged results counts as failed."""
     run_id, damaged = run.record.run_id, [record.task_id for record in run.tasks if record.damaged]
     if not damaged:
         return run.state.result(run_id, run.status, run.record.error)

@@ -1,4 +1,4 @@
-"""A store that is not waited for longer than its time-out, and whose every failure is a StoreError."""
+"""`TimeoutStore`: a store with a time limit for each call. Every failure becomes a StoreError."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ T = TypeVar("T")
 
 
 class TimeoutStore:
-    """`store` behind a time-out of `timeout` seconds a call. A write cut off is unknown, like one that raised."""
+    """`store` with a limit of `timeout` seconds for each call. After a timeout, as after an exception, the result of a
+    write is unknown.
+    """
 
     def __init__(self, store: Store, timeout: float) -> None:
         self._store = store
@@ -78,6 +80,6 @@ class TimeoutStore:
                     raise
                 raise StoreError(f"the store was cancelled from inside {error}") from error
             except Exception as error:
-                # A store of somebody else's must not end the run, whatever it raises.
+                # A third-party store must not end the run, whatever the exception.
                 raise StoreError(f"{type(error).__name__}: {error}") from error
         raise StoreError(f"the store did not answer within {self._timeout:g} s")
