@@ -19,7 +19,7 @@ class AdoptedAttempt:
     since: float | None
     """The Unix time of the start, in seconds, if known."""
     left: DetachedTurn
-    """The remains of the attempt: a running child process, or an answer still to be read."""
+    """The state of the attempt's turn, read from files: "alive", or "ended" with an answer still to be read."""
 
     @property
     def has_ended(self) -> bool:

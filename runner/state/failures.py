@@ -12,7 +12,9 @@ THROTTLING: Final = frozenset({ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED})
 
 
 PATIENCE: Final = 20
-"""Throttlings that do not count as failures, per task, and per backend with no completed task in between."""
+"""Number of throttlings after which each further one counts as a failure: throttlings of the task, or of the backend
+with no completed task in between.
+"""
 
 
 class Failures:

@@ -179,7 +179,7 @@ class ReadableState:
         return self._statuses[self.dag.position(task_id)] is TaskStatus.COMPLETED
 
     def times_continued(self, position: int) -> int:
-        """Return how many tasks continue the task's conversation. A part has at least the count of the expanded task."""
+        """Return the number of tasks that continue the task's conversation; a part has at least the whole's number."""
         times, folded = self._continued.get(position, 0), self._added_by.get(position)
         if folded is None or self.dag[folded].for_each is None:
             return times

@@ -27,7 +27,7 @@ class StoredRun:
     state: RunState
     """The state loaded from `tasks`."""
     left: Mapping[str, DetachedTurn] = field(default_factory=dict[str, DetachedTurn])
-    """Attempts that outlived the owner, by task id: see `recovery/adoption.py`."""
+    """The states of attempts recorded as running, read from files, by task id: see `recovery/adoption.py`."""
 
     @property
     def status(self) -> RunStatus:
