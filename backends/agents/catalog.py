@@ -10,7 +10,7 @@ from plait.backends.values import value
 
 ACP = "acp"
 """Kind of the backend shared by all agents without a backend of their own."""
-ACP_READER = "acp.transcript:Overheard"
+ACP_READER = "acp.transcript:AcpTranscriptReader"
 """Class that reads ACP output from the files of a call, as "module:Class" in this package."""
 
 

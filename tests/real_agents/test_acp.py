@@ -48,7 +48,7 @@ async def test_a_conversation(world: World, name: str):
 
 
 async def branch_off(backend: AcpBackend, world: World, parent: Reply) -> None:
-    fork = await send(backend, "F1", forks=parent.session_id, files=files_of(world.folder, 2))
+    fork = await send(backend, "F1", fork_of=parent.session_id, files=files_of(world.folder, 2))
     assert fork.session_id not in {None, parent.session_id}
     assert main_requests(world, "F1")[-1].prompts == ["B1 [[say one]]", "F1"]
 
@@ -93,7 +93,7 @@ async def test_the_runner_dies_and_the_turn_goes_on(world: World, name: str):
     left = backend.inspect(files_of(world.folder, 1))
     assert left is not None and left.state == "alive" and left.session_id
     go.touch()
-    reply = await send(backend, "D1", adopts=True, files=files_of(world.folder, 1))
+    reply = await send(backend, "D1", attaches=True, files=files_of(world.folder, 1))
     assert (reply.text, reply.session_id) == ("still here", left.session_id)
     assert len(main_requests(world, "D1")) == 1
     assert world.children == []
@@ -110,7 +110,12 @@ async def test_both_die_and_the_prompt_is_sent_once(world: World, name: str):
     until(lambda: (left := backend.inspect(files_of(world.folder, 1))) and left.state == "dead", "its death")
     left = backend.inspect(files_of(world.folder, 1))
     assert left is not None and left.session_id is not None
-    opening = {"session_id": left.session_id, "resume": True, "goes_on": True, "files": files_of(world.folder, 2)}
+    opening = {
+        "session_id": left.session_id,
+        "resume": True,
+        "resumes_interrupted": True,
+        "files": files_of(world.folder, 2),
+    }
     reply = await send(backend, "You were interrupted; go on. [[say went on]]", **opening)
     assert reply.text == "went on"
     requests = main_requests(world, "You were interrupted")

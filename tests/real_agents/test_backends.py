@@ -75,7 +75,7 @@ async def test_forks(world: World, kind: str):
     backend = backend_of(kind, world)
     parent = await send(backend, "F1", session_id=backend.new_session_id(), files=files_of(world.folder, 1))
     for number, prompt in ((2, "F2"), (3, "F3")):
-        opening = {"session_id": backend.new_session_id(), "forks": parent.session_id}
+        opening = {"session_id": backend.new_session_id(), "fork_of": parent.session_id}
         fork = await send(backend, prompt, **opening, files=files_of(world.folder, number))
         assert fork.session_id not in {None, parent.session_id}
         assert tokens(fork.usage) == counted(kind, world.asked(prompt))
@@ -141,7 +141,7 @@ async def test_the_runner_dies_and_the_turn_goes_on(world: World, kind: str):
     left = backend.inspect(files_of(world.folder, 1))
     assert left is not None and left.state == "alive"
     go.touch()
-    opening = {"session_id": session or left.session_id, "adopts": True, "files": files_of(world.folder, 1)}
+    opening = {"session_id": session or left.session_id, "attaches": True, "files": files_of(world.folder, 1)}
     reply = await send(backend, "D1", **opening)
     assert reply.text == "still here"
     assert tokens(reply.usage) == counted(kind, world.stub.requests())
@@ -155,7 +155,7 @@ async def test_the_runner_dies_and_the_turn_ends_meanwhile(world: World, kind: s
     die(kind, world, f"D2 [[until {go}]] [[say done]]", session)
     go.touch()
     until(lambda: (left := backend.inspect(files_of(world.folder, 1))) and left.state == "ended", "the turn's end")
-    opening = {"session_id": session, "adopts": True, "files": files_of(world.folder, 1)}
+    opening = {"session_id": session, "attaches": True, "files": files_of(world.folder, 1)}
     assert (await send(backend, "D2", **opening)).text == "done"
     assert len(world.stub.requests()) == 1
 
@@ -171,7 +171,12 @@ async def test_both_die_and_the_prompt_is_sent_once(world: World, kind: str):
     until(lambda: (left := backend.inspect(files_of(world.folder, 1))) and left.state == "dead", "its death")
     left = backend.inspect(files_of(world.folder, 1))
     assert left is not None and left.session_id is not None
-    opening = {"session_id": left.session_id, "resume": True, "goes_on": True, "files": files_of(world.folder, 2)}
+    opening = {
+        "session_id": left.session_id,
+        "resume": True,
+        "resumes_interrupted": True,
+        "files": files_of(world.folder, 2),
+    }
     reply = await send(backend, "You were interrupted; go on.", **opening)
     assert reply.text.startswith("STUB")
     last = world.stub.requests()[-1]
@@ -209,7 +214,7 @@ async def test_a_branch_off_from_a_session_whose_file_is_gone(world: World, kind
     assert parent.session_id is not None
     for file in backend.session_files(parent.session_id):
         file.unlink()
-    opening = {"session_id": backend.new_session_id(), "forks": parent.session_id, "files": files_of(world.folder, 2)}
+    opening = {"session_id": backend.new_session_id(), "fork_of": parent.session_id, "files": files_of(world.folder, 2)}
     history = (Message("user", "My name is Ada."), Message("assistant", "Hello Ada."))
     reply = await send(backend, "Who?", history=history, **opening)
     assert [message.role for message in reply.messages] == ["user", "system", "assistant"]

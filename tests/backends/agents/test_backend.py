@@ -49,8 +49,8 @@ async def test_a_fork_leaves_its_parent_as_it_was(home: Home) -> None:
     backend = home.claude()
     parent, one, two = (backend.new_session_id() for _ in range(3))
     await send(backend, "Parent.", session_id=parent)
-    await send(backend, "One.", session_id=one, forks=parent)
-    await send(backend, "Two.", session_id=two, forks=parent)
+    await send(backend, "One.", session_id=one, fork_of=parent)
+    await send(backend, "Two.", session_id=two, fork_of=parent)
     users = [[text for role, text in call["said"] if role == "user"] for call in home.calls]
     assert users == [["Parent."], ["Parent.", "One."], ["Parent.", "Two."]]
 
@@ -213,14 +213,14 @@ async def test_a_person_is_asked_and_the_answer_reaches_that_use(home: Home) -> 
 
 PARENT = """
 import anyio, sys
-from plait.backends import Opening
+from plait.backends import ConversationRequest
 from tests.support.agents.homes import Home
 from pathlib import Path
 
 async def main(home, sessions):
     backend = home.claude(on_runner_death=sys.argv[2])
     async def one(task, session):
-        opening = Opening(session_id=session, files=home.files(1, task))
+        opening = ConversationRequest(session_id=session, files=home.files(1, task))
         async with backend.open(opening) as conversation:
             await conversation.send(f"{task} [[until {home.path}/go]]")
     async with anyio.create_task_group() as group:

@@ -31,7 +31,7 @@ async def test_cost_that_an_agent_counts_by_session_is_not_lost_to_who_counts_it
     first = await send(home.acp(), "Before.", files=home.files(1, "before"))
     known = {"session_id": first.session_id, "resume": True, "files": home.files()}
     known["output_schema"] = None if words == "Work." else SCHEMA
-    replies = [await send(home.acp(), words, **known, adopts=again) for again in (False, True, True)]
+    replies = [await send(home.acp(), words, **known, attaches=again) for again in (False, True, True)]
     assert [reply.usage.cost_usd for reply in replies] == pytest.approx([0.001 * len(home.calls[1:])] * 3)
 
 
@@ -85,7 +85,9 @@ async def test_tokens_that_an_agent_counts_by_session_are_not_lost_either(home: 
     Sessions(home.files().sessions, "codex").note_spent("t-1", Usage(100, 20))
     backend = CodexBackend(command=str(codex), cwd=home.path)
     known = {"session_id": "t-1", "resume": True}
-    replies = [await send(backend, "Work.", files=home.files(), **known, adopts=again) for again in (False, True, True)]
+    replies = [
+        await send(backend, "Work.", files=home.files(), **known, attaches=again) for again in (False, True, True)
+    ]
     assert [reply.usage for reply in replies] == [Usage(30, 7)] * 3
 
 

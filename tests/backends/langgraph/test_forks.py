@@ -80,7 +80,7 @@ async def test_forks_know_all_and_share_nothing(graph: Any) -> None:
     replies: dict[str, Reply] = {}
 
     async def fork(key: str) -> None:
-        replies[key] = await turn(graph, key, key, forks=parent.session_id)
+        replies[key] = await turn(graph, key, key, fork_of=parent.session_id)
 
     async with anyio.create_task_group() as group:
         for key in ("r:b", "r:c"):
@@ -90,7 +90,7 @@ async def test_forks_know_all_and_share_nothing(graph: Any) -> None:
         assert (reply.usage.input_tokens, reply.usage.output_tokens) == (3, 2)
         assert await messages(graph, key) == f"{before} {key} {reply.text}"
     assert await messages(graph, "r:a") == before
-    again = await turn(graph, "r:b", "more", session_id="r:b", resume=True, forks=parent.session_id)
+    again = await turn(graph, "r:b", "more", session_id="r:b", resume=True, fork_of=parent.session_id)
     assert again.text == "<more; 3 changes, 3 before>"
 
 
@@ -107,11 +107,11 @@ async def test_a_copy_that_was_cut_is_made_anew(graph: Any, monkeypatch: pytest.
 
     monkeypatch.setattr(graph.checkpointer, "aput", fail_in_the_middle)
     with pytest.raises(BackendError, match="disk is full"):
-        await turn(graph, "r:b", "two", forks="r:a")
+        await turn(graph, "r:b", "two", fork_of="r:a")
     monkeypatch.undo()
     assert puts == 3
     for _ in range(2):  # a second attempt after a whole answer forks again, too
-        assert (await turn(graph, "r:b", "two", forks="r:a")).text == "<two; 1 changes, 1 before>"
+        assert (await turn(graph, "r:b", "two", fork_of="r:a")).text == "<two; 1 changes, 1 before>"
     assert await messages(graph, "r:b") == "one <one; 0 changes, 0 before> two <two; 1 changes, 1 before>"
 
 
@@ -121,11 +121,11 @@ async def test_a_thread_that_cannot_be_forked() -> None:
 
     graph = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile(checkpointer=InMemorySaver())
     with pytest.raises(BackendError, match="has no thread r:a") as caught:
-        await turn(graph, "r:b", "two", forks="r:a")
+        await turn(graph, "r:b", "two", fork_of="r:a")
     assert caught.value.kind is ErrorKind.SESSION_LOST
     waiting = await turn(graph, "r:a", "one")
     with pytest.raises(BackendError, match=r"waits for an answer: Really\?"):
-        await turn(graph, "r:b", "two", forks=waiting.session_id)
+        await turn(graph, "r:b", "two", fork_of=waiting.session_id)
     bare = LangGraphBackend(chain(echo, state=MessagesState).compile())
     assert not bare.can_fork
 

@@ -217,12 +217,12 @@ async def test_a_file_that_is_no_model(tmp_path: Path) -> None:
 
 PROGRAM = """
 import anyio, os, pathlib, sys, time
-from plait.backends import LocalBackend, Opening
+from plait.backends import LocalBackend, ConversationRequest
 from plait.backends.contract import SCHEMA
 
 async def main():
     backend = LocalBackend(slots=1)
-    async with backend.open(Opening(output_schema=SCHEMA)) as conversation:
+    async with backend.open(ConversationRequest(output_schema=SCHEMA)) as conversation:
         await conversation.send("Good or bad?")
         task = pathlib.Path(f"/proc/{os.getpid()}/task")
         print(*[pid for file in task.glob("*/children") for pid in file.read_text().split()], flush=True)

@@ -109,8 +109,8 @@ BROKEN = """
 import sys
 from plait.runner.cli import main
 from plait.runner.crashtest.certificate import as_lines, as_value
-from plait.runner.crashtest.mutants import PLANTED
-next(bug for bug in PLANTED if bug.name == "completed tasks queued again").plant()
+from plait.runner.crashtest.mutants import MUTANTS
+next(bug for bug in MUTANTS if bug.name == "completed tasks queued again").plant()
 main()
 """
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.runner.cli.commands.test_cancel import until
 from tests.support.processes.command import PLAIT, environment, plait
-from tests.support.processes.served import BACKENDS, Heard, evidence, served
+from tests.support.processes.served import BACKENDS, Heard, heard, served
 from tests.support.processes.warm import Warm
 
 PLAN = {
@@ -50,7 +50,7 @@ def events(client: httpx.Client, run_id: str, after: int | None = None, until_: 
     seen: list[Heard] = []
     with client.stream("GET", f"/api/runs/{run_id}/events", headers=headers) as response:
         assert (response.status_code, response.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-        for one in evidence(response):
+        for one in heard(response):
             seen.append(one)
             if f"{one.event} {one.data['task_id'] or ''}".strip() == until_:
                 break
@@ -161,7 +161,7 @@ def test_ctrl_c_leaves_runs_to_be_resumed(tmp_path: Path, number: int) -> None:
     with served(tmp_path) as server, server.client() as client:
         run_id = created(client, HELD)
         with client.stream("GET", f"/api/runs/{run_id}/events") as stream:
-            told = evidence(stream)
+            told = heard(stream)
             while next(told).data["task_id"] != "held":
                 pass
             code, said = server.stop(number)  # an open stream is no reason to stay

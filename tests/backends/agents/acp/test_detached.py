@@ -26,13 +26,13 @@ TASKS = ("a", "b", "c", "d")
 PARENT = """
 import anyio, sys, json
 from pathlib import Path
-from plait.backends import Opening
+from plait.backends import ConversationRequest
 from tests.support.agents.homes import Home
 
 async def main(home, words, options, prompts):
     backend = home.acp(*words, **options)
     async def one(task, prompt):
-        async with backend.open(Opening(files=home.files(1, task))) as conversation:
+        async with backend.open(ConversationRequest(files=home.files(1, task))) as conversation:
             await conversation.send(prompt)
     async with anyio.create_task_group() as group:
         for task, prompt in prompts.items():

@@ -158,7 +158,7 @@ async def test_branches_leave_their_parent_as_it_was(home: Home) -> None:
     assert backend.can_fork
     assert not home.acp().can_fork
     parent = await send(backend, "Parent.")
-    one, two = [await send(backend, prompt, forks=parent.session_id) for prompt in ("One.", "Two.")]
+    one, two = [await send(backend, prompt, fork_of=parent.session_id) for prompt in ("One.", "Two.")]
     assert len({parent.session_id, one.session_id, two.session_id}) == 3
     users = [[text for role, text in call["said"] if role == "user"] for call in home.calls]
     assert users == [["Parent."], ["Parent.", "One."], ["Parent.", "Two."]]

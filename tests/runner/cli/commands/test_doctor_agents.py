@@ -74,11 +74,11 @@ def test_agents_that_are_not_there_are_told_with_the_way_to_get_them(tmp_path: P
         ("this needs node 22.1.0'; exit 1; echo '", "warning", "reports no version", "`claude --version`"),
     ],
 )
-def test_versions(tmp_path: Path, says: str, step: str, found: str, advice: str) -> None:
+def test_versions(tmp_path: Path, says: str, verdict: str, found: str, advice: str) -> None:
     put(tmp_path, "claude", f"echo '{says}'")
     value = examined(tmp_path, ANTHROPIC_API_KEY=SECRET)
     seen = told(value, "claude-code")
-    assert seen[0] == step
+    assert seen[0] == verdict
     assert seen[1].startswith(f"{found}, {tmp_path}/bin/claude, key in ANTHROPIC_API_KEY, ")
     assert seen[2].startswith(advice) and bool(seen[2]) == bool(advice)
 

@@ -11,7 +11,7 @@ from plait.backends.extras import install_command
 from plait.runner.cli.commands import serve as serving
 from tests.support.agents.logs import wait_for
 from tests.support.processes.command import plait_here
-from tests.support.processes.served import BACKENDS, evidence, served
+from tests.support.processes.served import BACKENDS, heard, served
 
 
 def refused(folder: Path, *words: str) -> str:
@@ -71,5 +71,5 @@ def test_all_runs_together_have_as_many_places_as_it_is_given(tmp_path: Path) ->
         (tmp_path / "go").touch()
         for run_id in made:
             with client.stream("GET", f"/api/runs/{run_id}/events") as response:
-                assert list(evidence(response))[-1].event == "run_completed"
+                assert list(heard(response))[-1].event == "run_completed"
         assert (tmp_path / "held y").exists()
