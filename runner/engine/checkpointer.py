@@ -4,7 +4,7 @@ All waiting submissions go into one transaction (group commit): while the store 
 `submit` is a plain function and never waits, so no cancellation can interrupt a submission halfway; only the wait for
 the returned `Commit` can be cancelled. The writer task runs in a shielded scope, outside every scope that the writer
 serves, and after `close` still writes the remaining changes. The writer does the same if every task of the event loop
-is cancelled, because the interruption of the run has to be stored.
+is cancelled, because the release of an interrupted run has to be stored.
 
 When the store fails, the unstored changes stay in memory, in order. Commits are then set without waiting for the store,
 and the writer retries with growing delays. Batches carry sequence numbers, so a repeated write is harmless: after an
@@ -38,7 +38,9 @@ from plait.runner.log import logger
 from plait.runner.state.codec import encode_event
 
 FIRST_RETRY_S = 0.1
+"""Seconds before the first retry of a failed write. Each further failure doubles the delay."""
 LAST_RETRY_S = 5.0
+"""Longest delay before a retry, in seconds."""
 LAST_TRIES_S = (0.1, 0.2)
 """Seconds before each of the last writes, when the run has ended."""
 BUSY_PATIENCE_S = 60.0
@@ -90,7 +92,9 @@ class Checkpointer:
         self._retry_s = FIRST_RETRY_S
         self._error: StoreError | None = None
         self.degraded: list[Degradation] = []
+        """The outages of the store and the losses of changes. An open outage is last."""
         self.fatal: StoreError | None = None
+        """The error that forces the run to stop."""
         self.on_fatal: Callable[[], None] = lambda: None
 
     def begin_at(self, position: Position) -> None:

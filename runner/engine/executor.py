@@ -11,11 +11,14 @@ run never holds more workers than slots. Further tasks go to idle workers (`work
     the backends are called      only now: no backend is called before the attempt is stored as running
 
 State, scheduler and submission change in one step without an await. Cancellation arrives at awaits only, when the three
-agree, so `finish` has nothing to repair. Events from outside the workers take the same path through `_step`: an answer,
-a deadline, a slot freed by another run, the end of a retry delay.
+agree, so `finish` has nothing to repair. Events from outside the workers take the same path: an answer, a deadline or
+a slot freed by another run through `_step`, the end of a retry delay through `_try_again`.
 
 A run ends in one of three ways: nothing can start any more, and all workers return; `end` cancels the workers; or
 `wind_down` lets the attempts under way end and then calls `end`. In each case the caller then calls `finish` once.
+
+Cancellation of `run` from outside cancels all workers and propagates. `finish` then records the cut attempts as
+interrupted, or as waiting for a person's decision if the task is marked at_most_once and the backend was called.
 """
 
 from __future__ import annotations

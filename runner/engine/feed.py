@@ -93,7 +93,7 @@ class Feed:
             self.status = RunStatus.RUNNING
 
     def close(self) -> None:
-        """Close all readers, because the run is over."""
+        """Close all readers, later readers included, because the run is over."""
         self._ended = True
         for one in self._readers:
             if (reader := one()) is not None:

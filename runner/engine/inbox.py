@@ -52,7 +52,8 @@ answer is used.
 class Inbox:
     """The inbox of a run, read by the owner of the run.
 
-    While `away()` is true the store is not read. A failed read does not end the run; the inbox is read again later.
+    While `away()` is true the store is not read. A failed read does not end the run: the first failure is logged, and
+    the inbox is read again later.
     """
 
     def __init__(

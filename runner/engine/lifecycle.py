@@ -10,9 +10,9 @@ and only afterwards do the lease renewal, the inbox and the execution begin.
 
 The end starts inside. However the execution ends, `Executor.finish` returns the events of the attempts that were cut,
 and the run's last event. All are submitted, lease renewal and inbox are cancelled, and `close` lets the writer return
-after the remaining changes are written. The writer's scope is shielded, so a cancelled run is still stored as
-interrupted. A fatal error of the writer (the run was taken over, or a write failed with `strict`) stops the execution
-as `stop` does, and is raised once the writer has ended.
+after the remaining changes are written. The writer's scope is shielded, so the release of a cancelled run is still
+stored. A fatal error of the writer (see `Checkpointer`) stops the execution as `stop` does, and is raised once the
+writer has ended.
 
 A run without a store has no writer, no lease and no inbox: `UnstoredSink` publishes each event at once.
 """

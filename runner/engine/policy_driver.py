@@ -1,4 +1,6 @@
-"""The calls of a run's policy after each end of a task. The decisions become events of the same transaction."""
+"""The calls of a run's policy, after each end of a task and when nothing is left to run. The decisions become events of
+the same transaction.
+"""
 
 from __future__ import annotations
 
