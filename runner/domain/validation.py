@@ -50,7 +50,7 @@ def taken_from_parts(tasks: Iterable[Task], lists: Collection[str]) -> Iterator[
     for place, task in enumerate(tasks):
         before, _, number = str(task.id).rpartition(".")
         if before in lists and number.isascii() and number.isdecimal() and number[0] != "0":
-            message = f"id {task.id!r} is that of a part of {before!r}, which has for_each; choose another"
+            message = f"id {task.id!r} is reserved for a part of {before!r}, which has for_each; choose another id"
             yield Problem(message, task.id, "id", None, place)
 
 
@@ -64,9 +64,9 @@ def go_on_with_many(tasks: Iterable[Task], lists: Mapping[str, str]) -> Iterator
         if before is None or before not in lists or lists[before] == task.for_each:
             continue
         message = (
-            f"continues {before!r}, which has for_each: each of its parts has a conversation of its own; "
-            f"give this one the same for_each, so that its parts go on with one each, or depend on it instead "
-            f"({{{{ {before} }}}} is the list of results)"
+            f"continues {before!r}, which has for_each: each part of {before!r} has its own conversation; "
+            f"give this task the same for_each, so that each part continues one conversation, "
+            f"or use depends_on instead ({{{{ {before} }}}} is the list of results)"
         )
         yield Problem(message, task.id, "continues", None, place)
 
@@ -109,7 +109,9 @@ class Checks:
                 problems.append(Problem(wrong, task.id, "id", None, place))
             if task.id in positions:
                 other = positions[task.id] - start
-                where = f"task {other + 1} of the list has it too" if other >= 0 else "the run has a task of that id"
+                where = (
+                    f"task {other + 1} of the list has the same id" if other >= 0 else "the run has a task with this id"
+                )
                 problems.append(Problem(f"id {task.id!r} is used twice; {where}", task.id, "id", None, place))
             else:
                 positions[task.id] = start + place
@@ -119,8 +121,8 @@ class Checks:
         if not isinstance(task_id, str) or not _ID.fullmatch(task_id):  # pyright: ignore[reportUnnecessaryIsInstance]
             return f"id {str(task_id)[:80]!r} must be 1 to 64 of letters, digits, '.', '_', '-', not starting with '.'"
         if for_each is not None and len(task_id) > _MOST_FOLDED:
-            room = f"{_MOST_FOLDED}, to leave room for the numbers of its parts"
-            return f"id {task_id!r} has {len(task_id)} characters; that of a task with for_each may have {room}"
+            room = f"{_MOST_FOLDED}, to leave room for the part numbers"
+            return f"id {task_id!r} has {len(task_id)} characters; the id of a task with for_each may have {room}"
         if task_id in RESERVED_NAMES:
             return f"id {task_id!r} is reserved for templates"
         if self._start and task_id in self._graph.inputs:
@@ -196,7 +198,7 @@ class Checks:
         for name in inputs:
             if name in RESERVED_NAMES or name in self._positions:
                 owner = "a reserved template name" if name in RESERVED_NAMES else "the id of a task"
-                yield Problem(f"input {name!r} is also {owner}; call it something else", None, "inputs")
+                yield Problem(f"input {name!r} is also {owner}; rename the input", None, "inputs")
 
     def prompts(self, has_cycles: bool) -> list[Problem]:
         """Return the problems of the new tasks' prompts and aliases. Cycles make upstream relations undefined: no
@@ -259,7 +261,9 @@ class Checks:
                 yield problem(f"stands for the unknown task {name!r}{hint}")
             elif (target := self._positions[name]) not in direct:
                 apart = problem(f"stands for {name!r}, which is not upstream; add it to depends_on")
-                behind = problem(f"stands for {name!r}, which waits for this very task; turn one of the two round")
+                behind = problem(
+                    f"stands for {name!r}, which depends on this task; reverse one of the two dependencies"
+                )
                 yield _Unless((target, self._start + place), apart, behind, used)
 
     def _name_problem(self, task: Task, place: int, name: str) -> Iterator[Problem | _Unless]:
@@ -281,14 +285,15 @@ class Checks:
         elif (target := self._positions[name]) not in self._graph.dependencies[self._start + place]:
             what = f"the prompt uses {{{{ {name} }}}}, but {name!r}"
             apart = Problem(f"{what} is not upstream; add it to depends_on", task.id, "prompt", None, place)
-            behind = f"{what} waits for this very task; turn one of the two round"
+            behind = f"{what} depends on this task; reverse one of the two dependencies"
             pair = target, self._start + place
             yield _Unless(pair, apart, replace(apart, message=behind))
 
 
 def uses_itself(name: str) -> str:
     """Return the message for a prompt that uses the result of its own task."""
-    return f"the prompt uses {{{{ {name} }}}}, its own task's result, which is not there yet; name another task"
+    own = "the result of its own task, which does not exist before the task ends"
+    return f"the prompt uses {{{{ {name} }}}}, {own}; name another task"
 
 
 def _is_number(value: object) -> bool:

@@ -100,7 +100,7 @@ def _required(name: str, text: str) -> JsonValue:
         )
         why = error.problems[0].message
         message = f"{describe(text)} begins like a list or a mapping, but cannot be read as one ({why})"
-        raise ValueError(f"{message}; as text it is --set {quoted}") from error
+        raise ValueError(f"{message}; to pass text, write --set {quoted}") from error
 
 
 def _converted(text: str, default: Any) -> JsonValue:
@@ -131,7 +131,7 @@ def _typed_path(text: str) -> str:
     try:
         return str(Path(text).expanduser())
     except RuntimeError as error:
-        raise ValueError(f"cannot tell whose folder {text.partition('/')[0]!r} is; write the path out") from error
+        raise ValueError(f"the home folder {text.partition('/')[0]!r} is not known; write the full path") from error
 
 
 def _read_files(spec: FilesInput, base: Path, pattern: str) -> JsonValue:

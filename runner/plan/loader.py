@@ -135,7 +135,7 @@ def _build(source: Source, given: Given, path: Path, *, with_functions: bool = F
 def _shape(source: Source) -> tuple[PlanPart | None, set[int]]:
     """Return the file as a model. With mistakes in the file, return an approximation for further checks."""
     if not isinstance(source.value, dict):
-        message = f"a plan is a mapping with the key 'tasks'; this holds {describe(source.value)}"
+        message = f"a plan must be a mapping with the key 'tasks', not {describe(source.value)}"
         source.problems.append(source.problem((), message))
         return None, set()
     try:

@@ -58,7 +58,7 @@ def read_rows(folder: Path, name: str, max_rows: int) -> list[JsonValue]:
     read = _READERS.get(path.suffix.lower())
     if read is None:
         ends = ", ".join(_READERS)
-        raise ValueError(f"{name!r} is no file of rows: its name has to end with {ends}; write the rows to such a file")
+        raise ValueError(f"the name of a file of rows must end with {ends}, and {name!r} does not; convert the file")
     found = read(_text(path, folder, name))
     rows: list[JsonValue] = []
     mistakes: list[Mistake] = []
@@ -85,8 +85,8 @@ def _too_many(name: str, count: int, max_rows: int) -> str:
     if count > MAX_MADE:
         return f"{name!r} has more than {MAX_MADE:,} rows, and a plan may make no more tasks than that; split the file"
     return (
-        f"{name!r} has {count:,} rows, but max_rows is {max_rows:,}; each row is a task that costs: raise max_rows, "
-        "or name a file with fewer"
+        f"{name!r} has {count:,} rows, but max_rows is {max_rows:,}; each row makes a task, and each task "
+        "costs: raise max_rows, or name a file with fewer rows"
     )
 
 
@@ -96,14 +96,14 @@ def _text(path: Path, folder: Path, name: str) -> str:
     try:
         # Never open a pipe: the call would wait for a writer.
         if what := _SPECIAL.get(stat.S_IFMT(path.stat().st_mode)):
-            raise ValueError(f"{name!r} is {what}, and rows stand in a regular file; write them to one, and name that")
+            raise ValueError(f"{name!r} is {what}, not a regular file; write the rows to a regular file")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ValueError(f"cannot read {in_folder(name, folder)}: {error.strerror}; check the path") from error
     if len(data) > MAX_BYTES:
         raise ValueError(
-            f"{name!r} has more than {MAX_BYTES >> 20} MiB; split it, or leave out what prompts do not use"
+            f"{name!r} has more than {MAX_BYTES >> 20} MiB; split the file, or remove fields that no prompt uses"
         )
     try:
         return data.decode("utf-8-sig")
@@ -143,7 +143,7 @@ class _Json:
 
 
 def _not_null(row: JsonValue | Mistake, line: int) -> JsonValue | Mistake:
-    return Mistake("this row is null, which for_each cannot go over; leave it out", line) if row is None else row
+    return Mistake("this row is null, and for_each cannot use null; remove the row", line) if row is None else row
 
 
 def _lines(text: str) -> Rows:
@@ -155,7 +155,7 @@ def _lines(text: str) -> Rows:
             continue
         value, end = values.read(line, start, number)
         if end is not None and (more := _after_space(line, end)) < len(line):
-            yield Mistake("this is not JSON: a line holds one value, and here is more", number, more + 1)
+            yield Mistake("this is not JSON: a line holds one value, and more text follows the value", number, more + 1)
         else:
             yield _not_null(value, number)
 
@@ -175,7 +175,7 @@ def _list(text: str) -> Rows:
             value
             if isinstance(value, Mistake)
             else Mistake(
-                f"a .json file of rows is a list, and this holds {held}; one value a line is a .jsonl file", line
+                f"a .json file of rows must hold a list, not {held}; for one value per line, use a .jsonl file", line
             )
         )
         return
@@ -197,7 +197,7 @@ def _list(text: str) -> Rows:
     if text.startswith("]", at):
         at = _after_space(text, at + 1)
         if at < len(text):
-            yield Mistake("this is not JSON: there is more behind the list", 1 + text.count("\n", 0, at))
+            yield Mistake("this is not JSON: more text follows the list", 1 + text.count("\n", 0, at))
     else:
         yield Mistake("this is not JSON: a comma or the list's end is missing", line)
 
@@ -269,7 +269,7 @@ def table(text: str, delimiter: str) -> Rows:
 def _row(header: list[str], fields: list[str], line: int) -> JsonValue | Mistake:
     if len(fields) != len(header):
         have = f"{len(fields)} field{'s' if len(fields) != 1 else ''}"
-        message = f"this row has {have}, and the header {len(header)}; a field with a separator in it stands in quotes"
+        message = f"this row has {have}, and the header {len(header)}; put a field that contains a separator in quotes"
         return Mistake(message, line)
     return checked(dict(zip(header, fields, strict=True)), line)
 
@@ -278,7 +278,7 @@ def _wrong_header(header: list[str]) -> str | None:
     if header[0].startswith("\ufeff"):
         return "the header begins with U+FEFF, a second byte order mark; save the file with one, or without"
     if re.fullmatch("sep=.?", "".join(header), re.IGNORECASE | re.DOTALL):
-        return "this line is for Excel alone; remove it, so that the first line names the columns"
+        return "only Excel reads this line; remove the line, so that the first line names the columns"
     if len(header) == 1 and (found := re.search("[;\t]", header[0])):
         return f"fields are separated by {found[0]!r} here; a .csv file has commas, a .tsv file has tabs"
     for number, name in enumerate(header, 1):
@@ -297,7 +297,7 @@ def _broken(error: csv.Error, first: int, last: int) -> Mistake:
         return Mistake(f"a field has {most}; is a quote missing? A .jsonl file may hold longer texts", first)
     if "unexpected end" in str(error):
         return Mistake("a quote that is opened in this row is never closed", first)
-    return Mistake(f"{error}; a quote within a field in quotes is written twice", last)
+    return Mistake(f"{error}; write a quote inside a quoted field twice", last)
 
 
 _READERS: dict[str, Callable[[str], Rows]] = {

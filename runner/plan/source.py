@@ -182,7 +182,7 @@ class _YamlReader:
             if mark and any(line.lstrip(" ").startswith("\t") for line in self._text.split("\n")[mark.line :][:1]):
                 detail += "; indent with spaces, not with tabs"
             if mark and error.context_mark and error.context_mark.line != mark.line:
-                detail += f"; what is wrong begins in line {error.context_mark.line + 1}"
+                detail += f"; the mistake begins in line {error.context_mark.line + 1}"
             _fail(self._source, f"this is not YAML: {detail}", *((mark.line + 1, mark.column + 1) if mark else ()))
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             _fail(self._source, f"this is not YAML: {str(error).splitlines()[0] if str(error) else 'nested too deep'}")

@@ -136,7 +136,9 @@ class Graph:
         tasks = self._by_id
         if name in tasks and name not in self.inputs:
             if tasks[name].for_each in self.inputs:
-                message = f"for_each goes over the result of one task, but {name!r} is one for each element"
+                message = (
+                    f"for_each needs the result of one task, but {name!r} has for_each and one result for each element"
+                )
                 self._complain(path, f"{message}; name the same input here")
             return
         value = self.inputs.get(name)
@@ -148,12 +150,12 @@ class Graph:
             self._items[name] = value
             self._check_fields(index, part.prompt, name, value)
         elif isinstance(value, list):
-            what = f"element {value.index(None) + 1} of input {name!r}" if value else f"input {name!r}"
-            self._complain(path, f"for_each needs something to go over, but {what} is empty")
+            what = f"element {value.index(None) + 1} of input {name!r} is null" if value else f"input {name!r} is empty"
+            self._complain(path, f"for_each needs at least one element and no null, but {what}")
         elif value is not None:  # None: already reported as a mistake of the input
             self._complain(path, f"for_each needs a list, but input {name!r} is {describe(value)}")
         if part.id in self.inputs:
-            message = f"input {part.id!r} is also the id of a task; call it something else"
+            message = f"input {part.id!r} is also the id of a task; rename the input"
             self._complain(("inputs", part.id), message)
 
     def _check_fields(self, index: int, prompt: str, name: str, elements: list[JsonValue]) -> None:

@@ -21,12 +21,12 @@ def unstorable(value: JsonValue, path: Path = ()) -> Iterator[tuple[Path, str]]:
     a file cannot contain.
     """
     if isinstance(value, str) and _UNSTORABLE.search(value):
-        yield path, "a text may not hold U+0000 or half a character; remove it"
+        yield path, "a text may not hold U+0000 or a lone surrogate; remove the character"
     elif isinstance(value, float) and not math.isfinite(value):
-        yield path, f"{value} is not a number that JSON knows; write another one"
+        yield path, f"{value} is not a number in JSON; write a finite number"
     for key, part in _parts(value):
         if isinstance(key, str) and _UNSTORABLE.search(key):
-            yield path, "a key may not hold U+0000 or half a character; remove it"
+            yield path, "a key may not hold U+0000 or a lone surrogate; remove the character"
         yield from unstorable(part, (*path, key))
 
 

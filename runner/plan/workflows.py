@@ -24,9 +24,11 @@ def follow_ups_of(part: PlanPart, source: Source) -> FollowUps | None:
     for index, workflow in enumerate(part.workflows):
         path: Path = ("workflows", index)
         if workflow.after in chains:
-            _complain(source, (*path, "after"), f"there is a workflow after {workflow.after!r} already; make it one")
+            _complain(source, (*path, "after"), f"there is a workflow after {workflow.after!r} already; merge the two")
         if not workflow.steps:
-            _complain(source, (*path, "steps"), "nothing follows; add a step, or leave `steps` out for the usual two")
+            _complain(
+                source, (*path, "steps"), "the workflow has no step; add one, or leave `steps` out for the default two"
+            )
         _check_roles(source, (*path, "steps"), workflow.steps)
         made = (_made(step, (*path, "steps", n), part, source) for n, step in enumerate(workflow.steps))
         chains[workflow.after] = [step for step in made if step is not None]
@@ -39,7 +41,7 @@ def check_follow_ups(follow_ups: FollowUps, dag: DAG, source: Source) -> None:
     for mistake in follow_ups.mistakes(dag):
         problem, task = mistake.problem, mistake.task
         if task.id in dag.inputs:
-            message = f"input {task.id!r} is also the id of a follow-up; call it something else"
+            message = f"input {task.id!r} is also the id of a follow-up; rename the input"
             source.problems.append(source.problem(("inputs",), message))
             continue
         step = _step_path(follow_ups, mistake.after, mistake.place)
@@ -78,7 +80,7 @@ def _check_roles(source: Source, path: Path, steps: list[FollowUpPart]) -> None:
     roles = [step.role for step in steps]
     for place, role in enumerate(roles):
         if role in roles[:place]:
-            _complain(source, (*path, place, "role"), f"role {role!r} stands in this chain already; call it otherwise")
+            _complain(source, (*path, place, "role"), f"role {role!r} is in this chain already; rename the role")
 
 
 def _check_after(part: PlanPart, source: Source) -> None:
@@ -86,7 +88,7 @@ def _check_after(part: PlanPart, source: Source) -> None:
     after = {workflow.after: [step.role for step in workflow.steps] for workflow in part.workflows}
     if circle := circle_of(after):
         place = next(n for n, workflow in enumerate(part.workflows) if workflow.after in circle)
-        message = f"these roles follow each other for ever: {' -> '.join(circle)}; take one of these steps out"
+        message = f"these roles form a cycle: {' -> '.join(circle)}; remove one of these steps"
         _complain(source, ("workflows", place, "after"), message)
     known = {str(task.role or task.metadata.get("role") or "") for task in part.tasks}
     known |= {role for roles in after.values() for role in roles}

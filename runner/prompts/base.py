@@ -83,7 +83,7 @@ def too_long(limit: int) -> PromptError:
 def unknown_name(name: str, values: Mapping[str, JsonInput]) -> str:
     """Return the message about a name that is not in `values`."""
     known = sorted(key for key in values if key.isidentifier())
-    return f"nothing is called {name!r} here; the prompt may use {', '.join(known[:_MOST_SHOWN]) or 'no names at all'}"
+    return f"unknown name {name!r}; the prompt may use {', '.join(known[:_MOST_SHOWN]) or 'no names at all'}"
 
 
 def first_of(mistakes: Sequence[PromptError]) -> PromptError:

@@ -74,7 +74,7 @@ def _dashed_ids(tree: nodes.Template, prompt: str, free: Collection[str]) -> dic
     for node in tree.find_all(nodes.Sub):  # the longest id first
         name = _dashed(node)
         if name and name in prompt and name.split("-")[0] in free and not any(name in other for other in found):
-            message = f"{{{{ {name} }}}} means a subtraction; {by_key(name)}, and spaces around a minus"
+            message = f"{{{{ {name} }}}} is read as a subtraction; {by_key(name)}, or put spaces around a minus"
             found[name] = PromptError(message, node.lineno)
     return found
 

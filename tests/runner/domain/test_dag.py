@@ -36,7 +36,7 @@ def test_every_mistake_is_reported_at_once() -> None:
         Task("letters", depends_on="facts"),
     )
     assert found == [
-        "task 'facts': id 'facts' is used twice; task 1 of the list has it too",
+        "task 'facts': id 'facts' is used twice; task 1 of the list has the same id",
         "task '../evil': id '../evil' must be 1 to 64 of letters, digits, '.', '_', '-', not starting with '.'",
         "task 'haiku': unknown task 'fatcs'; did you mean 'facts'?",
         "task 'haiku': timeout must be more than 0 seconds, not 0",
@@ -256,7 +256,7 @@ def test_the_ids_of_parts_are_theirs(name: str, is_taken: bool) -> None:
     with pytest.raises(DAGError) as caught:
         DAG(tasks)
     assert [str(problem) for problem in caught.value.problems] == [
-        f"task {name!r}: id {name!r} is that of a part of 'e', which has for_each; choose another"
+        f"task {name!r}: id {name!r} is reserved for a part of 'e', which has for_each; choose another id"
     ]
 
 

@@ -30,7 +30,7 @@ async def test_one_task_for_each_element(kept: Store | None) -> None:
 
 async def test_nobody_continues_it_for_its_parts_have_a_conversation_each() -> None:
     with pytest.raises(
-        DAGError, match="task 'sum': continues 'mapped', which has for_each: each of its parts has a conv"
+        DAGError, match="task 'sum': continues 'mapped', which has for_each: each part of 'mapped' has its own conv"
     ):
         DAG([SOURCE, replace(MAPPED, continues="source"), Task("sum", "sum", continues="mapped")])
     planner = Task("plan", "plan", adds_tasks=True)
@@ -78,7 +78,7 @@ async def test_what_is_no_list_fails_that_task_alone(kept: Store | None, why: st
 
 def test_an_id_that_leaves_its_parts_no_room_is_refused_before_anything_is_paid_for() -> None:
     DAG([SOURCE, Task("m" * 58, "x", for_each="source"), Task("p" * 64, "x")])
-    with pytest.raises(DAGError, match=r"has 59 characters; that of a task with for_each may have 58, to leave room"):
+    with pytest.raises(DAGError, match=r"has 59 characters; the id of a task with for_each may have 58, to leave room"):
         DAG([SOURCE, Task("m" * 59, "x", for_each="source")])
 
 

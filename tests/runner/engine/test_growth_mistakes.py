@@ -26,7 +26,7 @@ WRONG = {
     "no prompt": (plan({"id": "a"}), "task 'a': 'prompt' is missing; add it"),
     "unknown field": (plan(spec("a", colour="red")), "unknown key 'colour'; there are id, prompt, "),
     "id with a space": (plan(spec("a b")), "a b"),
-    "id taken": (plan(spec("x")), "'x' is used twice; the run has a task of that id"),
+    "id taken": (plan(spec("x")), "'x' is used twice; the run has a task with this id"),
     "id given twice": (plan(spec("a"), spec("a")), "'a' is used twice"),
     "its own id": (plan(spec("plan")), "'plan' is used twice"),
     "name of an input": (plan(spec("who")), "name of an input"),
@@ -125,7 +125,7 @@ async def test_mistakes_of_all_kinds_are_told_at_once_and_none_twice() -> None:
         "write it without quotes and without leading or trailing zeros",
         "- task 'd': depends_on must be a list, not the number 7; write it as [...] or as lines that start with '- '",
         "- task 'e': no backend named 'gtp'; there are: main, other",
-        "- task 'x': id 'x' is used twice; the run has a task of that id",
+        "- task 'x': id 'x' is used twice; the run has a task with this id",
         "- task 'c': unknown task 'cc'; did you mean 'c'?",
     ]
 
@@ -274,8 +274,8 @@ async def test_no_plan_whatever_breaks_the_run(first: list, second: list) -> Non
 @pytest.mark.parametrize(
     ("added", "says"),
     [
-        (plan(spec("new", "x", for_each="list"), spec("new.2")), "id 'new.2' is that of a part of 'new', which"),
-        (plan(spec("each.3")), "id 'each.3' is that of a part of 'each', which has for_each"),
+        (plan(spec("new", "x", for_each="list"), spec("new.2")), "id 'new.2' is reserved for a part of 'new', which"),
+        (plan(spec("each.3")), "id 'each.3' is reserved for a part of 'each', which has for_each"),
         (plan(spec("old", "{{ item }}", for_each="list")), "its parts, and the run has a task 'old.1'"),
     ],
 )

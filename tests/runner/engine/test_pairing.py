@@ -128,7 +128,9 @@ async def test_it_is_resumed_as_it_was_begun(store: Store, stop_at: str) -> None
 
 def test_only_the_same_for_each_goes_on_with_its_parts() -> None:
     other = Task("other", prompt="other")
-    with pytest.raises(DAGError, match="; give this one the same for_each, so that its parts go on with one each"):
+    with pytest.raises(
+        DAGError, match="; give this task the same for_each, so that each part continues one conversation"
+    ):
         DAG([SOURCE, other, DRAFT, Task("polish", prompt="better", continues="draft", for_each="other")])
 
 

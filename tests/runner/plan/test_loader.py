@@ -255,7 +255,7 @@ def test_any_text_can_be_given_for_a_required_input_as_the_message_says(text):
     given = text
     if text.startswith(("[", "{")):
         (wrong,) = mistakes(plan, overrides={"r": text})
-        (typed,) = shlex.split(wrong.message.partition("as text it is --set ")[2])
+        (typed,) = shlex.split(wrong.message.partition("to pass text, write --set ")[2])
         given = typed.removeprefix("r=")
     assert parse_plan(plan, overrides={"r": given}).dag.inputs["r"] == text
 

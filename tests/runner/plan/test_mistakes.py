@@ -65,24 +65,24 @@ CASES = {
         "tasks[1].prompt",
         "add it to depends_on",
     ),
-    "its own result": (tasks('{id: a, prompt: "{{ a }}"}'), 2, "tasks[0].prompt", "its own task's result"),
+    "its own result": (tasks('{id: a, prompt: "{{ a }}"}'), 2, "tasks[0].prompt", "the result of its own task"),
     "the own result of a family": (
         "inputs: {l: [1, 2]}\n" + tasks('{id: a, for_each: l, prompt: "{{ a }}"}'),
         3,
         "tasks[0].prompt",
-        "its own task's result",
+        "the result of its own task",
     ),
     "a result that comes later": (
         tasks('{id: a, prompt: "{{ b }}"}', '{id: b, prompt: "", depends_on: a}'),
         2,
         "tasks[0].prompt",
-        "'b' waits for this very task",
+        "'b' depends on this task",
     ),
     "dashed input": (
         "inputs: {my-input: 1}\n" + tasks('{id: a, prompt: "{{ my-input }}"}'),
         3,
         "tasks[0].prompt",
-        'means a subtraction; write {{ results["my-input"] }} for a task, {{ inputs["my-input"] }} for an input',
+        'is read as a subtraction; write {{ results["my-input"] }} for a task, {{ inputs["my-input"] }} for an input',
     ),
     "id that begins with a digit": (
         "tasks:\n- {id: 1a, prompt: ''}\n- id: b\n  depends_on: 1a\n  prompt: |\n    one\n    {{ 1a }}\n",
@@ -215,8 +215,8 @@ CASES = {
     ),
     "no tasks": ("name: x\ntasks: []\n", 2, "tasks", "there are no tasks"),
     "tasks missing": ("name: x\n", 1, "tasks", "'tasks' is missing"),
-    "a list": ("- a\n- b\n", 1, "", "a plan is a mapping with the key 'tasks'; this holds a list"),
-    "empty": ("", None, "", "this holds nothing"),
+    "a list": ("- a\n- b\n", 1, "", "a plan must be a mapping with the key 'tasks', not a list"),
+    "empty": ("", None, "", "with the key 'tasks', not nothing"),
     "anchor": (tasks("{id: &x a, prompt: b}"), 2, "tasks[0].id", "anchors (&x)"),
     "tag": (tasks("{id: a, prompt: !!str b}"), 2, "tasks[0].prompt", "tags ("),
 }
@@ -302,7 +302,7 @@ def test_every_mistake_of_one_prompt():
         ("tasks[1].prompt", "the prompt uses {{ nobody }}, which is neither a task nor an input"),
         ("tasks[2].prompt", "the filter 'ad' is not available in prompts"),
         ("tasks[2].prompt", "the prompt uses {{ w }}, which is neither a task nor an input"),
-        ("tasks[3].prompt", "{{ z-1 }} means a subtraction"),
+        ("tasks[3].prompt", "{{ z-1 }} is read as a subtraction"),
         ("tasks[3].prompt", "the prompt uses {{ y }}, which is neither a task nor an input"),
     ]
 

@@ -45,7 +45,7 @@ def test_rows_are_for_for_each_what_a_list_in_the_plan_is(tmp_path: Path) -> Non
     plans = [f"inputs: {{people: {value}}}\n{TASKS}" for value in ("{rows: p.jsonl}", json.dumps(VALUES))]
     read, inline = (parse_plan(plan, folder=tmp_path).dag for plan in plans)
     assert (read.tasks, read.inputs) == (inline.tasks, inline.inputs)
-    with pytest.raises(PlanError, match="element 2 of input 'people' is empty"):
+    with pytest.raises(PlanError, match="element 2 of input 'people' is null"):
         parse_plan(f"inputs: {{people: [1, null]}}\n{TASKS}")
 
 
@@ -77,7 +77,9 @@ def test_more_than_max_rows_are_counted_and_refused(tmp_path: Path) -> None:
     too_many = "1\n" * 1_007
     (problem,) = mistakes(tmp_path, "p.jsonl", too_many)
     assert problem.line == 1
-    assert problem.message.startswith("'p.jsonl' has 1,007 rows, but max_rows is 1,000; each row is a task that costs")
+    assert problem.message.startswith(
+        "'p.jsonl' has 1,007 rows, but max_rows is 1,000; each row makes a task, and each task costs"
+    )
     assert rows(tmp_path, "p.jsonl", too_many, more=", max_rows: 1007") == [1] * 1_007
     (problem,) = mistakes(tmp_path, "p.csv", "a\n" + "1\n" * 5, more=", max_rows: 4")
     assert "'p.csv' has 5 rows, but max_rows is 4" in problem.message
@@ -101,7 +103,7 @@ def short(folder: Path) -> Path:
 def test_a_huge_file_is_refused_without_being_read(tmp_path: Path) -> None:
     with (tmp_path / "p.csv").open("wb") as file:
         file.truncate(1 << 40)  # a hole: it takes no room
-    with pytest.raises(PlanError, match=r"'p\.csv' has more than 64 MiB; split it"):
+    with pytest.raises(PlanError, match=r"'p\.csv' has more than 64 MiB; split the file"):
         parse_plan(f"inputs: {{people: {{rows: p.csv}}}}\n{TASKS}", folder=tmp_path)
 
 
@@ -111,8 +113,8 @@ def test_a_huge_file_is_refused_without_being_read(tmp_path: Path) -> None:
         ("{rows: no.csv}", "inputs.people", "cannot read 'no.csv' in "),
         ("{rows: no.csv}", "inputs.people", "No such file or directory; check the path"),
         ("{rows: sub.json}", "inputs.people", "Is a directory; check the path"),
-        ("{rows: short.txt}", "inputs.people", "has to end with .jsonl, .ndjson, .json, .csv, .tsv"),
-        ("{rows: short}", "inputs.people", "'short' is no file of rows: its name has to end with .jsonl"),
+        ("{rows: short.txt}", "inputs.people", "must end with .jsonl, .ndjson, .json, .csv, .tsv"),
+        ("{rows: short}", "inputs.people", "the name of a file of rows must end with .jsonl"),
         ("{rows: short.jsonl, max_row: 3}", "inputs.people.max_row", "did you mean 'max_rows'?"),
         ("{rows: short.jsonl, max_rows: 0}", "inputs.people.max_rows", "must be at least 1, not 0"),
     ],
@@ -157,8 +159,8 @@ def test_a_file_named_at_the_command_is_relative_to_where_one_is(
         "bad.csv": "bad.csv:2: --set people: this row has 1 field",
         "no.csv": f"plan: --set people: cannot read 'no.csv' in {tmp_path}",
         "/nowhere/x.csv": "plan: --set people: cannot read '/nowhere/x.csv': No such file or directory; check the path",
-        "[1, 2]": "plan: --set people: '[1, 2]' is no file of rows",
-        "~nobody-here/x.csv": "plan: --set people: cannot tell whose folder '~nobody-here' is",
+        "[1, 2]": "plan: --set people: the name of a file of rows must end with",
+        "~nobody-here/x.csv": "plan: --set people: the home folder '~nobody-here' is not known",
     }.items():
         with pytest.raises(PlanError) as caught:
             parse_plan(plan, folder=Path("/nowhere"), overrides={"people": name})
@@ -239,7 +241,7 @@ def test_only_regular_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("socket.csv")
         for what in ("device", "socket", "pipe"):
-            words = f"'{what}.csv' is a {what}, and rows stand in a regular file; write them to one, and name that"
+            words = f"'{what}.csv' is a {what}, not a regular file; write the rows to a regular file"
             with pytest.raises(PlanError, match=words):
                 parse_plan(f"inputs: {{people: {{rows: {what}.csv}}}}\n{TASKS}", folder=tmp_path)
     (tmp_path / "linked.jsonl").symlink_to(short(tmp_path))
@@ -250,5 +252,5 @@ def test_only_regular_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_what_the_shell_hands_over_is_asked_for_as_a_file(tmp_path: Path) -> None:
     for name in ("/dev/stdin", "/dev/fd/63", "-"):
-        with pytest.raises(PlanError, match=r"its name has to end with .*; write the rows to such a file"):
+        with pytest.raises(PlanError, match=r"the name of a file of rows must end with .*; convert the file"):
             parse_plan(f"inputs: {{people: {{rows: x.csv}}}}\n{TASKS}", folder=tmp_path, overrides={"people": name})

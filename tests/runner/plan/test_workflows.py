@@ -164,7 +164,12 @@ MISTAKES = {
         "workflows[0].steps[0].output_schema.type",
         "not a valid JSON Schema",
     ),
-    "no steps": (TASKS + "workflows:\n- {after: coder, steps: []}", 3, "workflows[0].steps", "nothing follows"),
+    "no steps": (
+        TASKS + "workflows:\n- {after: coder, steps: []}",
+        3,
+        "workflows[0].steps",
+        "the workflow has no step",
+    ),
     "same role twice": (steps("{role: tester}", "{role: tester}"), 6, "workflows[0].steps[1].role", "in this chain"),
     "same after twice": (
         TASKS + "workflows:\n- {after: coder}\n- {after: coder}",
@@ -177,7 +182,7 @@ MISTAKES = {
         TASKS + "workflows:\n- {after: coder}\n- {after: tester, steps: [{role: coder, prompt: p}]}",
         3,
         "workflows[0].after",
-        "follow each other for ever",
+        "these roles form a cycle",
     ),
     "two roles": (
         "tasks:\n- {id: a, role: coder, prompt: '', metadata: {role: tester}}",

@@ -174,8 +174,8 @@ def test_the_template_language_looks_up_the_same_fields(path, value):
         ("{% if 1 %}\n{{ results.review.lable }}{% endif %}", 2, "results.review has no field 'lable'; it has label"),
         ("{% if 1 %}\n{{ review['lable'] | upper }}{% endif %}", 2, "review has no field 'lable'; it has label, score"),
         ("{{ review.lable * 2 }}", 1, "review has no field 'lable'"),
-        ("\n\n{{ fcts }}", 3, "nothing is called 'fcts' here; the prompt may use facts"),
-        ("{% if 1 %}{% endif %}\n{{ fcts }}", 2, "nothing is called 'fcts'"),
+        ("\n\n{{ fcts }}", 3, "unknown name 'fcts'; the prompt may use facts"),
+        ("{% if 1 %}{% endif %}\n{{ fcts }}", 2, "unknown name 'fcts'"),
         ("{{ parts[7] }}", 1, "parts is a list of 3, so it has no 7"),
         ("{{ parts[7] | upper }}", 1, "parts is a list of 3, so it has no 7"),
         ("{{ facts.upper }}", 1, "facts is a text, so it has no field 'upper'"),
@@ -197,7 +197,7 @@ def test_the_template_language_looks_up_the_same_fields(path, value):
         ("{% extends 'x' %}", 1, "a prompt cannot use another template"),
         ("{{ self }}", 1, "a TemplateReference is not JSON"),
         ("{% for x in parts %}{{ loop }}{% endfor %}", 1, "a LoopContext is not JSON"),
-        ("{{ range }}", 1, "nothing is called 'range'"),
+        ("{{ range }}", 1, "unknown name 'range'"),
     ],
 )
 def test_mistakes_say_where_and_what(prompt, line, words):
@@ -214,7 +214,7 @@ def test_every_mistake_of_a_prompt_is_found_at_once():
         (2, "the test "),
         (3, "a prompt cannot use another template: there is no include, import or extends"),
         (3, "the filter "),
-        (3, "{{ d-e }} means a subtraction"),
+        (3, "{{ d-e }} is read as a subtraction"),
     ]
     assert not parse_names("{{ a - b }}{{ review.score-1 }}{% for n in parts %}{{ n-1 }}{% endfor %}")[1]
 
