@@ -25,8 +25,7 @@ def policy_of(kind: str, settings: Mapping[str, JsonValue]) -> Policy:
     """
     if kind not in _HOMES:
         hint = nearest(kind, _HOMES) or (
-            "; give `resume` the policy that the run was started with, as policy=...; with a RunService that is "
-            "`start_run` or `resume_run`"
+            "; pass the policy of the run as policy=... to `resume`, or to `start_run` or `resume_run` of a RunService"
         )
         raise PolicyMissing(f"there is no built-in policy {kind!r}{hint}")
     module, name = _HOMES[kind]

@@ -62,7 +62,7 @@ class FollowUp:
             )
         if not self.prompt and self.role not in PROMPTS:
             raise ValueError(
-                f"a follow-up of role {self.role!r} needs a prompt; only {', '.join(PROMPTS)} have one of their own"
+                f"a follow-up of role {self.role!r} needs a prompt; only {', '.join(PROMPTS)} have a built-in prompt"
             )
         names_used(self.prompt)
         object.__setattr__(self, "prompt", self.prompt or PROMPTS[self.role])
@@ -102,7 +102,7 @@ class FollowUps:
         for role, chain in self._chains.items():
             _check(role, [step.role for step in chain])
         if circle := circle_of({role: [step.role for step in chain] for role, chain in self._chains.items()}):
-            raise ValueError(f"these roles follow each other for ever: {' -> '.join(circle)}")
+            raise ValueError(f"these roles form a cycle: {' -> '.join(circle)}")
 
     def chains(self) -> Mapping[str, tuple[FollowUp, ...]]:
         """Return the follow-ups by role."""
@@ -206,13 +206,13 @@ def circle_of(roles: Mapping[str, Iterable[str]]) -> list[str]:
 
 def _check(after: str, roles: Sequence[str]) -> None:
     if not roles:
-        raise ValueError(f"nothing follows role {after!r}; give its chain at least one follow-up")
+        raise ValueError(f"the chain after role {after!r} is empty; add at least one follow-up")
     for role in roles:
         if roles.count(role) > 1:
-            raise ValueError(f"role {role!r} stands twice in the chain after {after!r}; call one of them otherwise")
+            raise ValueError(f"role {role!r} is twice in the chain after {after!r}; rename one of the two")
         if role == WORK or role in RESERVED_NAMES:
             raise ValueError(
-                f"a follow-up of {after!r} cannot have the role {role!r}, which means something in prompts"
+                f"a follow-up of {after!r} cannot have the role {role!r}, which is a reserved name in prompts"
             )
 
 

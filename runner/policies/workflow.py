@@ -124,8 +124,8 @@ class Workflow:
         if last.status == "error":
             return self._after_error(index, last)
         raise ImpossibleState(
-            f"step {last.step!r} ended as {last.status!r}; an interaction ends as 'ok' or 'error', so what is stored "
-            "of this session is damaged"
+            f"step {last.step!r} ended as {last.status!r}; an interaction ends as 'ok' or 'error', so the "
+            "stored session is damaged"
         )
 
     def is_complete(self, of: Session | Interaction) -> bool:
@@ -190,7 +190,7 @@ class Workflow:
             steps = ", ".join(self._index)
             raise UnknownStep(
                 f"the last interaction is of step {last.step!r}{nearest(last.step, self._index)}; the workflow has "
-                f"{steps}: go on with the steps that the run was started with"
+                f"{steps}: resume with the steps that the run was started with"
             )
         if last.number < 1:
             raise ImpossibleState(f"step {last.step!r} has a try {last.number}; tries count from 1")
@@ -206,8 +206,8 @@ class Workflow:
             return step
         if step.on_error == "go_on" and not self._is_last(index):
             return self._steps[index + 1]
-        times = f" {last.number} times, its max_tries" if step.on_error == "retry" and not is_left else ""
-        why = (last.error or "it does not say why").partition("\n")[0]
+        times = f" {last.number} times (max_tries)" if step.on_error == "retry" and not is_left else ""
+        why = (last.error or "no reason given").partition("\n")[0]
         return SessionComplete(ok=False, error=f"step {step.name!r} failed{times}: {why}")
 
     def _next_task(self, step: Step, session: Session) -> Task:

@@ -131,7 +131,7 @@ class OrchestratorPolicy:
 
     def __init__(self, goal: str, limits: LoopLimits | None = None) -> None:
         if not goal.strip():
-            raise ValueError("the goal is empty; say in a sentence what is to be reached")
+            raise ValueError("the goal is empty; state the goal in a sentence")
         self.goal = goal
         self.limits = limits or LoopLimits()
 

@@ -143,12 +143,12 @@ def test_the_settings_make_the_same_policy_again() -> None:
         (lambda: FollowUp("critic"), "role 'critic' needs a prompt; only reviewer, tester"),
         (lambda: FollowUp("work", "p"), "none of .*inputs, item, none, results, true, work"),
         (lambda: FollowUp("a b", "p"), "1 to 32 of letters"),
-        (lambda: FollowUps({"coder": []}), "nothing follows role 'coder'"),
-        (lambda: FollowUps({"coder": [FollowUp("tester"), FollowUp("tester")]}), "'tester' stands twice"),
-        (lambda: FollowUps({"tester": [FollowUp("tester")]}), "for ever: tester -> tester"),
+        (lambda: FollowUps({"coder": []}), "the chain after role 'coder' is empty"),
+        (lambda: FollowUps({"coder": [FollowUp("tester"), FollowUp("tester")]}), "'tester' is twice"),
+        (lambda: FollowUps({"tester": [FollowUp("tester")]}), "form a cycle: tester -> tester"),
         (
             lambda: FollowUps({role: [FollowUp(after, "p")] for role, after in ("ab", "ca", "bc")}),
-            "for ever: (a -> b -> c -> a|b -> c -> a -> b|c -> a -> b -> c)$",
+            "form a cycle: (a -> b -> c -> a|b -> c -> a -> b|c -> a -> b -> c)$",
         ),
     ],
 )

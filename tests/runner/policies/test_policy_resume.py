@@ -110,7 +110,7 @@ async def test_a_policy_that_failed_is_asked_again_when_failed_tasks_are(store: 
 async def test_without_its_policy_a_run_does_not_go_on(store: Store) -> None:
     first = await ParallelRunner(talker({"d": ValueError("no")}), store=store).run(WIDE, policy=Scripted())
     runner = ParallelRunner(talker(), store=store)
-    with pytest.raises(PolicyMissing, match="'scripted'; give `resume` the policy"):
+    with pytest.raises(PolicyMissing, match="'scripted'; pass the policy of the run"):
         await runner.resume(first.run_id, retry_failed=True)
     other = Scripted()
     other.kind = "other"

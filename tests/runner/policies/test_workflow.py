@@ -127,7 +127,7 @@ def test_tries_are_limited_and_the_last_one_fails_the_run() -> None:
     assert run.ran == ["ExecuteReview.1", "ExecuteReview.2", "ExecuteReview.3"]
     assert (run.status, run.error) == (
         RunStatus.FAILED,
-        "step 'ExecuteReview' failed 3 times, its max_tries: no luck",
+        "step 'ExecuteReview' failed 3 times (max_tries): no luck",
     )
     # Of these, `resume(retry_failed=True)` runs the last one alone.
     assert [one for one in run.ran if run.result(one).status is TaskStatus.FAILED] == ["ExecuteReview.3"]
@@ -267,5 +267,5 @@ def test_damaged_settings_are_an_error_of_ours(settings: dict[str, Any]) -> None
 def test_an_unknown_policy_is_an_error_of_ours() -> None:
     with pytest.raises(PlaitError, match="no built-in policy 'workflows'; did you mean 'workflow'"):
         policy_of("workflows", {})
-    with pytest.raises(PlaitError, match="give `resume` the policy"):
+    with pytest.raises(PlaitError, match="pass the policy of the run"):
         policy_of("my own", {})

@@ -93,7 +93,7 @@ async def test_a_failed_session_can_have_another_try(store: Store) -> None:
     result = await ParallelRunner(first, store=store).run(FLOW.dag({"what": "it"}), "r", policy=FLOW)
     assert result.status is RunStatus.FAILED
     assert result.error is not None
-    assert "step 'look' failed 2 times, its max_tries: no luck" in result.error
+    assert "step 'look' failed 2 times (max_tries): no luck" in result.error
     assert not FLOW.is_complete(await load_session(store, "r"))
     second = failing()
     result = await ParallelRunner(second, store=store).resume("r", retry_failed=True)
