@@ -102,7 +102,7 @@ class Orchestrator:
         on_question: OnQuestion | None = None,
     ) -> None:
         if run_id is not None and store is None:
-            raise ValueError(f"run_id {run_id!r} names a stored run, and there is no store; give one, or no run_id")
+            raise ValueError(f"run_id {run_id!r} names a stored run, but there is no store; give a store, or no run_id")
         self._policy = OrchestratorPolicy(goal, LoopLimits(max_iterations, reflect_every, max_tasks))
         self._runner = ParallelRunner(
             backends=_by_role(backends),
@@ -141,7 +141,9 @@ class Orchestrator:
             raise ValueError(f"the store has no run {run_id!r}")
         led_by = StoredPolicy.of(record)
         if led_by is None or led_by.kind != OrchestratorPolicy.kind:
-            raise ValueError(f"run {run_id!r} is no orchestration; resume it with ParallelRunner(...).resume(run_id)")
+            raise ValueError(
+                f"run {run_id!r} was not started as an orchestration; resume with ParallelRunner(...).resume(run_id)"
+            )
         policy = OrchestratorPolicy.from_settings(led_by.settings)
         limits = policy.limits
         this = cls(

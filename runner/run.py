@@ -103,6 +103,6 @@ class Run:
             self._error = error
         finally:
             if self._result is None and self._error is None:
-                self._error = PlaitError(f"run {self.run_id} was left before its end; resume it to go on")
+                self._error = PlaitError(f"run {self.run_id} was interrupted before its end; resume the run")
             self._feed.close()
             self._ended.set()

@@ -71,7 +71,7 @@ class RunService:
 
     async def __aenter__(self) -> Self:
         if self._group is not None:
-            raise RuntimeError("a RunService can be entered only once; make another one")
+            raise RuntimeError("a RunService can be entered only once; create another RunService")
         self._group = await anyio.create_task_group().__aenter__()
         return self
 
@@ -184,7 +184,7 @@ class RunService:
 
     def _inside(self, run_id: str) -> anyio.abc.TaskGroup:
         if self._group is None or self._left:
-            raise PlaitError(f"run {run_id} cannot be started: a RunService starts runs inside its `async with` alone")
+            raise PlaitError(f"run {run_id} cannot be started: a RunService starts runs only inside its `async with`")
         return self._group
 
     async def _is_left(self, run_id: str) -> bool:

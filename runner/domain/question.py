@@ -56,14 +56,16 @@ class Asking:
         """Return `value` if it is a valid answer. Raises PlaitError with the reason otherwise."""
         if self.question.schema is None:
             if not isinstance(value, str):
-                raise PlaitError(f"the question {_short(self.question.text)!r} wants a text, not {_short(repr(value))}")
+                raise PlaitError(
+                    f"the answer to the question {_short(self.question.text)!r} must be text, not {_short(repr(value))}"
+                )
             return clean_text(value)
         try:
             # Encode and parse the value here, to reject values that the store cannot hold.
             plain = parse_json(clean_text(_json(value)))
         except (TypeError, ValueError, RecursionError) as error:
             asked = _short(self.question.text)
-            raise PlaitError(f"the answer to the question {asked!r} is nothing that JSON can hold: {error}") from None
+            raise PlaitError(f"the answer to the question {asked!r} cannot be stored as JSON: {error}") from None
         try:
             return Schema(self.question.schema).check(plain)
         except (Mismatch, BackendError) as error:

@@ -72,7 +72,7 @@ class Retry:
         if self.attempts < 1:
             raise ValueError(f"retry attempts must be at least 1, not {self.attempts}; 1 means no retry")
         if self.max_crashes < 1:
-            raise ValueError(f"max_crashes must be at least 1, not {self.max_crashes}; 1 means no other try")
+            raise ValueError(f"max_crashes must be at least 1, not {self.max_crashes}; 1 means no second try")
         if not (self.base_delay >= 0 and self.max_delay >= 0):
             raise ValueError(f"retry delays must be at least 0 s, not {self.base_delay} and {self.max_delay}")
         if max(self.base_delay, self.max_delay) == float("inf"):
@@ -197,8 +197,8 @@ def last_chance(task: Task, crashes: int) -> bool:
 def at_most_once_question(attempt: int) -> str:
     """Return the question for a person about an interrupted task marked `at_most_once`."""
     return (
-        f"attempt {attempt} was under way when its process ended, and the task is marked at_most_once: "
-        f"did it take effect? Answer --done TEXT, --again or --fail"
+        f"the process ended during attempt {attempt}, and the task is marked at_most_once: "
+        f"did the attempt take effect? Answer --done TEXT, --again or --fail"
     )
 
 

@@ -36,8 +36,8 @@ from plait.runner.state.orphans import end_turn, make_room
 from plait.runner.state.run_state import RunState
 
 _NOT_WRITTEN_DOWN = (
-    "the store is away, so this at_most_once task is not begun: after a crash nobody could tell that it had been; "
-    "resume with --retry-failed when the store answers"
+    "the store does not answer, so this at_most_once task was not started: after a crash "
+    "no record would show the start; resume with --retry-failed when the store answers again"
 )
 
 

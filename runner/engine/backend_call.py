@@ -73,16 +73,18 @@ async def call_backend(
                 if limit.cancelled_caught and not replies:
                     raise BackendError(ErrorKind.TIMEOUT, f"no answer within the task's timeout of {timeout:g} s")
         if not replies:
-            raise BackendError(ErrorKind.UNEXPECTED, "the backend's conversation has hidden what ended its turn")
+            raise BackendError(
+                ErrorKind.UNEXPECTED, "the backend's conversation suppressed the exception that ended the turn"
+            )
         outcome = _checked(replies[0])
     except Asked as asked:
         outcome = _asked(asked.question)
     except asyncio.CancelledError as error:
         if cancels.since:
             raise
-        outcome = _failed(ErrorKind.UNEXPECTED, f"the backend was cancelled from inside {error}")
+        outcome = _failed(ErrorKind.UNEXPECTED, f"the backend raised {error!r}, but plait had not cancelled the call")
     except SystemExit as error:
-        message = f"the backend wanted to end the whole program: sys.exit({error.code!r})"
+        message = f"the backend called sys.exit({error.code!r}); raise BackendError instead"
         outcome = _failed(ErrorKind.UNEXPECTED, clean_text(message))
     except Exception as error:
         outcome = CallOutcome(None, None, classified(error))
@@ -138,7 +140,7 @@ def _checked(reply: Reply) -> CallOutcome:
     plain = _is_plain(reply)
     wrong = None if plain else _reply_problem(reply)
     if wrong:
-        raise BackendError(ErrorKind.UNEXPECTED, f"the backend's reply cannot be kept: {wrong}")
+        raise BackendError(ErrorKind.UNEXPECTED, f"the backend's reply cannot be stored: {wrong}")
     data_json = None
     if reply.data is not None:
         try:
@@ -185,14 +187,14 @@ def _reply_problem(reply: object) -> str | None:
     for name, kinds in _FIELDS.items():
         value = getattr(reply, name)
         if not isinstance(value, kinds):
-            return f"its {name} is of type {type(value).__name__}"
+            return f"field {name!r} is of type {type(value).__name__}"
     if not _are_messages(reply.messages):
-        return f"its messages are not all a Message with text, usage and one of the roles {', '.join(_ROLES)}"
+        return f"field 'messages' needs Messages with text, usage and a role of {', '.join(_ROLES)}"
     if reply.question is not None and reply.tasks:
-        return "it asks, and adds tasks, both at once"
+        return "the reply has both a question and tasks; return one of the two"
     if reply.question is not None and (wrong := _question_problem(reply.question)):
-        return f"it asks with {wrong}"
-    return None if _countable(reply.usage) else f"its usage is {reply.usage!r}"
+        return f"the question has {wrong}"
+    return None if _countable(reply.usage) else f"field 'usage' is {reply.usage!r}"
 
 
 def _is_plain(reply: object) -> bool:
@@ -215,7 +217,7 @@ def _question_problem(question: Question) -> str | None:
     if text != clean_text(text):
         return "a text that cannot be stored"
     if deadline is not None and not (isinstance(deadline, int | float) and 0 <= deadline < 1e9):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return f"a deadline of {deadline!r}, which is no number of seconds"
+        return f"a deadline of {deadline!r}, which is not a number of seconds"
     try:
         asking = Asking(question, Way.REPLY)
         encoded = asking.encoded()

@@ -107,8 +107,8 @@ def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ())
         if name not in config.backends and dag.backend_of(dag.tasks[position]) is None:
             have = ", ".join(sorted(config.backends)) or "none"
             raise BackendMissing(
-                f"task {dag.tasks[position].id!r} names no backend; give `default=`, the name of one that this runner "
-                f"has: {have}; or give one more with backend=..."
+                f"task {dag.tasks[position].id!r} names no backend; set `default=` to a backend of this runner: "
+                f"{have}; or add a backend with backend=..."
             )
         if name not in config.backends:
             require_backends(config, set(needed), f"task {dag.tasks[position].id!r}")
@@ -116,7 +116,7 @@ def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ())
         if task.continues is not None and names[dag.position(task.continues)] != name:
             raise BackendMissing(
                 f"task {task.id!r} continues {task.continues!r} on backend {name!r}, but that conversation is on "
-                f"{names[dag.position(task.continues)]!r}, and stays there; leave the task's backend out"
+                f"{names[dag.position(task.continues)]!r}, and cannot move; leave the task's backend out"
             )
     return names
 

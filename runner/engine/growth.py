@@ -130,8 +130,8 @@ class Growth:
             return False  # failed or skipped as a whole
         if [self._state.dag.tasks[part].item for part in parts or ()] != list(elements):
             message = (
-                f"pairs up with {name!r}, which has gone over another list: the result of {task.for_each!r} is not the "
-                f"same any more. Run them in a new run"
+                f"continues the parts of {name!r}, which were made from another list: the result of {task.for_each!r} "
+                f"has changed. Run these tasks in a new run"
             )
             raise DAGError([Problem(message, task.id, "for_each")])
         return True
@@ -244,7 +244,7 @@ def _elements(folded: Task, result: TaskResult | None) -> Sequence[JsonValue]:
     if not isinstance(found, list):
         message = (
             f"for_each needs a list, or a mapping with one list in it, as the result of task {folded.for_each!r}; "
-            f"give that task an output_schema that says so"
+            f"give {folded.for_each!r} an output_schema for a list"
         )
         raise DAGError([Problem(message, folded.id, "for_each")])
     for number, element in enumerate(found, 1):

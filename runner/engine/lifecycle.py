@@ -151,7 +151,9 @@ async def _handle_notes(inbox: Inbox, config: Config, control: Control) -> None:
 async def _raise_fatal(run_id: str, store: Store, checkpointer: Checkpointer) -> None:
     error = checkpointer.fatal
     if isinstance(error, Fenced):
-        raise OwnershipLost(f"run {run_id} was taken over by another process; this one stopped ({error})") from error
+        raise OwnershipLost(
+            f"run {run_id} was taken over by another process; this process stopped ({error})"
+        ) from error
     if isinstance(error, Conflict) and not checkpointer.began and await store.get_run(run_id) is not None:
         raise RunExists(f"the store already has a run {run_id!r}; resume it, or give another run id") from error
     if error is not None:
@@ -191,7 +193,9 @@ async def _execute(
     )
     if alone := run.state.on_their_last_chance():
         first = [run.state.dag.tasks[position].id for position in alone[:20]]
-        logger(run=run.run_id).warning("tasks_run_alone", count=len(alone), tasks=first, why="on their last chance")
+        logger(run=run.run_id).warning(
+            "tasks_run_alone", count=len(alone), tasks=first, why="one more crash fails each of these tasks"
+        )
     stamp = stamper(config.clock)
     growth = Growth(
         run.state,

@@ -34,8 +34,8 @@ STORE_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 GATHERING = "for_each"
 """The backend name in the events of a task with `for_each`, which only gathers results."""
 _TOO_LATE_TO_ASK = (
-    "a task marked at_most_once cannot call ask(): with the answer its code would be run a second time; "
-    "let an earlier task ask"
+    "a task marked at_most_once cannot call ask(): after the answer the task's code would run a second time; "
+    "call ask() in an earlier task"
 )
 
 
@@ -161,7 +161,7 @@ class OutcomeHandler:
 
     def expire(self, position: int) -> events.TaskFailed:
         """Fail the waiting task at `position`, because no answer arrived in time."""
-        error = f"nobody answered by the deadline: {self._state.questions[position]}"
+        error = f"no answer by the deadline: {self._state.questions[position]}"
         failed = self.fail(position, BackendError(ErrorKind.TIMEOUT, error[:2000]))
         self._schedule.settle(position, failed.status)
         return failed

@@ -99,7 +99,7 @@ class PolicyDriver:
             decided = PolicyState(cast("JsonValue", decision.state), decision.end, decision.error)
             encoded = decided.encoded()
             if len(encoded) > MAX_STATE:
-                raise PlaitError(f"its state has {len(encoded)} characters of JSON, and {MAX_STATE} are possible")
+                raise PlaitError(f"the state has {len(encoded)} characters of JSON, and the limit is {MAX_STATE}")
             new_events = self._carried_out(decision)
             if ended is None and not new_events:
                 decided = replace(decided, rests=True)
@@ -125,12 +125,12 @@ class PolicyDriver:
         new = {task.id for task in decision.add}
         for task_id in decision.cancel:
             if task_id not in self._state.dag and task_id not in new:
-                raise PlaitError(f"it cancels task {task_id!r}, which the run does not have")
+                raise PlaitError(f"the decision cancels task {task_id!r}, which is not in the run")
         if decision.add:
             try:
                 new_events.append(self._growth.add(decision.add, None))
             except DAGError as error:
-                raise PlaitError(f"it adds tasks that cannot be added: {error}") from error
+                raise PlaitError(f"the decision adds tasks that cannot be added: {error}") from error
         for task_id in decision.cancel:
             new_events += self._cancel(self._state.dag.position(task_id))
         return new_events
@@ -165,12 +165,12 @@ def _checked(decision: object) -> Decision:
     if not isinstance(decision, Decision):
         raise PlaitError(f"decide() returned {type(decision).__name__}, not a Decision")
     if not (decision.end is None or decision.end is RunStatus.COMPLETED or decision.end is RunStatus.FAILED):
-        raise PlaitError(f"it ends the run as {decision.end!r}; RunStatus.COMPLETED and RunStatus.FAILED are possible")
+        raise PlaitError(f"Decision.end is {decision.end!r}; give RunStatus.COMPLETED or RunStatus.FAILED")
     if decision.end is not None and decision.add:
-        raise PlaitError("it ends the run and adds tasks, both at once; let it do one of the two")
+        raise PlaitError("the decision both ends the run and adds tasks; do one of the two")
     others = [type(task).__name__ for task in decision.add if not isinstance(task, Task)]  # pyright: ignore[reportUnnecessaryIsInstance]
     if isinstance(decision.cancel, str):
-        raise PlaitError(f"it cancels {decision.cancel!r}; give a tuple of task ids")
+        raise PlaitError(f"Decision.cancel is {decision.cancel!r}; give a tuple of task ids")
     if others:
-        raise PlaitError(f"it adds {others[0]}, which is not a Task")
+        raise PlaitError(f"the decision adds {others[0]}, which is not a Task")
     return decision if decision.error is None else replace(decision, error=clean_text(str(decision.error))[:2000])

@@ -47,7 +47,7 @@ class Resolution:
 
     def __post_init__(self) -> None:
         if self.how not in get_args(How):
-            raise ValueError(f"how a task is settled is 'done', 'again' or 'fail', not {self.how!r}")
+            raise ValueError(f"how must be 'done', 'again' or 'fail', not {self.how!r}")
 
 
 async def resolve(config: Config, run: StoredRun, task_id: str, settlement: Resolution) -> None:
@@ -60,9 +60,9 @@ async def resolve(config: Config, run: StoredRun, task_id: str, settlement: Reso
     if position in run.state.asking:
         await _refuse_settling(config, run, task_id, settlement)
     if step.action is ResumeAction.ADOPT:
-        raise PlaitError(f"task {task_id!r} of run {run_id} needs no answer, {step.reason}; resume the run")
+        raise PlaitError(f"task {task_id!r} of run {run_id} needs no answer: {step.reason}; resume the run")
     if step.action is not ResumeAction.ASK:
-        raise PlaitError(f"task {task_id!r} of run {run_id} is {record.status} and waits for nobody's answer")
+        raise PlaitError(f"task {task_id!r} of run {run_id} is {record.status} and does not wait for an answer")
     at = iso(config.clock.wall())
     then: list[Change] = []
     if TaskStatus(record.status) is not TaskStatus.WAITING_INPUT:  # the process died and the run was not resumed
@@ -82,8 +82,8 @@ async def _refuse_settling(config: Config, run: StoredRun, task_id: str, settlem
         raise AnswerConflict(too_late(run_id, task_id, asking, noted=noted))
     if settlement.how == "again":
         raise PlaitError(
-            f"task {task_id!r} of run {run_id} asks {asking.question.text[:200]!r}: run again, it would ask again; "
-            f"answer it (plait answer {run_id} {task_id} VALUE), or say --done TEXT or --fail REASON"
+            f"task {task_id!r} of run {run_id} asks {asking.question.text[:200]!r}, and would ask again after "
+            f"--again; answer the question (plait answer {run_id} {task_id} VALUE), or use --done TEXT or --fail REASON"
         )
 
 
@@ -185,7 +185,11 @@ def _outcome(run: StoredRun, task: Task, record: TaskRecord, settlement: Resolut
         return [TaskAnswered(at, task.id)]
     if settlement.how == "fail":
         status = failed_status(task.failure_mode)
-        return [TaskFailed(at, task.id, record.attempt, status.value, GIVEN_UP, text or "a person said that it failed")]
+        return [
+            TaskFailed(
+                at, task.id, record.attempt, status.value, GIVEN_UP, text or "a person marked the task as failed"
+            )
+        ]
     data = None if task.output_schema is None else _data(task, text)
     position = run.state.dag.position(task.id)
     said = [Message("assistant", text)]

@@ -27,15 +27,15 @@ from plait.runner.state.stored_run import StoredRun
 
 _PERSON = 0
 """The attempt number of turns outside any attempt: see TurnAppended."""
-_UNANSWERED = "nothing was answered in it yet: "
+_UNANSWERED = "the task has no reply yet: "
 _WHY = {
     TaskStatus.PENDING: f"{_UNANSWERED}resume the run first",
     TaskStatus.RUNNING: f"{_UNANSWERED}resume the run first",
-    TaskStatus.WAITING_INPUT: f"{_UNANSWERED}answer what it asks",
-    TaskStatus.COMPLETED: "its backend keeps none; functions never have one",
+    TaskStatus.WAITING_INPUT: f"{_UNANSWERED}answer the open question",
+    TaskStatus.COMPLETED: "the backend stores no conversation; a function never has one",
     TaskStatus.FAILED: f"{_UNANSWERED}resume the run with retry_failed (plait resume --retry-failed) first",
-    TaskStatus.SKIPPED: "nothing was answered in it",
-    TaskStatus.CANCELLED: "nothing was answered in it",
+    TaskStatus.SKIPPED: "the task has no reply",
+    TaskStatus.CANCELLED: "the task has no reply",
 }
 """For each status, the reason why a task has no conversation, and the remedy."""
 
@@ -51,7 +51,9 @@ async def continue_task(config: Config, run: StoredRun, task_id: str, message: s
     require_backends(config, {name}, f"task {task_id!r}")
     await wait_for_expiry(config, run, Feed())
     if dag.position(task_id) in run.state.asking:
-        raise PlaitError(f"task {task_id!r} of run {run_id} waits for an answer to its question; give it that one")
+        raise PlaitError(
+            f"task {task_id!r} of run {run_id} waits for an answer to its question; answer the question first"
+        )
     opening = await _opening(run, task, config.backends[name])
     owner, position = await acquire(config, run.store, run.record, ())
     checkpointer = Checkpointer(run.store, run_id, Feed(), config.clock, config.strict)
@@ -69,8 +71,8 @@ async def continue_task(config: Config, run: StoredRun, task_id: str, message: s
                 reply, failure = outcome.reply, outcome.error
                 if outcome.asked is not None:
                     failure = PlaitError(
-                        f"the backend asks {outcome.asked.text[:200]!r} instead of answering; only a task of a run "
-                        f"that goes on can wait for an answer"
+                        f"the backend asks {outcome.asked.text[:200]!r} instead of answering; only a task of a "
+                        f"running run can wait for an answer"
                     )
                 beside.cancel_scope.cancel()
             if reply is not None:
@@ -91,7 +93,7 @@ def _refuse_loss(checkpointer: Checkpointer, reply: Reply) -> None:
     lost = next((one.error for one in checkpointer.degraded if one.lost), None)
     if checkpointer.fatal is not None or lost is not None:
         reason = checkpointer.fatal or lost
-        raise TurnNotStored(f"the answer came, but could not be stored: {reason}", reply.text)
+        raise TurnNotStored(f"the reply arrived, but could not be stored: {reason}", reply.text)
 
 
 async def _opening(run: StoredRun, task: Task, backend: Backend) -> ConversationRequest:
@@ -102,7 +104,7 @@ async def _opening(run: StoredRun, task: Task, backend: Backend) -> Conversation
     if session_id is None or not await _holds_an_answer(run, run.tasks[position]):
         status = run.state.statuses[position]
         raise PlaitError(
-            f"task {task.id!r} of run {run_id} is {status.value} and has no conversation to go on with; {_WHY[status]}"
+            f"task {task.id!r} of run {run_id} is {status.value} and has no conversation to continue; {_WHY[status]}"
         )
     return ConversationRequest(
         session_id=session_id,

@@ -56,7 +56,7 @@ def with_policy(
     """
     kept = dict(settings or {})
     if taken := [key for key in RESERVED_SETTINGS if key in kept]:
-        raise ValueError(f"settings cannot have {', '.join(map(repr, taken))}, which plait keeps itself; rename it")
+        raise ValueError(f"settings cannot have {', '.join(map(repr, taken))}, reserved for plait; use other keys")
     if why := why_no_json(kept):
         raise ValueError(f"settings have to be JSON, to be stored with the run: {why}")
     if policy is not None:
@@ -77,7 +77,7 @@ async def create_run(
     if key is not None and run_id is not None:
         raise ValueError("give a run id or a key, not both: the id of a run with a key is made from the key")
     if store is None:
-        raise StoreRequired("this runner has no store, so no run can be queued; give it one with store=...")
+        raise StoreRequired("this runner has no store, so no run can be queued; give the runner a store with store=...")
     backend_names(dag, config)
     at, kept = iso(config.clock.wall()), {**settings, "concurrency": config.concurrency}
     if key is not None:
@@ -130,11 +130,11 @@ async def _difference(store: Store, asked: RunCreated, run_id: str) -> str:
     for task in asked.tasks:
         stored = there.get(task.task_id)
         if stored is None:
-            return f"it has no task {task.task_id!r}"
+            return f"the stored run has no task {task.task_id!r}"
         if stored.prompt != task.prompt:
             return f"task {task.task_id!r} has another prompt"
         if stored.depends_on != task.depends_on:
             return f"task {task.task_id!r} depends on other tasks"
         if (stored.backend, json.loads(stored.spec)) != (task.backend, json.loads(task.spec)):
             return f"task {task.task_id!r} has other fields"
-    return "its tasks are the same, as far as they are given here"
+    return "the tasks given here are the same in the stored run"

@@ -104,19 +104,19 @@ def question_of(run: StoredRun, task_id: str) -> tuple[Asking, TaskRecord]:
     record, asking = run.tasks[position], run.state.asking.get(position)
     if asking is None and TaskStatus(record.status) is TaskStatus.WAITING_INPUT:
         raise PlaitError(
-            f"task {task_id!r} of run {run_id} asks nothing itself: say what became of it with --done TEXT, --again "
-            f"or --fail REASON (ParallelRunner.answer)"
+            f"task {task_id!r} of run {run_id} has no question of its own: settle the task with --done TEXT, "
+            f"--again or --fail REASON (ParallelRunner.answer)"
         )
     if asking is None:
         before = run.state.answers.get(position, ())
-        said = f"; its last question was answered by {before[-1].by}" if before else ""
-        raise AnswerConflict(f"task {task_id!r} of run {run_id} is {record.status} and asks nothing now{said}")
+        said = f"; the last question was answered by {before[-1].by}" if before else ""
+        raise AnswerConflict(f"task {task_id!r} of run {run_id} is {record.status} and has no open question{said}")
     return asking, record
 
 
 def too_late(run_id: str, task_id: str, asking: Asking, *, noted: bool) -> str:
     """Return the message of the error that refuses a late answer; `noted` if another answer came first."""
     if noted:
-        return f"the question of task {task_id!r} of run {run_id} was answered just before; the first answer counts"
-    became = "it failed" if asking.question.default is None else "its default was taken"
+        return f"the question of task {task_id!r} of run {run_id} has an earlier answer; this one was not used"
+    became = "the task failed" if asking.question.default is None else "the default answer was used"
     return f"the question of task {task_id!r} of run {run_id} had to be answered by {asking.deadline_at}; {became}"

@@ -54,7 +54,7 @@ async def wait_for_expiry(config: Config, run: StoredRun, feed: Feed, control: C
         if now is None or (now.epoch, now.last_seq) == (record.epoch, record.last_seq):
             continue
         if now.owner is None:
-            raise RunOwned(f"run {record.run_id} was left by its owner, process {owner.pid}, just now; look again")
+            raise RunOwned(f"run {record.run_id} was released by its owner, process {owner.pid}, just now; try again")
         raise _owned(now, now.owner)
     return True
 
@@ -115,7 +115,7 @@ async def acquire(config: Config, store: Store, record: RunRecord, then: Sequenc
         await store.write(batch)
     except (Conflict, Fenced) as error:
         forget(owner)
-        raise RunOwned(f"another process took run {record.run_id} over at this very moment; it runs there") from error
+        raise RunOwned(f"another process took over run {record.run_id} at the same time and runs it") from error
     except BaseException:
         # After a cancellation or an error the claim may be stored all the same. Release the run, but only a run of this
         # process: the batch repeats the claim, and the store refuses the batch after a claim of another process.

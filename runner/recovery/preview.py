@@ -28,7 +28,7 @@ from plait.runner.recovery.resume_plan import (
 from plait.runner.state.conversations import load_past
 from plait.runner.state.stored_run import StoredRun, needs_no_work
 
-DEFAULTED = "nobody has answered its question by the deadline, so its default is taken"
+DEFAULTED = "no answer by the deadline, so the default answer is used"
 _CHARACTERS_A_TOKEN = 4
 """The usual rate of tokenizers for English text. An estimate: exact counts need a call of the model."""
 
@@ -75,7 +75,7 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
     for position, until in later.items():
         steps[position] = replace(steps[position], reason=f"{steps[position].reason}; not before {iso(until)}")
     for position in _alone(run, steps):
-        reason = f"{steps[position].reason}; alone, on its last chance"
+        reason = f"{steps[position].reason}; runs alone, because one more crash fails the task"
         steps[position] = replace(steps[position], reason=reason)
     weighed = [await _weighed(run, step) if step.repeats else step for step in steps]
     status = RunStatus.INTERRUPTED if run.status in UNDER_WAY else run.status

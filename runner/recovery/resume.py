@@ -103,10 +103,10 @@ def _policy(run: StoredRun, own: Policy | None) -> Policy | None:
     run_id = run.record.run_id
     if stored is None:
         if own is not None:
-            raise PlaitError(f"run {run_id} was begun without a policy, and goes on without one; leave it out")
+            raise PlaitError(f"run {run_id} was started without a policy and cannot be given one; leave the policy out")
         return None
     if own is not None and own.kind != stored.kind:
-        raise PolicyMissing(f"run {run_id} is led by a policy of kind {stored.kind!r}, not {own.kind!r}")
+        raise PolicyMissing(f"run {run_id} was started with a policy of kind {stored.kind!r}, not {own.kind!r}")
     return own or policy_of(stored.kind, stored.settings)
 
 
@@ -143,7 +143,7 @@ def _settled(
     if under_way and step.action is ResumeAction.ASK:
         return state.wait_for_decision(position, at, step.reason, crashed=True)
     if under_way:
-        return state.interrupt(position, at, "its process ended", crashed=True)
+        return state.interrupt(position, at, "the process ended", crashed=True)
     if step.action is ResumeAction.START_OVER and state.statuses[position] in TASK_REOPENINGS:
         return state.reopen(position, at)
     return None

@@ -46,7 +46,7 @@ class ResumeAction(StrEnum):
     """Cancel the task with the run: the run was cancelled, or the policy ended the run as completed."""
 
 
-ANSWERED = "its question is answered"
+ANSWERED = "the question is answered"
 RUNS = frozenset({ResumeAction.CONTINUE, ResumeAction.START_OVER, ResumeAction.START})
 """Actions that execute the task."""
 _PASSES = RUNS | {ResumeAction.ADOPT}
@@ -102,11 +102,11 @@ def plan_resume(
             needed = [n for n in dag.needed(position) if not dag.pairs_up(position, n)]
             in_the_way = [dag.tasks[n].id for n in needed if not passes[n]]
             if in_the_way:
-                step = ResumeStep(task.id, ResumeAction.BLOCKED, f"it waits for {', '.join(in_the_way[:3])}")
+                step = ResumeStep(task.id, ResumeAction.BLOCKED, f"waits for {', '.join(in_the_way[:3])}")
                 steps[position] = step
             elif step.action in _TAKE_UP and _runs_again(dag, steps, position):
                 # The prompt in the session holds the old results of the dependencies.
-                reason = "what it depends on is run again"
+                reason = "a dependency runs again"
                 step = replace(step, action=ResumeAction.START_OVER, reason=reason, repeats=True)
                 steps[position] = step
         passes[position] = step.action in _PASSES or _lets_pass(task, records[position], step)
@@ -153,7 +153,7 @@ def _alone(task: Task, record: TaskRecord, evidence: Evidence, *, retry_failed: 
     if status is TaskStatus.PENDING:
         return _pending(task, record)
     if status is TaskStatus.WAITING_INPUT:
-        return ResumeStep(task.id, ResumeAction.ASK, record.question or "it waits for an answer")
+        return ResumeStep(task.id, ResumeAction.ASK, record.question or "waits for an answer")
     action = ResumeAction.START_OVER if retry_failed else ResumeAction.KEEP
     if record.damaged:
         return _damaged(task, retry_failed=retry_failed)
@@ -165,25 +165,27 @@ def _alone(task: Task, record: TaskRecord, evidence: Evidence, *, retry_failed: 
 def _waiting(record: TaskRecord, evidence: Evidence) -> ResumeStep:
     """Return the verdict on a task with an open question."""
     if record.task_id in evidence.late:
-        return ResumeStep(record.task_id, ResumeAction.FAIL, f"nobody answered by its deadline: {record.question}")
+        return ResumeStep(record.task_id, ResumeAction.FAIL, f"no answer by the deadline: {record.question}")
     if record.task_id in evidence.answered:
         return _answered(record.task_id, evidence.answered[record.task_id])
-    return ResumeStep(record.task_id, ResumeAction.ASK, record.question or "it waits for an answer")
+    return ResumeStep(record.task_id, ResumeAction.ASK, record.question or "waits for an answer")
 
 
 def _answered(task_id: str, way: Way) -> ResumeStep:
     if way is Way.REPLY:
         return ResumeStep(task_id, ResumeAction.CONTINUE, ANSWERED)
-    return ResumeStep(task_id, ResumeAction.START_OVER, f"{ANSWERED}, and its code runs again from its start")
+    return ResumeStep(task_id, ResumeAction.START_OVER, f"{ANSWERED}, and the task's code runs again from the start")
 
 
 def _damaged(task: Task, *, retry_failed: bool) -> ResumeStep:
-    reason = "what is stored of it does not fit its checksum"
+    reason = "the stored result does not fit its checksum"
     if task.at_most_once:
-        return ResumeStep(task.id, ResumeAction.KEEP, f"{reason}; it took effect, and must not happen twice")
+        return ResumeStep(task.id, ResumeAction.KEEP, f"{reason}; the task took effect, and must not take effect twice")
     if retry_failed:
         return ResumeStep(task.id, ResumeAction.START_OVER, reason, repeats=True)
-    return ResumeStep(task.id, ResumeAction.KEEP, f"{reason}, so it counts as failed; --retry-failed runs it again")
+    return ResumeStep(
+        task.id, ResumeAction.KEEP, f"{reason}, so the task counts as failed; --retry-failed runs the task again"
+    )
 
 
 def outlives(left: DetachedTurn) -> bool:
@@ -194,17 +196,17 @@ def outlives(left: DetachedTurn) -> bool:
 def _adopted(left: DetachedTurn, task_id: str) -> ResumeStep:
     about = f" ({left.about})" if left.about else ""
     if left.state == "alive":
-        return ResumeStep(task_id, ResumeAction.ADOPT, f"its agent is still at work{about}")
-    return ResumeStep(task_id, ResumeAction.ADOPT, f"its agent has finished meanwhile; its answer is waiting{about}")
+        return ResumeStep(task_id, ResumeAction.ADOPT, f"the agent is still running{about}")
+    return ResumeStep(task_id, ResumeAction.ADOPT, f"the agent has finished, and its answer can be read{about}")
 
 
 def _under_way(task: Task, record: TaskRecord) -> ResumeStep:
-    died = f"its process died during attempt {record.attempt}"
+    died = f"the process died during attempt {record.attempt}"
     if task.at_most_once:
         return ResumeStep(task.id, ResumeAction.ASK, at_most_once_question(record.attempt))
     if record.crashes + 1 >= task.retry.max_crashes:
         times = f"{record.crashes + 1} times" if record.crashes else "once"
-        reason = f"its process died {times} while it ran, and max_crashes is {task.retry.max_crashes}"
+        reason = f"the process died {times} during the task, and max_crashes is {task.retry.max_crashes}"
         return ResumeStep(task.id, ResumeAction.FAIL, reason)
     if record.session_confirmed:
         return ResumeStep(task.id, ResumeAction.CONTINUE, f"{died}; session {record.session_id} is known", repeats=True)
@@ -214,12 +216,12 @@ def _under_way(task: Task, record: TaskRecord) -> ResumeStep:
 def _from_where(record: TaskRecord) -> str:
     """Return the end of the reason for starting over: a sent answer is sent again."""
     begun = any(answered.way is Way.REPLY for answered in answers_of(record.answers))
-    return "; the answer to its question is said again" if begun else ""
+    return "; the answer to the question is sent again" if begun else ""
 
 
 def _pending(task: Task, record: TaskRecord) -> ResumeStep:
     if not record.attempt:
-        return ResumeStep(task.id, ResumeAction.START, "it never began")
+        return ResumeStep(task.id, ResumeAction.START, "never started")
     if record.error_kind is not None:
         return _failed_before(task, record)
     answers = answers_of(record.answers)
@@ -235,10 +237,10 @@ def _pending(task: Task, record: TaskRecord) -> ResumeStep:
 def _failed_before(task: Task, record: TaskRecord) -> ResumeStep:
     failed = f"attempt {record.attempt} failed ({record.error_kind})"
     if is_to_be_corrected(record):
-        return ResumeStep(task.id, ResumeAction.CONTINUE, f"{failed}; it is told what was wrong")
+        return ResumeStep(task.id, ResumeAction.CONTINUE, f"{failed}; the mistakes are sent to the agent")
     if record.session_confirmed:
         return ResumeStep(
-            task.id, ResumeAction.CONTINUE, f"{failed}; session {record.session_id} has kept what was said"
+            task.id, ResumeAction.CONTINUE, f"{failed}; session {record.session_id} has kept the conversation"
         )
     return ResumeStep(task.id, ResumeAction.START_OVER, failed)
 

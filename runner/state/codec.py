@@ -281,7 +281,7 @@ def decode_dag(run: RunRecord, tasks: tuple[TaskRecord, ...]) -> DAG:
         return DAG(mine, name=run.name, inputs=inputs, growth=growth, gathered=_parts(mine, tasks))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
-            f"what is stored of run {run.run_id!r} is damaged ({error}); restore a copy of the store"
+            f"the stored data of run {run.run_id!r} is damaged ({error}); restore a copy of the store"
         ) from error
 
 

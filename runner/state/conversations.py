@@ -89,7 +89,7 @@ def _refuse_older(state: RunState, task_id: str, stored: Sequence[MessageRecord]
     if not state.is_ours(position) or state.dag.tasks[position].for_each is not None:
         return  # a task that only gathers has no messages
     if all(record.attempt != state.attempts[position] for record in stored):
-        message = f"the conversation of task {task_id!r} is not in the store yet, which is away or behind"
+        message = f"the conversation of task {task_id!r} is not in the store yet: the store does not answer, or is late"
         raise BackendError(ErrorKind.TRANSIENT, message)
 
 
@@ -138,6 +138,6 @@ def _message(run_id: str, record: MessageRecord) -> Message:
     if record.damaged:
         raise PlaitError(
             f"message {record.position} of task {record.task_id!r} in run {run_id} does not fit its checksum, "
-            f"so its conversation cannot be continued; run the task again in a new run"
+            f"so the conversation cannot be continued; run the task again in a new run"
         )
     return Message(cast("Role", record.role), record.content, Usage(record.input_tokens, record.output_tokens))

@@ -86,7 +86,7 @@ async def delete_files(
         failures += await run_sync(_forget_sessions, root / SESSIONS, sessions)
     if not failures:
         return None
-    return f"not all files of deleted runs could be removed below {root}: {failures[0]}; mend that and purge again"
+    return f"not all files of deleted runs were removed below {root}: {failures[0]}; remove the cause and purge again"
 
 
 async def _end_below(folder: Path, keep: Collection[Path]) -> None:

@@ -240,8 +240,8 @@ def _stored_result(record: TaskRecord, status: TaskStatus) -> TaskResult:
             record.task_id,
             TaskStatus.FAILED,
             error_kind="damaged",
-            error="the stored result does not fit its checksum, so it is not used; resume with retry_failed "
-            "(--retry-failed) runs it again",
+            error="the stored result does not fit its checksum, so the result is not used; to run the task again, "
+            "resume with retry_failed (--retry-failed)",
             attempts=record.attempt,
             usage=usage,
         )

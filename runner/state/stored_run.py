@@ -58,7 +58,7 @@ class StoredPolicy:
 async def stored_record(store: Store | None, run_id: str) -> tuple[Store, RunRecord]:
     """Return the store and the record of a run. Raises StoreRequired if `store` is None, RunNotFound, StoreError."""
     if store is None:
-        raise StoreRequired("this runner has no store, so there is nothing to read; give it one with store=...")
+        raise StoreRequired("this runner has no store, so no run can be read; give the runner a store with store=...")
     record = await store.get_run(run_id)
     if record is None:
         raise RunNotFound(f"the store has no run {run_id!r}; `plait runs` lists those that it has")
@@ -110,7 +110,7 @@ def has_ended(record: RunRecord, tasks: Sequence[TaskRecord], retry_failed: bool
 def needs_no_work(run: StoredRun, retry_failed: bool) -> bool:
     """Return whether the run has ended and is not reopened. Raises RunNotResumable if the run was cancelled."""
     if run.status is RunStatus.CANCELLED:
-        raise RunNotResumable(f"run {run.record.run_id} was cancelled for good; start a new run")
+        raise RunNotResumable(f"run {run.record.run_id} was cancelled and cannot be resumed; start a new run")
     return has_ended(run.record, run.tasks, retry_failed)
 
 
@@ -118,8 +118,8 @@ def require_unfailed(run: StoredRun) -> None:
     """Raise RunNotResumable if the run has failed: answers alone do not resume a failed run."""
     if run.status is RunStatus.FAILED:
         raise RunNotResumable(
-            f"run {run.record.run_id} has failed ({run.record.error}), so answers alone do not make it go on; resume "
-            f"it with retry_failed (plait resume --retry-failed), then answer what it asks"
+            f"run {run.record.run_id} has failed ({run.record.error}), so answers alone do not resume the run; "
+            f"resume with retry_failed (plait resume --retry-failed), then answer the open questions"
         )
 
 
@@ -128,5 +128,7 @@ def ended_result(run: StoredRun) -> RunResult:
     run_id, damaged = run.record.run_id, [record.task_id for record in run.tasks if record.damaged]
     if not damaged:
         return run.state.result(run_id, run.status, run.record.error)
-    error = f"the stored results of {', '.join(damaged[:5])} are damaged; resume with retry_failed runs them again"
+    error = (
+        f"the stored results of {', '.join(damaged[:5])} are damaged; resume with retry_failed to run the tasks again"
+    )
     return run.state.result(run_id, RunStatus.FAILED, error)

@@ -78,7 +78,7 @@ class TimeoutStore:
             except asyncio.CancelledError as error:
                 if limit.cancel_called or cancels.since:
                     raise
-                raise StoreError(f"the store was cancelled from inside {error}") from error
+                raise StoreError(f"the store raised {error!r}, but plait had not cancelled the call") from error
             except Exception as error:
                 # A third-party store must not end the run, whatever the exception.
                 raise StoreError(f"{type(error).__name__}: {error}") from error

@@ -55,7 +55,7 @@ async def test_a_crash_costs_a_planner_neither_its_correction_nor_its_talk(store
     runner = resuming(store, backend)
     verdict = (await runner.preview_resume("r")).tasks["plan"]
     if not begun:
-        told = "attempt 1 failed (invalid_output); it is told what was wrong"
+        told = "attempt 1 failed (invalid_output); the mistakes are sent to the agent"
         assert (verdict.action, verdict.reason, verdict.repeats) == (ResumeAction.CONTINUE, told, False)
     result = await runner.resume("r")
     assert (result.status, list(result.tasks)) == (RunStatus.COMPLETED, ["plan", "a"])

@@ -52,7 +52,7 @@ async def test_a_conversation_goes_on_once_after_a_kill(
         if moment == "begun":
             assert (
                 preview.tasks["a"].reason
-                == "its process died during attempt 2; the answer to its question is said again"
+                == "the process died during attempt 2; the answer to the question is sent again"
             )
         if moment != "asked":
             with pytest.raises(AnswerConflict):
@@ -96,11 +96,11 @@ async def test_an_owner_that_does_not_look_is_told_and_the_answer_stays(tmp_path
             runner = ParallelRunner(store=store)
             assert await runner.answer_question(RUN, "a", "Rome", wait=0) is False
             assert await runner.questions(RUN) == []
-            with pytest.raises(AnswerConflict, match="answered just before"):
+            with pytest.raises(AnswerConflict, match="has an earlier answer"):
                 await runner.answer_question(RUN, "a", "Oslo", wait=0)
             owner.kill()
             owner.wait()
-            with pytest.raises(AnswerConflict, match="answered just before"):
+            with pytest.raises(AnswerConflict, match="has an earlier answer"):
                 await runner.answer_question(RUN, "a", "Oslo", wait=0)
             result = await ParallelRunner(Keeper(tmp_path), store=store).resume(RUN)
     assert (result.status, result.text["a"]) == (RunStatus.COMPLETED, "re: Rome")

@@ -224,5 +224,5 @@ async def test_only_an_orchestration_can_be_resumed_as_one(store: Store) -> None
     with pytest.raises(RunNotFound):
         await load_loop_state(store, "nobody")
     await ParallelRunner(lambda _: "x", store=store).run(DAG([Task("a", "p")]), "plain")
-    with pytest.raises(ValueError, match="is no orchestration"):
+    with pytest.raises(ValueError, match="was not started as an orchestration"):
         await Orchestrator.resume("plain", store=store, backends=Team().backends)

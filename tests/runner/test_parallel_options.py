@@ -137,7 +137,7 @@ def test_misspelt_options_are_refused(bad: dict, message: str) -> None:
 
 async def test_a_task_that_names_no_backend_needs_a_default_one() -> None:
     runner = ParallelRunner(backends={"one": Talker(), "two": Talker()})
-    with pytest.raises(BackendMissing, match=r"task 'a' names no backend; give `default=`.* has: one, two"):
+    with pytest.raises(BackendMissing, match=r"task 'a' names no backend; set `default=`.* runner: one, two"):
         await runner.run(DAG([Task("a")]))
 
 
@@ -152,7 +152,7 @@ async def test_settings_that_plait_keeps_itself_are_refused(key: str) -> None:
     """Read back, they would be taken for its own."""
     store, settings = MemoryStore(), {"for": "Ada", key: "strict"}
     runner, dag = ParallelRunner(Talker(), store=store), DAG([Task("a", prompt="a")])
-    refused = rf"settings cannot have '{key}', which plait keeps itself"
+    refused = rf"settings cannot have '{key}', reserved for plait"
     with pytest.raises(ValueError, match=refused):
         await runner.run(dag, settings=settings)
     with pytest.raises(ValueError, match=refused):

@@ -48,8 +48,8 @@ def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
 def test_what_a_resume_does_is_said_before_meanwhile_and_after(world: World) -> None:
     (pid,) = world.alive()
     foretold = plait_here(world.folder, "resume", "last", "--dry-run").out.splitlines()
-    assert foretold[0] == f"adopt       work: its agent is still at work (outliver, pid {pid})"
-    assert foretold[1] == "start       use: it never began"
+    assert foretold[0] == f"adopt       work: the agent is still running (outliver, pid {pid})"
+    assert foretold[1] == "start       use: never started"
     assert foretold[2].endswith(": 1 adopt, 1 start; nothing billed twice")
     value = plait_here(world.folder, "resume", "last", "--dry-run", "--json").value
     assert (value["adopted"], value["runs"], value["possibly_billed_twice"]) == (1, 1, 0)
@@ -76,7 +76,7 @@ def test_without_the_backend_only_what_is_stored_is_known(world: World) -> None:
 def test_nobody_need_say_what_became_of_an_agent_at_work(world: World) -> None:
     refused = plait(world.folder, "answer", "last", "work", "--done", "it is")
     assert (refused.code, refused.out) == (2, "")
-    assert "needs no answer, its agent is still at work (outliver, pid" in refused.err
+    assert "needs no answer: the agent is still running (outliver, pid" in refused.err
     assert len(world.alive()) == 1
     assert plait(world.folder, "cancel", "last").code == 0
     assert world.alive() == []

@@ -119,7 +119,7 @@ async def test_ask_outside_of_a_task_is_refused() -> None:
         ({"text": "half \ud800"}, "cannot be stored"),
         ({"text": "x", "deadline": -1}, "a deadline of -1"),
         ({"text": "x", "deadline": float("nan")}, "a deadline of nan"),
-        ({"text": "x", "default": 3}, "wants a text, not 3"),
+        ({"text": "x", "default": 3}, "must be text, not 3"),
         ({"text": "x", "default": "no", "schema": {"type": "integer"}}, "does not fit the question"),
         ({"text": "x", "schema": {"type": "sometimes"}}, "is not a JSON Schema"),
         ({"text": "x", "schema": {"const": "\ud800"}}, "cannot be stored"),
@@ -139,10 +139,10 @@ async def test_a_question_that_makes_no_sense_fails_its_task_at_once(wrong: dict
 @pytest.mark.parametrize(
     ("schema", "value", "why"),
     [
-        (None, 3, "wants a text, not 3"),
+        (None, 3, "must be text, not 3"),
         ({"type": "integer"}, "three", "does not fit the question 'How\\?'"),
-        ({"type": "number"}, float("nan"), "nothing that JSON can hold"),
-        ({}, {1, 2}, "nothing that JSON can hold"),
+        ({"type": "number"}, float("nan"), "cannot be stored as JSON"),
+        ({}, {1, 2}, "cannot be stored as JSON"),
     ],
 )
 async def test_a_value_that_does_not_fit_is_refused_and_the_question_stays(
@@ -191,7 +191,7 @@ async def test_a_task_that_must_not_run_twice_cannot_ask_from_its_code(store: St
         return await ask("Pay?")
 
     result = await ParallelRunner(work, store=store).run(DAG([Task("a", "x", at_most_once=True)]))
-    assert (result.status, "let an earlier task ask" in (result["a"].error or "")) == (RunStatus.FAILED, True)
+    assert (result.status, "call ask() in an earlier task" in (result["a"].error or "")) == (RunStatus.FAILED, True)
 
 
 async def test_who_answers_what_is_not_asked_is_told_so(store: Store) -> None:
@@ -202,8 +202,8 @@ async def test_who_answers_what_is_not_asked_is_told_so(store: Store) -> None:
     run_id = (await runner.run(DAG([Task("asks", "ask"), Task("told", "b")]))).run_id
     with pytest.raises(PlaitError, match="no task 'aks'; did you mean 'asks'"):
         await runner.resume(run_id, answers={"aks": "yes"})
-    with pytest.raises(AnswerConflict, match="is completed and asks nothing now"):
+    with pytest.raises(AnswerConflict, match="is completed and has no open question"):
         await runner.answer_question(run_id, "told", "yes")
     await runner.resume(run_id, answers={"asks": "yes"})
-    with pytest.raises(AnswerConflict, match="its last question was answered by person"):
+    with pytest.raises(AnswerConflict, match="the last question was answered by person"):
         await runner.resume(run_id, answers={"asks": "no"})

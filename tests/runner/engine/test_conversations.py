@@ -90,7 +90,7 @@ async def test_a_continuing_task_may_name_the_default_backend_outright() -> None
     small, other = Talker(), Talker()
     result = await ParallelRunner(backends={"small": small, "other": other}, default="small").run(dag)
     assert result.status is RunStatus.COMPLETED
-    with pytest.raises(BackendMissing, match="that conversation is on 'other', and stays there"):
+    with pytest.raises(BackendMissing, match="that conversation is on 'other', and cannot move"):
         await ParallelRunner(backends={"small": small, "other": other}, default="other").run(dag)
 
 

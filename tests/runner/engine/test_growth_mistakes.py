@@ -297,11 +297,14 @@ ONE = DAG([Task("a", "a")])
 async def test_what_does_two_things_at_once_is_refused() -> None:
     both = Reply("?", question=Question("which?"), tasks=(spec("more"),))
     result = await ParallelRunner(talker({"a": both})).run(ONE)
-    assert result["a"].error == "the backend's reply cannot be kept: it asks, and adds tasks, both at once"
+    assert (
+        result["a"].error
+        == "the backend's reply cannot be stored: the reply has both a question and tasks; return one of the two"
+    )
     policy = Scripted(by_end({"a": Decision(add=tasks("more"), end=RunStatus.COMPLETED)}))
     result = await ParallelRunner(talker()).run(ONE, policy=policy)
     assert result.status is RunStatus.FAILED
-    assert "it ends the run and adds tasks, both at once" in (result.error or "")
+    assert "the decision both ends the run and adds tasks" in (result.error or "")
 
 
 async def test_a_planner_that_was_told_of_mistakes_and_then_asks_says_nothing_twice() -> None:

@@ -75,7 +75,7 @@ async def test_nobody_answers_by_the_deadline(store: Store, mode: str, status: s
                 work.release()
         result = await run.result()
     assert (result.status.value, result.text.get("b")) == (status, b)
-    assert (result["a"].error_kind, result["a"].error) == ("timeout", "nobody answered by the deadline: Go?")
+    assert (result["a"].error_kind, result["a"].error) == ("timeout", "no answer by the deadline: Go?")
     assert (await store.list_tasks(result.run_id))[0].question is None
 
 

@@ -147,7 +147,7 @@ async def test_one_that_cancelled_its_own_task_and_caught_that_has_no_later_task
     runner = ParallelRunner(backend, store=MemoryStore() if stored else None)
     result = await runner.run(DAG([Task("x", "home-made"), Task("y", "inner", ["x"])]))
     assert (result.status, result.text["x"]) == (RunStatus.FAILED, "gave up waiting")
-    assert "the backend was cancelled from inside" in (result["y"].error or "")
+    assert "but plait had not cancelled the call" in (result["y"].error or "")
 
 
 async def test_a_backend_without_session_ids_to_give_fails_nothing() -> None:
@@ -226,7 +226,7 @@ async def test_a_usage_that_cannot_be_added_up_or_shown_is_refused(odd: Usage, t
     async with SQLiteStore(tmp_path / "plait.db") as store:
         runner = ParallelRunner(Talker(lambda _p, _o: Reply("x", usage=odd)), store=store)
         result = await runner.run(DAG([Task("a"), Task("b")]))
-        assert "its usage is Usage(" in (result["a"].error or "")
+        assert "field 'usage' is Usage(" in (result["a"].error or "")
         assert [run.run_id for run in await store.list_runs()] == [result.run_id]
 
 
@@ -261,5 +261,5 @@ async def test_a_conversation_that_hides_what_ended_its_turn_is_no_time_out(time
     result = await ParallelRunner(_Hides()).run(DAG([Task("a", "x", timeout=timeout)]))
     assert (result["a"].error_kind, result["a"].error) == (
         "unexpected",
-        "the backend's conversation has hidden what ended its turn",
+        "the backend's conversation suppressed the exception that ended the turn",
     )

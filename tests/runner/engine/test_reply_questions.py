@@ -208,7 +208,7 @@ async def test_a_person_may_give_the_result_instead_of_an_answer(store: Store) -
     talker = Talker(asks)
     runner = ParallelRunner(talker, store=store)
     run_id = (await runner.run(TALK)).run_id
-    with pytest.raises(PlaitError, match=r"asks 'Where to\?': run again, it would ask again; answer it"):
+    with pytest.raises(PlaitError, match=r"asks 'Where to\?', and would ask again after --again; answer the question"):
         await runner.answer(run_id, "a", "again")
     await runner.answer(run_id, "a", "done", "I went there myself.")
     result = await runner.resume(run_id)

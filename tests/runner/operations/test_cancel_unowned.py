@@ -63,7 +63,7 @@ async def test_a_run_that_nobody_runs_is_cancelled_at_once(store: Store, leave) 
     assert after.counts["cancelled"] == sum(before.counts.values()) - completed
     assert await store.list_notes("r") == ()
     assert await runner.cancel_run("r") is RunStatus.CANCELLED and counting.writes == 1
-    with pytest.raises(RunNotResumable, match="cancelled for good"):
+    with pytest.raises(RunNotResumable, match="cancelled and cannot be resumed"):
         await runner.resume("r")
 
 

@@ -115,7 +115,7 @@ async def test_answers_to_what_cannot_be_continued(store: Store) -> None:
         await runner.continue_task("r", "d", "hello")
     with pytest.raises(RunNotFound):
         await runner.continue_task("nope", "a", "hello")
-    with pytest.raises(PlaitError, match="functions never have one"):
+    with pytest.raises(PlaitError, match="a function never has one"):
         await runner.continue_task("r", "a", "hello")
     await runner.run(DAG([Task("a", prompt="a")]), "t")
     failing = ParallelRunner(Talker(lambda *_: BackendError(ErrorKind.AUTH, "no key")), store=store)
@@ -134,7 +134,7 @@ async def test_a_prompt_that_nobody_answered_is_no_conversation(store: Store) ->
     await die(store, Dying(lambda prompt: prompt == "two"), dag)
     talker = Talker()
     runner = ParallelRunner(talker, store=store)
-    with pytest.raises(PlaitError, match=r"'y' of run r is running and .* answered in it yet: resume the run first"):
+    with pytest.raises(PlaitError, match=r"'y' of run r is running and .* has no reply yet: resume the run first"):
         await runner.continue_task("r", "y", "hello")
     assert talker.prompts == []
     assert [m.content for m in await store.list_messages("r", "y")] == []

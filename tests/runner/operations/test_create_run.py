@@ -68,7 +68,7 @@ async def test_a_key_is_not_used_for_something_else(store: Store, wanted: DAG, s
         await runner.create_run(wanted, key="k", settings=settings)
 
 
-SAME = "its tasks are the same"
+SAME = "the tasks given here are the same"
 FIRST = Task("a", "a")
 
 
@@ -78,7 +78,7 @@ FIRST = Task("a", "a")
         ([FIRST, Task("b", "B", ["a"])], "task 'b' has another prompt"),
         ([FIRST, Task("b", "b")], "task 'b' depends on other tasks"),
         ([FIRST, Task("b", "b", ["a"], timeout=5)], "task 'b' has other fields"),
-        ([FIRST, Task("b", "b", ["a"]), Task("c", "c")], "it has no task 'c'"),
+        ([FIRST, Task("b", "b", ["a"]), Task("c", "c")], "the stored run has no task 'c'"),
         ([FIRST], SAME),
     ],
 )

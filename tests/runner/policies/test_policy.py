@@ -163,13 +163,13 @@ WRONG: dict[str, tuple[Any, str]] = {
     "odd id": (lambda _: Decision(add=(Task(["x"], "x"),)), "TypeError"),  # type: ignore[arg-type]
     "odd dependency": (lambda _: Decision(add=(Task("x", "x", [["a"]]), Task("y"))), "TypeError"),  # type: ignore[list-item]
     "odd backend": (lambda _: Decision(add=(Task("x", "x", backend=["a"]),)), "TypeError"),  # type: ignore[arg-type]
-    "unknown task": (lambda _: Decision(cancel=("x",)), "cancels task 'x', which the run does not have"),
+    "unknown task": (lambda _: Decision(cancel=("x",)), "cancels task 'x', which is not in the run"),
     "large state": (lambda _: Decision(state="x" * 70_000), "state has .* characters"),
     "no JSON": (lambda _: Decision(state={1, 2}), "JSON"),  # type: ignore[arg-type]
     "NaN": (lambda _: Decision(state=float("nan")), "JSON"),
-    "odd end": (lambda _: Decision(end=RunStatus.CANCELLED), "ends the run as"),  # type: ignore[arg-type]
-    "end as text": (lambda _: Decision(end="completed"), "ends the run as 'completed'; RunStatus"),  # type: ignore[arg-type]
-    "cancels a text": (lambda _: Decision(cancel="d"), "cancels 'd'; give a tuple of task ids"),  # type: ignore[arg-type]
+    "odd end": (lambda _: Decision(end=RunStatus.CANCELLED), "Decision.end is"),  # type: ignore[arg-type]
+    "end as text": (lambda _: Decision(end="completed"), "Decision.end is 'completed'; give RunStatus"),  # type: ignore[arg-type]
+    "cancels a text": (lambda _: Decision(cancel="d"), "Decision.cancel is 'd'; give a tuple of task ids"),  # type: ignore[arg-type]
 }
 
 

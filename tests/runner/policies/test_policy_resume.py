@@ -114,7 +114,7 @@ async def test_without_its_policy_a_run_does_not_go_on(store: Store) -> None:
         await runner.resume(first.run_id, retry_failed=True)
     other = Scripted()
     other.kind = "other"
-    with pytest.raises(PolicyMissing, match="led by a policy of kind 'scripted', not 'other'"):
+    with pytest.raises(PolicyMissing, match="was started with a policy of kind 'scripted', not 'other'"):
         await runner.resume(first.run_id, retry_failed=True, policy=other)
     record = await store.get_run(first.run_id)
     assert record is not None
@@ -144,7 +144,7 @@ async def test_a_service_begins_and_resumes_runs_with_a_policy(store: Store) -> 
 
 async def test_a_run_begun_without_one_goes_on_without(store: Store) -> None:
     first = await ParallelRunner(talker({"d": ValueError("no")}), store=store).run(WIDE)
-    with pytest.raises(PlaitError, match="begun without a policy"):
+    with pytest.raises(PlaitError, match="was started without a policy"):
         await ParallelRunner(talker(), store=store).resume(first.run_id, retry_failed=True, policy=Scripted())
 
 
@@ -208,9 +208,9 @@ async def test_an_answer_to_a_run_that_its_policy_failed_is_refused_unless_it_is
     first = await runner.run(DAG([Task("q", "q"), Task("b", "b")]), policy=Scripted(enough), run_id="r")
     before = await store.get_run("r")
     assert (first.status, first["q"].status) == (RunStatus.FAILED, TaskStatus.WAITING_INPUT)
-    with pytest.raises(RunNotResumable, match=r"run r has failed \(enough\).* resume it with retry_failed"):
+    with pytest.raises(RunNotResumable, match=r"run r has failed \(enough\).* resume with retry_failed"):
         await runner.resume("r", answers={"q": "yes"}, policy=Scripted(enough))
-    with pytest.raises(RunNotResumable, match=r"run r has failed \(enough\).* resume it with retry_failed"):
+    with pytest.raises(RunNotResumable, match=r"run r has failed \(enough\).* resume with retry_failed"):
         await runner.answer_question("r", "q", "yes")
     assert await store.get_run("r") == before
     result = await runner.resume("r", answers={"q": "yes"}, policy=Scripted(enough), retry_failed=True)

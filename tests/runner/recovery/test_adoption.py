@@ -30,8 +30,8 @@ async def test_a_turn_that_outlived_its_runner_is_not_said_again(world: World, e
         world.allow("go")
         await world.until(lambda: not world.alive())
     (a, b) = (await foretold(world)).tasks.values()
-    finished = "its agent has finished meanwhile; its answer is waiting"
-    reason = f"{finished if ended else 'its agent is still at work'} (outliver, pid {pid})"
+    finished = "the agent has finished, and its answer can be read"
+    reason = f"{finished if ended else 'the agent is still running'} (outliver, pid {pid})"
     assert (a.action, a.reason, a.repeats) == (ResumeAction.ADOPT, reason, False)
     assert b.action is ResumeAction.START
     result, told = await resumed(world, allow_once_adopted(world, "go"))

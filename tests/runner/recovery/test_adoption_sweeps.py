@@ -85,7 +85,7 @@ async def test_who_settles_one_task_leaves_the_others_at_work(world: World) -> N
     async with world.store() as store:
         runner = ParallelRunner(world.backend, store=store)
         with pytest.raises(
-            PlaitError, match=r"task 'a' of run r needs no answer, its agent is still at work \(outliver, pid"
+            PlaitError, match=r"task 'a' of run r needs no answer: the agent is still running \(outliver, pid"
         ):
             await runner.answer(RUN, "a", "done", "it is")
         world.kill_turn(number)

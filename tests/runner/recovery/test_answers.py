@@ -59,11 +59,11 @@ async def test_an_answer_left_behind_is_taken_by_the_next_resume(store: Store) -
     other = ParallelRunner(store=store)  # which has no backend, and needs none
     assert await other.answer_question(run_id, "a", "yes") is True
     assert await other.questions(run_id) == []
-    with pytest.raises(AnswerConflict, match="its last question was answered by person"):
+    with pytest.raises(AnswerConflict, match="the last question was answered by person"):
         await other.answer_question(run_id, "a", "no")
     preview = await other.preview_resume(run_id)
     assert (preview.tasks["a"].action, preview.repeats) == (ResumeAction.START_OVER, ())
-    assert preview.tasks["a"].reason == "its question is answered, and its code runs again from its start"
+    assert preview.tasks["a"].reason == "the question is answered, and the task's code runs again from the start"
     result = await ParallelRunner(asks(), store=store).resume(run_id)
     assert (result.text["b"], result.resume_summary and result.resume_summary.repeated) == ("so yes", 0)
 
@@ -76,10 +76,14 @@ async def test_a_deadline_passes_while_no_process_is_alive(store: Store, default
     before = await runner.preview_resume(run_id)
     clock.now += 61
     after = await runner.preview_resume(run_id)
-    said = "so its default is taken, and its code runs again from its start" if default else "nobody answered by its"
+    said = (
+        "so the default answer is used, and the task's code runs again from the start"
+        if default
+        else "no answer by the"
+    )
     assert said in after.tasks["a"].reason
     for call in (runner.answer_question(run_id, "a", "yes"), runner.resume(run_id, answers={"a": "yes"})):
-        with pytest.raises(AnswerConflict, match=r"had to be answered by 2027-.*Z; it"):
+        with pytest.raises(AnswerConflict, match=r"had to be answered by 2027-.*Z; the "):
             await call
     for how in ("done", "fail"):
         with pytest.raises(AnswerConflict, match="had to be answered by"):
@@ -89,7 +93,7 @@ async def test_a_deadline_passes_while_no_process_is_alive(store: Store, default
     assert (before.tasks["a"].action, after.tasks["a"].action) == (ResumeAction.ASK, wanted)
     if default is None:
         assert (result.status, result["a"].error_kind) == (RunStatus.FAILED, "timeout")
-        assert result["a"].error == "nobody answered by its deadline: Go?"
+        assert result["a"].error == "no answer by the deadline: Go?"
     else:
         assert (result.status, result.text["b"]) == (RunStatus.COMPLETED, "so later")
         assert '"by":"default"' in ((await store.list_tasks(run_id))[0].answers or "")
@@ -136,9 +140,9 @@ async def test_the_first_note_that_fits_counts(store: Store) -> None:
     runner = ParallelRunner(asks(schema={"type": "integer"}), store=store)
     assert await runner.questions(run_id) == []
     for call in (runner.answer_question(run_id, "a", 6), runner.resume(run_id, answers={"a": 6})):
-        with pytest.raises(AnswerConflict, match="answered just before; the first answer counts"):
+        with pytest.raises(AnswerConflict, match="has an earlier answer; this one was not used"):
             await call
-    with pytest.raises(AnswerConflict, match="answered just before"):
+    with pytest.raises(AnswerConflict, match="has an earlier answer"):
         await runner.answer(run_id, "a", "done", "6")
     assert (await runner.preview_resume(run_id)).tasks["a"].action is ResumeAction.START_OVER
     assert (await runner.resume(run_id)).text["b"] == "so 4"
@@ -219,9 +223,9 @@ async def test_a_run_is_cancelled_while_it_waits(store: Store) -> None:
     runner = ParallelRunner(asks(), store=store)
     assert await runner.cancel_run(run_id) is RunStatus.CANCELLED
     assert await runner.questions(run_id) == []
-    with pytest.raises(AnswerConflict, match="is cancelled and asks nothing now"):
+    with pytest.raises(AnswerConflict, match="is cancelled and has no open question"):
         await runner.answer_question(run_id, "a", "yes")
-    with pytest.raises(AnswerConflict, match="is cancelled and asks nothing now"):
+    with pytest.raises(AnswerConflict, match="is cancelled and has no open question"):
         await runner.resume(run_id, answers={"a": "yes"})
     with pytest.raises(RunNotResumable):
         await runner.resume(run_id)
@@ -245,7 +249,7 @@ async def test_many_questions_are_answered_in_any_order(store: Store) -> None:
 async def test_one_wrong_answer_among_several_changes_nothing(store: Store) -> None:
     run_id = (await waiting(store, DAG([Task("a", "late"), Task("b", "late")]))).run_id
     before = await store.get_run(run_id)
-    with pytest.raises(PlaitError, match="wants a text, not 3"):
+    with pytest.raises(PlaitError, match="must be text, not 3"):
         await ParallelRunner(asks(), store=store).resume(run_id, answers={"a": "yes", "b": 3})
     assert await store.get_run(run_id) == before
 
@@ -266,7 +270,7 @@ async def test_a_person_is_told_how_to_settle_a_task_that_asked_nothing() -> Non
         run.stop()
     assert await runner.questions(run.run_id) == []
     with pytest.raises(
-        PlaitError, match="asks nothing itself: say what became of it with --done TEXT, --again or --fail"
+        PlaitError, match="has no question of its own: settle the task with --done TEXT, --again or --fail"
     ):
         await runner.answer_question(run.run_id, "pay", "yes")
 
@@ -285,7 +289,7 @@ async def test_the_same_holds_for_a_conversation(store: Store) -> None:
     run_id = (await runner.run(LATE)).run_id
     clock.now += 61
     step = (await runner.preview_resume(run_id)).tasks["a"]
-    reason = "nobody has answered its question by the deadline, so its default is taken"
+    reason = "no answer by the deadline, so the default answer is used"
     assert (step.action, step.repeats, step.reason) == (ResumeAction.CONTINUE, False, reason)
     result = await runner.resume(run_id)
     assert (result.text["a"], talker.prompts) == ("re: later", ["late", "later", "so re: later"])

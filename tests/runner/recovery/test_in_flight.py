@@ -120,7 +120,7 @@ async def test_answers(store: Store, how, text, prompts, status, resumed: bool) 
     if resumed:
         await runner.resume("r")
     await runner.answer("r", "pay", how, text)
-    with pytest.raises(PlaitError, match="waits for nobody's answer"):
+    with pytest.raises(PlaitError, match="does not wait for an answer"):
         await runner.answer("r", "pay", how, text)
     result = await runner.resume("r")
     assert (result.status, backend.prompts) == (status, prompts)
@@ -166,7 +166,7 @@ async def test_at_most_once_is_not_begun_while_its_start_cannot_be_written_down(
     store = FaultyStore(MemoryStore(), on_write(lambda n: Fault.BEFORE if n > 1 else None))
     result = await ParallelRunner(backend, store=store, clock=QuickClock()).run(ONCE)
     assert (result["pay"].status, backend.prompts) == (TaskStatus.FAILED, ["other"])
-    assert "the store is away" in (result["pay"].error or "")
+    assert "the store does not answer" in (result["pay"].error or "")
     assert (await ParallelRunner(backend).run(ONCE)).status is RunStatus.COMPLETED  # nothing to resume, nothing to ask
 
 
@@ -191,7 +191,7 @@ async def test_a_crasher_fails_and_those_beside_it_do_not(store: Store) -> None:
     backend = Talker()
     result = await ParallelRunner(backend, store=store).resume("r")
     assert (result["bad"].status, result["bad"].error_kind) == (TaskStatus.FAILED, "crashed")
-    assert "died 3 times while it ran" in (result["bad"].error or "")
+    assert "died 3 times during the task" in (result["bad"].error or "")
     assert (result["good"].status, result.blocked) == (TaskStatus.COMPLETED, ("after",))
 
 
@@ -216,7 +216,11 @@ async def test_on_its_last_chance_a_task_runs_with_nothing_beside_it(
 
     runner = ParallelRunner(Watching(answer), store=store)
     foretold = {name: step.reason for name, step in (await runner.preview_resume("r")).tasks.items()}
-    assert [name for name, reason in foretold.items() if reason.endswith("; alone, on its last chance")] == ["a", "b"]
+    assert [
+        name
+        for name, reason in foretold.items()
+        if reason.endswith("; runs alone, because one more crash fails the task")
+    ] == ["a", "b"]
     with caplog.at_level(logging.WARNING):
         result = await runner.resume("r")
     assert "tasks_run_alone" in caplog.text

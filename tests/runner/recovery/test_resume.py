@@ -176,7 +176,7 @@ async def test_answers_to_what_cannot_be_resumed(store: Store) -> None:
         await ParallelRunner(Talker()).resume("r")
     async with runner.start(DIAMOND, "gone") as run:
         run.cancel()
-    with pytest.raises(RunNotResumable, match="was cancelled for good; start a new run"):
+    with pytest.raises(RunNotResumable, match="was cancelled and cannot be resumed; start a new run"):
         await runner.resume("gone")
     await stopped_after(store, DAG([Task("a", backend="default")]), 0, "named")
     with pytest.raises(BackendMissing, match=r"no backend named 'default' .*this runner has: fast, slow"):
@@ -265,7 +265,7 @@ async def test_a_completed_run_with_a_damaged_result_does_not_count_as_completed
     async with SQLiteStore(path, mode="existing") as store:
         result = await ParallelRunner(Talker(), store=store).resume("r")
         assert result.status is RunStatus.FAILED
-        assert result.error == "the stored results of a are damaged; resume with retry_failed runs them again"
+        assert result.error == "the stored results of a are damaged; resume with retry_failed to run the tasks again"
         backend = Talker()
         mended = await ParallelRunner(backend, store=store).resume("r", retry_failed=True)
         assert (mended.status, mended["a"].text, backend.prompts) == (RunStatus.COMPLETED, "re: a", ["a"])

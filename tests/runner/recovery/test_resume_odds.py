@@ -186,7 +186,7 @@ async def test_damage_that_has_no_checksum_is_said_in_one_line(tmp_path: Path, s
         await die(store, Dying(hangs_on("one")), DAG([Task("a", prompt="one")]))
     tamper(path, f"UPDATE given_tasks SET spec = '{spec}'")
     async with SQLiteStore(path, mode="existing") as store:
-        with pytest.raises(StoreError, match="what is stored of run 'r' is damaged"):
+        with pytest.raises(StoreError, match="the stored data of run 'r' is damaged"):
             await ParallelRunner(Talker(), store=store).resume("r")
 
 

@@ -32,10 +32,10 @@ def records(*statuses: str) -> list[TaskRecord]:
 @pytest.mark.parametrize(
     ("left", "action", "reason"),
     [
-        (ALIVE, ResumeAction.ADOPT, "its agent is still at work (agent, pid 7)"),
-        (DetachedTurn("ended"), ResumeAction.ADOPT, "its agent has finished meanwhile; its answer is waiting"),
-        (DetachedTurn("dead", "s"), ResumeAction.ASK, "attempt 1 was under way when its process ended"),
-        (None, ResumeAction.ASK, "attempt 1 was under way when its process ended"),
+        (ALIVE, ResumeAction.ADOPT, "the agent is still running (agent, pid 7)"),
+        (DetachedTurn("ended"), ResumeAction.ADOPT, "the agent has finished, and its answer can be read"),
+        (DetachedTurn("dead", "s"), ResumeAction.ASK, "the process ended during attempt 1"),
+        (None, ResumeAction.ASK, "the process ended during attempt 1"),
     ],
 )
 def test_what_lives_is_neither_asked_about_nor_convicted(
@@ -50,8 +50,8 @@ def test_what_lives_is_neither_asked_about_nor_convicted(
 @pytest.mark.parametrize(
     ("retry_failed", "action", "reason"),
     [
-        (True, ResumeAction.START_OVER, "what it depends on is run again"),
-        (False, ResumeAction.BLOCKED, "it waits for a"),
+        (True, ResumeAction.START_OVER, "a dependency runs again"),
+        (False, ResumeAction.BLOCKED, "waits for a"),
     ],
 )
 def test_what_lives_by_a_result_that_is_damaged_is_not_taken_over(

@@ -170,4 +170,4 @@ async def test_what_cannot_be_removed_is_said(tmp_path: Path) -> None:
     (tmp_path / "root" / "r").write_text("a file in its place")
     said = await delete_files(tmp_path / "root", ["r"], [])
     assert said is not None
-    assert said.startswith(f"not all files of deleted runs could be removed below {tmp_path / 'root'}: [Errno 20]")
+    assert said.startswith(f"not all files of deleted runs were removed below {tmp_path / 'root'}: [Errno 20]")

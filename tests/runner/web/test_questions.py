@@ -102,7 +102,7 @@ async def test_the_service_answers(store: Store) -> None:
         asks = (await runs.get_run(run_id)).tasks["a"].asks
         assert asks is not None
         assert (asks.text, asks.schema, asks.default, asks.deadline_at) == ("Who?", None, None, None)
-        with pytest.raises(PlaitError, match="wants a text"):
+        with pytest.raises(PlaitError, match="must be text"):
             await runs.resume_run(run_id, {"a": 1})
         await runs.resume_run(run_id, {"a": "Ada"})
         with anyio.fail_after(10):

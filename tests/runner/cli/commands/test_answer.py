@@ -56,7 +56,7 @@ def test_a_killed_task_that_must_not_happen_twice_is_among_the_questions_before_
     for words in ((), ("last",)):
         (one,) = plait_here(tmp_path, "questions", *words, "--json").value
         assert (one["task_id"], one["kind"], one["attempt"]) == ("pay", "at_most_once", 1)
-        assert "did it take effect?" in one["question"]
+        assert "did the attempt take effect?" in one["question"]
     asked = plait_here(tmp_path, "questions").out
     answered = plait_here(tmp_path, *one["command"].replace("TEXT", "receipt").split()[1:])
     assert (answered.code, f"answer    {one['command']}\n" in asked) == (0, True)
@@ -81,7 +81,7 @@ def test_a_task_that_must_not_happen_twice_is_asked_about(tmp_path: Path) -> Non
     answered = plait_here(tmp_path, "answer", "last", "pay", "--done", "receipt 7")
     assert (answered.code, "is answered: done" in answered.err) == (0, True)
     again = plait_here(tmp_path, "answer", "last", "pay", "--again")
-    assert (again.code, "waits for nobody's answer" in again.err) == (2, True)
+    assert (again.code, "does not wait for an answer" in again.err) == (2, True)
     assert plait(tmp_path, "resume").out == "done: receipt 7\n"
     assert (tmp_path / "paid").read_text() == "pay twelve"
 

@@ -117,7 +117,7 @@ def test_a_run_that_nobody_runs_and_one_that_has_ended(tmp_path: Path) -> None:
     value = plait_here(tmp_path, "cancel", "last", "--json").value
     assert (value["status"], value["had_ended"]) == ("cancelled", True)
     refused = plait_here(tmp_path, "resume", "last")
-    assert (refused.code, "was cancelled for good" in refused.err) == (2, True)
+    assert (refused.code, "was cancelled and cannot be resumed" in refused.err) == (2, True)
     unknown = plait_here(tmp_path, "cancel", "nothing")
     assert (unknown.code, "has no run 'nothing'" in unknown.err) == (2, True)
 

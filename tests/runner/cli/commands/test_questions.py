@@ -118,12 +118,14 @@ def test_every_wrong_answer_is_one_line(waiting: Path) -> None:
     )
     refused(plait_here(waiting, "answer", "last", "many", "[" * 100_000), "nested too deeply")
     refused(plait_here(waiting, "answer", "last", "wher", "x"), "did you mean 'where'?")
-    refused(plait_here(waiting, "answer", "last", "end", "x"), "is pending and asks nothing now")
-    refused(plait_here(waiting, "answer", "last", "where", "--again"), "run again, it would ask again; answer it")
-    refused(plait_here(waiting, "answer", "last", "end", "--done", "x"), "is pending and waits for nobody's answer")
+    refused(plait_here(waiting, "answer", "last", "end", "x"), "is pending and has no open question")
+    refused(
+        plait_here(waiting, "answer", "last", "where", "--again"), "would ask again after --again; answer the question"
+    )
+    refused(plait_here(waiting, "answer", "last", "end", "--done", "x"), "is pending and does not wait for an answer")
     assert plait_here(waiting, "answer", "last", "where", "x", "--again").code == 2
     assert plait_here(waiting, "answer", "last", "where", "").code == 0
-    refused(plait_here(waiting, "answer", "last", "where", "x"), "its last question was answered by person")
+    refused(plait_here(waiting, "answer", "last", "where", "x"), "the last question was answered by person")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_a_run_in_another_process_is_answered(tmp_path: Path) -> None:
         answered = plait_here(tmp_path, "answer", "last", "where", "Rome")
         assert (answered.code, f"process {owner.pid} on" in answered.err) == (0, True)
         assert "continues the task" in answered.err
-        refused(plait_here(tmp_path, "answer", "last", "where", "Oslo"), "asks nothing now")
+        refused(plait_here(tmp_path, "answer", "last", "where", "Oslo"), "has no open question")
         (tmp_path / "go").touch()
         out, err = owner.communicate(timeout=30)
     assert (owner.returncode, "== where ==\nto Rome\n" in out) == (0, True)
