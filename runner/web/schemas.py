@@ -126,7 +126,7 @@ class RunShape(RunStatusShape):
     ended_at: str | None
     error: str | None
     done: int
-    """Number of tasks that have ended, in whatever status."""
+    """Number of ended tasks, in any status."""
     total: int
     counts: dict[str, int]
     """Number of tasks by status; statuses without tasks are left out."""
@@ -221,7 +221,7 @@ class ErrorShape(_Sent):
     kind: str
     """One word for programs, such as run_not_found."""
     message: str
-    """What happened and what to do, for people."""
+    """The cause and the remedy, for people."""
 
 
 class Problem(_Sent):
