@@ -166,11 +166,11 @@ class ConversationRequest:
     Ignored with `resume`, because the branch then has a session of its own.
     """
     files: Files | None = None
-    """Folders for an `DetachedBackend`. None if the store keeps no files."""
+    """Folders for a `DetachedBackend`. None if the store keeps no files."""
     attaches: bool = False
-    """Whether to adopt a turn started by a process that has since died, reported "alive" or "ended" by
-    `DetachedBackend.inspect`: wait for the answer and return the answer, without sending the prompt. A turn that ends
-    without an answer is an error of kind `crashed`.
+    """Whether to adopt the turn of a process that has died, which `DetachedBackend.inspect` reported as "alive" or
+    "ended". The conversation then waits for the answer of the turn, and sends no prompt. A turn that ends without an
+    answer is an error of kind `crashed`.
     """
     on_output: Callable[[Output], None] = _ignore_output
     """Callback for outputs of the turn. Never blocks, never raises."""
@@ -240,7 +240,7 @@ class DetachedTurn:
 
 @runtime_checkable
 class DetachedBackend(Backend, Protocol):
-    """A backend whose turns may outlive the process that started them, provided that the Opening has `files`."""
+    """A backend whose turns may outlive the process that started them, provided that the request has `files`."""
 
     def inspect(self, files: Files) -> DetachedTurn | None:
         """Return the state of the turn in `files.turn`; None if no turn started. Never raises.

@@ -47,7 +47,7 @@ class CliBackend(ABC):
     idle_timeout: float = 900.0
     """Seconds without output after which a turn is ended (`timeout`)."""
     on_runner_death: Literal["adopt", "kill"] = "adopt"
-    """Fate of a turn if this process is killed, provided that the Opening has files. "adopt": the agent works on, and
+    """Fate of a turn if this process is killed, provided that the request has files. "adopt": the agent works on, and
     the process that resumes the run adopts the turn. "kill": the agent is ended.
     """
     on_lost_session: Literal["replay", "fail"] = "replay"

@@ -1,21 +1,24 @@
 """`Executor`: the loop of a run. The workers take tasks from the scheduler, run attempts and report the outcomes.
 
 After an attempt a worker continues with a task unlocked by the attempt. A chain of tasks thus takes one worker, and a
-run never holds more workers than slots. Further tasks go to idle workers (`workers.WorkerPool`). Each step of the loop:
+run holds at most one worker for each slot, adopted attempts aside. Further tasks go to idle workers (`workers.WorkerPool`). Each step of the loop:
 
     an attempt ends              `_conclude`: the outcome changes the state (outcome.py), and the event says how
-    the policy is called         `_asked_about`: added and cancelled tasks become events of the same step
+    the policy is called         `_call_policy`: added and cancelled tasks become events of the same step
     free slots are given out     `_take`: the tasks that may start now become running
     all events are submitted     in one transaction: an outcome and the starts that follow
     the worker waits             until the submission is stored, or the store is known to be away
     the backends are called      only now: no backend is called before the attempt is stored as running
 
-State, scheduler and submission change in one step without an await. Cancellation arrives at awaits only, when the three
-agree, so `finish` has nothing to repair. Events from outside the workers take the same path: an answer, a deadline or
+State, scheduler and submission change in one step without an await. Cancellation arrives at awaits only, when state,
+scheduler and submission agree, so `finish` has nothing to repair. Events from outside the workers take the same path: an answer, a deadline or
 a slot freed by another run through `_step`, the end of a retry delay through `_try_again`.
 
-A run ends in one of three ways: nothing can start any more, and all workers return; `end` cancels the workers; or
-`wind_down` lets the attempts under way end and then calls `end`. In each case the caller then calls `finish` once.
+A run ends in one of three ways. The caller then calls `finish` once.
+
+- Nothing can start any more: all workers return.
+- `end` cancels the workers.
+- `wind_down` lets the attempts under way end and then calls `end`.
 
 Cancellation of `run` from outside cancels all workers and propagates. `finish` then records the cut attempts as
 interrupted, or as waiting for a person's decision if the task is marked at_most_once and the backend was called.
@@ -61,18 +64,18 @@ class Executor:
         self._context = context
         self._deciding = deciding
         self._stamp = stamper(context.clock)
-        self._turns = AttemptRunner(state, context, self._stamp)
+        self._attempts = AttemptRunner(state, context, self._stamp)
         self._outcomes = OutcomeHandler(state, schedule, growth, context, self._stamp)
         self._workers: anyio.abc.TaskGroup | None = None
         self._pool = WorkerPool(self._work)
         self._awaiting = PendingQuestions(state, schedule, context, self.answer, self._expire, lambda: self._step([]))
         self._delays = Delays(context.clock, self._try_again)
-        self._under_way: dict[int, Attempt] = {}
+        self._at_most_once: dict[int, Attempt] = {}
         """The last attempt of every task marked at_most_once."""
         self.ended_by: Literal["stop", "cancel", "policy"] | None = None
         """The reason for an early end. A stopped run can be resumed; the other reasons are final."""
         self._winding_down = False
-        self._left = False
+        self._closed = False
         self._calls = 0
         """How many backend calls are under way."""
 
@@ -81,7 +84,7 @@ class Executor:
         try:
             await self._run()
         finally:
-            self._left = True  # an answer is refused from now on
+            self._closed = True  # an answer is refused from now on
 
     async def _run(self) -> None:
         async with anyio.create_task_group() as workers:
@@ -93,12 +96,12 @@ class Executor:
             for position in self._schedule.later:  # first, so that the policy can end these delays
                 until = self._context.inherited.next_tries[position]
                 self._delays.begin(workers, position, until - self._context.clock.wall())
-            new_events = [event for ended in self._context.inherited.unasked for event in self._asked_about(ended)]
+            new_events = [event for ended in self._context.inherited.unasked for event in self._call_policy(ended)]
             for position, asking in self._state.asking.items():
                 self._awaiting.begin(workers, position, asking)
-            turns = [self._turns.adopt(position, one) for position, one in self._context.inherited.adopted.items()]
-            self._under_way |= {turn.position: turn for turn in turns if turn.task.at_most_once}
-            turns += self._follow_up_ended(new_events)
+            turns = [self._attempts.adopt(position, one) for position, one in self._context.inherited.adopted.items()]
+            self._at_most_once |= {turn.position: turn for turn in turns if turn.task.at_most_once}
+            turns += self._after_end(new_events)
             await self._start(turns, new_events)
 
     def end(self, how: Literal["stop", "cancel", "policy"]) -> None:
@@ -112,7 +115,7 @@ class Executor:
         """Cancel the run for good, but let the attempts under way end by themselves, until `end` is called. Do nothing
         if the run is ending already.
         """
-        if self.ended_by is not None or self._left or self._has_ended:
+        if self.ended_by is not None or self._closed or self._has_ended:
             return
         self.ended_by, self._winding_down = "cancel", True
         self._context.sink.submit([events.RunCancelling(self._stamp(), self._context.run_id)])
@@ -126,7 +129,7 @@ class Executor:
             return False
         position = self._state.dag.position(task_id)
         asking = self._state.asking.get(position)
-        if self.ended_by is not None or self._left or asking is None or self._state.attempts[position] != attempt:
+        if self.ended_by is not None or self._closed or asking is None or self._state.attempts[position] != attempt:
             return False
         answered = self._outcomes.answer(position, asking.checked(value), by)
         self._awaiting.settled(position)
@@ -149,28 +152,28 @@ class Executor:
 
     def finish(self) -> list[events.Event]:
         """Settle the attempts that were cut when the workers ended. Return the events, the run's last one included."""
-        self._left = True
+        self._closed = True
         has_ended = self._has_ended
         if has_ended and not self._winding_down and self.ended_by != "policy":
             self.ended_by = None  # the end came too late: everything that could run had run
-        called = {position for position, turn in self._under_way.items() if turn.called}
+        called = {position for position, turn in self._at_most_once.items() if turn.called}
         decided = None if self._deciding is None else self._deciding.decided
         # If the policy was not called for the last end, more tasks may follow, and a resume calls the policy.
         exhausted = self._schedule.exhausted and (has_ended or not self._is_over)
         ending = RunEnd(self.ended_by, exhausted=exhausted, called=called, decided=decided)
         return finish_run(self._context.run_id, self._state, ending, self._stamp())
 
-    def _follow_up_ended(self, new_events: list[events.Event], ended: str | None = None) -> list[Attempt]:
+    def _after_end(self, new_events: list[events.Event], ended: str | None = None) -> list[Attempt]:
         """Call the policy for the task `ended`, then give out every free slot. Add the events to `new_events`."""
         if ended is not None:
-            new_events += self._asked_about(ended)
+            new_events += self._call_policy(ended)
         turns = self._take(new_events)
-        while not turns and self._is_over and (decided := self._asked_about(None)):
+        while not turns and self._is_over and (decided := self._call_policy(None)):
             new_events += decided
             turns = self._take(new_events)
         return turns
 
-    def _asked_about(self, ended: str | None) -> list[events.Event]:
+    def _call_policy(self, ended: str | None) -> list[events.Event]:
         """Call the run's policy for the end of the task `ended`, or, if None, for a run with nothing left to do."""
         if self._deciding is None or self.ended_by is not None:
             return []
@@ -190,12 +193,12 @@ class Executor:
         while self.ended_by is None and (position := self._schedule.take_for_each()) is not None:
             new_events += self._gathered(position)
         while self.ended_by is None and (position := self._schedule.take()) is not None:
-            turn = self._turns.begin(position)
+            turn = self._attempts.begin(position)
             turns.append(turn)
             if turn.task.at_most_once:
-                before = self._under_way.get(position)
+                before = self._at_most_once.get(position)
                 turn.waits = before.waits + 1 if before is not None else 0
-                self._under_way[position] = turn
+                self._at_most_once[position] = turn
             name = self._context.names[position]
             started = self._state.start(position, self._stamp(), name, turn.session_id, confirmed=turn.confirmed)
             new_events.append(started)
@@ -212,7 +215,7 @@ class Executor:
         """Expand the task with `for_each` into its parts, or, once all parts are done, gather their results."""
         new_events = self._outcomes.expand_or_gather(position)
         if self._state.statuses[position] in TASK_DONE:
-            new_events += self._asked_about(self._state.dag.tasks[position].id)
+            new_events += self._call_policy(self._state.dag.tasks[position].id)
         return new_events
 
     def _expire(self, position: int) -> None:
@@ -233,7 +236,7 @@ class Executor:
         """Submit events from outside the workers with the starts that follow, and run the started attempts."""
         assert self._workers is not None
         try:
-            turns = self._follow_up_ended(new_events, ended)
+            turns = self._after_end(new_events, ended)
         except Exception as error:  # fails this run, not the caller, which may be another run
             self._workers.start_soon(_fail, error)
             return
@@ -257,9 +260,9 @@ class Executor:
             turn = await self._next_turn()
         # A run that was cancelled while the start was written calls no backend any more.
         while turn is not None and not self._winding_down:
-            began = self._context.clock.monotonic() - self._turns.earlier_duration(turn)
+            began = self._context.clock.monotonic() - self._attempts.earlier_duration(turn)
             self._calls += 1
-            stored, turns = self._conclude(turn, await self._turns.run(turn), began)
+            stored, turns = self._conclude(turn, await self._attempts.run(turn), began)
             # If nothing follows the submission, the worker need not wait for the submission.
             if turns or self.ended_by is not None or self._schedule.exhausted:
                 await stored.wait()
@@ -279,8 +282,8 @@ class Executor:
         new_events = self._outcomes.handle(turn, outcome, self._context.clock.monotonic() - began)
         ended = turn.task.id if type(new_events[0]) in _ENDS else None
         if ended is None:
-            self._follow_up(turn.position, new_events[0])
-        turns = self._follow_up_ended(new_events, ended)
+            self._begin_wait(turn.position, new_events[0])
+        turns = self._after_end(new_events, ended)
         stored = self._context.sink.submit(new_events)
         stored.then(partial(self._outcomes.stored, turn))
         return stored, turns
@@ -292,7 +295,7 @@ class Executor:
             return None
         return await self._pool.wait()
 
-    def _follow_up(self, position: int, event: events.Event) -> None:
+    def _begin_wait(self, position: int, event: events.Event) -> None:
         """Begin to wait for the time of the task's next attempt, or for an answer."""
         assert self._workers is not None
         if isinstance(event, events.TaskRetrying):
@@ -303,7 +306,7 @@ class Executor:
     async def _try_again(self, position: int) -> None:
         self._schedule.requeue(position)
         new_events: list[events.Event] = []
-        turns = self._follow_up_ended(new_events)
+        turns = self._after_end(new_events)
         await self._start(turns, new_events)
 
 

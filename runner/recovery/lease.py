@@ -1,4 +1,7 @@
-"""Ownership of a run: wait until a run has no living owner, and claim the run."""
+"""Ownership of a run: wait until a run has no living owner, and claim the run.
+
+`Checkpointer.renew_lease` renews the lease. `state/owner.py` tells whether the process of an owner is alive.
+"""
 
 from __future__ import annotations
 

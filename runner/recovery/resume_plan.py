@@ -1,7 +1,7 @@
-"""Verdicts of a resume: an action and a reason for each task of a stored run. Pure.
+"""Steps of a resume: an action and a reason for each task of a stored run. Pure.
 
-`plait resume --dry-run` prints the verdicts and `resume` applies the verdicts: one function for both, so that preview
-and resume agree.
+`plait resume --dry-run` prints the steps and `resume` applies the steps: one function for both, so that preview and
+resume agree.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class ResumeAction(StrEnum):
     ASK = "ask"
     """Wait for a person: `plait answer`."""
     FAIL = "fail"
-    """Fail: as crashed if the process died too often during the task, as timed out if a question has no answer by the
-    deadline.
+    """Fail: as crashed if the process died too often during the task, as timed out if a question has neither an answer by the
+    deadline nor a default.
     """
     BLOCKED = "blocked"
     """Do not start, because of the end of a dependency, or because the policy ended the run as failed."""
@@ -50,7 +50,7 @@ ANSWERED = "the question is answered"
 RUNS = frozenset({ResumeAction.CONTINUE, ResumeAction.START_OVER, ResumeAction.START})
 """Actions that execute the task."""
 _PASSES = RUNS | {ResumeAction.ADOPT}
-"""Actions after which the task ends. The end is assumed to be a success."""
+"""Actions assumed to end in success."""
 _TAKE_UP = frozenset({ResumeAction.CONTINUE, ResumeAction.ADOPT})
 """Actions that continue an existing conversation."""
 
@@ -90,7 +90,7 @@ def plan_resume(
     steps = [
         _waiting(record, evidence)
         if record.asked is not None
-        else _alone(task, record, evidence, retry_failed=retry_failed)
+        else _step_of_record(task, record, evidence, retry_failed=retry_failed)
         for task, record in zip(dag.tasks, records, strict=True)
     ]
     passes = [False] * len(steps)
@@ -144,7 +144,7 @@ def is_to_be_corrected(record: TaskRecord) -> bool:
     return TASK_STATUSES[record.status] is TaskStatus.PENDING and (record.error or "").startswith(NOT_ADDED)
 
 
-def _alone(task: Task, record: TaskRecord, evidence: Evidence, *, retry_failed: bool) -> ResumeStep:
+def _step_of_record(task: Task, record: TaskRecord, evidence: Evidence, *, retry_failed: bool) -> ResumeStep:
     """Return the verdict on a task without regard to dependencies."""
     status = TASK_STATUSES[record.status]
     if status is TaskStatus.RUNNING:

@@ -116,7 +116,8 @@ async def test_a_turn_of_claudes_that_is_cut_right_after_a_tool_goes_on(world: W
     assert session
     die_after_a_tool(world, prompt, session, late)
     until(lambda: (left := backend.inspect(files_of(world.folder, 1))) and left.state == "dead", "its death")
-    opening = {"session_id": session, "resume": True, "goes_on": True, "files": files_of(world.folder, 2)}
+    opening = {"session_id": session, "resume": True, "resumes_interrupted": True}
+    opening |= {"files": files_of(world.folder, 2)}
     reply = await send(backend, "Go on.", **opening)
     assert reply.session_id == session
     last = world.stub.requests()[-1]
@@ -131,4 +132,4 @@ async def test_codex_takes_what_is_no_uuid_for_a_new_session(world: World):
     with pytest.raises(BackendError) as caught:
         await send(backend, "Who am I?", session_id="no-such-thing", resume=True)
     assert caught.value.kind is ErrorKind.SESSION_LOST
-    assert "began another one" in caught.value.message
+    assert "started another session" in caught.value.message
