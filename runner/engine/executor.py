@@ -1,7 +1,8 @@
 """`Executor`: the loop of a run. The workers take tasks from the scheduler, run attempts and report the outcomes.
 
 After an attempt a worker continues with a task unlocked by the attempt. A chain of tasks thus takes one worker, and a
-run holds at most one worker for each slot, adopted attempts aside. Further tasks go to idle workers (`workers.WorkerPool`). Each step of the loop:
+run holds at most one worker for each slot, adopted attempts aside. Further tasks go to idle workers
+(`workers.WorkerPool`). Each step of the loop:
 
     an attempt ends              `_conclude`: the outcome changes the state (outcome.py), and the event says how
     the policy is called         `_call_policy`: added and cancelled tasks become events of the same step
@@ -11,8 +12,8 @@ run holds at most one worker for each slot, adopted attempts aside. Further task
     the backends are called      only now: no backend is called before the attempt is stored as running
 
 State, scheduler and submission change in one step without an await. Cancellation arrives at awaits only, when state,
-scheduler and submission agree, so `finish` has nothing to repair. Events from outside the workers take the same path: an answer, a deadline or
-a slot freed by another run through `_step`, the end of a retry delay through `_try_again`.
+scheduler and submission agree, so `finish` has nothing to repair. Events from outside the workers take the same path:
+an answer, a deadline or a slot freed by another run through `_step`, the end of a retry delay through `_try_again`.
 
 A run ends in one of three ways. The caller then calls `finish` once.
 

@@ -37,8 +37,8 @@ class ResumeAction(StrEnum):
     ASK = "ask"
     """Wait for a person: `plait answer`."""
     FAIL = "fail"
-    """Fail: as crashed if the process died too often during the task, as timed out if a question has neither an answer by the
-    deadline nor a default.
+    """Fail: as crashed if the process died too often during the task, as timed out if a question has neither an answer
+    by the deadline nor a default.
     """
     BLOCKED = "blocked"
     """Do not start, because of the end of a dependency, or because the policy ended the run as failed."""
