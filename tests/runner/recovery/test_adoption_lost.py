@@ -54,7 +54,7 @@ async def test_it_is_followed_where_it_went_on(home: Home, ended: bool) -> None:
         if ended:
             (home.path / "go").touch()
         runner = ParallelRunner(home.acp(), store=store)
-        expected = "has finished" if ended else "is still at work"
+        expected = "has finished" if ended else "is still running"
         step = (await runner.preview_resume("r")).tasks["c"]
         with anyio.fail_after(30):
             while expected not in step.reason:
