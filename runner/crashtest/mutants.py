@@ -21,7 +21,7 @@ from plait.runner.crashtest.cases import Case
 from plait.runner.crashtest.trial import Kind
 from plait.runner.domain import events
 from plait.runner.domain.status import TASK_DONE, TaskStatus
-from plait.runner.engine.checkpointer import Checkpointer, Position
+from plait.runner.engine.checkpointer import Checkpointer, WritePosition
 from plait.runner.engine.commit import COMMITTED
 from plait.runner.recovery import resume as takeover
 from plait.runner.recovery import resume_plan as verdict
@@ -133,7 +133,7 @@ def _forget_parts(load: Original, state: Any, position: int, record: Any) -> Non
 async def _number_anew(try_write: Original, self: Any, head: Sequence[Any]) -> Any:
     error = await try_write(self, head)
     if error is not None and (run := await self._store.get_run(self._run_id)) is not None:
-        self._position = Position(run.epoch, run.last_seq + 1)
+        self._position = WritePosition(run.epoch, run.last_seq + 1)
     return error
 
 

@@ -11,7 +11,7 @@ from plait.backends.values import value
 from plait.runner.domain.question import Answered
 from plait.runner.errors import DAGError
 
-NOT_ADDED = "the tasks of its answer cannot be added"
+INVALID_TASKS = "the tasks of its answer cannot be added"
 """First words of the error of an attempt whose reply contained invalid tasks."""
 
 
@@ -23,7 +23,7 @@ class History:
 
     session_id: str | None = None
     """The backend's id of the conversation, if known."""
-    said: tuple[Message, ...] = ()
+    own_messages: tuple[Message, ...] = ()
     """The messages after `before`, oldest first."""
     before: History | None = None
     """The earlier part of the conversation; None at the start."""
@@ -31,9 +31,9 @@ class History:
     @property
     def messages(self) -> tuple[Message, ...]:
         """All messages, oldest first."""
-        parts, before = [self.said], self.before
+        parts, before = [self.own_messages], self.before
         while before is not None:
-            parts.append(before.said)
+            parts.append(before.own_messages)
             before = before.before
         return tuple(chain.from_iterable(reversed(parts)))
 
@@ -47,11 +47,11 @@ class Continuation:
 
     session_id: str | None
     """The backend's id of the conversation, if known."""
-    said: tuple[Message, ...] = ()
+    messages: tuple[Message, ...] = ()
     """The messages of earlier attempts, to be stored with the next result."""
     answer: Answered | None = None
     """The answer to the question that ended the previous attempt."""
-    wrong: str | None = None
+    correction: str | None = None
     """The description of the mistakes in the previous reply."""
     interrupted: bool = False
     """True if the turn had already begun and was cut off."""
@@ -59,21 +59,21 @@ class Continuation:
     """The messages of the previous, failed turn, to be stored together with the outcome of the task."""
 
     @property
-    def says(self) -> bool:
+    def sends_message(self) -> bool:
         """True if the next attempt sends an answer or a correction first, in place of the task's prompt."""
-        return self.answer is not None or self.wrong is not None
+        return self.answer is not None or self.correction is not None
 
 
-def not_added(error: DAGError) -> str:
+def invalid_tasks_error(error: DAGError) -> str:
     """Return the error text of an attempt whose reply contained invalid tasks."""
     listed = "".join(f"\n- {problem}" for problem in error.problems[:20])
-    return clean_text(f"{NOT_ADDED}:{listed}")[:2000]
+    return clean_text(f"{INVALID_TASKS}:{listed}")[:2000]
 
 
-def mistakes_prompt(failure: str) -> str:
+def correction_prompt(failure: str) -> str:
     """Return the prompt for corrected tasks, sent to a planner after the error `failure`.
 
     The prompt depends on the stored error alone, so a resumed run sends the same text.
     """
-    listed = failure.removeprefix(f"{NOT_ADDED}:")
+    listed = failure.removeprefix(f"{INVALID_TASKS}:")
     return f"These tasks cannot be added:{listed}\nAnswer again with all of the tasks, corrected."

@@ -195,7 +195,7 @@ class TaskCompleted(TaskEvent):
     usage: Usage = NO_USAGE
     duration_s: float = 0.0
     session_id: str | None = None
-    said: tuple[Message, ...] | str = ()
+    turn: tuple[Message, ...] | str = ()
     """The messages of the turn; the prompt alone if the turn consists of the prompt and `text` (true for most
     tasks).
     """
@@ -203,14 +203,14 @@ class TaskCompleted(TaskEvent):
     @property
     def messages(self) -> tuple[Message, ...]:
         """The messages of the turn, including the prompt."""
-        return Reply(self.text, usage=self.usage).turn(self.said) if isinstance(self.said, str) else self.said
+        return Reply(self.text, usage=self.usage).turn(self.turn) if isinstance(self.turn, str) else self.turn
 
 
 @value
-class TaskRetrying(TaskEvent):
+class TaskRetried(TaskEvent):
     """The attempt failed. The next attempt follows after `delay_s` seconds; a resume repeats the event."""
 
-    kind: ClassVar[str] = "task_retrying"
+    kind: ClassVar[str] = "task_retried"
     error_kind: str
     error: str
     delay_s: float

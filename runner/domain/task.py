@@ -101,7 +101,7 @@ class Task:
     id: str
     """1 to 64 letters, digits, `.`, `_` or `-`, not starting with a dot."""
     prompt: str = ""
-    """A template: `{{ other }}` is the result of the upstream task `other`. See docs/plan-files.md."""
+    """A template: `{{ other }}` is the result of the upstream task `other`. See docs/guides/plan-files.md."""
     depends_on: Sequence[str] = ()
     """The ids of the tasks to be done before."""
     backend: str | None = None

@@ -54,7 +54,7 @@ Answers: TypeAlias = Sequence[tuple[str, JsonValue]]
 
 
 async def call_backend(
-    backend: Backend, opening: ConversationRequest, prompt: str, answers: Answers = ()
+    backend: Backend, request: ConversationRequest, prompt: str, answers: Answers = ()
 ) -> CallOutcome:
     """Open the conversation and run one turn, within the `timeout` of `opening`. Return the outcome.
 
@@ -62,14 +62,14 @@ async def call_backend(
     """
     replies: list[Reply] = []
     cancels = Cancels()
-    timeout = opening.timeout
+    timeout = request.timeout
     try:
         with answering(answers):
             if timeout is None:
-                await _send(backend, opening, prompt, replies)
+                await _send(backend, request, prompt, replies)
             else:
                 with anyio.move_on_after(timeout) as limit:
-                    await _send(backend, opening, prompt, replies)
+                    await _send(backend, request, prompt, replies)
                 if limit.cancelled_caught and not replies:
                     raise BackendError(ErrorKind.TIMEOUT, f"no answer within the task's timeout of {timeout:g} s")
         if not replies:
@@ -118,19 +118,19 @@ def _asked(question: Question) -> CallOutcome:
     return CallOutcome(None, None, None, question)
 
 
-async def _send(backend: Backend, opening: ConversationRequest, prompt: str, replies: list[Reply]) -> None:
+async def _send(backend: Backend, request: ConversationRequest, prompt: str, replies: list[Reply]) -> None:
     """Run one turn and append the reply to `replies`. The reply, already paid for, is kept even if closing the
     conversation fails or times out.
     """
     try:
-        async with backend.open(opening) as conversation:
+        async with backend.open(request) as conversation:
             reached("attempt.before_call")
             replies.append(await conversation.send(prompt))
             reached("attempt.after_call")
     except Exception as error:
         if not replies:
             raise
-        logger().warning("closing_failed", error=type(error).__name__, key=opening.idempotency_key)
+        logger().warning("closing_failed", error=type(error).__name__, key=request.idempotency_key)
 
 
 def _checked(reply: Reply) -> CallOutcome:

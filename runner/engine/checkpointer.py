@@ -79,7 +79,7 @@ class Checkpointer:
         self._clock = clock
         self._strict = strict
         self._log = logger(run=run_id)
-        self._position = Position()
+        self._position = WritePosition()
         self._unstored: deque[Change] = deque()
         """Changes not known to be stored, oldest first. The first change has the number `next_seq`."""
         self._groups: deque[_Group] = deque()
@@ -97,7 +97,7 @@ class Checkpointer:
         """The error that forces the run to stop."""
         self.on_fatal: Callable[[], None] = lambda: None
 
-    def begin_at(self, position: Position) -> None:
+    def begin_at(self, position: WritePosition) -> None:
         """Continue a stored run at `position`. To be called before the first submission."""
         self._position = position
 
@@ -254,7 +254,7 @@ class Checkpointer:
 
     def _stored(self, head: tuple[Change, ...]) -> None:
         claims = [type(change) for change in head].count(RunClaimed)
-        self._position = Position(self._position.epoch + claims, self._position.next_seq + len(head))
+        self._position = WritePosition(self._position.epoch + claims, self._position.next_seq + len(head))
         for _ in head:
             self._unstored.popleft()
 
@@ -311,7 +311,7 @@ class Checkpointer:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class WritePosition:
     """The epoch and the sequence number of a run's next change."""
 
     epoch: int = 0

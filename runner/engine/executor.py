@@ -56,20 +56,25 @@ class Executor:
     """Runs the remaining tasks of a run in this process, until nothing can start any more or the run is ended."""
 
     def __init__(
-        self, state: RunState, schedule: Scheduler, growth: Growth, context: RunContext, deciding: PolicyDriver | None
+        self,
+        state: RunState,
+        scheduler: Scheduler,
+        growth: Growth,
+        context: RunContext,
+        policy_driver: PolicyDriver | None,
     ) -> None:
         self._state = state
         self._tasks = state.dag.tasks
-        self._schedule = schedule
+        self._scheduler = scheduler
         self._growth = growth
         self._context = context
-        self._deciding = deciding
+        self._policy_driver = policy_driver
         self._stamp = stamper(context.clock)
-        self._attempts = AttemptRunner(state, context, self._stamp)
-        self._outcomes = OutcomeHandler(state, schedule, growth, context, self._stamp)
+        self._attempt_runner = AttemptRunner(state, context, self._stamp)
+        self._outcomes = OutcomeHandler(state, scheduler, growth, context, self._stamp)
         self._workers: anyio.abc.TaskGroup | None = None
         self._pool = WorkerPool(self._work)
-        self._awaiting = PendingQuestions(state, schedule, context, self.answer, self._expire, lambda: self._step([]))
+        self._questions = PendingQuestions(state, scheduler, context, self.answer, self._expire, lambda: self._step([]))
         self._delays = Delays(context.clock, self._try_again)
         self._at_most_once: dict[int, Attempt] = {}
         """The last attempt of every task marked at_most_once."""
@@ -90,20 +95,24 @@ class Executor:
     async def _run(self) -> None:
         async with anyio.create_task_group() as workers:
             self._workers = self._pool.workers = workers
-            if self._deciding is not None and self._deciding.decided.end is not None:
+            if self._policy_driver is not None and self._policy_driver.decided.end is not None:
                 self.ended_by = self.ended_by or "policy"
             if self.ended_by is not None:
                 return
-            for position in self._schedule.later:  # first, so that the policy can end these delays
-                until = self._context.inherited.next_tries[position]
+            for position in self._scheduler.later:  # first, so that the policy can end these delays
+                until = self._context.handover.next_tries[position]
                 self._delays.begin(workers, position, until - self._context.clock.wall())
-            new_events = [event for ended in self._context.inherited.unasked for event in self._call_policy(ended)]
+            new_events = [
+                event for ended in self._context.handover.policy_backlog for event in self._call_policy(ended)
+            ]
             for position, asking in self._state.asking.items():
-                self._awaiting.begin(workers, position, asking)
-            turns = [self._attempts.adopt(position, one) for position, one in self._context.inherited.adopted.items()]
-            self._at_most_once |= {turn.position: turn for turn in turns if turn.task.at_most_once}
-            turns += self._after_end(new_events)
-            await self._start(turns, new_events)
+                self._questions.begin(workers, position, asking)
+            attempts = [
+                self._attempt_runner.adopt(position, one) for position, one in self._context.handover.adopted.items()
+            ]
+            self._at_most_once |= {attempt.position: attempt for attempt in attempts if attempt.task.at_most_once}
+            attempts += self._after_end(new_events)
+            await self._start(attempts, new_events)
 
     def end(self, how: Literal["stop", "cancel", "policy"]) -> None:
         """Start nothing more and cancel the attempts under way. Any number of calls, at any time, is safe."""
@@ -133,19 +142,19 @@ class Executor:
         if self.ended_by is not None or self._closed or asking is None or self._state.attempts[position] != attempt:
             return False
         answered = self._outcomes.answer(position, asking.checked(value), by)
-        self._awaiting.settled(position)
+        self._questions.close(position)
         self._step([answered])
         return True
 
     @property
     def _is_over(self) -> bool:
         """True if everything that can run has run, and no question is open."""
-        return self._schedule.exhausted and TaskStatus.WAITING_INPUT not in self._state.statuses
+        return self._scheduler.exhausted and TaskStatus.WAITING_INPUT not in self._state.statuses
 
     @property
     def _has_ended(self) -> bool:
         """True if the run is over and the policy adds nothing either. The run can then not be cancelled or stopped."""
-        return self._is_over and (self._deciding is None or self._deciding.decided.rests)
+        return self._is_over and (self._policy_driver is None or self._policy_driver.decided.idle)
 
     def _end_when_quiet(self) -> None:
         if self._winding_down and not self._calls:
@@ -157,10 +166,10 @@ class Executor:
         has_ended = self._has_ended
         if has_ended and not self._winding_down and self.ended_by != "policy":
             self.ended_by = None  # the end came too late: everything that could run had run
-        called = {position for position, turn in self._at_most_once.items() if turn.called}
-        decided = None if self._deciding is None else self._deciding.decided
+        called = {position for position, attempt in self._at_most_once.items() if attempt.called}
+        decided = None if self._policy_driver is None else self._policy_driver.decided
         # If the policy was not called for the last end, more tasks may follow, and a resume calls the policy.
-        exhausted = self._schedule.exhausted and (has_ended or not self._is_over)
+        exhausted = self._scheduler.exhausted and (has_ended or not self._is_over)
         ending = RunEnd(self.ended_by, exhausted=exhausted, called=called, decided=decided)
         return finish_run(self._context.run_id, self._state, ending, self._stamp())
 
@@ -168,51 +177,51 @@ class Executor:
         """Call the policy for the task `ended`, then give out every free slot. Add the events to `new_events`."""
         if ended is not None:
             new_events += self._call_policy(ended)
-        turns = self._take(new_events)
-        while not turns and self._is_over and (decided := self._call_policy(None)):
+        attempts = self._take(new_events)
+        while not attempts and self._is_over and (decided := self._call_policy(None)):
             new_events += decided
-            turns = self._take(new_events)
-        return turns
+            attempts = self._take(new_events)
+        return attempts
 
     def _call_policy(self, ended: str | None) -> list[events.Event]:
         """Call the run's policy for the end of the task `ended`, or, if None, for a run with nothing left to do."""
-        if self._deciding is None or self.ended_by is not None:
+        if self._policy_driver is None or self.ended_by is not None:
             return []
-        new_events = self._deciding.about(ended)
+        new_events = self._policy_driver.about(ended)
         for event in new_events:
             if isinstance(event, events.TaskCancelled):  # stop waiting for an answer or a retry
                 position = self._state.dag.position(event.task_id)
-                self._awaiting.settled(position)
+                self._questions.close(position)
                 self._delays.end(position)
-        if self._deciding.decided.end is not None:
+        if self._policy_driver.decided.end is not None:
             self.ended_by = "policy"
         return new_events
 
     def _take(self, new_events: list[events.Event]) -> list[Attempt]:
         """Expand and gather lists and give out every free slot. Return the attempts; add the events to `new_events`."""
-        turns: list[Attempt] = []
-        while self.ended_by is None and (position := self._schedule.take_for_each()) is not None:
-            new_events += self._gathered(position)
-        while self.ended_by is None and (position := self._schedule.take()) is not None:
-            turn = self._attempts.begin(position)
-            turns.append(turn)
-            if turn.task.at_most_once:
+        attempts: list[Attempt] = []
+        while self.ended_by is None and (position := self._scheduler.take_for_each()) is not None:
+            new_events += self._expand_or_gather(position)
+        while self.ended_by is None and (position := self._scheduler.take()) is not None:
+            attempt = self._attempt_runner.begin(position)
+            attempts.append(attempt)
+            if attempt.task.at_most_once:
                 before = self._at_most_once.get(position)
-                turn.waits = before.waits + 1 if before is not None else 0
-                self._at_most_once[position] = turn
-            name = self._context.names[position]
-            started = self._state.start(position, self._stamp(), name, turn.session_id, confirmed=turn.confirmed)
+                attempt.waits = before.waits + 1 if before is not None else 0
+                self._at_most_once[position] = attempt
+            name = self._context.task_backends[position]
+            started = self._state.start(position, self._stamp(), name, attempt.session_id, confirmed=attempt.confirmed)
             new_events.append(started)
-        if self.ended_by is None and self._schedule.enqueue(self._offered) and not self._schedule.taken:
+        if self.ended_by is None and self._scheduler.enqueue(self._take_offered) and not self._scheduler.taken:
             self._pool.keep_one()
-        return turns
+        return attempts
 
-    def _offered(self) -> None:
+    def _take_offered(self) -> None:
         """Take tasks, because another run has set a slot free or a backend may be called again."""
         if self.ended_by is None:
             self._step([])
 
-    def _gathered(self, position: int) -> list[events.Event]:
+    def _expand_or_gather(self, position: int) -> list[events.Event]:
         """Expand the task with `for_each` into its parts, or, once all parts are done, gather their results."""
         new_events = self._outcomes.expand_or_gather(position)
         if self._state.statuses[position] in TASK_DONE:
@@ -222,93 +231,93 @@ class Executor:
     def _expire(self, position: int) -> None:
         """Fail the task at `position`: the question has neither an answer at the deadline nor a default."""
         failed = self._outcomes.expire(position)
-        self._awaiting.settled(position)
+        self._questions.close(position)
         self._step([failed], failed.task_id)
 
-    async def _start(self, turns: list[Attempt], new_events: list[events.Event]) -> None:
+    async def _start(self, attempts: list[Attempt], new_events: list[events.Event]) -> None:
         """Wait until the starts are stored, then hand each attempt to a worker."""
-        if turns or new_events:
+        if attempts or new_events:
             await self._context.sink.submit(new_events).wait()
-            self._pool.hand_out(turns)
+            self._pool.assign(attempts)
         self._end_if_decided()
-        self._rest_if_over()
+        self._release_idle_if_over()
 
     def _step(self, new_events: list[events.Event], ended: str | None = None) -> None:
         """Submit events from outside the workers with the starts that follow, and run the started attempts."""
         assert self._workers is not None
         try:
-            turns = self._after_end(new_events, ended)
+            attempts = self._after_end(new_events, ended)
         except Exception as error:  # fails this run, not the caller, which may be another run
             self._workers.start_soon(_fail, error)
             return
         self._context.sink.submit(new_events)
         # The starts wait for the submission above: an empty submission is settled behind it.
         nothing_more: list[events.Event] = []
-        self._workers.start_soon(self._start, turns, nothing_more)
+        self._workers.start_soon(self._start, attempts, nothing_more)
 
     def _end_if_decided(self) -> None:
         if self.ended_by == "policy":
             self.end("policy")
 
-    def _rest_if_over(self) -> None:
+    def _release_idle_if_over(self) -> None:
         """Release idle workers and deadlines if nothing more can come."""
-        if self._schedule.exhausted:
-            self._pool.let_go()
-            self._awaiting.end()
+        if self._scheduler.exhausted:
+            self._pool.release()
+            self._questions.end()
 
-    async def _work(self, turn: Attempt | None) -> None:
-        if turn is None:
-            turn = await self._next_turn()
+    async def _work(self, attempt: Attempt | None) -> None:
+        if attempt is None:
+            attempt = await self._next_turn()
         # A run that was cancelled while the start was written calls no backend any more.
-        while turn is not None and not self._winding_down:
-            began = self._context.clock.monotonic() - self._attempts.earlier_duration(turn)
+        while attempt is not None and not self._winding_down:
+            began = self._context.clock.monotonic() - self._attempt_runner.earlier_duration(attempt)
             self._calls += 1
-            stored, turns = self._conclude(turn, await self._attempts.run(turn), began)
+            stored, attempts = self._conclude(attempt, await self._attempt_runner.run(attempt), began)
             # If nothing follows the submission, the worker need not wait for the submission.
-            if turns or self.ended_by is not None or self._schedule.exhausted:
+            if attempts or self.ended_by is not None or self._scheduler.exhausted:
                 await stored.wait()
                 self._end_when_quiet()
                 self._end_if_decided()
-            if turns:
-                turn = turns.pop()
-                self._pool.hand_out(turns)
+            if attempts:
+                attempt = attempts.pop()
+                self._pool.assign(attempts)
             else:
-                turn = await self._next_turn()
+                attempt = await self._next_turn()
 
-    def _conclude(self, turn: Attempt, outcome: CallOutcome, began: float) -> tuple[Commit, list[Attempt]]:
+    def _conclude(self, attempt: Attempt, outcome: CallOutcome, began: float) -> tuple[Commit, list[Attempt]]:
         """Settle the attempt and submit the events with the starts that follow. Return the commit of the submission,
         and the attempts to run once the commit is set.
         """
         self._calls -= 1
-        new_events = self._outcomes.handle(turn, outcome, self._context.clock.monotonic() - began)
-        ended = turn.task.id if type(new_events[0]) in _ENDS else None
+        new_events = self._outcomes.handle(attempt, outcome, self._context.clock.monotonic() - began)
+        ended = attempt.task.id if type(new_events[0]) in _ENDS else None
         if ended is None:
-            self._begin_wait(turn.position, new_events[0])
-        turns = self._after_end(new_events, ended)
+            self._begin_wait(attempt.position, new_events[0])
+        attempts = self._after_end(new_events, ended)
         stored = self._context.sink.submit(new_events)
-        stored.then(partial(self._outcomes.stored, turn))
-        return stored, turns
+        stored.then(partial(self._outcomes.stored, attempt))
+        return stored, attempts
 
     async def _next_turn(self) -> Attempt | None:
         """Wait for the next attempt to run. Return None at the end of the run."""
-        if self._schedule.exhausted:
-            self._rest_if_over()
+        if self._scheduler.exhausted:
+            self._release_idle_if_over()
             return None
         return await self._pool.wait()
 
     def _begin_wait(self, position: int, event: events.Event) -> None:
         """Begin to wait for the time of the task's next attempt, or for an answer."""
         assert self._workers is not None
-        if isinstance(event, events.TaskRetrying):
+        if isinstance(event, events.TaskRetried):
             self._delays.begin(self._workers, position, event.delay_s)
         elif isinstance(event, events.TaskWaiting) and event.asking is not None:
-            self._awaiting.begin(self._workers, position, event.asking)
+            self._questions.begin(self._workers, position, event.asking)
 
     async def _try_again(self, position: int) -> None:
-        self._schedule.requeue(position)
+        self._scheduler.requeue(position)
         new_events: list[events.Event] = []
-        turns = self._after_end(new_events)
-        await self._start(turns, new_events)
+        attempts = self._after_end(new_events)
+        await self._start(attempts, new_events)
 
 
 async def _fail(error: Exception) -> None:

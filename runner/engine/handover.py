@@ -18,20 +18,20 @@ class AdoptedAttempt:
     """See SessionOpened."""
     since: float | None
     """The Unix time of the start, in seconds, if known."""
-    left: DetachedTurn
+    detached: DetachedTurn
     """The state of the attempt's turn, read from files: "alive", or "ended" with an answer still to be read."""
 
     @property
     def has_ended(self) -> bool:
         """True if the attempt has ended and only the answer has to be read."""
-        return self.left.state == "ended"
+        return self.detached.state == "ended"
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
     """Unfinished work of earlier processes of a run."""
 
-    unasked: Sequence[str] = ()
+    policy_backlog: Sequence[str] = ()
     """Ids of ended tasks for which the run's policy has not been called."""
     next_tries: Mapping[int, float] = field(default_factory=dict[int, float])
     """The Unix time of the next attempt, in seconds, by position, for tasks whose last attempt failed."""

@@ -53,13 +53,13 @@ class PendingQuestions:
             task_id, attempt = self._state.dag.tasks[position].id, self._state.attempts[position]
             question = OpenQuestion.of(self._context.run_id, task_id, attempt, asking)
             self._calls[position] = scope = anyio.CancelScope()
-            self._schedule.hold()
+            self._schedule.keep_open()
             workers.start_soon(self._ask, self._context.on_question, question, scope)
         if asking.deadline_at is not None:
             self._deadlines[position] = scope = anyio.CancelScope()
             workers.start_soon(self._wait_for_deadline, position, asking, scope)
 
-    def settled(self, position: int) -> None:
+    def close(self, position: int) -> None:
         """Cancel the callback and the deadline of a question that is answered or no longer open."""
         for waiting in (self._calls, self._deadlines):
             scope = waiting.pop(position, None)
@@ -89,7 +89,7 @@ class PendingQuestions:
             self._log.warning("on_question_failed", task=question.task_id, error=type(error).__name__)
             self._log.debug("on_question_failed", error, task=question.task_id)
         finally:
-            self._schedule.let_go()
+            self._schedule.end_keep_open()
         self._look_on()
 
     async def _wait_for_deadline(self, position: int, asking: Asking, scope: anyio.CancelScope) -> None:

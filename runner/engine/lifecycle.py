@@ -39,7 +39,7 @@ from plait.runner.domain.policy import Policy
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import TaskStatus
 from plait.runner.engine.attempt import RunContext
-from plait.runner.engine.checkpointer import Checkpointer, EventSink, Position, UnstoredSink
+from plait.runner.engine.checkpointer import Checkpointer, EventSink, UnstoredSink, WritePosition
 from plait.runner.engine.config import Config
 from plait.runner.engine.executor import Executor
 from plait.runner.engine.feed import Feed
@@ -51,7 +51,7 @@ from plait.runner.engine.run_control import Control
 from plait.runner.errors import OwnershipLost, RunExists
 from plait.runner.log import logger
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
-from plait.runner.state.conversations import load_past
+from plait.runner.state.conversations import load_history
 from plait.runner.state.failures import THROTTLING
 from plait.runner.state.orphans import kill_orphans
 from plait.runner.state.owner import forget
@@ -64,20 +64,20 @@ class PreparedRun:
 
     run_id: str
     state: RunState
-    names: list[str]
+    task_backends: list[str]
     """The backend of each task, by position."""
     owner: Owner | None = None
     """The claim of this process; None without a store."""
-    first: Sequence[events.Event] = ()
+    first_events: Sequence[events.Event] = ()
     """Events to store before any task starts. For a resumed run, the events are stored already and only published."""
-    claim: Sequence[Change] = ()
+    claim_changes: Sequence[Change] = ()
     """Changes that claim a new run, stored with `first`. Empty for a resumed run."""
-    position: Position = Position()  # noqa: RUF009 - frozen
+    position: WritePosition = WritePosition()  # noqa: RUF009 - frozen
     """The position of the next change in the store."""
     policy: Policy | None = None
-    decided: PolicyState = PolicyState()  # noqa: RUF009 - frozen
+    policy_state: PolicyState = PolicyState()  # noqa: RUF009 - frozen
     """The outcome of the policy's decisions so far."""
-    inherited: Handover = NO_HANDOVER
+    handover: Handover = NO_HANDOVER
     """The unfinished work of earlier processes."""
 
     @property
@@ -91,7 +91,7 @@ async def execute_run(run: PreparedRun, config: Config, feed: Feed, control: Con
     try:
         if config.store is None:
             sink = UnstoredSink(feed)
-            sink.submit(run.first)
+            sink.submit(run.first_events)
             return await _execute(run, config, _context(run, config, sink, feed), control, _nothing)
         return await _execute_stored(run, config, config.store, feed, control)
     finally:
@@ -111,13 +111,13 @@ async def _execute_stored(run: PreparedRun, config: Config, store: Store, feed: 
     async with anyio.create_task_group() as outside:
         outside.start_soon(checkpointer.write_until_closed)
         try:
-            if run.claim:
-                await checkpointer.submit(run.first, *run.claim).wait()
+            if run.claim_changes:
+                await checkpointer.submit(run.first_events, *run.claim_changes).wait()
             else:
-                for event in run.first:
+                for event in run.first_events:
                     feed.publish(event)
             if checkpointer.fatal is None:
-                await _kill_orphans(run, config, kept=run.inherited.adopted)
+                await _kill_orphans(run, config, kept=run.handover.adopted)
                 began = True
                 async with anyio.create_task_group() as beside:
                     beside.start_soon(checkpointer.renew_lease, config.lease)
@@ -133,7 +133,7 @@ async def _execute_stored(run: PreparedRun, config: Config, store: Store, feed: 
                     checkpointer.submit((), RunReleased(iso(config.clock.wall())))
             finally:
                 checkpointer.close()
-    await _raise_fatal(run.run_id, store, checkpointer)
+    await _raise_if_fatal(run.run_id, store, checkpointer)
     assert result is not None
     return replace(result, degraded=tuple(checkpointer.degraded))
 
@@ -148,7 +148,7 @@ async def _handle_notes(inbox: Inbox, config: Config, control: Control) -> None:
     control.end("cancel")
 
 
-async def _raise_fatal(run_id: str, store: Store, checkpointer: Checkpointer) -> None:
+async def _raise_if_fatal(run_id: str, store: Store, checkpointer: Checkpointer) -> None:
     error = checkpointer.fatal
     if isinstance(error, Fenced):
         raise OwnershipLost(
@@ -164,13 +164,13 @@ def _context(run: PreparedRun, config: Config, sink: EventSink, feed: Feed) -> R
     return RunContext(
         run.run_id,
         config.backends,
-        run.names,
+        run.task_backends,
         sink,
         feed,
         config.clock,
         config.rng,
         config.on_question,
-        run.inherited,
+        run.handover,
         partial(_recall, config.store, run.run_id, run.state),
         files_root(config.store),
     )
@@ -179,19 +179,19 @@ def _context(run: PreparedRun, config: Config, sink: EventSink, feed: Feed) -> R
 async def _execute(
     run: PreparedRun, config: Config, context: RunContext, control: Control, end_cut: Callable[[], Awaitable[None]]
 ) -> RunResult:
-    schedule = Scheduler(
+    scheduler = Scheduler(
         run.state.dag,
-        run.names,
+        run.task_backends,
         config.slot_pool(),
         InitialState(
             run.state.statuses,
-            alone=run.state.on_their_last_chance(),
-            later=run.inherited.next_tries.keys(),
-            throttled=[i for i in run.inherited.next_tries if run.state.records[i].error_kind in THROTTLING],
-            held=run.inherited.adopted.keys(),
+            alone=run.state.last_chances(),
+            later=run.handover.next_tries.keys(),
+            throttled=[i for i in run.handover.next_tries if run.state.records[i].error_kind in THROTTLING],
+            held=run.handover.adopted.keys(),
         ),
     )
-    if alone := run.state.on_their_last_chance():
+    if alone := run.state.last_chances():
         first = [run.state.dag.tasks[position].id for position in alone[:20]]
         logger(run=run.run_id).warning(
             "tasks_run_alone", count=len(alone), tasks=first, why="one more crash fails each of these tasks"
@@ -199,33 +199,35 @@ async def _execute(
     stamp = stamper(config.clock)
     growth = Growth(
         run.state,
-        schedule,
-        run.names,
+        scheduler,
+        run.task_backends,
         backends=config.backends.keys(),
         default=config.default,
         limits=config.growth.within(run.state.dag.growth),
         stamp=stamp,
     )
-    deciding = None
+    policy_driver = None
     if run.policy is not None:
-        deciding = PolicyDriver(run.policy, run.decided, state=run.state, schedule=schedule, growth=growth, stamp=stamp)
-    execution = Executor(run.state, schedule, growth, context, deciding)
-    control.attach(execution.end, execution.wind_down, execution.answer)
-    left: list[events.Event] = []
+        policy_driver = PolicyDriver(
+            run.policy, run.policy_state, state=run.state, schedule=scheduler, growth=growth, stamp=stamp
+        )
+    executor = Executor(run.state, scheduler, growth, context, policy_driver)
+    control.attach(executor.end, executor.wind_down, executor.answer)
+    last_events: list[events.Event] = []
     try:
-        await execution.run()
+        await executor.run()
     finally:
-        schedule.give_back()
+        scheduler.release_all()
         try:
             await end_cut()
         finally:
-            left = execution.finish()
-            context.sink.submit(left)
+            last_events = executor.finish()
+            context.sink.submit(last_events)
             reached("run.leaving")
-    last = left[-1]
+    last = last_events[-1]
     assert isinstance(last, events.RunEnded)
-    receipt = run.state.resume_summary() if run.resumed else None
-    return run.state.result(run.run_id, last.status, last.error, receipt)
+    summary = run.state.resume_summary() if run.resumed else None
+    return run.state.result(run.run_id, last.status, last.error, summary)
 
 
 async def _nothing() -> None:
@@ -236,7 +238,7 @@ async def _end_interrupted(run: PreparedRun, config: Config, checkpointer: Check
     """End the adopted attempts that were cut here, perhaps before the backends had attached to the attempts. Do nothing
     if another owner has taken the run over, because the attempts then belong to the new owner.
     """
-    cut = any(run.state.statuses[position] is TaskStatus.RUNNING for position in run.inherited.adopted)
+    cut = any(run.state.statuses[position] is TaskStatus.RUNNING for position in run.handover.adopted)
     if cut and checkpointer.fatal is None:
         with anyio.CancelScope(shield=True):
             await _kill_orphans(run, config)
@@ -253,9 +255,9 @@ async def _recall(store: Store | None, run_id: str, state: RunState, task_id: st
     if store is None:
         return History()
     try:
-        past = await load_past(store, run_id, state, task_id)
+        history = await load_history(store, run_id, state, task_id)
     except StoreError as error:
         raise BackendError(
             ErrorKind.TRANSIENT, f"the conversation of task {task_id!r} cannot be read: {error}"
         ) from error
-    return replace(past, session_id=state.results[state.dag.position(task_id)].session_id)
+    return replace(history, session_id=state.results[state.dag.position(task_id)].session_id)

@@ -14,7 +14,7 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import NO_USAGE, JsonValue, Message, Question, Reply
 from plait.runner.clock import iso
 from plait.runner.domain import events
-from plait.runner.domain.conversation import Continuation, mistakes_prompt, not_added
+from plait.runner.domain.conversation import Continuation, correction_prompt, invalid_tasks_error
 from plait.runner.domain.question import Asking, Way
 from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.task import FailureMode, at_most_once_question, failed_status
@@ -43,127 +43,134 @@ class OutcomeHandler:
     """Settles the attempts of one run."""
 
     def __init__(
-        self, state: RunState, schedule: Scheduler, growth: Growth, context: RunContext, stamp: Callable[[], str]
+        self, state: RunState, scheduler: Scheduler, growth: Growth, context: RunContext, stamp: Callable[[], str]
     ) -> None:
         self._state = state
-        self._schedule = schedule
+        self._scheduler = scheduler
         self._growth = growth
         self._context = context
         self._stamp = stamp
         self._log = logger(run=context.run_id)
 
-    def handle(self, turn: Attempt, outcome: CallOutcome, duration: float) -> list[events.Event]:
+    def handle(self, attempt: Attempt, outcome: CallOutcome, duration: float) -> list[events.Event]:
         """Apply the outcome of the attempt `turn` to the run. Return the events, the event of the task first."""
         if outcome.asked is not None:
-            if turn.task.at_most_once:
-                return [self._failed(turn, BackendError(ErrorKind.UNEXPECTED, _TOO_LATE_TO_ASK), duration)]
-            return [self._waiting(turn, outcome.asked, Way.CALL, None, duration)]
+            if attempt.task.at_most_once:
+                return [self._fail(attempt, BackendError(ErrorKind.UNEXPECTED, _TOO_LATE_TO_ASK), duration)]
+            return [self._wait_for_answer(attempt, outcome.asked, Way.CALL, None, duration)]
         if outcome.error is not None:
-            return [self._ended_badly(turn, outcome.error, duration)]
+            return [self._retry_or_fail(attempt, outcome.error, duration)]
         assert outcome.reply is not None
         if outcome.reply.question is not None:
-            return [self._waiting(turn, outcome.reply.question, Way.REPLY, outcome.reply, duration)]
+            return [self._wait_for_answer(attempt, outcome.reply.question, Way.REPLY, outcome.reply, duration)]
         added: list[events.Event] = []
-        if outcome.reply.tasks or turn.task.adds_tasks:
+        if outcome.reply.tasks or attempt.task.adds_tasks:
             try:
-                added += self._growth.from_reply(turn.task, outcome.reply)
+                added += self._growth.from_reply(attempt.task, outcome.reply)
             except DAGError as error:
-                return [self._wrongly_planned(turn, outcome.reply, error, duration)]
-        return [self._completed(turn, outcome.reply, outcome.data_json, duration), *added]
+                return [self._correct_or_fail(attempt, outcome.reply, error, duration)]
+        return [self._complete(attempt, outcome.reply, outcome.data_json, duration), *added]
 
-    def _ended_badly(self, turn: Attempt, error: BackendError, duration: float) -> events.TaskEvent:
-        self._log.debug("attempt_failed", error, task=turn.task.id, attempt=turn.number)
-        if turn.takes_up and error.kind is ErrorKind.SESSION_LOST:
-            return self._retrying(turn, error, duration, 0.0)  # not the fault of the task: start over
-        if turn.task.at_most_once and not turn.called and self._context.sink.away and turn.waits < len(STORE_WAITS_S):
-            return self._retrying(turn, error, duration, STORE_WAITS_S[turn.waits])
-        throttled = self._state.count_failure(turn.position, error.kind, self._schedule.closings(turn.position))
-        failures = self._state.failures(turn.position)
-        if not turn.task.at_most_once and deserves_retry(turn.task.retry, failures, error):
-            delay = retry_delay(turn.task.retry, max(failures, throttled), error.retry_after, self._context.rng)
-            going_on = _going_on_after(turn, error)
-            return self._retrying(turn, error, duration, delay, going_on, throttled=throttled > 0)
-        return self._failed(turn, error, duration)
+    def _retry_or_fail(self, attempt: Attempt, error: BackendError, duration: float) -> events.TaskEvent:
+        self._log.debug("attempt_failed", error, task=attempt.task.id, attempt=attempt.number)
+        if attempt.resumes_interrupted and error.kind is ErrorKind.SESSION_LOST:
+            return self._retry(attempt, error, duration, 0.0)  # not the fault of the task: start over
+        if (
+            attempt.task.at_most_once
+            and not attempt.called
+            and self._context.sink.away
+            and attempt.waits < len(STORE_WAITS_S)
+        ):
+            return self._retry(attempt, error, duration, STORE_WAITS_S[attempt.waits])
+        throttled = self._state.count_failure(attempt.position, error.kind, self._scheduler.closings(attempt.position))
+        failures = self._state.failures(attempt.position)
+        if not attempt.task.at_most_once and deserves_retry(attempt.task.retry, failures, error):
+            delay = retry_delay(attempt.task.retry, max(failures, throttled), error.retry_after, self._context.rng)
+            continuation = _continuation_after(attempt, error)
+            return self._retry(attempt, error, duration, delay, continuation, throttled=throttled > 0)
+        return self._fail(attempt, error, duration)
 
-    def _completed(self, turn: Attempt, reply: Reply, data_json: str | None, duration: float) -> events.TaskCompleted:
-        position, at, session_id = turn.position, self._stamp(), turn.session_id
-        if turn.going_on is None:
-            said = turn.messages(reply) if reply.messages else turn.prompt
-            completed = self._state.complete(position, at, reply, data_json, duration, session_id, said=said)
+    def _complete(self, attempt: Attempt, reply: Reply, data_json: str | None, duration: float) -> events.TaskCompleted:
+        position, at, session_id = attempt.position, self._stamp(), attempt.session_id
+        if attempt.continuation is None:
+            turn = attempt.messages(reply) if reply.messages else attempt.prompt
+            completed = self._state.complete(position, at, reply, data_json, duration, session_id, turn=turn)
         else:
-            said, before = turn.messages(reply), turn.going_on.said
+            turn, earlier = attempt.messages(reply), attempt.continuation.messages
             completed = self._state.complete(
-                position, at, reply, data_json, duration, session_id, said=said, said_before=before
+                position, at, reply, data_json, duration, session_id, turn=turn, earlier_messages=earlier
             )
-        self._schedule.finish(position, TaskStatus.COMPLETED)
+        self._scheduler.finish(position, TaskStatus.COMPLETED)
         return completed
 
-    def stored(self, turn: Attempt) -> None:
+    def stored(self, attempt: Attempt) -> None:
         """Free the conversation of the settled attempt. While the store is away, conversations stay in memory."""
         if not self._context.sink.away:
-            self._state.forget_conversation(turn.position)
+            self._state.forget_conversation(attempt.position)
 
-    def _waiting(
-        self, turn: Attempt, question: Question, way: Way, reply: Reply | None, duration: float
+    def _wait_for_answer(
+        self, attempt: Attempt, question: Question, way: Way, reply: Reply | None, duration: float
     ) -> events.TaskWaiting:
         """Let the task wait for an answer, and prepare the next attempt as far as possible without the answer."""
         now = self._context.clock.wall()
         asking = Asking(question, way, None if question.deadline is None else iso(now + question.deadline))
         messages: tuple[Message, ...] = ()
-        usage, going_on = NO_USAGE, None
+        usage, continuation = NO_USAGE, None
         if reply is not None:
-            messages, usage = turn.messages(reply), reply.usage
-            going_on = Continuation(turn.session_id, (*_said_before(turn), *messages))
+            messages, usage = attempt.messages(reply), reply.usage
+            continuation = Continuation(attempt.session_id, (*_earlier_messages(attempt), *messages))
         waiting = self._state.wait_for_answer(
-            turn.position, self._stamp(), asking, duration, usage, messages, going_on=going_on
+            attempt.position, self._stamp(), asking, duration, usage, messages, continuation=continuation
         )
-        self._schedule.park(turn.position)
-        self._log.info("task_waiting_input", task=turn.task.id)
+        self._scheduler.park(attempt.position)
+        self._log.info("task_waiting_input", task=attempt.task.id)
         return waiting
 
-    def _wrongly_planned(self, turn: Attempt, reply: Reply, error: DAGError, duration: float) -> events.TaskEvent:
+    def _correct_or_fail(self, attempt: Attempt, reply: Reply, error: DAGError, duration: float) -> events.TaskEvent:
         """Retry the task once with a list of the mistakes in the added tasks; fail the task the second time."""
-        text = not_added(error)
-        failure = BackendError(ErrorKind.INVALID_OUTPUT, text, usage=reply.usage, messages=turn.messages(reply))
-        self._state.count_failure(turn.position, failure.kind)
-        if self._state.is_corrected(turn.position) or turn.task.at_most_once:
-            return self._failed(turn, failure, duration)
-        said = _said_before(turn)
-        going_on = Continuation(turn.session_id, said, wrong=mistakes_prompt(text), refused=failure.messages)
-        return self._retrying(turn, failure, duration, 0.0, going_on)
+        text = invalid_tasks_error(error)
+        failure = BackendError(ErrorKind.INVALID_OUTPUT, text, usage=reply.usage, messages=attempt.messages(reply))
+        self._state.count_failure(attempt.position, failure.kind)
+        if self._state.is_corrected(attempt.position) or attempt.task.at_most_once:
+            return self._fail(attempt, failure, duration)
+        said = _earlier_messages(attempt)
+        continuation = Continuation(
+            attempt.session_id, said, correction=correction_prompt(text), refused=failure.messages
+        )
+        return self._retry(attempt, failure, duration, 0.0, continuation)
 
-    def _retrying(
+    def _retry(
         self,
-        turn: Attempt,
+        attempt: Attempt,
         error: BackendError,
         duration: float,
         delay: float,
-        going_on: Continuation | None = None,
+        continuation: Continuation | None = None,
         *,
         throttled: bool = False,
-    ) -> events.TaskRetrying:
-        retrying = self._state.retry(turn.position, self._stamp(), error, delay, duration, going_on)
-        (self._schedule.throttle if throttled else self._schedule.set_aside)(turn.position)
-        self._log.info("task_retrying", task=turn.task.id, error_kind=error.kind.value, delay_s=round(delay, 3))
+    ) -> events.TaskRetried:
+        retrying = self._state.retry(attempt.position, self._stamp(), error, delay, duration, continuation)
+        (self._scheduler.throttle if throttled else self._scheduler.set_aside)(attempt.position)
+        self._log.info("task_retried", task=attempt.task.id, error_kind=error.kind.value, delay_s=round(delay, 3))
         return retrying
 
-    def _failed(self, turn: Attempt, error: BackendError, duration: float) -> events.TaskFailed:
+    def _fail(self, attempt: Attempt, error: BackendError, duration: float) -> events.TaskFailed:
         # Without messages from the backend, keep the prompt, so that the failure can be understood.
-        messages = error.messages or ((Message("user", turn.prompt),) if turn.prompt else ())
-        self._schedule.finish(turn.position, failed_status(turn.task.failure_mode))
-        return self.fail(turn.position, error, duration, messages)
+        messages = error.messages or ((Message("user", attempt.prompt),) if attempt.prompt else ())
+        self._scheduler.finish(attempt.position, failed_status(attempt.task.failure_mode))
+        return self.fail(attempt.position, error, duration, messages)
 
     def answer(self, position: int, value: JsonValue, by: str) -> events.TaskAnswered:
         """Answer the waiting task at `position` with `value`, already checked against the question."""
         answered = self._state.answer(position, self._stamp(), value, by)
-        self._schedule.unpark(position, self._state.statuses)
+        self._scheduler.unpark(position, self._state.statuses)
         return answered
 
     def expire(self, position: int) -> events.TaskFailed:
         """Fail the waiting task at `position`, because no answer arrived in time."""
         error = f"no answer by the deadline: {self._state.questions[position]}"
         failed = self.fail(position, BackendError(ErrorKind.TIMEOUT, error[:2000]))
-        self._schedule.settle(position, failed.status)
+        self._scheduler.settle(position, failed.status)
         return failed
 
     def expand_or_gather(self, position: int) -> list[events.Event]:
@@ -174,24 +181,24 @@ class OutcomeHandler:
         """
         state = self._state
         if position in state.parts:
-            return self._join(position, self._growth.gathered(position))
+            return self._end_for_each(position, self._growth.gathered(position))
         try:
             return self._growth.expand(position)
         except DAGError as error:
             is_hard = state.dag.tasks[position].failure_mode is FailureMode.HARD
-            if not is_hard and self._schedule.put_back(position, state.statuses):
+            if not is_hard and self._scheduler.put_back(position, state.statuses):
                 return []
-            return self._join(position, BackendError(ErrorKind.INVALID_REQUEST, str(error)[:2000]))
+            return self._end_for_each(position, BackendError(ErrorKind.INVALID_REQUEST, str(error)[:2000]))
 
-    def _join(self, position: int, outcome: JsonValue | BackendError) -> list[events.Event]:
+    def _end_for_each(self, position: int, outcome: JsonValue | BackendError) -> list[events.Event]:
         started = self._state.start(position, self._stamp(), GATHERING)
         if isinstance(outcome, BackendError):
             failed = self.fail(position, outcome)
-            self._schedule.settle(position, failed.status)
+            self._scheduler.settle(position, failed.status)
             return [started, failed]
         text = to_json(outcome)
         completed = self._state.complete(position, self._stamp(), Reply(text, outcome), text)
-        self._schedule.settle(position, TaskStatus.COMPLETED)
+        self._scheduler.settle(position, TaskStatus.COMPLETED)
         return [started, completed]
 
     def fail(
@@ -203,16 +210,16 @@ class OutcomeHandler:
         return failed
 
 
-def _going_on_after(turn: Attempt, error: BackendError) -> Continuation | None:
+def _continuation_after(attempt: Attempt, error: BackendError) -> Continuation | None:
     """Return how the next attempt continues the session of the failed attempt; None if the session is unusable."""
-    if not error.continues_session or turn.session_id is None:
+    if not error.continues_session or attempt.session_id is None:
         return None
-    return replace(turn.going_on or Continuation(None), session_id=turn.session_id, interrupted=True)
+    return replace(attempt.continuation or Continuation(None), session_id=attempt.session_id, interrupted=True)
 
 
-def _said_before(turn: Attempt) -> tuple[Message, ...]:
+def _earlier_messages(attempt: Attempt) -> tuple[Message, ...]:
     """Return the messages of earlier attempts in the conversation of the task."""
-    return () if turn.going_on is None else turn.going_on.said
+    return () if attempt.continuation is None else attempt.continuation.messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,10 +268,10 @@ def _last_event(run_id: str, state: RunState, ending: RunEnd, at: str) -> events
         return events.RunInterrupted(at, run_id, RunStatus.INTERRUPTED)
     if TaskStatus.WAITING_INPUT in state.statuses:
         return events.RunWaitingInput(at, run_id, RunStatus.WAITING_INPUT)
-    return _by_itself(run_id, state, at)
+    return _exhausted_event(run_id, state, at)
 
 
-def _by_itself(run_id: str, state: RunState, at: str) -> events.RunEnded:
+def _exhausted_event(run_id: str, state: RunState, at: str) -> events.RunEnded:
     """Return the last event of a run that ended because nothing was left to run."""
     failed = [result for result in state.results.values() if result.status is TaskStatus.FAILED]
     if not failed:

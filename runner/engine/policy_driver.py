@@ -39,7 +39,7 @@ class PolicyState:
     """The end of the run, if decided."""
     error: str | None = None
     """The reason for the end."""
-    rests: bool = False
+    idle: bool = False
     """True if the policy was called with nothing left to run, and added nothing."""
     failed_on: str | None = None
     """The id of the task after whose end the policy raised or returned an invalid decision."""
@@ -49,7 +49,7 @@ class PolicyState:
         kept: dict[str, JsonValue] = {"state": self.state}
         if self.end is not None:
             kept |= {"end": self.end.value, "error": self.error}
-        if self.rests:
+        if self.idle:
             kept["rests"] = True
         if self.failed_on is not None:
             kept["failed_on"] = self.failed_on
@@ -91,7 +91,7 @@ class PolicyDriver:
         Returns the events of the decision; none if the end of the run is decided already. If the policy raises or
         returns an invalid decision, the run fails.
         """
-        if self.decided.end is not None or (ended is None and self.decided.rests):
+        if self.decided.end is not None or (ended is None and self.decided.idle):
             return []
         view = RunView(self._state.dag.tasks, self._result, self.decided.state, ended, self._state.dag.position)
         try:
@@ -102,7 +102,7 @@ class PolicyDriver:
                 raise PlaitError(f"the state has {len(encoded)} characters of JSON, and the limit is {MAX_STATE}")
             new_events = self._carried_out(decision)
             if ended is None and not new_events:
-                decided = replace(decided, rests=True)
+                decided = replace(decided, idle=True)
                 encoded = decided.encoded()
             self.decided = decided
         except Exception as error:

@@ -29,30 +29,30 @@ class WorkerPool:
         self._waiting.append(handed)
         return await handed
 
-    def hand_out(self, turns: Sequence[Attempt]) -> None:
+    def assign(self, attempts: Sequence[Attempt]) -> None:
         """Wake an idle worker, or start a new worker, for each attempt."""
-        for turn in turns:
+        for attempt in attempts:
             if not self._waiting:
-                self._start(turn)
+                self._start(attempt)
                 continue
             handed = self._waiting.pop()
             if not handed.done():  # a cancelled worker: all workers are being cancelled, so nothing more starts
-                handed.set_result(turn)
+                handed.set_result(attempt)
 
     def keep_one(self) -> None:
         """Keep at least one idle worker, so that the task group, and with the group the run, does not end."""
         if not self._waiting:
             self._start(None)
 
-    def _start(self, turn: Attempt | None) -> None:
+    def _start(self, attempt: Attempt | None) -> None:
         assert self.workers is not None
-        self.workers.start_soon(self._begin, turn)
+        self.workers.start_soon(self._begin, attempt)
 
-    async def _begin(self, turn: Attempt | None) -> None:
+    async def _begin(self, attempt: Attempt | None) -> None:
         with answering(()):  # once for each worker, not for each attempt
-            await self._work(turn)
+            await self._work(attempt)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Let all idle workers return, because no further attempt follows for the idle workers."""
         for handed in self._waiting:
             if not handed.done():

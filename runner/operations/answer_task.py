@@ -21,7 +21,7 @@ from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import AnswerNote, answer_note
 from plait.runner.errors import AnswerConflict, PlaitError, RunOwned
-from plait.runner.recovery.adoption import with_left
+from plait.runner.recovery.adoption import with_detached_turns
 from plait.runner.recovery.answers import first_notes, given_answers, open_questions, question_of, too_late
 from plait.runner.recovery.lease import wait_for_expiry, with_lease
 from plait.runner.recovery.resume_plan import Evidence, ResumeAction, plan_resume
@@ -55,8 +55,8 @@ async def resolve(config: Config, run: StoredRun, task_id: str, settlement: Reso
     dag, run_id = run.state.dag, run.record.run_id
     run.require_task(task_id)
     await wait_for_expiry(config, run, Feed())
-    position, run = dag.position(task_id), await with_left(config, run)
-    record, step = run.tasks[position], plan_resume(dag, run.tasks, evidence=Evidence(left=run.left))[position]
+    position, run = dag.position(task_id), await with_detached_turns(config, run)
+    record, step = run.tasks[position], plan_resume(dag, run.tasks, evidence=Evidence(detached=run.detached))[position]
     if position in run.state.asking:
         await _refuse_settling(config, run, task_id, settlement)
     if step.action is ResumeAction.ADOPT:

@@ -19,8 +19,8 @@ from plait.runner.engine.config import Config, require_backends
 from plait.runner.engine.feed import Feed
 from plait.runner.errors import PlaitError, TurnNotStored
 from plait.runner.recovery.lease import acquire, wait_for_expiry
-from plait.runner.state.attempt_files import turn_files
-from plait.runner.state.conversations import load_past
+from plait.runner.state.attempt_files import attempt_files
+from plait.runner.state.conversations import load_history
 from plait.runner.state.orphans import kill_orphans, under_way
 from plait.runner.state.owner import forget
 from plait.runner.state.stored_run import StoredRun
@@ -54,7 +54,7 @@ async def continue_task(config: Config, run: StoredRun, task_id: str, message: s
         raise PlaitError(
             f"task {task_id!r} of run {run_id} waits for an answer to its question; answer the question first"
         )
-    opening = await _opening(run, task, config.backends[name])
+    request = await _opening(run, task, config.backends[name])
     owner, position = await acquire(config, run.store, run.record, ())
     checkpointer = Checkpointer(run.store, run_id, Feed(), config.clock, config.strict)
     checkpointer.begin_at(position)
@@ -67,7 +67,7 @@ async def continue_task(config: Config, run: StoredRun, task_id: str, message: s
             async with anyio.create_task_group() as beside:
                 beside.start_soon(checkpointer.renew_lease, config.lease)
                 await kill_orphans(run.store, run_id, under_way(run.tasks))
-                outcome = await call_backend(config.backends[name], opening, message)
+                outcome = await call_backend(config.backends[name], request, message)
                 reply, failure = outcome.reply, outcome.error
                 if outcome.asked is not None:
                     failure = PlaitError(
@@ -76,7 +76,7 @@ async def continue_task(config: Config, run: StoredRun, task_id: str, message: s
                     )
                 beside.cancel_scope.cancel()
             if reply is not None:
-                turns = _turns(iso(config.clock.wall()), task, opening, message, reply)
+                turns = _turns(iso(config.clock.wall()), task, request, message, reply)
         finally:
             forget(owner)
             checkpointer.submit((), *turns, RunReleased(iso(config.clock.wall())))
@@ -99,7 +99,7 @@ def _refuse_loss(checkpointer: Checkpointer, reply: Reply) -> None:
 async def _opening(run: StoredRun, task: Task, backend: Backend) -> ConversationRequest:
     run_id, position = run.record.run_id, run.state.dag.position(task.id)
     root = files_root(run.store) if isinstance(backend, DetachedBackend) else None
-    past = await load_past(run.store, run_id, run.state, task.id, persons=True)
+    past = await load_history(run.store, run_id, run.state, task.id, persons=True)
     session_id = run.tasks[position].session_id
     if session_id is None or not await _holds_an_answer(run, run.tasks[position]):
         status = run.state.statuses[position]
@@ -113,7 +113,7 @@ async def _opening(run: StoredRun, task: Task, backend: Backend) -> Conversation
         # Unlike a repeated attempt, each message is a new request.
         idempotency_key=f"{run_id}:{task.id}:{run.record.last_seq}",
         metadata=task.metadata,
-        files=None if root is None else turn_files(root, run_id, task.id, f"{_PERSON}-{run.record.last_seq}"),
+        files=None if root is None else attempt_files(root, run_id, task.id, f"{_PERSON}-{run.record.last_seq}"),
         timeout=task.timeout,
     )
 
@@ -141,11 +141,11 @@ async def _holds_an_answer(run: StoredRun, task: TaskRecord) -> bool:
     return False
 
 
-def _turns(at: str, task: Task, opening: ConversationRequest, message: str, reply: Reply) -> list[Change]:
+def _turns(at: str, task: Task, request: ConversationRequest, message: str, reply: Reply) -> list[Change]:
     turns: list[Change] = [
         TurnAppended(at, task.id, _PERSON, m.role, m.content, m.usage.input_tokens, m.usage.output_tokens)
         for m in reply.turn(message)
     ]
-    if reply.session_id is not None and reply.session_id != opening.session_id:
+    if reply.session_id is not None and reply.session_id != request.session_id:
         turns.append(SessionOpened(at, task.id, _PERSON, reply.session_id))
     return turns

@@ -20,7 +20,7 @@ from plait.backends.protocol import JsonValue
 from plait.persistence.protocol import Store, files_root
 from plait.persistence.records import ATTEMPT_ENDS, EventKind, EventRecord, MessageRecord, TaskRecord
 from plait.runner.domain.question import answers_of
-from plait.runner.state.attempt_files import run_folder, turn_files
+from plait.runner.state.attempt_files import attempt_files, run_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -142,7 +142,7 @@ class Timeline:
                 heappush(ready, (at, n))
 
     def _turn(self, task_id: str, attempt: int) -> _Turn:
-        files = None if self._root is None else turn_files(self._root, self._run_id, task_id, attempt)
+        files = None if self._root is None else attempt_files(self._root, self._run_id, task_id, attempt)
         return _Turn(task_id, attempt, None if files is None else TurnWatch(files.turn))
 
     async def _said(self, turn: _Turn) -> Sequence[TimelineEntry]:

@@ -22,13 +22,13 @@ from plait.runner.engine.config import Config
 from plait.runner.engine.handover import AdoptedAttempt
 from plait.runner.log import logger
 from plait.runner.recovery.resume_plan import outlives
-from plait.runner.state.attempt_files import turn_files
-from plait.runner.state.conversations import load_going_on
+from plait.runner.state.attempt_files import attempt_files
+from plait.runner.state.conversations import load_continuation
 from plait.runner.state.owner import Liveness, liveness
 from plait.runner.state.stored_run import StoredRun
 
 
-async def with_left(config: Config, run: StoredRun) -> StoredRun:
+async def with_detached_turns(config: Config, run: StoredRun) -> StoredRun:
     """Return `run` with the states of the running attempts, read from files, in `left`. The run has no living owner."""
     asked: dict[str, tuple[DetachedBackend, Files]] = {}
     root = files_root(run.store)
@@ -36,56 +36,60 @@ async def with_left(config: Config, run: StoredRun) -> StoredRun:
         if root is not None and TASK_STATUSES[record.status] is TaskStatus.RUNNING and task.for_each is None:
             backend = config.backends.get(run.state.dag.backend_of(task) or config.default)
             if isinstance(backend, DetachedBackend):
-                asked[task.id] = backend, turn_files(root, run.record.run_id, task.id, record.attempt)
+                asked[task.id] = backend, attempt_files(root, run.record.run_id, task.id, record.attempt)
     if not asked:
         return run
-    left = await run_sync(_ask, asked)
+    detached = await run_sync(_inspect, asked)
     owner = run.record.owner
     if owner is not None and liveness(owner) is not Liveness.DEAD:
         # The owner may only be suspended, and ends its child processes after waking up: do not adopt running attempts.
         # The sessions and replies in the files are valid all the same.
-        left = {task_id: replace(one, state="dead") if one.state == "alive" else one for task_id, one in left.items()}
-    return replace(run, tasks=tuple(_with_session(record, left.get(record.task_id)) for record in run.tasks), left=left)
+        detached = {
+            task_id: replace(one, state="dead") if one.state == "alive" else one for task_id, one in detached.items()
+        }
+    return replace(
+        run, tasks=tuple(_with_session(record, detached.get(record.task_id)) for record in run.tasks), detached=detached
+    )
 
 
-def _ask(asked: Mapping[str, tuple[DetachedBackend, Files]]) -> dict[str, DetachedTurn]:
+def _inspect(asked: Mapping[str, tuple[DetachedBackend, Files]]) -> dict[str, DetachedTurn]:
     found: dict[str, DetachedTurn] = {}
     for task_id, (backend, files) in asked.items():
         try:
-            left = backend.inspect(files)
+            detached = backend.inspect(files)
         except Exception as error:
             logger(task=task_id).warning("left_failed", error=type(error).__name__)
             continue
-        if left is not None:
-            found[task_id] = left
+        if detached is not None:
+            found[task_id] = detached
     return found
 
 
-def _with_session(record: TaskRecord, left: DetachedTurn | None) -> TaskRecord:
-    if left is None or left.session_id is None:
+def _with_session(record: TaskRecord, detached: DetachedTurn | None) -> TaskRecord:
+    if detached is None or detached.session_id is None:
         return record
-    return replace(record, session_id=left.session_id, session_confirmed=True)
+    return replace(record, session_id=detached.session_id, session_confirmed=True)
 
 
-def learned(run: StoredRun, position: int, at: str) -> list[events.Event]:
+def session_event(run: StoredRun, position: int, at: str) -> list[events.Event]:
     """Return the event that stores the session of an interrupted attempt if only the files name the session."""
     stored = run.state.records[position]
-    left = run.left.get(stored.task_id)
-    if left is None or outlives(left) or left.session_id is None:
+    detached = run.detached.get(stored.task_id)
+    if detached is None or outlives(detached) or detached.session_id is None:
         return []
-    if stored.session_confirmed and stored.session_id == left.session_id:
+    if stored.session_confirmed and stored.session_id == detached.session_id:
         return []
-    return [events.SessionOpened(at, stored.task_id, stored.attempt, left.session_id)]
+    return [events.SessionOpened(at, stored.task_id, stored.attempt, detached.session_id)]
 
 
-async def take_up(run: StoredRun, position: int) -> AdoptedAttempt:
+async def adopted_attempt(run: StoredRun, position: int) -> AdoptedAttempt:
     """Return the attempt for adoption, and put the state where the attempt began, so that no message is sent twice.
     Raises StoreError.
     """
     run_id, state, stored = run.record.run_id, run.state, run.state.records[position]
-    left = run.left[stored.task_id]
-    going_on = await load_going_on(run.store, run_id, state, stored, interrupted=left.resumes_interrupted)
-    if left.resumes_interrupted or going_on.says:
-        state.continue_with(position, going_on)
+    detached = run.detached[stored.task_id]
+    continuation = await load_continuation(run.store, run_id, state, stored, interrupted=detached.resumes_interrupted)
+    if detached.resumes_interrupted or continuation.sends_message:
+        state.continue_with(position, continuation)
     since = None if stored.started_at is None else parse_time(stored.started_at)
-    return AdoptedAttempt(stored.session_id, stored.session_confirmed, since, left)
+    return AdoptedAttempt(stored.session_id, stored.session_confirmed, since, detached)

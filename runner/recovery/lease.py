@@ -20,7 +20,7 @@ from plait.persistence.protocol import Store
 from plait.persistence.records import Owner, RunRecord
 from plait.runner.clock import iso
 from plait.runner.domain import events
-from plait.runner.engine.checkpointer import Position
+from plait.runner.engine.checkpointer import WritePosition
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.run_control import Control
@@ -88,7 +88,7 @@ async def with_lease(config: Config, run: StoredRun, then: Sequence[Change], kee
 
     Without files of attempts, the release is part of the transaction. Otherwise the processes of all attempts except
     `keep` (task ids and attempt numbers) are ended first, while no other process can start an attempt. Raises as
-    `claim`.
+    `acquire`.
     """
     store, record = run.store, run.record
     leaving = RunReleased(iso(config.clock.wall()))
@@ -104,7 +104,9 @@ async def with_lease(config: Config, run: StoredRun, then: Sequence[Change], kee
             await store.write(Batch(record.run_id, position.epoch, position.next_seq, (leaving,)))
 
 
-async def acquire(config: Config, store: Store, record: RunRecord, then: Sequence[Change]) -> tuple[Owner, Position]:
+async def acquire(
+    config: Config, store: Store, record: RunRecord, then: Sequence[Change]
+) -> tuple[Owner, WritePosition]:
     """Make this process the owner of the run, and write `then` in the same transaction.
 
     Return the owner and the position of the next change of the run. Raises RunOwned if another process claimed the run
@@ -128,4 +130,4 @@ async def acquire(config: Config, store: Store, record: RunRecord, then: Sequenc
             await store.write(release)
         raise
     reached("claim.written")
-    return owner, Position(record.epoch + 1, batch.last_seq + 1)
+    return owner, WritePosition(record.epoch + 1, batch.last_seq + 1)

@@ -12,10 +12,10 @@ from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.errors import PlaitError
-from plait.runner.recovery.adoption import with_left
+from plait.runner.recovery.adoption import with_detached_turns
 from plait.runner.recovery.answers import ReceivedAnswers, given_answers
 from plait.runner.recovery.lease import wait_for_expiry
-from plait.runner.recovery.resume import decided_so_far, evidence_of, later_tries
+from plait.runner.recovery.resume import evidence_of, later_tries, policy_state_of
 from plait.runner.recovery.resume_plan import (
     ANSWERED,
     RUNS,
@@ -25,7 +25,7 @@ from plait.runner.recovery.resume_plan import (
     judge_decided,
     plan_resume,
 )
-from plait.runner.state.conversations import load_past
+from plait.runner.state.conversations import load_history
 from plait.runner.state.stored_run import StoredRun, needs_no_work
 
 DEFAULTED = "no answer by the deadline, so the default answer is used"
@@ -41,7 +41,7 @@ class Preview:
     status: RunStatus
     """The status of the run as in `RunInfo`: interrupted for a run stored as under way without a living owner."""
     tasks: Mapping[str, ResumeStep]
-    """Verdicts by task id, in the order of the DAG."""
+    """The step of each task, by task id, in the order of the DAG."""
     ended: bool = False
     """Whether the run is over, so that `resume` would only return the stored result."""
 
@@ -56,7 +56,7 @@ class Preview:
 
     @property
     def repeats(self) -> tuple[ResumeStep, ...]:
-        """The verdicts on tasks that may be paid for twice."""
+        """The steps of tasks that may be paid for twice."""
         return tuple(step for step in self.tasks.values() if step.repeats and step.action in RUNS)
 
     @property
@@ -66,23 +66,23 @@ class Preview:
 
 
 async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview:
-    """Return the preview of a resume: see `ParallelRunner.preview_resume`. Raises as `wait_until_free`."""
+    """Return the preview of a resume: see `ParallelRunner.preview_resume`. Raises as `wait_for_expiry`."""
     ended = needs_no_work(run, retry_failed)
     if not ended:
         await wait_for_expiry(config, run, Feed())
-    steps = await _verdicts(config, run, retry_failed=retry_failed and not ended)
+    steps = await _steps(config, run, retry_failed=retry_failed and not ended)
     later = await later_tries(run, steps, config.clock.wall())
     for position, until in later.items():
         steps[position] = replace(steps[position], reason=f"{steps[position].reason}; not before {iso(until)}")
-    for position in _alone(run, steps):
+    for position in _tasks_run_alone(run, steps):
         reason = f"{steps[position].reason}; runs alone, because one more crash fails the task"
         steps[position] = replace(steps[position], reason=reason)
-    weighed = [await _weighed(run, step) if step.repeats else step for step in steps]
+    weighed = [await _with_input_tokens(run, step) if step.repeats else step for step in steps]
     status = RunStatus.INTERRUPTED if run.status in UNDER_WAY else run.status
     return Preview(run.record.run_id, status, {step.task_id: step for step in weighed}, ended)
 
 
-def _alone(run: StoredRun, steps: Sequence[ResumeStep]) -> Iterator[int]:
+def _tasks_run_alone(run: StoredRun, steps: Sequence[ResumeStep]) -> Iterator[int]:
     """Yield the positions of tasks on the last chance: the processes of their attempts died so often that the tasks run
     with no other task at the same time.
     """
@@ -92,13 +92,13 @@ def _alone(run: StoredRun, steps: Sequence[ResumeStep]) -> Iterator[int]:
             yield position
 
 
-async def _verdicts(config: Config, run: StoredRun, *, retry_failed: bool) -> list[ResumeStep]:
+async def _steps(config: Config, run: StoredRun, *, retry_failed: bool) -> list[ResumeStep]:
     if await is_to_be_cancelled(run.store, run.record):
         return judge_cancelled(run.tasks)
     given = await given_answers(run, config.clock.wall())
-    end = decided_so_far(run, retry_failed).end
+    end = policy_state_of(run, retry_failed).end
     if end is None:
-        run = await with_left(config, run)
+        run = await with_detached_turns(config, run)
     steps = plan_resume(run.state.dag, run.tasks, retry_failed=retry_failed, evidence=evidence_of(run, given))
     if end is not None:
         steps = judge_decided(steps, fails=end is RunStatus.FAILED)
@@ -106,7 +106,7 @@ async def _verdicts(config: Config, run: StoredRun, *, retry_failed: bool) -> li
 
 
 def _by_default(step: ResumeStep, run: StoredRun, given: ReceivedAnswers) -> ResumeStep:
-    """Return the verdict, with DEFAULTED as the reason if the question is answered by the default."""
+    """Return the step, with DEFAULTED as the reason if the question is answered by the default."""
     answer = given.answers.get(step.task_id)
     before = run.state.answers.get(run.state.dag.position(step.task_id), ())
     by = answer.by if answer is not None else before[-1].by if before else None
@@ -115,13 +115,13 @@ def _by_default(step: ResumeStep, run: StoredRun, given: ReceivedAnswers) -> Res
     return replace(step, reason=step.reason.replace(ANSWERED, DEFAULTED))
 
 
-async def _weighed(run: StoredRun, step: ResumeStep) -> ResumeStep:
+async def _with_input_tokens(run: StoredRun, step: ResumeStep) -> ResumeStep:
     task = run.state.dag[step.task_id]
     try:
         characters = len(run.state.prompt(task))
         if task.continues is not None and run.state.is_completed(task.continues):
-            past = await load_past(run.store, run.record.run_id, run.state, task.continues)
-            characters += sum(len(message.content) for message in past.messages)
+            history = await load_history(run.store, run.record.run_id, run.state, task.continues)
+            characters += sum(len(message.content) for message in history.messages)
     except PlaitError:  # an unreadable prompt or conversation costs nothing
         return step
     return replace(step, input_tokens=-(-characters // _CHARACTERS_A_TOKEN))

@@ -22,12 +22,12 @@ from plait.runner.engine.policy_driver import PolicyState, read_policy_state
 from plait.runner.engine.retry import next_tries
 from plait.runner.errors import PlaitError, PolicyMissing
 from plait.runner.policies import policy_of
-from plait.runner.recovery.adoption import learned, take_up, with_left
+from plait.runner.recovery.adoption import adopted_attempt, session_event, with_detached_turns
 from plait.runner.recovery.answers import ReceivedAnswer, ReceivedAnswers, given_answers
 from plait.runner.recovery.lease import acquire
 from plait.runner.recovery.resume_plan import RUNS, Evidence, ResumeAction, ResumeStep, is_to_be_corrected, plan_resume
 from plait.runner.state.codec import encode_event
-from plait.runner.state.conversations import load_going_on, load_past, load_said
+from plait.runner.state.conversations import load_answered_messages, load_continuation, load_history
 from plait.runner.state.stored_run import StoredPolicy, StoredRun
 
 
@@ -37,9 +37,9 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions) -> 
     Raises RunOwned if another process claims the run first, BackendMissing, PolicyMissing, AnswerConflict for a late
     answer in `how`, PlaitError for an invalid answer or a surplus policy, and StoreError.
     """
-    decided = decided_so_far(run, how.retry_failed)
+    decided = policy_state_of(run, how.retry_failed)
     if decided.end is None:
-        run = await with_left(config, run)
+        run = await with_detached_turns(config, run)
     state, record = run.state, run.record
     policy = _policy(run, how.policy)
     given = await given_answers(run, config.clock.wall(), how.answers)
@@ -49,9 +49,9 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions) -> 
     for position, step in enumerate(steps):
         if step.action is ResumeAction.ADOPT:
             continue
-        event = _settled(run, position, step, given.answers.get(step.task_id), at)
+        event = _apply_step(run, position, step, given.answers.get(step.task_id), at)
         if event is not None:
-            new_events += [*learned(run, position, at), event]
+            new_events += [*session_event(run, position, at), event]
     state.mark_repeats(position for position, step in enumerate(steps) if step.repeats)
     names = backend_names(state.dag, config, state.statuses)
     if policy is not None:
@@ -64,20 +64,20 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions) -> 
     adopted = await _load_conversations(run, steps)
     new_events += [_adopted(run, position, names[position], at) for position in adopted]
     await _load_failures(run)
-    unasked = [] if policy is None else await _unasked(run, new_events)
-    if not unasked and decided != read_policy_state(record.policy_state):
-        # With unasked tasks, the first decision stores the reopened state. Otherwise the state is stored here; without
+    backlog = [] if policy is None else await _policy_backlog(run, new_events)
+    if not backlog and decided != read_policy_state(record.policy_state):
+        # With a backlog, the first decision stores the reopened state. Otherwise the state is stored here; without
         # the event, a second resume would read the old end of the run again.
         new_events.append(events.PolicyDecided(at, decided.state, decided.encoded()))
     later = await later_tries(run, steps, config.clock.wall())
-    owner, goes_on = await acquire(
+    owner, next_write = await acquire(
         config, run.store, record, [change for e in new_events for change in encode_event(e)]
     )
-    new_events += [_retrying(run, position, until, at) for position, until in later.items()]
+    new_events += [_retried(run, position, until, at) for position, until in later.items()]
     if decided.failed_on is not None and decided.end is None:
-        unasked.insert(0, decided.failed_on)
-    inherited = Handover(unasked, later, adopted)
-    return PreparedRun(record.run_id, state, names, owner, new_events, (), goes_on, policy, decided, inherited)
+        backlog.insert(0, decided.failed_on)
+    handover = Handover(backlog, later, adopted)
+    return PreparedRun(record.run_id, state, names, owner, new_events, (), next_write, policy, decided, handover)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,9 @@ class ResumeOptions:
 
 
 def evidence_of(run: StoredRun, given: ReceivedAnswers) -> Evidence:
-    """Return the facts beside the task records on which the verdicts depend."""
+    """Return the facts beside the task records on which the steps depend."""
     ways = {task_id: run.state.asking[run.state.dag.position(task_id)].way for task_id in given.answers}
-    return Evidence(ways, given.late, run.left)
+    return Evidence(ways, given.late, run.detached)
 
 
 def _policy(run: StoredRun, own: Policy | None) -> Policy | None:
@@ -110,15 +110,15 @@ def _policy(run: StoredRun, own: Policy | None) -> Policy | None:
     return own or policy_of(stored.kind, stored.settings)
 
 
-def decided_so_far(run: StoredRun, retry_failed: bool) -> PolicyState:
+def policy_state_of(run: StoredRun, retry_failed: bool) -> PolicyState:
     """Return the stored decisions of the policy, without the end of the run if `retry_failed` reopens the run."""
     decided = read_policy_state(run.record.policy_state)
     if retry_failed and run.status in RUN_DONE:  # the run failed, or has damaged results
-        return replace(decided, end=None, error=None, rests=False)
+        return replace(decided, end=None, error=None, idle=False)
     return decided
 
 
-async def _unasked(run: StoredRun, new_events: Sequence[events.Event]) -> list[str]:
+async def _policy_backlog(run: StoredRun, new_events: Sequence[events.Event]) -> list[str]:
     """Return the ids of the tasks that ended after the last question to the policy; tasks in `new_events` come last."""
     ended: dict[str, None] = {}
     after = run.record.policy_seq
@@ -129,7 +129,7 @@ async def _unasked(run: StoredRun, new_events: Sequence[events.Event]) -> list[s
     return [task_id for task_id in ended if run.state.statuses[run.state.dag.position(task_id)] in TASK_DONE]
 
 
-def _settled(
+def _apply_step(
     run: StoredRun, position: int, step: ResumeStep, given: ReceivedAnswer | None, at: str
 ) -> events.Event | None:
     """Apply `step` to the state of the task. Return the event of the change, or None without a change."""
@@ -160,34 +160,34 @@ async def _load_conversations(run: StoredRun, steps: Sequence[ResumeStep]) -> di
         if task.continues is not None:
             before = state.dag.position(task.continues)
             if state.statuses[before] is TaskStatus.COMPLETED and not state.keeps_conversation(before):
-                past = await load_past(run.store, run.record.run_id, state, task.continues)
-                state.keep_conversation(before, History(run.tasks[before].session_id, past.messages))
+                history = await load_history(run.store, run.record.run_id, state, task.continues)
+                state.keep_conversation(before, History(run.tasks[before].session_id, history.messages))
         if step.action is ResumeAction.ADOPT:
-            adopted[position] = await take_up(run, position)
+            adopted[position] = await adopted_attempt(run, position)
         elif step.action in RUNS:
             await _load_own(run, position, step)
         elif position in state.asking and state.asking[position].way is Way.CALL:
             await _load_own(run, position, step)  # an answer may arrive during execution
         elif position in state.asking:
             record = run.tasks[position]
-            said = await load_said(run.store, run.record.run_id, state, record.task_id, record.attempt)
-            state.continue_with(position, Continuation(record.session_id, said))
+            messages = await load_answered_messages(run.store, run.record.run_id, state, record.task_id, record.attempt)
+            state.continue_with(position, Continuation(record.session_id, messages))
     return adopted
 
 
 async def _load_own(run: StoredRun, position: int, step: ResumeStep) -> None:
     """Load the conversation of the task's earlier attempts if the next attempt continues the conversation."""
     state, record = run.state, run.tasks[position]
-    answer = state.answer_to_say(position)
+    answer = state.answer_to_send(position)
     says_answer = answer is not None and answer.attempt == record.attempt
     interrupted = step.action is ResumeAction.CONTINUE and not says_answer and not is_to_be_corrected(record)
     may_correct = _may_correct(state.dag.tasks[position], record, step)
     if record.session_id is None and answer is None and not may_correct:
         return
     if interrupted or answer is not None or may_correct:
-        going_on = await load_going_on(run.store, run.record.run_id, state, record, interrupted=interrupted)
-        if interrupted or going_on.says:
-            state.continue_with(position, going_on)
+        continuation = await load_continuation(run.store, run.record.run_id, state, record, interrupted=interrupted)
+        if interrupted or continuation.sends_message:
+            state.continue_with(position, continuation)
 
 
 def _may_correct(task: Task, record: TaskRecord, step: ResumeStep) -> bool:
@@ -217,11 +217,11 @@ async def later_tries(run: StoredRun, steps: Sequence[ResumeStep], now: float) -
     }
 
 
-def _retrying(run: StoredRun, position: int, until: float, at: str) -> events.TaskRetrying:
+def _retried(run: StoredRun, position: int, until: float, at: str) -> events.TaskRetried:
     """Return the event for listeners of this process: the failure that an earlier process reported. Not stored."""
-    record, goes_on = run.tasks[position], position in run.state.going_on
+    record, continues = run.tasks[position], position in run.state.continuations
     kind, error = record.error_kind or "", record.error or ""
-    return events.TaskRetrying(
+    return events.TaskRetried(
         at,
         record.task_id,
         record.attempt,
@@ -229,7 +229,7 @@ def _retrying(run: StoredRun, position: int, until: float, at: str) -> events.Ta
         error,
         until - parse_time(at),
         record.duration_s or 0.0,
-        continues_session=goes_on,
+        continues_session=continues,
     )
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from plait.backends.protocol import DetachedTurn
 from plait.persistence.records import TaskRecord
-from plait.runner.domain.conversation import NOT_ADDED
+from plait.runner.domain.conversation import INVALID_TASKS
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import Way, answers_of
 from plait.runner.domain.status import TASK_DONE, TASK_STATUSES, TaskStatus
@@ -51,7 +51,7 @@ RUNS = frozenset({ResumeAction.CONTINUE, ResumeAction.START_OVER, ResumeAction.S
 """Actions that execute the task."""
 _PASSES = RUNS | {ResumeAction.ADOPT}
 """Actions assumed to end in success."""
-_TAKE_UP = frozenset({ResumeAction.CONTINUE, ResumeAction.ADOPT})
+_CONTINUES = frozenset({ResumeAction.CONTINUE, ResumeAction.ADOPT})
 """Actions that continue an existing conversation."""
 
 
@@ -76,14 +76,14 @@ class Evidence:
     """The ways of open questions with an answer, by task id."""
     late: Collection[str] = ()
     """Tasks without an answer by the deadline."""
-    left: Mapping[str, DetachedTurn] = field(default_factory=dict[str, DetachedTurn])
+    detached: Mapping[str, DetachedTurn] = field(default_factory=dict[str, DetachedTurn])
     """The states of running attempts according to their files, by task id."""
 
 
 def plan_resume(
     dag: DAG, records: Sequence[TaskRecord], *, retry_failed: bool = False, evidence: Evidence | None = None
 ) -> list[ResumeStep]:
-    """Return a verdict for each task, by position, for a run without a living owner. Executed tasks are assumed to
+    """Return the step of each task, by position, for a run without a living owner. Executed tasks are assumed to
     succeed.
     """
     evidence = evidence or Evidence()
@@ -104,7 +104,7 @@ def plan_resume(
             if in_the_way:
                 step = ResumeStep(task.id, ResumeAction.BLOCKED, f"waits for {', '.join(in_the_way[:3])}")
                 steps[position] = step
-            elif step.action in _TAKE_UP and _runs_again(dag, steps, position):
+            elif step.action in _CONTINUES and _runs_again(dag, steps, position):
                 # The prompt in the session holds the old results of the dependencies.
                 reason = "a dependency runs again"
                 step = replace(step, action=ResumeAction.START_OVER, reason=reason, repeats=True)
@@ -119,7 +119,7 @@ def _runs_again(dag: DAG, steps: Sequence[ResumeStep], position: int) -> bool:
 
 
 def judge_cancelled(records: Sequence[TaskRecord]) -> list[ResumeStep]:
-    """Return a verdict for each task of a cancelled run: no task runs any more."""
+    """Return the step of each task of a cancelled run: no task runs any more."""
     return [
         ResumeStep(record.task_id, ResumeAction.KEEP, record.status)
         if TASK_STATUSES[record.status] in TASK_DONE
@@ -141,14 +141,14 @@ def judge_decided(steps: Sequence[ResumeStep], *, fails: bool) -> list[ResumeSte
 
 def is_to_be_corrected(record: TaskRecord) -> bool:
     """Return whether the last attempt added invalid tasks and the planner has not received the mistakes yet."""
-    return TASK_STATUSES[record.status] is TaskStatus.PENDING and (record.error or "").startswith(NOT_ADDED)
+    return TASK_STATUSES[record.status] is TaskStatus.PENDING and (record.error or "").startswith(INVALID_TASKS)
 
 
 def _step_of_record(task: Task, record: TaskRecord, evidence: Evidence, *, retry_failed: bool) -> ResumeStep:
-    """Return the verdict on a task without regard to dependencies."""
+    """Return the step of a task without regard to dependencies."""
     status = TASK_STATUSES[record.status]
     if status is TaskStatus.RUNNING:
-        left = evidence.left.get(task.id)
+        left = evidence.detached.get(task.id)
         return _under_way(task, record) if left is None or not outlives(left) else _adopted(left, task.id)
     if status is TaskStatus.PENDING:
         return _pending(task, record)
@@ -163,7 +163,7 @@ def _step_of_record(task: Task, record: TaskRecord, evidence: Evidence, *, retry
 
 
 def _waiting(record: TaskRecord, evidence: Evidence) -> ResumeStep:
-    """Return the verdict on a task with an open question."""
+    """Return the step of a task with an open question."""
     if record.task_id in evidence.late:
         return ResumeStep(record.task_id, ResumeAction.FAIL, f"no answer by the deadline: {record.question}")
     if record.task_id in evidence.answered:

@@ -18,21 +18,21 @@ class ForEachQueue:
         self._dag = dag
         self._put_back: set[int] = set()
         """Tasks that could not be expanded and wait for all dependencies before failing."""
-        self.line: deque[int] = deque()
+        self.ready: deque[int] = deque()
         """Positions of the ready tasks, in order."""
 
     def take(self, dropped: Collection[int]) -> int | None:
         """Remove and return the position of the next ready task; None if there is none."""
-        if not self.line:
+        if not self.ready:
             return None
-        position = self.line.popleft()
-        self.uncover(dropped)
+        position = self.ready.popleft()
+        self.discard_dropped(dropped)
         return position
 
-    def uncover(self, dropped: Collection[int]) -> None:
+    def discard_dropped(self, dropped: Collection[int]) -> None:
         """Remove the tasks in `dropped` from the head of the queue."""
-        while self.line and self.line[0] in dropped:
-            self.line.popleft()
+        while self.ready and self.ready[0] in dropped:
+            self.ready.popleft()
 
     def put_back(self, position: int) -> None:
         """Cancel the pairings of the task at `position`: from now on the task waits for its dependencies itself."""

@@ -47,32 +47,32 @@ ALL_PENDING = InitialState()
 class Scheduler:
     """Selects tasks by position in the graph: the longest remaining path first, ties by order of declaration.
 
-    `backends` names the backend of each task. `places` are the slots of this run, or slots shared with other runs.
+    `backends` names the backend of each task. `slots` are the slots of this run, or slots shared with other runs.
     """
 
     def __init__(
         self,
         dag: DAG,
         backends: Sequence[str],
-        places: SlotPool,
+        slots: SlotPool,
         initial: InitialState = ALL_PENDING,
     ) -> None:
         self._dag = dag
-        self._slots = places
+        self._slots = slots
         self._priorities = dag.priorities()
         self._queues: dict[str, ReadyQueue] = {}
-        self._lane_of = [self._queue(name) for name in backends]
-        self._gathering = ForEachQueue(dag)
+        self._queue_of = [self._queue(name) for name in backends]
+        self._for_each = ForEachQueue(dag)
         self._alone = frozenset(initial.alone)
         self._alone_heap: list[tuple[float, int]] = []
         self._dropped: set[int] = set()
-        self._undisturbed: set[int] = set()
+        self._exclusive: set[int] = set()
         """Running tasks that must run alone: at most one, or several held at the start."""
         self._missing = [len(dag.needed(position)) for position in range(len(dag))]
         self.taken = 0
         """The number of tasks holding a slot."""
         self.aside = 0
-        """The number of tasks waiting for `requeue` or `let_go`."""
+        """The number of tasks waiting for `requeue` or `end_keep_open`."""
         self.later: list[int] = []
         """Tasks set aside at the start."""
         self._load(initial.statuses or [TaskStatus.PENDING] * len(dag), initial)
@@ -91,7 +91,7 @@ class Scheduler:
         """
         start = len(self._missing)
         self._priorities += self._dag.priorities(start, self._priorities)
-        self._lane_of += [self._queue(name) for name in backends]
+        self._queue_of += [self._queue(name) for name in backends]
         for position in range(start, len(self._dag)):
             self._missing.append(self._count(position, statuses))
             if not self._missing[position]:
@@ -104,19 +104,19 @@ class Scheduler:
         self._missing[position] = parts
         if not parts:
             self._push(position)
-        self._one_less(self._gathering.paired(position))
+        self._decrement(self._for_each.paired(position))
 
     def put_back(self, position: int, statuses: Sequence[TaskStatus]) -> bool:
         """Let a `for_each` task that could not be expanded wait for its paired tasks. Return whether any of them is
         unfinished.
         """
-        self._gathering.put_back(position)
+        self._for_each.put_back(position)
         self._missing[position] = self._count(position, statuses)
         return self._missing[position] > 0
 
     def take_for_each(self) -> int | None:
         """Return the next ready `for_each` task; None if there is none. The task holds no slot."""
-        return self._gathering.take(self._dropped)
+        return self._for_each.take(self._dropped)
 
     def take(self) -> int | None:
         """Return the next task to start and assign a slot to it. Return None if no task is eligible or no slot is
@@ -130,7 +130,7 @@ class Scheduler:
         return self._pop(best.heap)
 
     def _best(self) -> ReadyQueue | None:
-        if self._slots.taken >= self._slots.most or self._undisturbed:
+        if self._slots.taken >= self._slots.most or self._exclusive:
             return None
         best: ReadyQueue | None = None
         for queue in self._queues.values():
@@ -142,7 +142,7 @@ class Scheduler:
     def _may_take_alone(self) -> bool:
         if not self._alone_heap or self.taken or self._slots.taken >= self._slots.most:
             return False
-        return self._lane_of[self._alone_heap[0][1]].may_take
+        return self._queue_of[self._alone_heap[0][1]].may_take
 
     def _take_alone(self) -> int:
         position = self._pop(self._alone_heap)
@@ -150,10 +150,10 @@ class Scheduler:
         return position
 
     def _hold(self, position: int) -> None:
-        self._lane_of[position].take()
+        self._queue_of[position].take()
         self.taken += 1
         if position in self._alone:
-            self._undisturbed.add(position)
+            self._exclusive.add(position)
 
     @property
     def may_take(self) -> bool:
@@ -168,40 +168,40 @@ class Scheduler:
             return False
         waiting = [queue for queue in self._queues.values() if queue.heap]
         if self._alone_heap:
-            waiting.append(self._lane_of[self._alone_heap[0][1]])
+            waiting.append(self._queue_of[self._alone_heap[0][1]])
         for queue in waiting:
-            self._slots.enqueue(self, queue.gate, partial(self._offered, queue, take))
+            self._slots.enqueue(self, queue.limiter, partial(self._offered, queue, take))
         return bool(waiting)
 
     def _offered(self, queue: ReadyQueue, take: Callable[[], None]) -> None:
         if self.may_take:
-            del queue.gate.line[self]
+            del queue.limiter.queue[self]
             take()
         elif not queue.heap and not self._alone_heap:
-            del queue.gate.line[self]  # all its tasks have been started meanwhile
+            del queue.limiter.queue[self]  # all its tasks have been started meanwhile
 
-    def give_back(self) -> None:
+    def release_all(self) -> None:
         """Release all slots and requests at the end of the run's execution."""
         self._slots.dequeue(self)
         for queue in self._queues.values():
-            queue.give_back()
+            queue.release_all()
         self._slots.offer(self)
 
     def finish(self, position: int, status: TaskStatus) -> None:
         """Release the slot of the started task at `position`, ended as `status`, and unlock its dependents."""
         self._free(position)
-        gate = self._lane_of[position].gate
+        limiter = self._queue_of[position].limiter
         if status is TaskStatus.COMPLETED:
-            gate.completed()
+            limiter.completed()
         self._slots.offer(self)
         self.settle(position, status)
 
     def settle(self, position: int, status: TaskStatus) -> None:
         """Record the end as `status` of a task without a slot, and unlock its dependents."""
-        if self._lets_pass(position, status):
-            self._one_less(self._gathering.waiting(position))
+        if self._satisfies(position, status):
+            self._decrement(self._for_each.waiting(position))
 
-    def _one_less(self, waiting: Sequence[int]) -> None:
+    def _decrement(self, waiting: Sequence[int]) -> None:
         for position in waiting:
             self._missing[position] -= 1
             if not self._missing[position]:
@@ -218,21 +218,21 @@ class Scheduler:
         if not self._missing[position]:
             self._push(position)
 
-    def hold(self) -> None:
-        """Let the run wait for a parked task that is about to be answered, until `let_go`."""
+    def keep_open(self) -> None:
+        """Let the run wait for a parked task that is about to be answered, until `end_keep_open`."""
         self.aside += 1
 
-    def let_go(self) -> None:
-        """Withdraw `hold`."""
+    def end_keep_open(self) -> None:
+        """Withdraw `keep_open`."""
         self.aside -= 1
 
     def drop(self, position: int) -> None:
         """Exclude the task, which holds no slot, from ever starting."""
         self._missing[position] = -1
         self._dropped.add(position)
-        self._uncover(self._lane_of[position].heap)
-        self._uncover(self._alone_heap)
-        self._gathering.uncover(self._dropped)
+        self._discard_dropped(self._queue_of[position].heap)
+        self._discard_dropped(self._alone_heap)
+        self._for_each.discard_dropped(self._dropped)
 
     def set_aside(self, position: int) -> None:
         """Release the slot of the started task at `position`. The task waits for `requeue`."""
@@ -243,19 +243,20 @@ class Scheduler:
     def throttle(self, position: int) -> None:
         """Set the started task aside after its backend reported a limit.
 
-        No task starts on the backend until all throttled tasks are back; then fewer tasks run at once: see `Gate`.
+        No task starts on the backend until all throttled tasks are back. Then fewer tasks run at once: see
+        `BackendLimiter`.
         """
-        self._lane_of[position].throttle(position)
+        self._queue_of[position].throttle(position)
         self.set_aside(position)
 
     def closings(self, position: int) -> int:
         """Return `ReadyQueue.closings` for the backend of the task."""
-        return self._lane_of[position].closings
+        return self._queue_of[position].closings
 
     def requeue(self, position: int) -> None:
         """Make a task that was set aside eligible again, unless it was dropped meanwhile."""
         self.aside -= 1
-        if self._lane_of[position].come_back(position):
+        if self._queue_of[position].reopen_for(position):
             self._slots.offer(self)
         if position not in self._dropped:
             self._push(position)
@@ -263,13 +264,13 @@ class Scheduler:
     @property
     def exhausted(self) -> bool:
         """True at the end of the run: no task holds a slot, is set aside, or is eligible."""
-        if self.taken or self.aside or self._alone_heap or self._gathering.line:
+        if self.taken or self.aside or self._alone_heap or self._for_each.ready:
             return False
         return not any(queue.heap for queue in self._queues.values())
 
     def _load(self, statuses: Sequence[TaskStatus], initial: InitialState) -> None:
         for position, status in enumerate(statuses):
-            if self._has_passed(position, status):
+            if self._is_satisfied(position, status):
                 for waiting in self._dag.needed_by(position):
                     self._missing[waiting] -= 1
         for position, status in enumerate(statuses):
@@ -281,20 +282,20 @@ class Scheduler:
             elif not self._missing[position] and position in initial.later:
                 self.later.append(position)
                 if position in initial.throttled:
-                    self._lane_of[position].send_away(position)
+                    self._queue_of[position].close_for(position)
             elif not self._missing[position]:
                 self._push(position)
         self.aside += len(self.later)
 
     def _count(self, position: int, statuses: Sequence[TaskStatus]) -> int:
         """Return the number of tasks that the task at `position` waits for."""
-        needed = [one for one in self._dag.needed(position) if not self._has_passed(one, statuses[one])]
-        return sum(self._gathering.waits(position, one) for one in needed)
+        needed = [one for one in self._dag.needed(position) if not self._is_satisfied(one, statuses[one])]
+        return sum(self._for_each.waits(position, one) for one in needed)
 
-    def _has_passed(self, position: int, status: TaskStatus) -> bool:
-        return status in TASK_DONE and self._lets_pass(position, status)
+    def _is_satisfied(self, position: int, status: TaskStatus) -> bool:
+        return status in TASK_DONE and self._satisfies(position, status)
 
-    def _lets_pass(self, position: int, status: TaskStatus) -> bool:
+    def _satisfies(self, position: int, status: TaskStatus) -> bool:
         """Return whether dependents may run after the task at `position` ended as `status`."""
         if status is TaskStatus.COMPLETED:
             return True
@@ -304,22 +305,22 @@ class Scheduler:
 
     def _push(self, position: int) -> None:
         if self._dag.tasks[position].for_each is not None:
-            self._gathering.line.append(position)
+            self._for_each.ready.append(position)
             return
-        heap = self._alone_heap if position in self._alone else self._lane_of[position].heap
+        heap = self._alone_heap if position in self._alone else self._queue_of[position].heap
         heapq.heappush(heap, (-self._priorities[position], position))
 
     def _pop(self, heap: list[tuple[float, int]]) -> int:
         position = heapq.heappop(heap)[1]
         if self._dropped:
-            self._uncover(heap)
+            self._discard_dropped(heap)
         return position
 
-    def _uncover(self, heap: list[tuple[float, int]]) -> None:
+    def _discard_dropped(self, heap: list[tuple[float, int]]) -> None:
         while heap and heap[0][1] in self._dropped:
             heapq.heappop(heap)
 
     def _free(self, position: int) -> None:
-        self._lane_of[position].free()
+        self._queue_of[position].free()
         self.taken -= 1
-        self._undisturbed.discard(position)
+        self._exclusive.discard(position)

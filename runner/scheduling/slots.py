@@ -31,15 +31,15 @@ class BackendLimiter:
     ceiling: float
     limit: float
     taken: int = 0
-    away: int = 0
+    throttled: int = 0
     """The number of throttled tasks. No task starts on the backend until all of them are back."""
-    at_once: int = 0
+    running_at_throttle: int = 0
     """The number of tasks running on the backend when the first of the `away` tasks was throttled."""
     closings: int = 0
     """The number of times the backend began to throttle."""
     closings_before: int = 0
     """The value of `closings` at the last completion of a task on the backend."""
-    line: dict[object, tuple[int, Callable[[], None]]] = field(
+    queue: dict[object, tuple[int, Callable[[], None]]] = field(
         default_factory=dict[object, tuple[int, Callable[[], None]]], repr=False
     )
     """Runs waiting for a slot, longest wait first, each with an increasing number and a callback."""
@@ -47,7 +47,7 @@ class BackendLimiter:
     @property
     def is_open(self) -> bool:
         """Whether another task may start on the backend."""
-        return not self.away and self.taken + 1 <= self.limit
+        return not self.throttled and self.taken + 1 <= self.limit
 
     def completed(self) -> None:
         """Record the completion of a task on the backend."""
@@ -66,7 +66,7 @@ class SlotPool:
         """The number of slots that may be in use now."""
         self.shared = shared
         self._limits = limits or {}
-        self._gates: dict[str, BackendLimiter] = {}
+        self._limiters: dict[str, BackendLimiter] = {}
         self.taken = 0
         self.only: BackendLimiter | None = None
         """The only backend on which a slot may be taken now; None if there is no restriction."""
@@ -74,96 +74,96 @@ class SlotPool:
 
     def limiter(self, backend: str) -> BackendLimiter:
         """Return the slots of `backend`."""
-        gate = self._gates.get(backend)
-        if gate is None:
+        limiter = self._limiters.get(backend)
+        if limiter is None:
             limit = self._limits.get(backend, float("inf"))
-            gate = self._gates[backend] = BackendLimiter(limit, limit)
-        return gate
+            limiter = self._limiters[backend] = BackendLimiter(limit, limit)
+        return limiter
 
-    def enqueue(self, who: object, gate: BackendLimiter, take: Callable[[], None]) -> None:
+    def enqueue(self, who: object, limiter: BackendLimiter, take: Callable[[], None]) -> None:
         """Call `take` whenever `who` may get a slot on the backend, until `who` is removed from `limiter.line`.
 
         `take` runs in the context variables of this call, not in the context of the releasing run. A served run removes
         itself and may call again.
         """
-        if who not in gate.line:
-            gate.line[who] = (next(self._numbers), partial(copy_context().run, take))
+        if who not in limiter.queue:
+            limiter.queue[who] = (next(self._numbers), partial(copy_context().run, take))
 
     def dequeue(self, who: object) -> None:
         """Remove `who` from all queues."""
-        for gate in self._gates.values():
-            gate.line.pop(who, None)
+        for limiter in self._limiters.values():
+            limiter.queue.pop(who, None)
 
     def offer(self, but: object) -> None:
         """Offer free slots, one at a time, to all waiting runs except the releasing run `but`."""
         passed: set[tuple[BackendLimiter, object]] = set()
-        while self.taken < self.most and (first := self._first_in_line(but, passed)) is not None:
+        while self.taken < self.most and (first := self._next_waiting(but, passed)) is not None:
             before = self.taken
-            self._let_take_one(*first)
+            self._offer_one(*first)
             if self.taken == before:
                 passed.add(first)
 
-    def _first_in_line(
+    def _next_waiting(
         self, but: object, passed: Set[tuple[BackendLimiter, object]]
     ) -> tuple[BackendLimiter, object] | None:
         """Return the run with the longest wait among the runs waiting for an open backend."""
         first: tuple[int, BackendLimiter, object] | None = None
-        for gate in self._gates.values():
-            if not gate.line or not gate.is_open:
+        for limiter in self._limiters.values():
+            if not limiter.queue or not limiter.is_open:
                 continue
-            for who, (number, _) in gate.line.items():
-                if who is not but and (gate, who) not in passed:
-                    first = (number, gate, who) if first is None or number < first[0] else first
+            for who, (number, _) in limiter.queue.items():
+                if who is not but and (limiter, who) not in passed:
+                    first = (number, limiter, who) if first is None or number < first[0] else first
                     break
         return None if first is None else first[1:]
 
-    def _let_take_one(self, gate: BackendLimiter, who: object) -> None:
-        most, only = self.most, self.only
-        self.most, self.only = self.taken + 1, gate
+    def _offer_one(self, limiter: BackendLimiter, who: object) -> None:
+        limit, only = self.most, self.only
+        self.most, self.only = self.taken + 1, limiter
         try:
-            gate.line[who][1]()
+            limiter.queue[who][1]()
         finally:
-            self.most, self.only = most, only
+            self.most, self.only = limit, only
 
 
 @dataclass(slots=True)
 class ReadyQueue:
     """The tasks of a run on a backend: eligible tasks (`heap`), the number of slots held, and throttled tasks."""
 
-    gate: BackendLimiter
-    places: SlotPool
+    limiter: BackendLimiter
+    slots: SlotPool
     heap: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     taken: int = 0
-    away: set[int] = field(default_factory=set[int])
+    throttled: set[int] = field(default_factory=set[int])
     closings_before: int = field(init=False)
-    """The value of `Gate.closings` when the run first used the backend."""
+    """The value of `BackendLimiter.closings` when the run first used the backend."""
 
     def __post_init__(self) -> None:
-        self.closings_before = self.gate.closings
+        self.closings_before = self.limiter.closings
 
     @property
     def closings(self) -> int:
         """The number of times the backend began to throttle since its last completed task, counted from the start of
         the run.
         """
-        return self.gate.closings - max(self.gate.closings_before, self.closings_before)
+        return self.limiter.closings - max(self.limiter.closings_before, self.closings_before)
 
     @property
     def may_take(self) -> bool:
         """Whether a task may start on the backend, given a free slot."""
-        return self.gate.is_open and self.places.only in (None, self.gate)
+        return self.limiter.is_open and self.slots.only in (None, self.limiter)
 
     def take(self) -> None:
         """Assign a slot to a task."""
         self.taken += 1
-        self.gate.taken += 1
-        self.places.taken += 1
+        self.limiter.taken += 1
+        self.slots.taken += 1
 
     def free(self) -> None:
         """Release the slot of a task."""
         self.taken -= 1
-        self.gate.taken -= 1
-        self.places.taken -= 1
+        self.limiter.taken -= 1
+        self.slots.taken -= 1
 
     def throttle(self, position: int) -> None:
         """Record that the backend throttled a running task, and lower the limit.
@@ -171,33 +171,35 @@ class ReadyQueue:
         The new limit is half of the tasks then running, or the number of tasks not throttled if lower. Every four
         completed tasks raise the limit by 1.
         """
-        gate = self.gate
-        if not gate.away:
-            gate.closings += 1
-        self.send_away(position)
-        gate.limit = max(1.0, min(gate.ceiling, gate.at_once // 2, gate.at_once - gate.away))
+        limiter = self.limiter
+        if not limiter.throttled:
+            limiter.closings += 1
+        self.close_for(position)
+        limiter.limit = max(
+            1.0, min(limiter.ceiling, limiter.running_at_throttle // 2, limiter.running_at_throttle - limiter.throttled)
+        )
 
-    def send_away(self, position: int) -> None:
+    def close_for(self, position: int) -> None:
         """Close the backend until the task at `position` may return."""
-        if not self.gate.away:
-            self.gate.at_once = self.gate.taken
-        self.away.add(position)
-        self.gate.away += 1
+        if not self.limiter.throttled:
+            self.limiter.running_at_throttle = self.limiter.taken
+        self.throttled.add(position)
+        self.limiter.throttled += 1
 
-    def come_back(self, position: int) -> bool:
+    def reopen_for(self, position: int) -> bool:
         """Return whether the return of the task at `position` reopens the backend. No effect unless the task was
         throttled.
         """
-        if position not in self.away:
+        if position not in self.throttled:
             return False
-        self.away.remove(position)
-        self.gate.away -= 1
-        return not self.gate.away
+        self.throttled.remove(position)
+        self.limiter.throttled -= 1
+        return not self.limiter.throttled
 
-    def give_back(self) -> None:
+    def release_all(self) -> None:
         """Release all slots and throttled tasks of the run."""
-        self.gate.taken -= self.taken
-        self.places.taken -= self.taken
-        self.gate.away -= len(self.away)
+        self.limiter.taken -= self.taken
+        self.slots.taken -= self.taken
+        self.limiter.throttled -= len(self.throttled)
         self.taken = 0
-        self.away.clear()
+        self.throttled.clear()

@@ -33,7 +33,7 @@ def run_folder(root: Path, run_id: str) -> Path:
     return root / _name(run_id)
 
 
-def turn_files(root: Path, run_id: str, task_id: str, attempt: int | str) -> Files:
+def attempt_files(root: Path, run_id: str, task_id: str, attempt: int | str) -> Files:
     """Return the files of an attempt of a task. For a person's turn after the run, `attempt` is `0-` and a number."""
     return Files(run_folder(root, run_id).joinpath(_name(task_id), str(attempt)), _sessions(root))
 

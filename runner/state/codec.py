@@ -88,7 +88,7 @@ def _session_opened(event: events.SessionOpened) -> tuple[stored.Change, ...]:
 
 
 def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
-    said = event.said
+    said = event.turn
     completed = stored.TaskCompleted(
         event.at,
         event.task_id,
@@ -112,7 +112,7 @@ def turns(at: str, task_id: str, attempt: int, messages: Sequence[Message]) -> l
     ]
 
 
-def _task_retrying(event: events.TaskRetrying) -> tuple[stored.Change, ...]:
+def _task_retrying(event: events.TaskRetried) -> tuple[stored.Change, ...]:
     retried = stored.TaskRetried(
         event.at,
         event.task_id,
@@ -195,7 +195,7 @@ _CHANGES = cast(
         events.TaskStarted: _task_started,
         events.SessionOpened: _session_opened,
         events.TaskCompleted: _task_completed,
-        events.TaskRetrying: _task_retrying,
+        events.TaskRetried: _task_retrying,
         events.TaskFailed: _task_failed,
         events.TaskInterrupted: _task_interrupted,
         events.TaskWaiting: _task_waiting,

@@ -9,13 +9,13 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Message, Role, Usage
 from plait.persistence.protocol import Store
 from plait.persistence.records import EventKind, MessageRecord, TaskRecord
-from plait.runner.domain.conversation import NOT_ADDED, Continuation, History, mistakes_prompt
+from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History, correction_prompt
 from plait.runner.domain.status import TaskStatus
 from plait.runner.errors import PlaitError
 from plait.runner.state.run_state import RunState
 
 
-async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *, persons: bool = False) -> History:
+async def load_history(store: Store, run_id: str, state: RunState, task_id: str, *, persons: bool = False) -> History:
     """Return the messages of the continued tasks and of `task_id`, oldest first, without a session id.
 
     A task that did not complete has no conversation to continue: a task that continues the incomplete task began a new
@@ -28,7 +28,7 @@ async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *,
     run and the store lacks the last messages.
     """
     links, messages = [task_id], list[Message]()
-    while (before := await _went_on_with(store, run_id, state, links[-1])) is not None:
+    while (before := await _continued_task(store, run_id, state, links[-1])) is not None:
         kept = state.conversation(before)
         if kept is not None:
             messages += kept.messages
@@ -37,7 +37,7 @@ async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *,
     for link in reversed(links):
         with_persons = persons and link == task_id
         stored = await store.list_messages(run_id, link)
-        _refuse_older(state, link, stored)
+        _require_last_messages(state, link, stored)
         counted = {max((record.attempt for record in stored), default=0), *state.asked_in(link)}
         if with_persons:
             counted.add(0)
@@ -48,7 +48,7 @@ async def load_past(store: Store, run_id: str, state: RunState, task_id: str, *,
     return History(None, tuple(messages))
 
 
-async def _went_on_with(store: Store, run_id: str, state: RunState, task_id: str) -> str | None:
+async def _continued_task(store: Store, run_id: str, state: RunState, task_id: str) -> str | None:
     """Return the task with the conversation that `task_id` continued or will continue; None for a new conversation."""
     task = state.dag[task_id]
     before = task.continues
@@ -83,7 +83,7 @@ async def _began_after(store: Store, run_id: str, its: TaskRecord, other: str) -
     return began > ended
 
 
-def _refuse_older(state: RunState, task_id: str, stored: Sequence[MessageRecord]) -> None:
+def _require_last_messages(state: RunState, task_id: str, stored: Sequence[MessageRecord]) -> None:
     """Raise BackendError if this process completed the task and the messages of the last attempt are not stored yet."""
     position = state.dag.position(task_id)
     if not state.is_ours(position) or state.dag.tasks[position].for_each is not None:
@@ -93,7 +93,7 @@ def _refuse_older(state: RunState, task_id: str, stored: Sequence[MessageRecord]
         raise BackendError(ErrorKind.TRANSIENT, message)
 
 
-async def load_said(
+async def load_answered_messages(
     store: Store, run_id: str, state: RunState, task_id: str, open_in: int | None = None
 ) -> tuple[Message, ...]:
     """Return the messages of `task_id` up to the last answered question, or up to the question open since attempt
@@ -104,19 +104,19 @@ async def load_said(
     return tuple(_message(run_id, record) for record in stored if record.attempt in asked)
 
 
-async def load_going_on(
+async def load_continuation(
     store: Store, run_id: str, state: RunState, task: TaskRecord, *, interrupted: bool
 ) -> Continuation:
     """Return how the next attempt of `task` continues the conversation of earlier attempts: with the answer to the last
     question, or with the mistakes in the last reply, if any. Raises StoreError; PlaitError if a message is damaged.
     """
-    answer = state.answer_to_say(state.dag.position(task.task_id))
-    said = () if answer is None else await load_said(store, run_id, state, task.task_id)
+    answer = state.answer_to_send(state.dag.position(task.task_id))
+    messages = () if answer is None else await load_answered_messages(store, run_id, state, task.task_id)
     if answer is not None and answer.attempt == task.attempt:  # asked after any earlier correction
-        return Continuation(task.session_id, said, answer, None, interrupted)
+        return Continuation(task.session_id, messages, answer, None, interrupted)
     refused, wrong = await _refused(store, run_id, task, 0 if answer is None else answer.attempt)
     answer = answer if wrong is None else None  # sent already
-    return Continuation(task.session_id, said, answer, wrong, interrupted, refused)
+    return Continuation(task.session_id, messages, answer, wrong, interrupted, refused)
 
 
 async def _refused(store: Store, run_id: str, task: TaskRecord, asked: int) -> tuple[tuple[Message, ...], str | None]:
@@ -128,9 +128,11 @@ async def _refused(store: Store, run_id: str, task: TaskRecord, asked: int) -> t
         if attempt.session_id != task.session_id or attempt.attempt <= asked or reopened:
             break
         error = attempt.error or ""
-        if attempt.status == "retried" and error.startswith(NOT_ADDED):
-            said = [one for one in await store.list_messages(run_id, task.task_id) if one.attempt == attempt.attempt]
-            return tuple(_message(run_id, record) for record in said), mistakes_prompt(error)
+        if attempt.status == "retried" and error.startswith(INVALID_TASKS):
+            messages = [
+                one for one in await store.list_messages(run_id, task.task_id) if one.attempt == attempt.attempt
+            ]
+            return tuple(_message(run_id, record) for record in messages), correction_prompt(error)
     return (), None
 
 

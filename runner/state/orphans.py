@@ -13,7 +13,7 @@ from plait.persistence.protocol import Store, files_root
 from plait.persistence.records import TaskRecord
 from plait.runner.domain.status import TASK_STATUSES, TaskStatus
 from plait.runner.log import logger
-from plait.runner.state.attempt_files import SESSIONS, run_folder, turn_files
+from plait.runner.state.attempt_files import SESSIONS, attempt_files, run_folder
 
 _FORGOTTEN_S = 3600.0
 """Seconds without a change after which the folder of an unstored run is abandoned. A run that began while the store was
@@ -35,7 +35,7 @@ async def kill_orphans(store: Store | None, run_id: str, keep: Iterable[tuple[st
     """
     root = files_root(store)
     if root is not None:
-        kept = [turn_files(root, run_id, task_id, attempt).turn for task_id, attempt in keep]
+        kept = [attempt_files(root, run_id, task_id, attempt).turn for task_id, attempt in keep]
         await _end_below(run_folder(root, run_id), kept)
 
 
@@ -45,7 +45,7 @@ def under_way(tasks: Iterable[TaskRecord], but: str | None = None) -> list[tuple
     return [(task.task_id, task.attempt) for task in running if task.task_id != but]
 
 
-async def end_turn(folder: Path) -> None:
+async def end_attempt(folder: Path) -> None:
     """End the child processes left over from the attempt with the files in `folder`. Errors are logged, not raised."""
     await _end_below(folder, ())
 

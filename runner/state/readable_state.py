@@ -54,8 +54,8 @@ class ReadableState:
         """Conversations kept in memory: of tasks that other tasks continue, and of tasks not stored yet."""
         self._prompts: dict[int, str] = {}
         """Prompts of conversations of only a prompt and an answer, as texts, which the garbage collector skips."""
-        self._going_on: dict[int, Continuation] = {}
-        self.going_on: Final[Mapping[int, Continuation]] = self._going_on
+        self._continuations: dict[int, Continuation] = {}
+        self.continuations: Final[Mapping[int, Continuation]] = self._continuations
         """Conversations that the next attempts of tasks continue."""
         self._added_by: dict[int, str | None] = {}
         """The id of the adding task, for each added task; None if the run's policy added the task."""
@@ -150,7 +150,7 @@ class ReadableState:
                 found.append((answered.question, answered.value))
         return found
 
-    def answer_to_say(self, position: int) -> Answered | None:
+    def answer_to_send(self, position: int) -> Answered | None:
         """Return the last answer to a question in a reply, with which the conversation continues; None without."""
         return next((one for one in reversed(self._answers.get(position, ())) if one.way is Way.REPLY), None)
 
@@ -159,7 +159,7 @@ class ReadableState:
         answers = self._answers.get(self.dag.position(task_id), ())
         return {answered.attempt for answered in answers if answered.way is Way.REPLY}
 
-    def on_their_last_chance(self) -> list[int]:
+    def last_chances(self) -> list[int]:
         """Return the positions of tasks to run alone, because the next crash exhausts the crash limit of the task."""
         return [
             position for position, crashes in self._crashes.items() if last_chance(self.dag.tasks[position], crashes)
@@ -185,13 +185,13 @@ class ReadableState:
             return times
         return max(times, self._continued.get(self.dag.position(folded), 0))
 
-    def session_to_go_on_with(self, task: Task) -> str | None:
+    def continued_session(self, task: Task) -> str | None:
         """Return the id of the session that `task` continues; None without such a session."""
         if task.continues is None or not self.is_completed(task.continues):
             return None
         return self._results[self.dag.position(task.continues)].session_id
 
-    def past(self, task: Task) -> History | None:
+    def history(self, task: Task) -> History | None:
         """Return the conversation that `task` continues, if kept in memory; None otherwise."""
         if task.continues is None:
             return None

@@ -29,7 +29,7 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import NO_USAGE, JsonValue, Message, Reply, Usage
 from plait.persistence.records import AttemptRecord
 from plait.runner.domain import events
-from plait.runner.domain.conversation import NOT_ADDED, Continuation, History
+from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History
 from plait.runner.domain.question import Answered, Asking, Way
 from plait.runner.domain.result import TaskResult
 from plait.runner.domain.status import TASK_REOPENINGS, TASK_TRANSITIONS, TaskStatus
@@ -55,8 +55,8 @@ class RunState(ReadableState):
         self._move(position, _PENDING, _RUNNING)
         self._attempts[position] = number = self._attempts[position] + 1
         self._started.add(position)
-        if position in self._going_on:
-            self._take_up(position)
+        if position in self._continuations:
+            self._consume_continuation(position)
         return events.TaskStarted(at, self.dag.tasks[position].id, number, backend, session_id, confirmed)
 
     def complete(  # noqa: PLR0913 - the parts of a result
@@ -68,8 +68,8 @@ class RunState(ReadableState):
         duration_s: float = 0.0,
         session_id: str | None = None,
         *,
-        said: tuple[Message, ...] | str = (),
-        said_before: tuple[Message, ...] = (),
+        turn: tuple[Message, ...] | str = (),
+        earlier_messages: tuple[Message, ...] = (),
     ) -> events.TaskCompleted:
         """Complete the task with `reply`, and keep the conversation in memory until `forget_conversation`.
 
@@ -89,13 +89,13 @@ class RunState(ReadableState):
                 session_id=session_id,
             ),
         )
-        if isinstance(said, str) and task.continues is None:
-            self._prompts[position] = said
+        if isinstance(turn, str) and task.continues is None:
+            self._prompts[position] = turn
         elif task.for_each is None:  # a task that only gathers has no conversation
-            messages = reply.turn(said) if isinstance(said, str) else said
-            self._conversations[position] = History(session_id, (*said_before, *messages), self.past(task))
+            messages = reply.turn(turn) if isinstance(turn, str) else turn
+            self._conversations[position] = History(session_id, (*earlier_messages, *messages), self.history(task))
         return events.TaskCompleted(
-            at, task.id, number, reply.text, reply.data, data_json, usage, duration_s, session_id, said
+            at, task.id, number, reply.text, reply.data, data_json, usage, duration_s, session_id, turn
         )
 
     def fail(
@@ -139,18 +139,18 @@ class RunState(ReadableState):
         error: BackendError,
         delay_s: float,
         duration_s: float,
-        going_on: Continuation | None = None,
-    ) -> events.TaskRetrying:
-        """Make the running task pending again after a failed attempt. The next attempt continues `going_on`, if any."""
+        continuation: Continuation | None = None,
+    ) -> events.TaskRetried:
+        """Make the running task pending again after a failed attempt. `continuation`: how the next attempt begins."""
         self._move(position, _RUNNING, _PENDING)
         self._add_usage(error.usage)
-        if going_on is not None:
-            self._going_on[position] = going_on
-            if going_on.wrong is not None:
+        if continuation is not None:
+            self._continuations[position] = continuation
+            if continuation.correction is not None:
                 self._corrected.add(position)
-        goes_on = going_on is not None and going_on.interrupted
+        goes_on = continuation is not None and continuation.interrupted
         task_id, number, kind = self.dag.tasks[position].id, self._attempts[position], error.kind.value
-        return events.TaskRetrying(
+        return events.TaskRetried(
             at, task_id, number, kind, error.message, delay_s, duration_s, error.usage, error.messages, goes_on
         )
 
@@ -172,15 +172,15 @@ class RunState(ReadableState):
         usage: Usage = NO_USAGE,
         messages: tuple[Message, ...] = (),
         *,
-        going_on: Continuation | None = None,
+        continuation: Continuation | None = None,
     ) -> events.TaskWaiting:
-        """Let the running task wait for the answer to the task's own question. `going_on` as in `retry`."""
+        """Let the running task wait for the answer to the task's own question. `continuation` as in `retry`."""
         self._move(position, _RUNNING, _WAITING)
         question = asking.question.text
         self._questions[position] = question
         self._asking[position] = asking
-        if going_on is not None:
-            self._going_on[position] = going_on
+        if continuation is not None:
+            self._continuations[position] = continuation
         self._add_usage(usage)
         task_id, number = self.dag.tasks[position].id, self._attempts[position]
         return events.TaskWaiting(at, task_id, number, question, False, asking, duration_s, usage, messages)
@@ -201,8 +201,8 @@ class RunState(ReadableState):
         asking, number = self._asking.pop(position), self._attempts[position]
         answered = Answered(number, asking.way, self._questions.pop(position), value, by)
         self._answers[position] = answers = (*self._answers.get(position, ()), answered)
-        if position in self._going_on and answered.way is Way.REPLY:
-            self._going_on[position] = replace(self._going_on[position], answer=answered)
+        if position in self._continuations and answered.way is Way.REPLY:
+            self._continuations[position] = replace(self._continuations[position], answer=answered)
         return events.TaskAnswered(at, self.dag.tasks[position].id, number, answers)
 
     def reopen(self, position: int, at: str) -> events.TaskReopened:
@@ -232,8 +232,8 @@ class RunState(ReadableState):
         self._results[position] = result
         if result.usage is not NO_USAGE:
             self._usage += result.usage
-        if position in self._going_on:
-            del self._going_on[position]
+        if position in self._continuations:
+            del self._continuations[position]
         if position in self._questions:
             del self._questions[position]
             self._asking.pop(position, None)
@@ -253,8 +253,8 @@ class RunState(ReadableState):
         if self._statuses[position] is not _RUNNING:
             raise self._illegal(position, _RUNNING)
         self._adopted.add(position)
-        if position in self._going_on:
-            self._take_up(position)
+        if position in self._continuations:
+            self._consume_continuation(position)
 
     def add_tasks(self, tasks: Sequence[Task], added_by: str | None, at: str) -> events.TasksAdded:
         """Add `tasks` as pending. Raise DAGError and change nothing if the DAG refuses the tasks."""
@@ -301,7 +301,7 @@ class RunState(ReadableState):
         for attempt in attempts:
             if attempt.status == "retried" and attempt.error_kind != ErrorKind.SESSION_LOST.value:
                 self._failures.note(position, attempt.error_kind)
-                if (attempt.error or "").startswith(NOT_ADDED):
+                if (attempt.error or "").startswith(INVALID_TASKS):
                     self._corrected.add(position)
             elif attempt.status in {TaskStatus.FAILED.value, TaskStatus.COMPLETED.value}:  # reopened since, by a person
                 self._failures.forget(position)
@@ -311,16 +311,16 @@ class RunState(ReadableState):
         """Record the tasks with an earlier attempt that may be paid for a second time by the next attempt."""
         self._repeats = frozenset(positions)
 
-    def continue_with(self, position: int, going_on: Continuation) -> None:
+    def continue_with(self, position: int, continuation: Continuation) -> None:
         """Record how the task's next attempt continues the conversation of earlier attempts."""
-        self._going_on[position] = going_on
+        self._continuations[position] = continuation
 
-    def _take_up(self, position: int) -> None:
+    def _consume_continuation(self, position: int) -> None:
         """Mark the conversation as continued by the task's current attempt."""
-        going_on = self._going_on.pop(position)
-        if going_on.says:
+        continuation = self._continuations.pop(position)
+        if continuation.sends_message:
             # Each further attempt repeats the message until the conversation holds the message.
-            self._going_on[position] = replace(going_on, interrupted=False)
+            self._continuations[position] = replace(continuation, interrupted=False)
 
     def keep_conversation(self, position: int, past: History) -> None:
         """Keep the completed task's conversation, read back from the store, for the tasks that continue it."""

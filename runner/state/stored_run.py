@@ -26,7 +26,7 @@ class StoredRun:
     tasks: tuple[TaskRecord, ...]
     state: RunState
     """The state loaded from `tasks`."""
-    left: Mapping[str, DetachedTurn] = field(default_factory=dict[str, DetachedTurn])
+    detached: Mapping[str, DetachedTurn] = field(default_factory=dict[str, DetachedTurn])
     """The states of attempts recorded as running, read from files, by task id: see `recovery/adoption.py`."""
 
     @property

@@ -89,7 +89,7 @@ RULES: dict[Rule, Sequence[tuple[str, str]]] = {
         ("runner/engine/x.py", "def f(state):\n    state.usage, state._usage = 1, 2"),
         ("runner/engine/x.py", "def f(state):\n    del state.results[position]"),
         ("runner/recovery/x.py", "async def f(state):\n    state.parts[position].append(part)"),
-        ("runner/recovery/x.py", "def f(state):\n    state.going_on.pop(position, None)"),
+        ("runner/recovery/x.py", "def f(state):\n    state.continuations.pop(position, None)"),
         ("runner/recovery/x.py", "def f(it: RunState):\n    it._answers.update(answers)"),
         ("runner/x.py", "def f():\n    fresh = RunState(dag)\n    fresh._started |= {1}"),
         ("runner/x.py", "def f(run):\n    its = run.state\n    its._attempts += [0]"),

@@ -205,10 +205,10 @@ class World:
                 if missing or task_id in running or task_id in done:
                     self.wrong(f"{task_id} told to start; running: {running}, done: {done}, missing: {missing}")
                 running[task_id] = event.attempt
-            case events.TaskCompleted() | events.TaskFailed() | events.TaskRetrying():
+            case events.TaskCompleted() | events.TaskFailed() | events.TaskRetried():
                 if running.pop(task_id, None) != event.attempt:
                     self.wrong(f"{event.kind} of {task_id}, attempt {event.attempt}, which was not told to run")
-                if not isinstance(event, events.TaskRetrying):
+                if not isinstance(event, events.TaskRetried):
                     done.add(task_id)
             case events.SessionOpened() | events.TaskOutput():
                 if running.get(task_id) != event.attempt:

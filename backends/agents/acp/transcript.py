@@ -19,8 +19,8 @@ from plait.backends.protocol import JsonValue, Output
 
 
 class AcpTranscriptReader(AcpMachine):
-    """A `Reader` of the call with its files in `folder`. Shows the outputs of `Talk` and the decisions, and decides
-    nothing.
+    """A `Reader` of the call with its files in `folder`. Shows the outputs of `AcpMachine` and the decisions, and
+    decides nothing.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -82,7 +82,7 @@ class LiveDisplay:
         return isinstance(
             event,
             events.TaskFailed
-            | events.TaskRetrying
+            | events.TaskRetried
             | events.TaskInterrupted
             | events.TaskWaiting
             | events.TaskAnswered

@@ -111,7 +111,7 @@ def _task_words(event: events.TaskEvent) -> str:
             line = "" if event.output == "text" else f"{waits}{_shorten(event.text)}"
         case events.TaskCompleted():
             line = f"completed {cost(event)}"
-        case events.TaskRetrying():
+        case events.TaskRetried():
             how = "continues" if event.continues_session else "tries again"
             line = f"{how} in {seconds(event.delay_s)}: {event.error_kind}: {_shorten(event.error)}"
         case events.TaskFailed():

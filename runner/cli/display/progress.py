@@ -111,7 +111,7 @@ class Progress:
             self.questions[event.task_id] = event.question
             self._set_status(event.task_id, TaskStatus.WAITING_INPUT)
         else:
-            if isinstance(event, events.TaskRetrying):
+            if isinstance(event, events.TaskRetried):
                 self.retries[event.task_id] = self.clock() + event.delay_s
             self._set_status(event.task_id, TaskStatus.PENDING)
 
@@ -137,7 +137,7 @@ class Progress:
         return status in _GOOD or (status is TaskStatus.FAILED and mode is not FailureMode.HARD)
 
 
-_Billed = events.TaskCompleted | events.TaskRetrying | events.TaskFailed | events.TaskWaiting
+_Billed = events.TaskCompleted | events.TaskRetried | events.TaskFailed | events.TaskWaiting
 _GOOD = frozenset({TaskStatus.COMPLETED, TaskStatus.SKIPPED})
 _ENDED = _GOOD | {TaskStatus.FAILED, TaskStatus.CANCELLED}
 

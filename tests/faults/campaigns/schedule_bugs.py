@@ -21,7 +21,7 @@ from plait.runner.domain import events
 from plait.runner.domain.status import TaskStatus
 from plait.runner.engine import checkpointer as checkpoint
 from plait.runner.engine import executor as execution
-from plait.runner.engine.checkpointer import Position
+from plait.runner.engine.checkpointer import WritePosition
 from plait.runner.engine.commit import COMMITTED, Commit
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
@@ -139,7 +139,7 @@ def _unknown_taken_for_not_stored() -> AbstractContextManager[object]:
         except StoreError as error:
             record = await self._store.get_run(self._run_id)
             if record is not None:
-                self._position = Position(record.epoch, record.last_seq + 1)
+                self._position = WritePosition(record.epoch, record.last_seq + 1)
             return error
         return None
 

@@ -52,7 +52,7 @@ async def test_the_next_attempt_goes_on_in_the_same_session(store: Store) -> Non
     assert (await run.result()).text["a"] == f"re: {INTERRUPTED}"
     again = (INTERRUPTED, "session-1", True, True)
     assert seen(backend) == [("work", "session-1", False, False), again, again]
-    retrying = [event for event in told if isinstance(event, events.TaskRetrying)]
+    retrying = [event for event in told if isinstance(event, events.TaskRetried)]
     assert [event.continues_session for event in retrying] == [True, True]
     assert [event.confirmed for event in told if isinstance(event, events.TaskStarted)] == [False, True, True]
     said = [(m.attempt, m.role, m.content) for m in await store.list_messages("r", "a")]
@@ -142,7 +142,7 @@ async def died_while_it_waited(store: Store, error: BackendError, clock: QuickCl
     patient.now = clock.now
     async with ParallelRunner(failing(error), store=dying, clock=patient).start(WORK, "r") as run:
         async for event in run.events():
-            if isinstance(event, events.TaskRetrying):
+            if isinstance(event, events.TaskRetried):
                 dead = True
                 run.stop()
 
@@ -166,7 +166,7 @@ async def test_a_crash_in_the_meantime_changes_nothing(goes_on: bool, store: Sto
     assert (await run.result()).status is RunStatus.COMPLETED
     again = (INTERRUPTED, "session-1", True, True) if goes_on else ("work", "session-2", False, False)
     assert seen(backend) == [again]
-    (retrying,) = (event for event in told if isinstance(event, events.TaskRetrying))
+    (retrying,) = (event for event in told if isinstance(event, events.TaskRetried))
     assert (retrying.continues_session, retrying.error) == (goes_on, "usage limit reached")
     # What is left of five hours, and of the half second at most by which they were stretched.
     assert HOURS - 3600 <= retrying.delay_s <= HOURS - 3600 + 0.5
@@ -234,6 +234,6 @@ async def test_a_clock_that_was_put_back_makes_nobody_wait_longer_than_was_said(
     clock.now -= 10 * HOURS
     async with ParallelRunner(Talker(), store=store, clock=clock).start_resume("r") as run:
         told = [event async for event in run.events()]
-    (retrying,) = (event for event in told if isinstance(event, events.TaskRetrying))
+    (retrying,) = (event for event in told if isinstance(event, events.TaskRetried))
     assert HOURS <= retrying.delay_s <= HOURS + 0.5
     assert (await run.result()).status is RunStatus.COMPLETED

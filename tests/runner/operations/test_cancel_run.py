@@ -215,7 +215,7 @@ async def test_a_retry_is_not_waited_for(store: Store) -> None:
     scene = Scene(store, waits)
     async with scene.runner.start(DAG([Task("a", prompt="a", retry=Retry(3))]), "r") as run:
         async for event in run.events():
-            if isinstance(event, ev.TaskRetrying):
+            if isinstance(event, ev.TaskRetried):
                 await scene.cancel()
     assert (await run.result()).status is RunStatus.CANCELLED
     assert (waits.prompts, await scene.stored()) == (["a"], ("cancelled", {"a": "cancelled"}))

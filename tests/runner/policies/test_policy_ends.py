@@ -90,7 +90,7 @@ def test_nor_does_a_resumed_run_wait_for_such_a_task_that_its_policy_cancels_at_
         backend = talker({"a": limited, "b": Reply("?", question=Question("how?"))})
         runner = ParallelRunner(backend, store=store, clock=clock)
         async with runner.start(DAG(tasks("a", "b")), "x", policy=policy) as run:
-            waits = {events.TaskRetrying, events.TaskWaiting}
+            waits = {events.TaskRetried, events.TaskWaiting}
             async for event in run.events():
                 waits.discard(type(event))
                 if not waits:

@@ -234,7 +234,7 @@ async def test_an_adopted_turn_that_fails_is_settled_like_any_other(world: World
     retried = {
         event.task_id: (event.error_kind, event.continues_session)
         for event in told
-        if isinstance(event, events.TaskRetrying)
+        if isinstance(event, events.TaskRetried)
     }
     assert retried == {"a": ("transient", False), "b": ("overloaded", True), "c": ("crashed", True)}
 

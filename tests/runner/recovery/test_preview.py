@@ -27,7 +27,7 @@ from plait.runner import (
     TaskStatus,
 )
 from plait.runner.engine.attempt import INTERRUPTED
-from plait.runner.state.attempt_files import turn_files
+from plait.runner.state.attempt_files import attempt_files
 from tests.support.crashed import Dying, die
 from tests.support.fakes import Talker
 
@@ -102,7 +102,7 @@ def remains_of(
             DetachedTurn("dead", session, goes_on),
             DetachedTurn("dead", None, goes_on),
         ]
-        files = turn_files(Filed.files_root, "r", task.task_id, task.attempt)
+        files = attempt_files(Filed.files_root, "r", task.task_id, task.attempt)
         remains[files.turn] = rng.choice([None, None, *left])
     return remains
 
@@ -151,7 +151,7 @@ async def check(seed: int) -> bool:
         assert ran == (step.action in {ResumeAction.START, ResumeAction.START_OVER, ResumeAction.CONTINUE}), where
         assert backend.adopted[task_id] == (step.action is ResumeAction.ADOPT), where
         said = [m.content for m in await store.list_messages("r", task_id) if m.attempt == now.attempts]
-        left = remains[turn_files(Filed.files_root, "r", task_id, before[task_id].attempt).turn]
+        left = remains[attempt_files(Filed.files_root, "r", task_id, before[task_id].attempt).turn]
         if step.action is ResumeAction.KEEP:
             assert now.status.value == before[task_id].status, where
         elif step.action is ResumeAction.ASK:

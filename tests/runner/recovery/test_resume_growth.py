@@ -89,23 +89,25 @@ async def test_what_belongs_together_is_written_together_after_a_long_outage() -
     """Catching up goes in steps of so many changes, and none of them ends between a completion and what it brought."""
     width = 4_900
     store = Recording(MemoryStore())
-    away = True
-    failing = FaultyStore(store, on_write(lambda number: Fault.BEFORE if away and number > 1 else None))
+    calls = 0
+    tasks_in_all = 2 * width + 5
+
+    def during_the_outage(number: int) -> Fault | None:
+        return Fault.BEFORE if number > 1 and calls < tasks_in_all else None
+
+    failing = FaultyStore(store, on_write(during_the_outage))
 
     async def work(prompt: str) -> object:
-        nonlocal away
-        if prompt.startswith("p"):
-            return [spec(f"a{prompt[1:]}")]
-        if prompt == "last":
-            away = False
-        return "x"
+        nonlocal calls
+        calls += 1
+        return [spec(f"a{prompt[1:]}")] if prompt.startswith("p") else "x"
 
     # A planner makes five changes, any other task four: so a step ends right behind a planner's completion.
     first = [Task(f"t{n}", f"t{n}") for n in range(4)]
     tasks = [*first, *(Task(f"p{n}", f"p{n}", adds_tasks=True) for n in range(width))]
     dag = DAG([*tasks, Task("last", "last", [task.id for task in tasks])])
     result = await ParallelRunner(work, store=failing, concurrency=1).run(dag, "r")
-    assert (result.status, len(result.tasks)) == (RunStatus.COMPLETED, 2 * width + 5)
+    assert (result.status, len(result.tasks)) == (RunStatus.COMPLETED, tasks_in_all)
     assert max(len(kinds) for kinds in store.kinds()) >= BATCH_LIMIT
     for batch in store.batches:
         assert not isinstance(batch.changes[0], TasksAdded)

@@ -41,7 +41,7 @@ def records(*statuses: str) -> list[TaskRecord]:
 def test_what_lives_is_neither_asked_about_nor_convicted(
     left: DetachedTurn | None, action: ResumeAction, reason: str
 ) -> None:
-    evidence = Evidence(left={} if left is None else {"b": left})
+    evidence = Evidence(detached={} if left is None else {"b": left})
     step = plan_resume(DAG_OF_TWO, records("completed", "running"), evidence=evidence)[1]
     assert (step.action, step.repeats) == (action, False)
     assert step.reason.startswith(reason)
@@ -59,7 +59,7 @@ def test_what_lives_by_a_result_that_is_damaged_is_not_taken_over(
 ) -> None:
     a, b = records("completed", "running")
     dag = DAG([Task("a", "a"), Task("b", "b", ["a"])])
-    evidence = Evidence(left={"b": ALIVE})
+    evidence = Evidence(detached={"b": ALIVE})
     steps = plan_resume(dag, [replace(a, damaged=True), b], retry_failed=retry_failed, evidence=evidence)
     assert (steps[1].action, steps[1].reason) == (action, reason)
     # What must not happen twice is not ended, which would only have it happen again.
@@ -68,13 +68,13 @@ def test_what_lives_by_a_result_that_is_damaged_is_not_taken_over(
 
 
 def test_what_waits_for_it_is_foretold_to_start() -> None:
-    steps = plan_resume(DAG_OF_TWO, records("running", "pending"), evidence=Evidence(left={"a": ALIVE}))
+    steps = plan_resume(DAG_OF_TWO, records("running", "pending"), evidence=Evidence(detached={"a": ALIVE}))
     assert [step.action for step in steps] == [ResumeAction.ADOPT, ResumeAction.START]
 
 
 @pytest.mark.parametrize(("fails", "action"), [(True, ResumeAction.BLOCKED), (False, ResumeAction.CANCEL)])
 def test_where_the_policy_has_ended_the_run_nothing_is_taken_over(fails: bool, action: ResumeAction) -> None:
-    steps = plan_resume(DAG_OF_TWO, records("running", "pending"), evidence=Evidence(left={"a": ALIVE}))
+    steps = plan_resume(DAG_OF_TWO, records("running", "pending"), evidence=Evidence(detached={"a": ALIVE}))
     assert [step.action for step in judge_decided(steps, fails=fails)] == [action] * 2
 
 

@@ -111,7 +111,7 @@ async def test_a_rate_limit_met_by_one_run_holds_for_the_others() -> None:
     runner = ParallelRunner(server, concurrency=4, shared_limits=True, clock=clock)
     async with runner.start(wide("first", 1)) as first:
         async for event in first.events():
-            if isinstance(event, events.TaskRetrying):
+            if isinstance(event, events.TaskRetried):
                 break
         async with runner.start(wide("other", 2)) as other:
             await anyio.wait_all_tasks_blocked()
@@ -192,7 +192,7 @@ async def test_whatever_happens_all_places_come_back(seed: int) -> None:
     assert await run_all(runner, [wide("after", 40, "one")]) in ([COMPLETED], [RunStatus.FAILED])
     slots = runner.config.slot_pool()
     assert (slots.taken, slots.limiter("one").taken, slots.limiter("two").taken) == (0, 0, 0)
-    assert (slots.limiter("one").away, slots.limiter("two").away) == (0, 0)
+    assert (slots.limiter("one").throttled, slots.limiter("two").throttled) == (0, 0)
 
 
 async def test_resumed_runs_keep_to_the_limits_as_well(sqlite_store: SQLiteStore) -> None:

@@ -72,11 +72,11 @@ def test_a_backend_has_never_more_than_its_limit_whoever_held_turns_on_it_before
 
 def test_who_has_left_is_offered_nothing_and_has_nothing() -> None:
     pair = Pair()
-    pair.second.give_back()
+    pair.second.release_all()
     pair.first.finish(0, TaskStatus.COMPLETED)
     assert (pair.got, pair.first.take()) == ([], 2)
     assert pair.second.enqueue(lambda: pair.got.append(("second", pair.second.take())))
-    pair.first.give_back()
+    pair.first.release_all()
     assert (pair.got, pair.second.take(), pair.second.take()) == ([("second", 0)], 1, None)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.runner.state.attempt_files import run_folder, turn_files
+from plait.runner.state.attempt_files import attempt_files, run_folder
 
 ROOT = Path("/root.files")
 ODD = [
@@ -44,13 +44,13 @@ def as_seen(path: Path) -> str:
 @given(IDS, IDS)
 def test_different_ids_have_different_folders_wherever_they_are_kept(one: str, other: str) -> None:
     assert (as_seen(run_folder(ROOT, one)) == as_seen(run_folder(ROOT, other))) == (one == other)
-    folders = [turn_files(ROOT, "r", task_id, 1).turn for task_id in (one, other)]
+    folders = [attempt_files(ROOT, "r", task_id, 1).turn for task_id in (one, other)]
     assert (as_seen(folders[0]) == as_seen(folders[1])) == (one == other)
 
 
 @given(IDS, IDS)
 def test_a_turn_has_a_folder_of_its_own_below_its_run(run_id: str, task_id: str) -> None:
-    files = turn_files(ROOT, run_id, task_id, 12)
+    files = attempt_files(ROOT, run_id, task_id, 12)
     assert files.turn.parent.parent == run_folder(ROOT, run_id)
     assert files.turn.parent.parent.parent == ROOT == files.sessions.parent
     assert run_folder(ROOT, run_id) != files.sessions
@@ -70,4 +70,4 @@ def test_a_turn_has_a_folder_of_its_own_below_its_run(run_id: str, task_id: str)
     ],
 )
 def test_people_can_read_them(ids: tuple, path: str) -> None:
-    assert str(turn_files(ROOT, *ids).turn.relative_to(ROOT)) == path
+    assert str(attempt_files(ROOT, *ids).turn.relative_to(ROOT)) == path

@@ -16,7 +16,7 @@ from plait.backends.protocol import Message, Question, Reply, Usage
 from plait.persistence.records import AttemptRecord, Spent, TaskRecord
 from plait.runner import DAG, DAGError, FailureMode, Task, TaskResult, TaskStatus
 from plait.runner.domain import events
-from plait.runner.domain.conversation import NOT_ADDED, Continuation, History
+from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History
 from plait.runner.domain.question import Answered, Asking, Way, encode_answers
 from plait.runner.domain.status import TASK_REOPENINGS, TASK_TRANSITIONS
 from plait.runner.state.run_state import IllegalTransition, RunState
@@ -64,7 +64,7 @@ VERBS = {
     ),
     "fail": Verb(lambda s: s.fail(0, AT, ERROR), events.TaskFailed, frozenset({RUNNING, WAITING}), FAILED),
     "cancel": Verb(lambda s: s.cancel(0, AT), events.TaskCancelled, UNDONE, CANCELLED),
-    "retry": Verb(lambda s: s.retry(0, AT, ERROR, 1.0, 2.0), events.TaskRetrying, frozenset({RUNNING}), PENDING),
+    "retry": Verb(lambda s: s.retry(0, AT, ERROR, 1.0, 2.0), events.TaskRetried, frozenset({RUNNING}), PENDING),
     "interrupt": Verb(lambda s: s.interrupt(0, AT, "stopped"), events.TaskInterrupted, frozenset({RUNNING}), PENDING),
     "wait_for_answer": Verb(
         lambda s: s.wait_for_answer(0, AT, ASKING, 1.0), events.TaskWaiting, frozenset({RUNNING}), WAITING
@@ -137,16 +137,16 @@ def test_start_counts_the_attempt_and_takes_up_the_conversation() -> None:
     assert state.start(0, AT, "fake", "s", confirmed=True) == events.TaskStarted(AT, "a", 1, "fake", "s", True)
     assert state.is_ours(0)
     assert not state.is_ours(1)
-    assert not state.going_on
+    assert not state.continuations
 
 
 def test_what_the_next_attempt_has_to_say_stays_until_the_task_is_done() -> None:
     state = at(PENDING)
     state.continue_with(0, Continuation("s", SAID, ANSWERED, interrupted=True))
     state.start(0, AT, "fake")
-    assert state.going_on == {0: Continuation("s", SAID, ANSWERED)}
+    assert state.continuations == {0: Continuation("s", SAID, ANSWERED)}
     state.complete(0, AT, Reply("yes"), None)
-    assert not state.going_on
+    assert not state.continuations
 
 
 def test_adopt_takes_the_attempt_over_as_it_is() -> None:
@@ -155,14 +155,14 @@ def test_adopt_takes_the_attempt_over_as_it_is() -> None:
     state.adopt(0)
     assert (state.statuses[0], state.attempts[0]) == (RUNNING, 2)
     assert state.is_ours(0)
-    assert not state.going_on
+    assert not state.continuations
     assert state.resume_summary().adopted == 1
 
 
 def test_complete_keeps_the_result_the_cost_and_a_plain_conversation() -> None:
     state = at(RUNNING)
     reply = Reply("yes", {"x": 1}, usage=COST)
-    event = state.complete(0, AT, reply, '{"x":1}', 2.5, "s", said="ask")
+    event = state.complete(0, AT, reply, '{"x":1}', 2.5, "s", turn="ask")
     assert event == events.TaskCompleted(AT, "a", 2, "yes", {"x": 1}, '{"x":1}', COST, 2.5, "s", "ask")
     result = TaskResult("a", COMPLETED, "yes", {"x": 1}, attempts=2, usage=COST, duration_s=2.5, session_id="s")
     assert state.results == {0: result}
@@ -173,9 +173,9 @@ def test_complete_keeps_the_result_the_cost_and_a_plain_conversation() -> None:
 
 def test_complete_keeps_what_earlier_attempts_said_and_what_the_task_continues() -> None:
     state = at(RUNNING)
-    state.complete(0, AT, Reply("yes"), None, 0.0, "s", said=SAID, said_before=SAID[:1])
+    state.complete(0, AT, Reply("yes"), None, 0.0, "s", turn=SAID, earlier_messages=SAID[:1])
     state.start(1, AT, "fake")
-    state.complete(1, AT, Reply("on", usage=COST), None, 0.0, "t", said="go on")
+    state.complete(1, AT, Reply("on", usage=COST), None, 0.0, "t", turn="go on")
     kept = state.conversation("b")
     assert kept is not None
     assert kept.session_id == "t"
@@ -197,7 +197,7 @@ def test_fail_keeps_the_error_and_the_cost() -> None:
     result = TaskResult("a", FAILED, error_kind="transient", error="gone", attempts=2, usage=COST, duration_s=2.5)
     assert state.results == {0: result}
     assert state._usage == MORE + COST
-    assert (state.questions, state.asking, state.going_on) == ({}, {}, {})
+    assert (state.questions, state.asking, state.continuations) == ({}, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -239,8 +239,8 @@ def test_cancel_ends_the_question() -> None:
 def test_retry_keeps_the_cost_and_what_the_next_attempt_takes_up() -> None:
     state = at(RUNNING)
     event = state.retry(0, AT, ERROR, 1.5, 2.5, BEGUN)
-    assert event == events.TaskRetrying(AT, "a", 2, "transient", "gone", 1.5, 2.5, COST, SAID, True)
-    assert state.going_on == {0: BEGUN}
+    assert event == events.TaskRetried(AT, "a", 2, "transient", "gone", 1.5, 2.5, COST, SAID, True)
+    assert state.continuations == {0: BEGUN}
     assert state._usage == MORE + COST
     assert not state.is_corrected(0)
     assert not state.results
@@ -248,7 +248,7 @@ def test_retry_keeps_the_cost_and_what_the_next_attempt_takes_up() -> None:
 
 def test_retry_with_what_was_wrong_corrects_the_task() -> None:
     state = at(RUNNING)
-    assert not state.retry(0, AT, ERROR, 0.0, 1.0, Continuation("s", wrong="mistakes")).continues_session
+    assert not state.retry(0, AT, ERROR, 0.0, 1.0, Continuation("s", correction="mistakes")).continues_session
     assert state.is_corrected(0)
 
 
@@ -256,7 +256,7 @@ def test_retry_alone_leaves_what_is_to_be_said_as_it_is() -> None:
     state = at(RUNNING)
     state.continue_with(0, Continuation("s", SAID, ANSWERED))
     assert not state.retry(0, AT, ERROR, 0.0, 1.0).continues_session
-    assert state.going_on == {0: Continuation("s", SAID, ANSWERED)}
+    assert state.continuations == {0: Continuation("s", SAID, ANSWERED)}
 
 
 def test_interrupt_counts_crashes_alone() -> None:
@@ -268,15 +268,15 @@ def test_interrupt_counts_crashes_alone() -> None:
         died = state.interrupt(0, AT, "died", crashed=True)
         assert died == events.TaskInterrupted(AT, "a", crashes + 1, "died", crashed=True)
         assert state._crashes == {0: crashes}
-    assert at(RUNNING).on_their_last_chance() == []
+    assert at(RUNNING).last_chances() == []
 
 
 def test_waiting_for_an_answer_keeps_the_question_and_the_conversation() -> None:
     state = at(RUNNING)
-    event = state.wait_for_answer(0, AT, ASKING, 2.5, COST, SAID, going_on=Continuation("s", SAID))
+    event = state.wait_for_answer(0, AT, ASKING, 2.5, COST, SAID, continuation=Continuation("s", SAID))
     assert event == events.TaskWaiting(AT, "a", 2, "which?", False, ASKING, 2.5, COST, SAID)
     assert (state.questions, state.asking) == ({0: "which?"}, {0: ASKING})
-    assert state.going_on == {0: Continuation("s", SAID)}
+    assert state.continuations == {0: Continuation("s", SAID)}
     assert state._usage == MORE + COST
     assert state.all_results()["a"].question == "which?"
 
@@ -305,8 +305,8 @@ def test_answer_adds_to_the_answers_and_goes_into_the_conversation() -> None:
     assert event == events.TaskAnswered(AT, "a", 2, (ANSWERED, given))
     assert state.answers == {0: (ANSWERED, given)}
     assert (state.questions, state.asking) == ({}, {})
-    assert state.going_on == {0: Continuation("s", SAID, given)}
-    assert state.answer_to_say(0) == given
+    assert state.continuations == {0: Continuation("s", SAID, given)}
+    assert state.answer_to_send(0) == given
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -367,7 +367,7 @@ def test_failures_of_earlier_processes_count_until_a_person_reopened_the_task() 
 
     failed = [
         attempt(1, "retried", ErrorKind.TRANSIENT, "gone"),
-        attempt(2, "retried", ErrorKind.INVALID_OUTPUT, f"{NOT_ADDED}: x"),
+        attempt(2, "retried", ErrorKind.INVALID_OUTPUT, f"{INVALID_TASKS}: x"),
         attempt(3, "retried", ErrorKind.SESSION_LOST, "lost"),  # no fault of the task
     ]
     state = at(RUNNING)
@@ -383,9 +383,9 @@ def test_failures_of_earlier_processes_count_until_a_person_reopened_the_task() 
 
 def test_a_stored_conversation_is_freed_unless_others_continue_it() -> None:
     state = at(RUNNING)
-    state.complete(0, AT, Reply("yes"), None, said="ask")
+    state.complete(0, AT, Reply("yes"), None, turn="ask")
     state.start(1, AT, "fake")
-    state.complete(1, AT, Reply("yes"), None, said="go on")
+    state.complete(1, AT, Reply("yes"), None, turn="go on")
     for position in (0, 1):
         state.forget_conversation(position)
     assert state.conversation("a") is not None
@@ -395,7 +395,7 @@ def test_a_stored_conversation_is_freed_unless_others_continue_it() -> None:
 def test_a_run_without_a_store_keeps_every_conversation() -> None:
     state = RunState(DAG([Task("a", "ask")]), keeps_all=True)
     state.start(0, AT, "fake")
-    state.complete(0, AT, Reply("yes"), None, said="ask")
+    state.complete(0, AT, Reply("yes"), None, turn="ask")
     state.forget_conversation(0)
     assert state.conversation("a") is not None
 

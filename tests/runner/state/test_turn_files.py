@@ -14,7 +14,7 @@ from plait.backends.agents.session_locks import Sessions
 from plait.backends.protocol import DetachedTurn, Files
 from plait.persistence import FilesStore, MemoryStore, SQLiteStore, Store
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
-from plait.runner.state.attempt_files import run_folder, turn_files
+from plait.runner.state.attempt_files import attempt_files, run_folder
 from plait.runner.state.orphans import delete_files
 from tests.support.fakes import QuickClock, Talker
 from tests.support.plans.logged import make
@@ -49,7 +49,7 @@ async def test_each_attempt_is_given_a_place_of_its_own_and_nothing_is_made_ther
     assert later is not None
     expected = [("a", 1), ("a", 2), ("b", 1), ("b", f"0-{record.last_seq}")]
     files = [opening.files for opening in backend.openings]
-    assert files[:4] == [turn_files(root, "r", *ids) for ids in expected]
+    assert files[:4] == [attempt_files(root, "r", *ids) for ids in expected]
     assert len(set(files)) == 5
     plain = Talker()
     await ParallelRunner(plain, store=sqlite_store).run(dag)

@@ -19,7 +19,7 @@ from plait.backends import Answer, BackendError, ConversationRequest, DetachedBa
 from plait.backends.agents.acp.outbox import Outbox, said_in, spoken_command
 from plait.backends.process.manifest import read_manifest
 from plait.backends.process.spawn import Start, child_environment, running
-from plait.runner.state.orphans import end_turn
+from plait.runner.state.orphans import end_attempt
 from tests.support.agents.homes import Home, until
 
 TASKS = ("a", "b", "c", "d")
@@ -164,7 +164,7 @@ async def _finish(home: Home, task: str, prompt: str, replies: dict[str, Reply])
     goes_on = turn is not None and turn.state == "dead" and bool(known)
     opening = ConversationRequest(files=home.files(1, task), attaches=turn is not None and turn.state != "dead")
     if not opening.attaches:
-        await end_turn(home.files(1, task).turn)  # killed before its number was written, it may just begin
+        await end_attempt(home.files(1, task).turn)  # killed before its number was written, it may just begin
     for attempt in range(2, 6):
         if goes_on:
             opening = replace(opening, session_id=known[-1], resume=True, resumes_interrupted=True)

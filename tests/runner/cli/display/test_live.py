@@ -12,7 +12,7 @@ from plait.runner import DAG, Task
 from plait.runner.cli.display.plain import event_line
 from plait.runner.cli.display.progress import Progress
 from plait.runner.cli.display.text import last_cells
-from plait.runner.domain.events import TaskCancelled, TaskCompleted, TaskOutput, TaskRetrying, TaskStarted
+from plait.runner.domain.events import TaskCancelled, TaskCompleted, TaskOutput, TaskRetried, TaskStarted
 from tests.support.processes.command import Terminal, plait
 
 AT = "2026-11-21T23:00:00.000Z"
@@ -173,7 +173,7 @@ def test_what_is_used_counts_what_is_under_way_and_what_was_cut() -> None:
     progress.handle(output("tool", "x", Usage(10, 1, 0.5)))
     progress.handle(output("text", "y"))  # which says nothing of it
     assert progress.usage == Usage(10, 1, 0.5)
-    progress.handle(TaskRetrying(AT, "a", 1, "rate_limited", "slow down", 0.0, 1.0, Usage(12, 2, 0.75)))
+    progress.handle(TaskRetried(AT, "a", 1, "rate_limited", "slow down", 0.0, 1.0, Usage(12, 2, 0.75)))
     progress.handle(TaskStarted(AT, "a", 2, "coder"))
     assert progress.usage == Usage(12, 2, 0.75)
     progress.handle(TaskCompleted(AT, "a", 2, "done", usage=Usage(1, 1, 0.25)))
