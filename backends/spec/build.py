@@ -217,7 +217,7 @@ def _configured(env: Mapping[str, str], base_url: str | None) -> str | None:
 
 def _choices() -> str:
     missing = missing_parts()
-    local = "installed here" if not missing else "not installed here: " + " and ".join(missing)
+    local = "installed here" if not missing else "not installed here; run: " + " && ".join(missing)
     return "\n".join(
         (
             "  openai: set OPENAI_API_KEY",

