@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import click
 
+from plait.backends.errors import BackendUnavailable
 from plait.backends.extras import install_command
 from plait.persistence import SQLiteStore
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_file
@@ -31,6 +32,7 @@ from plait.runner.cli.options import (
     store_option,
 )
 from plait.runner.cli.output_files import write_file
+from plait.runner.errors import PlaitError
 from plait.runner.service import RunService
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ def serve_command(file: Path | None, **options: Any) -> int:
     Ctrl-C stops the runs, and `plait resume` continues each later; a second Ctrl-C exits at once.
     """
     configure_logging(options["log_style"], options["log_level"])
-    backend_set = backend_set_of_file(file, BackendOptions(options["backend"], options["model"], options["base_url"]))
+    backend_set = _prepare(file, BackendOptions(options["backend"], options["model"], options["base_url"]))
     where = ServeOptions(options["host"], options["port"], options["store_path"], options["as_json"])
     with redirect_prints():
         return anyio.run(serve, backend_set, where, options["concurrency"])
@@ -95,7 +97,6 @@ class ServeOptions:
 
 async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int | None) -> int:
     """Serve until a signal. Return the exit code."""
-    _require_extra()
     from plait.runner.web.app import Server  # noqa: PLC0415 - the extra `server` may be missing
     from plait.runner.web.routes import ServedRuns  # noqa: PLC0415
 
@@ -118,10 +119,21 @@ async def _serve_until_signal(server: Server) -> None:
         beside.cancel_scope.cancel()
 
 
-def _require_extra() -> None:
+def _prepare(file: Path | None, options: BackendOptions) -> BackendSet:
+    """Return the backends of the runs. Raises CliError if packages are missing, with the problem of the backends if
+    there is one too.
+    """
     missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
+    lack = f"plait serve needs the extra `server` ({' and '.join(missing)}); run: {install_command('server')}"
+    try:
+        backend_set = backend_set_of_file(file, options)
+    except (BackendUnavailable, CliError, PlaitError) as error:
+        if missing:
+            raise CliError(f"{lack}\n{error}") from None
+        raise
     if missing:
-        raise CliError(f"plait serve needs the extra `server` ({' and '.join(missing)}): {install_command('server')}")
+        raise CliError(lack)
+    return backend_set
 
 
 @contextmanager

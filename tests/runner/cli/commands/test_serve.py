@@ -42,7 +42,11 @@ def test_what_else_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "backends.yaml").write_text(BACKENDS)
     assert "names the backends; leave --backend" in refused(tmp_path, "--backends", "backends.yaml", "--model", "m")
     monkeypatch.setattr(serving, "find_spec", lambda name: None if name == "uvicorn" else find_spec(name))
-    assert f"the extra `server` (uvicorn): {install_command('server')}" in refused(tmp_path, "--base-url", "http://h")
+    lack = f"the extra `server` (uvicorn); run: {install_command('server')}\n"
+    assert lack in refused(tmp_path, "--base-url", "http://h")
+    both = refused(tmp_path)
+    assert lack in both
+    assert "no backend is configured" in both
 
 
 def test_the_other_loopback(tmp_path: Path) -> None:
