@@ -37,24 +37,36 @@ def _refuse_memory_store(_context: click.Context, _parameter: click.Parameter, v
     return value
 
 
-store_option = click.option(
-    "--store",
-    "store_path",
-    type=click.Path(path_type=Path),
-    default=DEFAULT_STORE,
-    envvar=STORE_VARIABLE,
-    show_default=True,
-    show_envvar=True,
-    callback=_refuse_memory_store,
-    help="Store runs in this SQLite file.",
-)
+def _store_option(text: str) -> Callable[[F], F]:
+    return click.option(
+        "--store",
+        "store_path",
+        type=click.Path(path_type=Path),
+        default=DEFAULT_STORE,
+        envvar=STORE_VARIABLE,
+        show_default=True,
+        show_envvar=True,
+        callback=_refuse_memory_store,
+        help=text,
+    )
+
+
+store_option = _store_option("The SQLite file of the runs.")
+disk_option = _store_option("Make the databases on the disk of this file.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
-concurrency_option = click.option(
-    "-j",
-    "--concurrency",
-    type=click.IntRange(1, 10_000),
-    help="Run at most this many tasks at once.  [default: as the plan says, else 8]",
-)
+
+
+def concurrency_option(source: str = "") -> Callable[[F], F]:
+    """Return the option `-j`. `source` is the place of a number that comes before the default."""
+    default = f"{source}, else {DEFAULT_CONCURRENCY}" if source else str(DEFAULT_CONCURRENCY)
+    return click.option(
+        "-j",
+        "--concurrency",
+        type=click.IntRange(1, 10_000),
+        help=f"Run at most this many tasks at once.  [default: {default}]",
+    )
+
+
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only the result.")
 
 verbose_option = click.option(

@@ -11,7 +11,7 @@ import click
 from plait.persistence.failpoints import FAILPOINTS
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.exits import COMPLETED, FAILED, STORE, CliError, print_line, print_note
-from plait.runner.cli.options import DEFAULT_CONCURRENCY, command_line, json_option, read_plan, set_option, store_option
+from plait.runner.cli.options import DEFAULT_CONCURRENCY, command_line, disk_option, json_option, read_plan, set_option
 from plait.runner.crashtest.campaign import Campaign, PlanShape
 from plait.runner.crashtest.certificate import as_lines, as_value
 from plait.runner.crashtest.tally import Tally
@@ -32,7 +32,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Number of the first random case.")
 @click.option("--case", "word", metavar="CASE", help="Repeat the case of a violation, up to 10 times.")
 @set_option
-@store_option
+@disk_option
 @json_option
 def crashtest_command(  # noqa: PLR0913, PLR0917 - click passes each option
     plan: Path | None, kills: int, seed: int, word: str | None, inputs: dict[str, str], store_path: Path, as_json: bool

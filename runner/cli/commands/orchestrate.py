@@ -53,7 +53,7 @@ from plait.runner.policies.orchestrator.prompts import ANSWER_ID, EXECUTOR, PLAN
 @click.option(
     "--reflect-every", type=click.IntRange(1), default=3, show_default=True, help="Reflect after this many tasks."
 )
-@concurrency_option
+@concurrency_option()
 @store_option
 @click.option("--no-store", is_flag=True, help="Store nothing; the run cannot be resumed.")
 @json_option

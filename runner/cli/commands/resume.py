@@ -58,7 +58,7 @@ from plait.runner.state.stored_run import StoredPolicy, has_ended
 @click.option("--dry-run", is_flag=True, help="Only print the action for each task, with its reason.")
 @plan_option
 @backends_option
-@concurrency_option
+@concurrency_option("as stored with the run")
 @store_option
 @json_option
 @quiet_option

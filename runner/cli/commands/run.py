@@ -33,7 +33,7 @@ from plait.runner.cli.options import (
 @click.command("run")
 @click.argument("plan", type=click.Path(path_type=Path))
 @set_option
-@concurrency_option
+@concurrency_option("as the plan says")
 @backend_options
 @store_option
 @click.option("--no-store", is_flag=True, help="Store nothing; the run cannot be resumed.")

@@ -65,7 +65,7 @@ DEFAULT_PORT = 8377
     show_default=True,
     help="Listen on this port; 0 takes a free port.",
 )
-@concurrency_option
+@concurrency_option()
 @store_option
 @json_option
 @log_options
