@@ -1,5 +1,7 @@
 """Put every command of `plait`, with its arguments and options, in place of `<!-- commands -->` in a page.
 
+The table of exit codes stands in place of `<!-- exit codes -->`.
+
 The text comes from click, so that a help text is written once, beside the code.
 """
 
@@ -11,11 +13,12 @@ from typing import TYPE_CHECKING
 import click
 
 from plait.runner.cli.app import cli
+from plait.runner.cli.exits import EXIT_CODES
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-MARKER = "<!-- commands -->"
+COMMANDS, CODES = "<!-- commands -->", "<!-- exit codes -->"
 
 
 def reference() -> str:
@@ -26,6 +29,12 @@ def reference() -> str:
     if not sections:
         raise RuntimeError("the command `plait` has no subcommands, so its reference would be empty")
     return "\n\n".join(sections)
+
+
+def exit_codes() -> str:
+    """Return a table with a row for each exit code."""
+    rows = [f"| {code} | {_escaped(_cell(meaning))} |" for code, meaning in EXIT_CODES.items()]
+    return "\n".join(["| code | meaning |", "|---|---|", *rows])
 
 
 def _section(name: str, command: click.Command, top: click.Context) -> str:
@@ -60,8 +69,9 @@ def _escaped(text: str) -> str:
 
 
 def _fill(app: Sphinx, docname: str, source: list[str]) -> None:  # noqa: ARG001 - Sphinx passes both
-    if MARKER in source[0]:
-        source[0] = source[0].replace(MARKER, reference())
+    for marker, text in ((COMMANDS, reference), (CODES, exit_codes)):
+        if marker in source[0]:
+            source[0] = source[0].replace(marker, text())
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -7,7 +7,7 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -29,12 +29,20 @@ ABORTED = 130
 _output: ContextVar[TextIO | None] = ContextVar("_output", default=None)
 _READER_GONE = frozenset({errno.EPIPE, errno.EIO})  # the latter after a terminal has closed
 
-EXIT_CODES = """\
-Exit codes: 0 completed, or done as asked; 1 tasks failed; 2 usage or bad input (mistakes in a plan, an unknown run or
-task, a missing backend, a run that another process owns, a late answer); 3 the store cannot be used, or standard output
-not be written; 4 waiting for a person (plait questions, plait answer); 5 taken over by another process; 6 the run was
-cancelled, or left before its end by Ctrl-C, SIGTERM or SIGHUP; 130 exited at once after a second Ctrl-C or SIGTERM.
-"""
+EXIT_CODES: Mapping[int, str] = {
+    COMPLETED: "completed; any other command did its work",
+    FAILED: "tasks failed, the turn of `continue` failed, or `crashtest` found a violation",
+    USAGE: "usage or bad input: a mistake in a plan, an unknown run or task, a missing backend, a run that another "
+    "process owns, an answer that comes too late",
+    STORE: "the store cannot be used, or `doctor` found a bad check; or standard output cannot be written, as on a "
+    "full disk: the stored run is unharmed",
+    WAITING: "waiting for a person: `plait questions` lists the questions, `plait answer` answers",
+    TAKEN_OVER: "another process took the run over while this process slept",
+    CANCELLED: "the run was cancelled, or interrupted by Ctrl-C, SIGTERM or SIGHUP (a closed terminal; ignored under "
+    "`nohup`): `plait resume` continues",
+    ABORTED: "ended at once by a second Ctrl-C or SIGTERM",
+}
+"""The meaning of each exit code, for the help of the command and for the reference of the site."""
 
 
 class CliError(click.ClickException):

@@ -14,10 +14,12 @@ import pytest
 import plait
 from plait import backends, persistence, runner
 from plait.runner.cli.app import cli
+from plait.runner.cli.exits import EXIT_CODES
 from plait.runner.plan.schema import plan_schema
 
 NAMES = cli.list_commands(click.Context(cli))
-EXTENSIONS = Path(__file__).parent.parent.parent / "docs" / "_ext"
+DOCS = Path(__file__).parent.parent.parent / "docs"
+EXTENSIONS = DOCS / "_ext"
 
 
 @pytest.fixture
@@ -35,6 +37,13 @@ def test_every_option_of_every_command_is_in_the_reference(extension: Any, name:
     assert command is not None and command.help is not None
     flags = [flag for one in command.params for flag in one.opts if flag.startswith("-")]
     assert [flag for flag in flags if flag not in section] == []
+
+
+@pytest.mark.parametrize("extension", ["command_reference"], indirect=True)
+def test_every_exit_code_is_in_the_reference(extension: Any) -> None:
+    assert extension.CODES in (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
+    for code, meaning in EXIT_CODES.items():
+        assert f"| {code} | {meaning} |" in extension.exit_codes()
 
 
 def test_the_commands_that_users_know_are_among_them() -> None:
