@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -16,6 +17,7 @@ version = release = installed_version("plait")
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinxcontrib.mermaid",
     "command_reference",
     "plan_reference",
     "python_reference",
@@ -28,6 +30,13 @@ nitpick_ignore_regex = [(r"py:.*", r".*")]
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
+myst_fence_as_directive = ["mermaid"]
+# Drawn while the site is built: a page loads no script and needs no network.
+mermaid_output_format = "svg"
+mermaid_cmd = shlex.join([sys.executable, "-m", "mermaidx"])
+mermaid_params = ["--quiet", "--background", "white"]
+# Smart quotes would make one dash of the two before an option.
+smartquotes = False
 # A single backtick in a docstring is code, as in the pages.
 default_role = "literal"
 

@@ -9,8 +9,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pygments.lexers.special import TextLexer
-
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
@@ -30,5 +28,4 @@ def _fill(app: Sphinx, docname: str, source: list[str]) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", _fill)
-    app.add_lexer("mermaid", TextLexer)  # shown as text: the site needs no network and no script
     return {"parallel_read_safe": True}

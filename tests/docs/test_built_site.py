@@ -1,0 +1,42 @@
+"""The built pages: diagrams are pictures, options keep their dashes, and nothing is loaded from another site."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+FLAGS = ["--fresh-env", "--fail-on-warning", "--keep-going", "--nitpicky", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The HTML of every page of the site by its path."""
+    for package in ("sphinx", "furo", "myst_parser", "sphinxcontrib.mermaid", "mermaidx"):
+        pytest.importorskip(package, reason="the extra `docs` is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", *FLAGS, "-b", "html", str(ROOT / "docs"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in folder.rglob("*.html")}
+
+
+def test_every_diagram_is_a_picture(site: dict[str, str]) -> None:
+    drawn = {page for page, text in site.items() if 'type="image/svg+xml"' in text}
+    assert {page for page in site if "highlight-mermaid" in site[page] or "<pre>stateDiagram" in site[page]} == set()
+    sources = [path for path in (ROOT / "docs").rglob("*.md") if "```mermaid" in path.read_text(encoding="utf-8")]
+    assert drawn == {path.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for path in sources}
+
+
+def test_options_keep_their_two_dashes(site: dict[str, str]) -> None:
+    assert "--done" in site["reference/cli.html"]
+    assert {page for page, text in site.items() if re.search(r"[–—“”‘’]\w", text)} == set()  # noqa: RUF001
+
+
+def test_no_page_loads_anything_from_another_site(site: dict[str, str]) -> None:
+    loaded = re.compile(r'<(?:script|img|iframe|object|link rel="stylesheet")[^>]*(?:src|href|data)="(https?:)?//')
+    assert {page for page, text in site.items() if loaded.search(text)} == set()
