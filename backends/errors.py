@@ -11,37 +11,39 @@ class ErrorKind(StrEnum):
     """The cause of a failed turn. The runner's retry policy is written in terms of these kinds."""
 
     TRANSIENT = "transient"
-    """The network or the server failed in a way that a second attempt may not meet: a reset, a 5xx, a cut stream."""
+    """Network trouble, 408, 409, 425, 5xx, or an answer that broke off, has an unknown end, or cannot be read."""
     RATE_LIMITED = "rate_limited"
-    """Too many requests or tokens. `BackendError.retry_after` is the wait requested by the server, if any."""
+    """429: too many requests or tokens. `BackendError.retry_after` is the wait requested by the server, if any."""
     OVERLOADED = "overloaded"
-    """The server is up but has no room (503, 529)."""
+    """503, 529, or a model that is still loading: the server is up but has no room."""
     AUTH = "auth"
-    """The key is missing, wrong, or lacks the permission (401, 403)."""
+    """The key is missing, wrong, or lacks the permission (401, 403), or no credit is left."""
     INVALID_REQUEST = "invalid_request"
-    """The server will never accept the request unchanged (400, 404, 422)."""
+    """400, 404, 422, a redirect, or an invalid schema: the server will never accept the request unchanged."""
     CONTEXT_OVERFLOW = "context_overflow"
-    """Prompt and history do not fit into the model's context, or the answer hit its token limit."""
+    """Prompt and history do not fit into the model's context, or the answer reached a limit; see the message."""
     REFUSED = "refused"
     """The model or a content filter declined to answer."""
     TIMEOUT = "timeout"
-    """No answer within the task's or the client's time limit."""
+    """No whole answer within the task's or the client's time limit."""
     SESSION_LOST = "session_lost"
     """The backend no longer has the session to continue."""
     CRASHED = "crashed"
     """The process behind the backend died."""
     INVALID_OUTPUT = "invalid_output"
-    """The answer does not fit the requested schema, even after the repair turn."""
+    """The answer does not fit the requested schema, also after the repair turn."""
     UNAVAILABLE = "unavailable"
-    """The backend is unavailable on this machine, see `BackendUnavailable`. Retrying is useless until a person fixes
-    the cause.
+    """The backend is unavailable on this machine (`BackendUnavailable`): an extra, a key, a file or a
+    command is missing. Retrying is useless until a person fixes the cause.
     """
     UNEXPECTED = "unexpected"
-    """An exception that the backend did not classify, such as a bug in a user's function."""
+    """An exception of a user's function, or an exception that the backend did not classify. A `ConnectionError` or
+    `TimeoutError` of a function is `transient`.
+    """
 
 
 class BackendError(Exception):
-    """A failed turn.
+    """A failed turn, by `kind`. To a caller of the runner, only `continue_task` raises the error.
 
     - `kind` decides whether the runner retries.
     - `message` is one line for a person, without keys and without prompt text.

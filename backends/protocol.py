@@ -21,6 +21,7 @@ JsonInput: TypeAlias = "Mapping[str, JsonInput] | Sequence[JsonInput] | str | in
 constant.
 """
 Role = Literal["system", "user", "assistant"]
+"""The author of a message."""
 
 
 @value
@@ -49,6 +50,7 @@ class Usage:
 
 
 NO_USAGE = Usage()
+"""The usage of a turn without any: no tokens, no known cost, no model."""
 
 
 @value

@@ -19,6 +19,8 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinxcontrib.mermaid",
     "command_reference",
+    "error_reference",
+    "event_reference",
     "plan_reference",
     "python_reference",
     "repository_links",

@@ -290,6 +290,7 @@ Change: TypeAlias = (
     | TaskCancelled
     | TaskReopened
 )
+"""Every change that a batch may hold."""
 AttemptEnd: TypeAlias = TaskCompleted | TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting | TaskCancelled
 """Every change that ends an attempt."""
 TaskTransition: TypeAlias = TaskStarted | TaskAnswered | TaskReopened | AttemptEnd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class StoreError(Exception):
-    """A call of the store failed.
+    """Base of all errors of `persistence`: a call of the store failed.
 
     A batch is unknown after a failed `write`: applied or not. Writing the same batch again is always safe.
     """

@@ -14,7 +14,9 @@ _MOST_SHOWN = 20
 
 
 class PlaitError(Exception):
-    """Base of all errors raised by `runner`. The message is written for a person and names the next step."""
+    """Base of all errors raised by `runner`: the call cannot be done. The message is for a person and names the next
+    step.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class RunOwned(PlaitError):  # noqa: N818
 
 
 class RunNotResumable(PlaitError):  # noqa: N818
-    """Raised if `resume` cannot continue the run, for example because the run was cancelled."""
+    """Raised if the run was cancelled, or failed and the call does not reopen failed tasks."""
 
 
 class BackendMissing(PlaitError):  # noqa: N818
@@ -103,7 +105,7 @@ class PolicyMissing(PlaitError):  # noqa: N818
 
 
 class TurnNotStored(PlaitError):  # noqa: N818
-    """Raised if the backend replied to a person's message but the turn could not be stored."""
+    """Raised if `continue_task` received a reply but could not store the turn. `text` holds the reply."""
 
     def __init__(self, message: str, text: str) -> None:
         self.text = text

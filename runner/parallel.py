@@ -177,7 +177,7 @@ class ParallelRunner:
         answers: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
     ) -> RunResult:
-        """Continue a stored run: keep completed tasks, run interrupted and pending tasks.
+        """Continue a stored run, or begin a queued run: keep completed tasks, run interrupted and pending tasks.
 
         Only the store and the backends are needed. A task interrupted by the death of its process is handled as
         follows: a turn still alive in its agent is followed; otherwise a conversation confirmed by the backend is
@@ -211,7 +211,7 @@ class ParallelRunner:
         return Run(run_id, self._resume(run_id, ResumeOptions(retry_failed, answers, policy)))
 
     async def preview_resume(self, run_id: str, *, retry_failed: bool = False) -> Preview:
-        """Return the action and the reason for each task if `resume` were called now. Changes and claims nothing.
+        """Return the action of `resume` for each task, and the tasks that may be billed twice. Change nothing.
 
         Raises StoreRequired, RunNotFound, RunOwned if another live process executes the run, RunNotResumable if the run
         is cancelled, StoreError.

@@ -26,6 +26,7 @@ class Run:
 
     def __init__(self, run_id: str, drive: Callable[[Feed, Control], Awaitable[RunResult]]) -> None:
         self.run_id = run_id
+        """The id of the run."""
         self._drive = drive
         self._feed = Feed()
         self._first_reader: EventReader | None = self._feed.reader()
@@ -88,12 +89,15 @@ class Run:
 
     def stop(self) -> None:
         """Stop the run now: start no further task, end the running attempts, store the state. `resume` continues the
-        run.
+        run. The cost of the ended attempts may be unknown.
         """
         self._control.end("stop")
 
     def cancel(self) -> None:
-        """Cancel the run permanently: stop it, and mark all unfinished tasks as cancelled."""
+        """Cancel the run permanently: stop it, and mark all unfinished tasks as cancelled.
+
+        The cost of a running attempt is the last cost reported by its backend (`Output.usage`).
+        """
         self._control.end("cancel")
 
     async def _run(self) -> None:

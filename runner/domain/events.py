@@ -179,8 +179,10 @@ class TaskOutput(TaskEvent):
 
     kind: ClassVar[str] = "task_output"
     output: Literal["text", "tool", "waiting", "notice"]
+    """The kind of the output, as in `Output.kind`."""
     text: str
     usage: Usage = NO_USAGE
+    """The usage of the turn so far."""
 
 
 @value
@@ -271,7 +273,7 @@ class TaskAnswered(TaskEvent):
 
 @value
 class TaskCancelled(TaskEvent):
-    """The task was cancelled with its run."""
+    """The task was cancelled, with its run or by the policy."""
 
     kind: ClassVar[str] = "task_cancelled"
     usage: Usage = NO_USAGE
@@ -280,7 +282,7 @@ class TaskCancelled(TaskEvent):
 
 @value
 class TaskReopened(TaskEvent):
-    """The failed task is pending again, because `resume` was called with `retry_failed`."""
+    """A failed task, or a task with a damaged result, is pending again after a `resume` with `retry_failed`."""
 
     kind: ClassVar[str] = "task_reopened"
     damaged: bool = False

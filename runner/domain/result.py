@@ -82,7 +82,7 @@ class RunResult:
     status: RunStatus
     """The final status: completed, failed, waiting_input, cancelled or interrupted."""
     tasks: Mapping[str, TaskResult]
-    """The result of every task by id, in the order of the DAG."""
+    """The result of every task by id, in the order of the DAG. `result["a"]` is `result.tasks["a"]`."""
     error: str | None = None
     """The reason for a failure, in one line."""
     degraded: tuple[Degradation, ...] = ()

@@ -14,13 +14,19 @@ class TaskStatus(StrEnum):
     """The status of a task. *Eligible* and *blocked* are computed from the graph, never stored."""
 
     PENDING = "pending"
+    """Not started, or waiting for the next attempt."""
     RUNNING = "running"
+    """An attempt is under way. Back to pending: a retry, or the attempt ended with its process."""
     WAITING_INPUT = "waiting_input"
+    """Waits for a person: the task asked a question, or the end of the process interrupted an `at_most_once` task."""
     COMPLETED = "completed"
+    """The result is stored."""
     FAILED = "failed"
+    """All attempts failed, or the error is of a kind that is not retried."""
     SKIPPED = "skipped"
     """The task failed with failure mode `skip`: dependents continue as after a completion with an empty result."""
     CANCELLED = "cancelled"
+    """Ended before its result, with the run or by the policy."""
 
     # `Enum.__hash__` is ten times slower, and differs from the hash of the equal text.
     __hash__ = str.__hash__
@@ -30,12 +36,19 @@ class RunStatus(StrEnum):
     """The status of a run."""
 
     QUEUED = "queued"
+    """Stored, not begun."""
     RUNNING = "running"
+    """A process executes the run."""
     WAITING_INPUT = "waiting_input"
+    """No task can run before a person answers; no process waits."""
     COMPLETED = "completed"
+    """Every task is completed or skipped."""
     FAILED = "failed"
+    """At least one task failed, and every task able to run has run. Blocked tasks stay pending."""
     CANCELLING = "cancelling"
+    """Cancelled by a request: no further task starts, and running attempts have a grace time."""
     CANCELLED = "cancelled"
+    """Ended for good; cannot be resumed."""
     INTERRUPTED = "interrupted"
     """Displayed, never stored: the run is stored as running without a live owner. `resume` continues the run."""
 

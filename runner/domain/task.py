@@ -62,7 +62,7 @@ class Retry:
     base_delay: float = 1.0
     """The initial backoff limit, in seconds."""
     max_delay: float = 60.0
-    """The maximum backoff, in seconds."""
+    """The maximum backoff, in seconds, unless the server asks for a longer wait."""
     on: Collection[str] = DEFAULT_RETRY_ON
     """The error kinds to retry: any collection of `ErrorKind` values, stored as a frozenset."""
     max_crashes: int = 3
@@ -117,7 +117,9 @@ class Task:
     timeout: float | None = None
     """The time limit of an attempt in seconds; None for no limit."""
     output_schema: Mapping[str, object] | None = None
-    """A JSON Schema for the answer."""
+    """A JSON Schema for the answer (structured output), such as the schema of a pydantic model. The result then has
+    `data`.
+    """
     weight: float = 1.0
     """The expected relative duration; long paths start first."""
     item: JsonInput = None

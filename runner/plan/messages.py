@@ -150,7 +150,7 @@ def _unknown_key(key: str, model: type[BaseModel] | None) -> str:
 def _does_not_fit(path: Path, value: object, whole: object) -> str:
     model = model_at(path[:-1], whole)
     description = model.model_fields[str(path[-1])].description if model else None
-    return f"{describe(value)} does not fit. {description or ''}".rstrip(". ")
+    return f"{describe(value)} does not fit. {' '.join((description or '').split())}".rstrip(". ")
 
 
 def model_at(path: Path, whole: object) -> type[BaseModel] | None:

@@ -107,6 +107,7 @@ class DefaultsPart(_Part):
     failure_mode: Mode = "hard"
     """The effect of a failure on the dependents."""
     retry: RetryPart = Field(default_factory=RetryPart)
+    """The retry policy."""
     timeout: Seconds | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Time limit of an attempt: seconds, or a text such as 90s, 5m, 1h."""
 
@@ -115,7 +116,9 @@ class TaskPart(_Part):
     """A task."""
 
     id: Id
-    """Unique name: 1 to 64 of letters, digits, '.', '_', '-', not starting with '.'."""
+    """Unique name: 1 to 64 of letters, digits, '.', '_', '-', not starting with '.'; at most 58 for a task over the
+    list of another task. Not inputs, results, item, true, false or none: prompts use these words.
+    """
     prompt: str
     """The prompt for the backend: a template, in which {{ other }} is the result of the upstream task `other`."""
     depends_on: Ids = Field(default_factory=list[str])
@@ -123,14 +126,19 @@ class TaskPart(_Part):
     backend: str | None = None
     """The name of a backend under `backends`. Default: defaults.backend."""
     continues: str | None = None
-    """The task whose conversation to continue."""
+    """The task whose conversation to continue. Implies the dependency."""
     failure_mode: Mode | None = None
-    """hard: dependents stay blocked. soft: they run without the result. skip: as if completed with an empty result."""
+    """hard: dependents stay blocked. soft: they run without the result, and the run fails. skip: as if completed with
+    an empty result.
+    """
     retry: RetryPart | None = None
+    """The retry policy; `defaults` fills missing keys."""
     timeout: Seconds | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Time limit of an attempt: seconds, or a text such as 90s, 5m, 1h."""
     output_schema: dict[str, Any] | None = None
-    """A JSON Schema for the answer; the fields of the answer are then available to other prompts."""
+    """A JSON Schema for the answer; the fields of the answer are then available to other prompts. `$ref` only within
+    the schema.
+    """
     weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Expected relative duration; long paths start first."""
     for_each: str | None = None
@@ -140,7 +148,9 @@ class TaskPart(_Part):
     at_most_once: bool = False
     """Never run twice: no retry, and after a crash a person decides (plait answer)."""
     role: str | None = Field(default=None, pattern=_ROLE)
-    """The role for `workflows`, such as coder: 1 to 32 of letters, digits, '.', '_', '-', not starting with '.'."""
+    """The role for `workflows`, such as coder: 1 to 32 of letters, digits, '.', '_', '-', not starting with '.'. Kept
+    in `metadata`.
+    """
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
     """JSON values for display."""
 
@@ -149,14 +159,19 @@ class FollowUpPart(_Part):
     """A task added after each task of a role."""
 
     role: str = Field(pattern=_ROLE)
-    """The role of the follow-up: 1 to 32 of letters, digits, '.', '_', '-', not starting with '.'."""
+    """The role of the follow-up: 1 to 32 of letters, digits, '.', '_', '-', not starting with '.'. Also the end of its
+    id, its name in prompts of later steps, and a role for other workflows.
+    """
     prompt: str | None = None
-    """A template, in which {{ work }} is the result of the followed task. Default for the roles reviewer and tester."""
+    """A template, in which {{ work }} is the result of the followed task, and an earlier role of the chain stands for
+    its result. The roles reviewer and tester have a default.
+    """
     backend: str | None = None
     """The name of a backend under `backends`. Default: defaults.backend."""
     failure_mode: Mode | None = None
     """hard: later steps stay blocked. soft: they run without the result. skip: as if completed with an empty result."""
     retry: RetryPart | None = None
+    """The retry policy; `defaults` fills missing keys."""
     timeout: Seconds | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Time limit of an attempt: seconds, or a text such as 90s, 5m, 1h."""
     output_schema: dict[str, Any] | None = None
@@ -167,7 +182,7 @@ class WorkflowPart(_Part):
     """The follow-ups of each completed task of a role."""
 
     after: str = Field(pattern=_ROLE)
-    """The role of the followed tasks."""
+    """The role of the followed tasks. Each role once."""
     steps: list[FollowUpPart] = Field(
         default_factory=lambda: [FollowUpPart(role=step.role) for step in DEFAULT_CHAINS["coder"]]
     )
@@ -245,6 +260,7 @@ class PlanPart(_Part):
     inputs: dict[str, InputPart] = Field(default_factory=dict[str, Any], json_schema_extra={"propertyNames": _RESERVED})
     """Values for prompts, by name, with their defaults; --set name=value replaces a value."""
     defaults: DefaultsPart = Field(default_factory=DefaultsPart)
+    """Values for tasks that lack the key."""
     backends: dict[str, BackendSpec] = Field(default_factory=dict[str, BackendSpec])
     """Backends by name. A plan without backends uses the backend chosen on the command line."""
     concurrency: int | None = Field(default=None, ge=1, le=10_000)
@@ -254,7 +270,7 @@ class PlanPart(_Part):
     tasks: list[TaskPart] = Field(json_schema_extra={"minItems": 1})
     """The tasks, in any order."""
     workflows: list[WorkflowPart] = Field(default_factory=list[WorkflowPart])
-    """The follow-ups by `role`."""
+    """The follow-ups of tasks, by `role`."""
 
 
 SPEC_CLASSES: dict[str, type[BaseModel]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import subprocess
 import sys
@@ -40,3 +41,15 @@ def test_options_keep_their_two_dashes(site: dict[str, str]) -> None:
 def test_no_page_loads_anything_from_another_site(site: dict[str, str]) -> None:
     loaded = re.compile(r'<(?:script|img|iframe|object|link rel="stylesheet")[^>]*(?:src|href|data)="(https?:)?//')
     assert {page for page, text in site.items() if loaded.search(text)} == set()
+
+
+def test_no_entry_has_the_text_of_a_builtin(site: dict[str, str]) -> None:
+    reference = re.sub(r"<[^>]+>", "", site["reference/python-api.html"])
+    texts = [line for kind in (str, int, dict, tuple, object) for line in (kind.__doc__ or "").splitlines()]
+    assert [text for text in texts if len(text) > 30 and html.escape(text, quote=False) in reference] == []
+    assert "The author of a message" in reference
+
+
+def test_every_heading_is_followed_by_text(site: dict[str, str]) -> None:
+    empty = re.compile(r"<section id=\"[^\"]*\">\s*<h\d>[^\n]*</h\d>\s*</section>")
+    assert {page for page, text in site.items() if empty.search(text)} == set()

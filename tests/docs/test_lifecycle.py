@@ -15,6 +15,7 @@ from plait.persistence import Batch, MemoryStore, NewTask, RunCreated, RunStatus
 from plait.persistence.records import RunRecord
 from plait.runner import DAG, ParallelRunner, RunService, Task
 from plait.runner.domain.status import RUN_DONE, RUN_REOPENINGS, RUN_TRANSITIONS, RunStatus
+from tests.docs.extensions import load_extension
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 GUIDE = (DOCS / "guides" / "lifecycle.md").read_text(encoding="utf-8")
@@ -48,8 +49,9 @@ def test_another_table_is_another_diagram() -> None:
     assert drawn() != diagram(fewer, RUN_REOPENINGS, RUN_DONE)
 
 
-async def test_the_table_of_events_is_what_a_store_writes() -> None:
-    rows = re.findall(r"^\| `(run_\w+)` \| `(\w+)` \|", PAGE, re.MULTILINE)
+async def test_the_table_of_events_is_what_a_store_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    table: str = load_extension("event_reference", monkeypatch).stored_events()
+    rows = re.findall(r"^\| `(run_\w+)` \| `(\w+)` \|", table, re.MULTILINE)
     written: set[tuple[str, str]] = set()
     for number, path in enumerate(_paths()):
         store, changes = MemoryStore(), [RunStatusChanged(AT, status, resumed=again) for status, again in path]

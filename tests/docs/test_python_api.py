@@ -1,25 +1,35 @@
-"""The reference lists the events, fields and errors that there are."""
+"""The generated tables of the reference name every call, event and field that there is, each with its meaning."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from plait.runner import Retry, RunResult, Task, TaskResult
+import plait
 from plait.runner.domain import events
+from tests.docs.extensions import load_extension
 
 REFERENCE = Path(__file__).parent.parent.parent / "docs" / "reference"
-PAGE = "".join((REFERENCE / name).read_text(encoding="utf-8") for name in ("python-api.md", "events-and-statuses.md"))
 
 
-def rows(heading: str) -> dict[str, list[str]]:
-    """The table whose first column is called `heading`: each name in a row's first cell to its other cells."""
-    lines = PAGE[PAGE.index(f"| {heading} |") :].partition("\n\n")[0].splitlines()[2:]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return {name: row[1:] for row in cells for name in re.findall(r"`(\w+)`", row[0])}
+@pytest.fixture
+def python_reference(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return load_extension("python_reference", monkeypatch)
+
+
+@pytest.fixture
+def event_reference(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return load_extension("event_reference", monkeypatch)
+
+
+def rows(table: str) -> dict[str, list[str]]:
+    """The rows of a table: the name in the first cell to the other cells."""
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    return {found[1]: row[1:] for row in cells if (found := re.search(r"`(\w+)", row[0]))}
 
 
 def leaves(base: type) -> set[type]:
@@ -27,27 +37,31 @@ def leaves(base: type) -> set[type]:
     return set().union(*map(leaves, below)) if below else {base}
 
 
-def test_every_event_is_listed_with_its_fields() -> None:
+def test_every_event_is_listed_with_its_fields(event_reference: Any) -> None:
     common = {field.name for field in fields(events.TaskEvent)} | {"run_id"}
     there = {
         kind.__name__: [one.name for one in fields(kind) if one.name not in common] for kind in leaves(events.Event)
     }
-    listed = rows("event")
+    listed = rows(event_reference.live_events())
     assert {name: re.findall(r"`(\w+)`", cells[0]) for name, cells in listed.items()} == there
     without = {
         kind.__name__ for kind in leaves(events.Event) if not {"run_id", "task_id"} & {f.name for f in fields(kind)}
     }
     assert {name for name, cells in listed.items() if "No `run_id`" in cells[1]} == without
+    assert "<!-- events of a live run -->" in (REFERENCE / "events-and-statuses.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("heading", "kind"),
-    [
-        ("field", Task),
-        ("field of `Retry`", Retry),
-        ("field of `RunResult`", RunResult),
-        ("field of `TaskResult`", TaskResult),
-    ],
-)
-def test_every_field_is_listed(heading: str, kind: type) -> None:
-    assert rows(heading).keys() == {field.name for field in fields(kind)}
+@pytest.mark.parametrize("kind", ["Task", "Retry", "RunResult", "TaskResult"])
+def test_every_field_is_listed_with_its_meaning(python_reference: Any, kind: str) -> None:
+    assert f"<!-- fields of plait.{kind} -->" in (REFERENCE / "python-api.md").read_text(encoding="utf-8")
+    listed = rows(python_reference.fields(f"plait.{kind}"))
+    assert {field.name for field in fields(getattr(plait, kind))} <= listed.keys()
+    assert [name for name, cells in listed.items() if not cells[-1]] == []
+
+
+@pytest.mark.parametrize("kind", ["ParallelRunner", "Run", "RunService"])
+def test_every_call_is_listed_with_its_meaning(python_reference: Any, kind: str) -> None:
+    assert f"<!-- calls of plait.{kind} -->" in (REFERENCE / "python-api.md").read_text(encoding="utf-8")
+    listed = rows(python_reference.calls(f"plait.{kind}"))
+    assert listed.keys() == {name for name in vars(getattr(plait, kind)) if not name.startswith("_")}
+    assert [name for name, cells in listed.items() if not cells[-1]] == []

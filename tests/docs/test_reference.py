@@ -2,62 +2,97 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from plait import backends, persistence, runner
-from plait.runner import FailureMode, RunStatus, TaskStatus
+from plait.runner import FailureMode
 from plait.runner.cli import exits
 from plait.runner.domain.status import RUN_TRANSITIONS, TASK_TRANSITIONS
+from plait.runner.domain.task import DEFAULT_RETRY_ON
+from tests.docs.extensions import load_extension
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = "".join(
-    (ROOT / "docs" / page).read_text(encoding="utf-8")
-    for page in ("reference/events-and-statuses.md", "guides/recovery.md", "reference/cli.md")
-)
+STATUSES = (ROOT / "docs" / "reference" / "events-and-statuses.md").read_text(encoding="utf-8")
+ERRORS = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+RECOVERY = (ROOT / "docs" / "guides" / "recovery.md").read_text(encoding="utf-8")
 
 
-def table(heading: str) -> dict[str, list[str]]:
+@pytest.fixture
+def event_reference(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return load_extension("event_reference", monkeypatch)
+
+
+@pytest.fixture
+def error_reference(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return load_extension("error_reference", monkeypatch)
+
+
+def table(text: str, heading: str) -> dict[str, list[str]]:
     """The rows of the table whose first column is called `heading`: first cell to the others."""
-    start = PAGE.index(f"| {heading} |")
-    lines = PAGE[start:].partition("\n\n")[0].splitlines()[2:]
+    start = text.index(f"| {heading} |")
+    lines = text[start:].partition("\n\n")[0].splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {row[0].split()[0].strip("`"): row[1:] for row in cells}
 
 
 @pytest.mark.parametrize(
-    ("heading", "transitions"), [("task status", TASK_TRANSITIONS), ("run status", RUN_TRANSITIONS)]
+    ("kind", "transitions"), [("task", TASK_TRANSITIONS), ("run", RUN_TRANSITIONS)], ids=["task", "run"]
 )
-def test_the_transitions_are_those_of_the_code(heading: str, transitions: Mapping[StrEnum, frozenset[StrEnum]]) -> None:
-    written = {status: set(re.findall(r"`(\w+)`", cells[0])) for status, cells in table(heading).items()}
+def test_the_transitions_are_those_of_the_code(
+    event_reference: Any, kind: str, transitions: Mapping[StrEnum, frozenset[StrEnum]]
+) -> None:
+    assert f"<!-- statuses of {kind}s -->" in STATUSES
+    listed = table(getattr(event_reference, f"{kind}_statuses")(), f"{kind} status")
+    written = {status: set(re.findall(r"`(\w+)`", cells[0])) for status, cells in listed.items()}
     assert written == {status: set(after) for status, after in transitions.items()}
+    assert [status for status, cells in listed.items() if not cells[1]] == []
 
 
-def test_every_status_is_explained() -> None:
-    for status in [*TaskStatus, *RunStatus]:
-        assert f"`{status}`" in PAGE
+def test_the_statuses_of_attempts_are_those_of_the_code() -> None:
+    source = inspect.getsource(persistence.AttemptRecord)
+    named = re.search(r'status: str\n    """(.*)\."""', source)
+    assert named
+    assert set(table(STATUSES, "attempt status")) == set(re.split(r", | or ", named[1]))
+
+
+def test_every_stored_event_is_explained(event_reference: Any) -> None:
+    assert "<!-- stored events -->" in STATUSES
+    listed = table(event_reference.stored_events(), "stored event")
+    assert set(listed) == set(persistence.EventKind)
+    assert [kind for kind, cells in listed.items() if not cells[1]] == []
 
 
 def test_the_failure_modes_are_those_of_the_code() -> None:
-    assert set(table("failure mode")) == set(FailureMode)
+    assert set(table(RECOVERY, "failure mode")) == set(FailureMode)
 
 
 @pytest.mark.parametrize("package", [runner, backends, persistence], ids=lambda package: package.__name__)
-def test_the_errors_of_each_package_are_those_of_the_code(package: ModuleType) -> None:
-    page = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+def test_the_errors_of_each_package_are_those_of_the_code(error_reference: Any, package: ModuleType) -> None:
+    assert "<!-- errors -->" in ERRORS
+    listed = table(error_reference.errors(), "error")
     name = package.__name__.removeprefix("plait.")
-    rows = re.findall(rf"^\| (`.*`) \| `{name}` \|", page, re.MULTILINE)
     kept = {
         name
         for name in package.__all__
         if isinstance(one := getattr(package, name), type) and issubclass(one, Exception)
     }
-    assert set(re.findall(r"\w+", " ".join(rows))) == kept
+    assert {error for error, cells in listed.items() if cells[0] == f"`{name}`"} == kept
+
+
+def test_the_kinds_of_errors_are_those_of_the_code(error_reference: Any) -> None:
+    assert "<!-- kinds of errors -->" in ERRORS
+    listed = table(error_reference.kinds(), "kind")
+    assert set(listed) == set(backends.ErrorKind)
+    assert [kind for kind, cells in listed.items() if not cells[0]] == []
+    assert {kind for kind, cells in listed.items() if cells[1].startswith("yes")} == DEFAULT_RETRY_ON
 
 
 def test_the_exit_codes_are_those_of_the_code() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
+import re
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,17 +16,15 @@ from plait import backends, persistence, runner
 from plait.runner.cli.app import cli
 from plait.runner.cli.exits import EXIT_CODES
 from plait.runner.plan.schema import plan_schema
+from tests.docs.extensions import load_extension
 
 NAMES = cli.list_commands(click.Context(cli))
 DOCS = Path(__file__).parent.parent.parent / "docs"
-EXTENSIONS = DOCS / "_ext"
 
 
 @pytest.fixture
 def extension(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> ModuleType:
-    monkeypatch.syspath_prepend(str(EXTENSIONS))
-    sys.modules.pop(request.param, None)
-    return import_module(request.param)
+    return load_extension(request.param, monkeypatch)
 
 
 @pytest.mark.parametrize("extension", ["command_reference"], indirect=True)
@@ -41,7 +39,7 @@ def test_every_option_of_every_command_is_in_the_reference(extension: Any, name:
 
 @pytest.mark.parametrize("extension", ["command_reference"], indirect=True)
 def test_every_exit_code_is_in_the_reference(extension: Any) -> None:
-    assert extension.CODES in (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
+    assert extension.CODES in page("cli")
     for code, meaning in EXIT_CODES.items():
         assert f"| {code} | {meaning} |" in extension.exit_codes()
 
@@ -50,9 +48,24 @@ def test_the_commands_that_users_know_are_among_them() -> None:
     assert {"run", "resume", "show", "answer", "serve"} <= set(NAMES)
 
 
+def page(name: str) -> str:
+    return (DOCS / "reference" / f"{name}.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("extension", ["plan_reference"], indirect=True)
+def test_every_key_of_a_plan_is_in_the_reference(extension: Any) -> None:
+    schema = plan_schema()
+    assert set(extension.PARTS.values()) == {""} | {name for name in schema["$defs"] if not name.endswith("Spec")}
+    for marker, part in extension.PARTS.items():
+        assert f"<!-- {marker} -->" in page("plan-schema")
+        wanted = (schema["$defs"][part] if part else schema)["properties"]
+        assert [key for key in wanted if f"| `{key}` |" not in extension.keys(part)] == []
+
+
 @pytest.mark.parametrize("extension", ["plan_reference"], indirect=True)
 def test_every_key_of_every_kind_of_backend_is_in_the_reference(extension: Any) -> None:
-    text = extension.reference()
+    assert "<!-- kinds of backends -->" in page("plan-schema")
+    text = extension.kinds()
     for spec in (one for name, one in plan_schema()["$defs"].items() if name.endswith("Spec")):
         section = text.partition(f"### kind: {spec['properties']['kind']['const']}\n")[2].partition("\n### ")[0]
         assert [key for key in spec["properties"] if key != "kind" and f"| `{key}` |" not in section] == []
@@ -62,13 +75,38 @@ def test_every_key_of_every_kind_of_backend_is_in_the_reference(extension: Any) 
 @pytest.mark.parametrize("package", [plait, runner, backends, persistence], ids=lambda package: package.__name__)
 def test_every_public_name_is_in_the_reference(extension: Any, package: ModuleType) -> None:
     text = extension.reference(package.__name__)
+    modules = {name for name in package.__all__ if isinstance(getattr(package, name), ModuleType)}
     missing = [
-        name
-        for name in package.__all__
-        if f":: {package.__name__}.{name}\n" not in text
-        and f":: {getattr(getattr(package, name), '__name__', '')}\n" not in text
+        name for name in package.__all__ if name not in modules and not re.search(rf":: plait\S*\.{name}\n", text)
     ]
     assert missing == []
-    assert f"{package.__name__}.{package.__all__[0]}" not in extension.reference(
-        package.__name__, without=frozenset(package.__all__)
-    )
+    assert all(f"<!-- module plait.{name} -->" in page("python-api") for name in modules)
+    assert f".{package.__all__[0]}\n" not in extension.reference(package.__name__, without={package.__all__[0]})
+    with pytest.raises(ValueError, match="has no further names"):
+        extension.reference(package.__name__, without=frozenset(package.__all__))
+
+
+def test_the_page_has_every_public_name_once() -> None:
+    markers = re.findall(r"<!-- names of plait\.?(\w*)( not of plait)? -->", page("python-api"))
+    assert markers == [("", ""), ("backends", " not of plait"), ("persistence", " not of plait")]
+    assert set(runner.__all__) <= set(plait.__all__)
+
+
+@pytest.mark.parametrize("extension", ["python_reference"], indirect=True)
+def test_a_value_is_shown_with_its_own_docstring(extension: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = extension.reference("plait")
+    for name in ("JsonValue", "JsonInput", "Role", "NO_USAGE"):
+        assert f".. autodata:: plait.backends.protocol.{name}\n" in text
+    monkeypatch.setattr(plait.backends, "__all__", ["UNEXPLAINED"])
+    monkeypatch.setattr(plait.backends, "UNEXPLAINED", 7, raising=False)
+    with pytest.raises(ValueError, match="UNEXPLAINED has no docstring under its assignment"):
+        extension.reference("plait.backends")
+
+
+@pytest.mark.parametrize("extension", ["python_reference"], indirect=True)
+@pytest.mark.parametrize("kind", [backends.AcpBackend, backends.ClaudeCodeBackend, backends.OpenAIBackend])
+def test_an_adapter_is_shown_with_its_settings_and_without_its_machinery(extension: Any, kind: type) -> None:
+    [entry] = re.findall(rf"autoclass:: plait\.{kind.__name__}\n   :members: (.*)\n", extension.reference("plait"))
+    shown = set(entry.split(", "))
+    settings = {field.name for field in fields(kind) if not field.name.startswith("_")} - {"now"}
+    assert settings <= shown <= settings | {"check", "aclose"}

@@ -26,8 +26,7 @@ from plait.backends.protocol import ConversationRequest, Files
 
 @dataclass(eq=False, kw_only=True)
 class AcpBackend(CliBackend):
-    """An agent that speaks ACP on its standard input and output, one process per turn. See `CliBackend` for the common
-    part.
+    """An agent that speaks ACP on its standard input and output, one process per turn.
 
     A cancelled turn is first announced to the agent, which has a second to end the turn. The session's id is known once
     the session is open, and reported once the prompt was sent.

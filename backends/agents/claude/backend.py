@@ -75,7 +75,7 @@ _PASSES = (
 
 @dataclass(eq=False, kw_only=True)
 class ClaudeCodeBackend(CliBackend):
-    """Claude Code, run as `claude -p`, one process per turn. See `CliBackend` for the common part."""
+    """Claude Code, run as `claude -p`, one process per turn."""
 
     kind: ClassVar[str] = "claude-code"
     program: ClassVar[str] = "claude"

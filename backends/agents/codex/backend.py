@@ -35,7 +35,7 @@ _ALWAYS = (
 
 @dataclass(eq=False, kw_only=True)
 class CodexBackend(CliBackend):
-    """Codex, run as `codex exec`, one process per turn. See `CliBackend` for the common part.
+    """Codex, run as `codex exec`, one process per turn.
 
     Codex's plugins are turned off, because Codex would fetch the plugins first.
     """

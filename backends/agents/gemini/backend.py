@@ -36,7 +36,7 @@ _PASSES = (
 
 @dataclass(eq=False, kw_only=True)
 class GeminiBackend(CliBackend):
-    """Gemini CLI, run as `gemini`, one process per turn. See `CliBackend` for the common part.
+    """Gemini CLI, run as `gemini`, one process per turn.
 
     The working folder is declared as trusted, because Gemini CLI does not run otherwise.
 

@@ -220,16 +220,6 @@ def test_an_input_called_like_a_follow_up_is_a_mistake() -> None:
     assert [where for _, where, _ in mistakes(text)] == ["inputs"]
 
 
-def test_the_page_has_all_keys_of_the_model() -> None:
-    docs = Path(__file__).parent.parent.parent.parent / "docs"
-    page = (docs / "reference" / "plan-schema.md").read_text(encoding="utf-8")
-    schema = json.loads((docs / "plan.schema.json").read_text(encoding="utf-8"))
-    part = page[page.index("## The keys of a workflow") :]
-    for model in ("WorkflowPart", "FollowUpPart"):
-        for key in schema["$defs"][model]["properties"]:
-            assert f"`{key}`" in part
-
-
 PLAN = """
 backends:
   code: {kind: function, call: "work.py:code"}

@@ -1,0 +1,98 @@
+"""Put the tables of statuses and of events, from the code and its docstrings, into the page of statuses and events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from docstrings import about, of_fields
+from markers import replace_markers, table
+
+from plait.persistence import EventKind
+from plait.runner.domain import events
+from plait.runner.domain.status import RUN_TRANSITIONS, TASK_TRANSITIONS, RunStatus, TaskStatus
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+_COMMON = {"at", "run_id", "task_id", "attempt"}
+_BEGINNINGS = {
+    EventKind.RUN_CREATED: RunStatus.QUEUED,
+    EventKind.RUN_STARTED: RunStatus.RUNNING,
+    EventKind.RUN_RESUMED: RunStatus.RUNNING,
+}
+
+
+def task_statuses() -> str:
+    """Return a table with a row for each status of a task."""
+    return _statuses("task status", TaskStatus, TASK_TRANSITIONS)
+
+
+def run_statuses() -> str:
+    """Return a table with a row for each stored status of a run."""
+    return _statuses("run status", RunStatus, RUN_TRANSITIONS)
+
+
+def _statuses(
+    heading: str,
+    kind: type[StrEnum],
+    transitions: Mapping[TaskStatus, frozenset[TaskStatus]] | Mapping[RunStatus, frozenset[RunStatus]],
+) -> str:
+    texts = of_fields(kind)
+    after: dict[str, set[str]] = {str(one): {str(next_one) for next_one in more} for one, more in transitions.items()}
+    rows = [
+        (f"`{one}`", ", ".join(f"`{status}`" for status in kind if status in after[one]) or "nothing", texts[one.name])
+        for one in kind
+        if one in after
+    ]
+    return table([heading, "may become", "meaning"], rows)
+
+
+def stored_events() -> str:
+    """Return a table with a row for each kind of stored event."""
+    texts = of_fields(EventKind)
+    return table(
+        ["stored event", "the run is now", "when"],
+        [(f"`{one}`", _run_status(one), texts[one.name]) for one in EventKind],
+    )
+
+
+def _run_status(kind: EventKind) -> str:
+    if not kind.startswith("run_"):
+        return ""
+    return f"`{_BEGINNINGS.get(kind) or RunStatus(kind.removeprefix('run_'))}`"
+
+
+def live_events() -> str:
+    """Return a table with a row for each event of a live run, in the order of the code."""
+    rows = [(f"`{kind.__name__}`", _fields(kind), about(kind) + _missing(kind)) for kind in leaves(events.Event)]
+    return table(["event", "further fields", "when"], rows)
+
+
+def leaves(base: type[events.Event]) -> Iterator[type[events.Event]]:
+    """Yield the classes below `base` that have no class below them."""
+    below = base.__subclasses__()
+    if not below:
+        yield base
+    for kind in below:
+        yield from leaves(kind)
+
+
+def _fields(kind: type[events.Event]) -> str:
+    return ", ".join(f"`{one.name}`" for one in fields(kind) if one.name not in _COMMON)
+
+
+def _missing(kind: type[events.Event]) -> str:
+    return "" if {"run_id", "task_id"} & {one.name for one in fields(kind)} else " No `run_id`."
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    texts = {
+        "statuses of tasks": task_statuses,
+        "statuses of runs": run_statuses,
+        "stored events": stored_events,
+        "events of a live run": live_events,
+    }
+    return replace_markers(app, texts)
