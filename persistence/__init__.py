@@ -39,7 +39,7 @@ from plait.persistence.records import (
     Spent,
     TaskRecord,
 )
-from plait.persistence.sqlite import SQLiteStore
+from plait.persistence.sqlite import Purged, SQLiteStore
 
 __all__ = [
     "AttemptRecord",
@@ -59,6 +59,7 @@ __all__ = [
     "NoteRecord",
     "Owner",
     "PolicyDecided",
+    "Purged",
     "RunClaimed",
     "RunCreated",
     "RunRecord",
