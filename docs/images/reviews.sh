@@ -8,5 +8,5 @@ trap 'rm -rf "$scratch"' EXIT
 cp examples/reviews/* "$scratch"
 cd "$scratch"
 head -n 7 reviews.csv > six.csv
-"$root/.venv/bin/plait" run reviews.yaml --backend local --set reviews=six.csv & sleep 5; kill -9 $!
+"$root/.venv/bin/plait" run -q reviews.yaml --backend local --set reviews=six.csv & sleep 5; kill -9 $!
 "$root/.venv/bin/plait" graph last --output "$root/docs/images/reviews.svg"

@@ -88,7 +88,8 @@ async def _load_run(path: Path, word: str) -> tuple[RunRecord, tuple[TaskRecord,
 
 def _node_style(task: TaskRecord, by: str | None) -> Look:
     status = TaskStatus(task.status)
-    used = tokens(task.spent.input_tokens, task.spent.output_tokens)
+    count = tokens(task.spent.input_tokens, task.spent.output_tokens)
+    used = f"{count} tokens" if count else ""
     added = f"added by {by}" if by else ""
     note = " · ".join(filter(None, (status.value.replace("_", " "), seconds(task.duration_s), used, added)))
     attempts = f", {counted(task.attempt, 'attempt')}" if task.attempt else ""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
 
 from plait.backends.spec.build import KINDS
+from plait.persistence.records import Spent, TaskRecord
 from plait.runner.cli.app import COMMANDS, cli
+from plait.runner.cli.commands.graph import _node_style
 from tests.support.plans.logged import calls, make
 from tests.support.processes.command import environment, plait_here
 
@@ -172,6 +175,12 @@ def test_graph_of_a_plan_and_of_a_run(folder: Path) -> None:
     run = plait_here(folder, "graph", "last").out
     assert 't2["x<br/>failed' in run
     assert "classDef failed" in run
+
+
+def test_the_label_of_a_task_names_its_tokens() -> None:
+    task = TaskRecord("a", 0, "p", (), None, "{}", "completed", 1, spent=Spent(53, 22), duration_s=0.6)
+    assert _node_style(task, None).note == "completed · 0.6s · 53+22 tokens"
+    assert _node_style(replace(task, spent=Spent()), None).note == "completed · 0.6s"
 
 
 def test_runs_are_found_by_their_status_behind_any_number_of_others(tmp_path: Path) -> None:
