@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
+import tomllib
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+_PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 project = "plait"
 author = "The plait authors"
@@ -32,6 +35,7 @@ nitpick_ignore_regex = [(r"py:.*", r".*")]
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
+myst_html_meta = {"description": _PROJECT["description"], "keywords": ", ".join(_PROJECT["keywords"])}
 myst_fence_as_directive = ["mermaid"]
 # Drawn while the site is built: a page loads no script and needs no network.
 mermaid_output_format = "svg"

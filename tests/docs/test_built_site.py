@@ -6,6 +6,7 @@ import html
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,9 @@ def test_no_entry_has_the_text_of_a_builtin(site: dict[str, str]) -> None:
 def test_every_heading_is_followed_by_text(site: dict[str, str]) -> None:
     empty = re.compile(r"<section id=\"[^\"]*\">\s*<h\d>[^\n]*</h\d>\s*</section>")
     assert {page for page, text in site.items() if empty.search(text)} == set()
+
+
+def test_search_engines_find_the_keywords(site: dict[str, str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for name, text in (("description", project["description"]), ("keywords", ", ".join(project["keywords"]))):
+        assert f'<meta content="{text}" name="{name}" />' in site["index.html"]
