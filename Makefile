@@ -1,4 +1,5 @@
-# Everything happens in .venv, made here on first use. Needs Python 3.11 or later with pip and venv, and nothing else.
+# Everything happens in .venv, made here on first use. Needs Python 3.11 or later with pip and venv, git, a network on first
+# use, and on Linux libgomp.
 # Another Python: make demo PYTHON=python3.12
 
 PYTHON ?= python3
@@ -45,7 +46,7 @@ demo: .venv/.local .venv/.model
 	@echo "  .venv/bin/plait log last                    what happened, in order"
 	@echo "  .venv/bin/plait continue last guest.5 'And the country?'"
 	@echo "  .venv/bin/plait crashtest --kills 40        kill runs at each step, and see what is left"
-	@echo "  kill -9 a 'make demo' half-way, then: .venv/bin/plait resume"
+	@echo "  kill -9 the plait process of a 'make demo' half-way, then: .venv/bin/plait resume"
 
 test: .venv/.dev .venv/.model
 	$(BIN)/python -m pytest -n 3 --dist loadfile
