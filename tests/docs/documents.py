@@ -99,7 +99,7 @@ def indented_blocks(file: str, text: str) -> list[str]:
     """Where code stands without a fence: indented by four, after an empty line, and not within a list."""
     found: list[str] = []
     before, in_list = "", False
-    for number, line in enumerate(_without_blocks(text).splitlines(), 1):
+    for number, line in enumerate(without_blocks(text).splitlines(), 1):
         if line and not line.startswith(" "):
             in_list = re.match(r"([-*+]|\d+\.) ", line) is not None
         if line.startswith("    ") and line.strip() and not before and not in_list:
@@ -108,7 +108,7 @@ def indented_blocks(file: str, text: str) -> list[str]:
     return found
 
 
-def _without_blocks(text: str) -> str:
+def without_blocks(text: str) -> str:
     """`text` with its fenced blocks made empty, line by line."""
     fenced = re.compile(r"^( *)(`{3,}|~{3,}).*?^ *\2 *$", re.MULTILINE | re.DOTALL)
     return fenced.sub(lambda found: "\n" * found[0].count("\n"), text)
@@ -117,7 +117,7 @@ def _without_blocks(text: str) -> str:
 def broken_links(root: Path, file: str, text: str) -> list[str]:
     """Links and pictures within the repository whose file or heading is not there."""
     broken: list[str] = []
-    for target in _LINK.findall(_without_blocks(text)) + _PICTURE.findall(_without_blocks(text)):
+    for target in _LINK.findall(without_blocks(text)) + _PICTURE.findall(without_blocks(text)):
         if re.match(r"[a-z]+:", target):
             continue
         path, _, anchor = target.partition("#")
