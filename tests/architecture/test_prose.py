@@ -91,8 +91,10 @@ def prose(page: str) -> Iterator[str]:
 def shares(all_texts: list[str]) -> tuple[int, float, float]:
     """Return the number of words, and the percentages of pronouns and of who/what among them."""
     words = [word.lower() for text in all_texts for word in re.findall(r"[A-Za-z']+", text)]
-    count = max(len(words), 1)
-    return len(words), *(100 * sum(word in kind for word in words) / count for kind in (PRONOUNS, RELATIVES))
+    pronouns, relatives = (
+        100 * sum(word in kind for word in words) / max(len(words), 1) for kind in (PRONOUNS, RELATIVES)
+    )
+    return len(words), pronouns, relatives
 
 
 @pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: folder.relative_to(ROOT).as_posix())
