@@ -51,8 +51,8 @@ class Subject:
 _tasks = itertools.count()
 
 
-def opening(backend: Backend) -> ConversationRequest:
-    """Return an opening like the runner's for the first conversation of a new task."""
+def new_request(backend: Backend) -> ConversationRequest:
+    """Return a request like the runner's for the first conversation of a new task."""
     return ConversationRequest(session_id=backend.new_session_id(), idempotency_key=f"contract:task-{next(_tasks)}")
 
 
@@ -71,7 +71,7 @@ class BackendContract:
         assert ids == {None} or (len(ids) == 100 and None not in ids)
 
     async def test_a_reply_is_whole(self, subject: Subject) -> None:
-        how = opening(subject.working)
+        how = new_request(subject.working)
         async with subject.working.open(how) as conversation:
             reply = await conversation.send("Say hello.")
             assert reply.text
@@ -85,13 +85,13 @@ class BackendContract:
 
     async def test_output_pieces_make_up_the_text(self, subject: Subject) -> None:
         seen: list[Output] = []
-        reply = await say(subject.working, "Say hello.", replace(opening(subject.working), on_output=seen.append))
+        reply = await say(subject.working, "Say hello.", replace(new_request(subject.working), on_output=seen.append))
         pieces = [output.text for output in seen if output.kind == "text"]
         assert not pieces or "".join(pieces) == reply.text
 
     async def test_usage_covers_the_whole_turn(self, subject: Subject) -> None:
         seen: list[Output] = []
-        reply = await say(subject.working, "Say hello.", replace(opening(subject.working), on_output=seen.append))
+        reply = await say(subject.working, "Say hello.", replace(new_request(subject.working), on_output=seen.append))
         assert reply.usage.input_tokens >= 0
         assert reply.usage.output_tokens >= 0
         parts = sum((message.usage for message in reply.messages), NO_USAGE)
@@ -101,18 +101,18 @@ class BackendContract:
 
     async def test_the_session_that_is_told_is_the_one_of_the_reply(self, subject: Subject) -> None:
         told: list[str] = []
-        reply = await say(subject.working, "Say hello.", replace(opening(subject.working), on_session=told.append))
+        reply = await say(subject.working, "Say hello.", replace(new_request(subject.working), on_session=told.append))
         assert not told or told[-1] == reply.session_id
 
     async def test_several_turns(self, subject: Subject) -> None:
-        async with subject.working.open(opening(subject.working)) as conversation:
+        async with subject.working.open(new_request(subject.working)) as conversation:
             for prompt in ("One.", "Two.", "Three."):
                 reply = await conversation.send(prompt)
                 assert reply.text
                 assert not reply.messages or reply.messages[0].content == prompt
 
     async def test_goes_on_in_its_session(self, subject: Subject) -> None:
-        how = opening(subject.working)
+        how = new_request(subject.working)
         first = await say(subject.working, "My name is Ada.", how)
         again = replace(how, session_id=first.session_id, resume=True, history=first.turn("My name is Ada."))
         reply = await say(subject.working, "What is my name?", again)
@@ -124,10 +124,10 @@ class BackendContract:
         """Resume a session unknown to the backend. A backend that keeps sessions may fail with `session_lost`."""
         history = (Message("user", "My name is Ada."), Message("assistant", "Hello Ada."))
         told: list[str] = []
-        how = replace(opening(subject.working), on_session=told.append)
+        how = replace(new_request(subject.working), on_session=told.append)
         await say(subject.working, "Say hello.", how)
         unknown = subject.working.new_session_id() or ("unknown-to-it" if told else None)
-        how = replace(opening(subject.working), session_id=unknown, resume=True, history=history)
+        how = replace(new_request(subject.working), session_id=unknown, resume=True, history=history)
         try:
             reply = await say(subject.working, "What is my name?", how)
         except BackendError as error:
@@ -142,9 +142,9 @@ class BackendContract:
         backend = subject.working
         if not (isinstance(backend, ForkingBackend) and backend.can_fork):
             return
-        parent = await say(backend, "My name is Ada.", opening(backend))
+        parent = await say(backend, "My name is Ada.", new_request(backend))
         assert parent.session_id is not None
-        how = replace(opening(backend), fork_of=parent.session_id, history=parent.turn("My name is Ada."))
+        how = replace(new_request(backend), fork_of=parent.session_id, history=parent.turn("My name is Ada."))
         fork = await say(backend, "What is my name?", how)
         assert fork.text
         assert fork.session_id not in {None, parent.session_id}
@@ -153,13 +153,13 @@ class BackendContract:
             assert reply.session_id == session_id
 
     async def test_data_fits_the_schema(self, subject: Subject) -> None:
-        how = replace(opening(subject.working), output_schema=SCHEMA)
+        how = replace(new_request(subject.working), output_schema=SCHEMA)
         reply = await say(subject.working, "The weather is fine. Which mood is that?", how)
         assert isinstance(reply.data, dict)
         assert reply.data["mood"] in {"good", "bad"}
 
     async def test_a_schema_that_is_none_is_refused(self, subject: Subject) -> None:
-        how = replace(opening(subject.working), output_schema={"type": "nonsense"})
+        how = replace(new_request(subject.working), output_schema={"type": "nonsense"})
         with pytest.raises(BackendError) as caught:
             await say(subject.working, "Say hello.", how)
         assert caught.value.kind is ErrorKind.INVALID_REQUEST
@@ -168,7 +168,7 @@ class BackendContract:
         texts: list[str] = []
 
         async def talk(number: int) -> None:
-            async with subject.working.open(opening(subject.working)) as conversation:
+            async with subject.working.open(new_request(subject.working)) as conversation:
                 texts.append((await conversation.send(f"Say {number}.")).text)
 
         async with anyio.create_task_group() as group:
@@ -178,7 +178,7 @@ class BackendContract:
         assert all(texts)
 
     async def test_prompts_that_utf8_cannot_hold(self, subject: Subject) -> None:
-        async with subject.working.open(opening(subject.working)) as conversation:
+        async with subject.working.open(new_request(subject.working)) as conversation:
             reply = await conversation.send("Say \ud800 or \x00.")
         reply.text.encode()
         for message in reply.messages:
@@ -186,25 +186,25 @@ class BackendContract:
 
     async def test_failure_is_a_backend_error_in_one_line(self, subject: Subject) -> None:
         with pytest.raises(BackendError) as caught:
-            async with subject.failing.open(opening(subject.failing)) as conversation:
+            async with subject.failing.open(new_request(subject.failing)) as conversation:
                 await conversation.send("the-prompt-itself")
         assert caught.value.message
         assert "\n" not in caught.value.message
         assert "the-prompt-itself" not in str(caught.value)
 
     async def test_cancel_ends_a_turn_at_once(self, subject: Subject) -> None:
-        async with subject.hanging.open(opening(subject.hanging)) as conversation:
+        async with subject.hanging.open(new_request(subject.hanging)) as conversation:
             with anyio.move_on_after(0.3) as scope:
                 await conversation.send("Write a very long story.")
             assert scope.cancelled_caught
         with anyio.fail_after(2):
-            async with subject.hanging.open(opening(subject.hanging)):
+            async with subject.hanging.open(new_request(subject.hanging)):
                 pass
 
     async def test_cancel_from_outside_leaves_the_context(self, subject: Subject) -> None:
         with anyio.fail_after(5), anyio.move_on_after(0.3) as scope:
-            async with subject.hanging.open(opening(subject.hanging)) as conversation:
+            async with subject.hanging.open(new_request(subject.hanging)) as conversation:
                 await conversation.send("Write a very long story.")
         assert scope.cancelled_caught
-        async with subject.working.open(opening(subject.working)) as conversation:
+        async with subject.working.open(new_request(subject.working)) as conversation:
             assert (await conversation.send("Say hello.")).text

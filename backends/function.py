@@ -51,9 +51,9 @@ class FunctionBackend:
         """Return None: functions have no sessions."""
         return None
 
-    def open(self, opening: ConversationRequest) -> _Call:
+    def open(self, request: ConversationRequest) -> _Call:
         """Open a conversation in which every turn is one call of the function."""
-        return _Call(self._call, opening)
+        return _Call(self._call, request)
 
 
 def as_backend(value: object) -> Backend:
@@ -79,9 +79,9 @@ class _Call:
 
     session_id: str | None = None
 
-    def __init__(self, call: Callable[[str], Awaitable[Any]], opening: ConversationRequest) -> None:
+    def __init__(self, call: Callable[[str], Awaitable[Any]], request: ConversationRequest) -> None:
         self._call = call
-        self._opening = opening
+        self._opening = request
 
     async def __aenter__(self) -> _Call:
         return self

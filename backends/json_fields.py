@@ -48,7 +48,7 @@ def tables(value: JsonValue | Mapping[str, JsonValue], *path: str) -> Sequence[M
     return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
 
 
-def deed(name: str, given: JsonValue) -> str:
+def describe_tool_call(name: str, given: JsonValue) -> str:
     """Return a short description of a tool call: the tool's name and the most informative of its arguments."""
     told = next((found for key in _TELLING if (found := text(given, key))), "")
     return shown(f"{name}: {told}" if told else name)

@@ -26,12 +26,12 @@ class PersonBackend:
         """Return None: people have no sessions."""
         return None
 
-    def open(self, opening: ConversationRequest) -> AbstractAsyncContextManager[Conversation]:
+    def open(self, request: ConversationRequest) -> AbstractAsyncContextManager[Conversation]:
         """Open a conversation in which every turn asks its prompt."""
 
         async def asked(prompt: str) -> JsonValue:
             if not prompt.strip():
                 raise BackendError(ErrorKind.INVALID_REQUEST, "the prompt is empty: give the person a question")
-            return await ask(prompt, schema=opening.output_schema, default=self.default, deadline=self.deadline)
+            return await ask(prompt, schema=request.output_schema, default=self.default, deadline=self.deadline)
 
-        return FunctionBackend(asked).open(opening)
+        return FunctionBackend(asked).open(request)

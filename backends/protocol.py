@@ -217,7 +217,7 @@ class Backend(Protocol):
         """
         ...
 
-    def open(self, opening: ConversationRequest) -> AbstractAsyncContextManager[Conversation]:
+    def open(self, request: ConversationRequest) -> AbstractAsyncContextManager[Conversation]:
         """Open a conversation. Leaving the context frees all its resources, also when cancelled.
 
         Entering raises BackendUnavailable if an extra, a key or a file is missing, and BackendError for any other

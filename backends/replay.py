@@ -17,11 +17,11 @@ Ask: TypeAlias = Callable[[Sequence[Message]], Awaitable[Message]]
 class ReplayConversation:
     """A conversation built on `ask`. A failed turn leaves no trace in the history."""
 
-    def __init__(self, ask: Ask, opening: ConversationRequest) -> None:
+    def __init__(self, ask: Ask, request: ConversationRequest) -> None:
         self._ask = ask
-        self._opening = opening
-        self._history = [Message(old.role, clean_text(old.content), old.usage) for old in opening.history]
-        self._schema = None if opening.output_schema is None else Schema(opening.output_schema)
+        self._opening = request
+        self._history = [Message(old.role, clean_text(old.content), old.usage) for old in request.history]
+        self._schema = None if request.output_schema is None else Schema(request.output_schema)
 
     @property
     def session_id(self) -> str | None:

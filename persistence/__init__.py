@@ -4,6 +4,7 @@ from plait.persistence.changes import (
     Batch,
     Change,
     LeaseRenewed,
+    MessageAppended,
     NewTask,
     PolicyDecided,
     RunClaimed,
@@ -22,13 +23,13 @@ from plait.persistence.changes import (
     TasksAdded,
     TaskStarted,
     TaskWaiting,
-    TurnAppended,
 )
 from plait.persistence.errors import Conflict, Fenced, StoreBusy, StoreError, StoreNotOpen, StoreUnusable
 from plait.persistence.memory.store import MemoryStore
 from plait.persistence.protocol import ContextStore, FilesStore, RunStore, Store, TaskStore
 from plait.persistence.records import (
     AttemptRecord,
+    AttemptStatus,
     EventKind,
     EventRecord,
     MessageRecord,
@@ -43,6 +44,7 @@ from plait.persistence.sqlite import Purged, SQLiteStore
 
 __all__ = [
     "AttemptRecord",
+    "AttemptStatus",
     "Batch",
     "Change",
     "Conflict",
@@ -53,6 +55,7 @@ __all__ = [
     "FilesStore",
     "LeaseRenewed",
     "MemoryStore",
+    "MessageAppended",
     "MessageRecord",
     "NewTask",
     "Note",
@@ -87,5 +90,4 @@ __all__ = [
     "TaskStore",
     "TaskWaiting",
     "TasksAdded",
-    "TurnAppended",
 ]

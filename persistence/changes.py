@@ -138,7 +138,7 @@ class SessionOpened:
 
 
 @value
-class TurnAppended:
+class MessageAppended:
     """Append a message to the conversation of a task."""
 
     at: str
@@ -167,8 +167,8 @@ class TaskCompleted:
     prompt: str | None = None
     """The whole prompt, if the attempt consisted of this prompt and the answer `text`.
 
-    Both become messages of the task, as if two TurnAppended came first; the answer has the tokens of `spent`. Only
-    from running. None if the messages were appended before, or if no message was sent.
+    Both become messages of the task, as if two MessageAppended preceded the completion; the answer has the tokens of
+    `spent`. Only from running. None if the messages were appended before, or if no message was sent.
     """
 
 
@@ -280,7 +280,7 @@ Change: TypeAlias = (
     | TaskStarted
     | TaskAdopted
     | SessionOpened
-    | TurnAppended
+    | MessageAppended
     | TaskCompleted
     | TaskFailed
     | TaskRetried

@@ -20,13 +20,13 @@ FAILPOINTS: Final = (
     "txn.after_commit",  # durable; not reported to the event loop yet
     "batch.before_write",
     "batch.after_write",  # acknowledged by the store; not reported to listeners yet
-    "told",  # the events of a batch have been delivered to listeners
+    "events.published",  # the events of a batch have been delivered to listeners
     "attempt.before_call",
     "attempt.after_call",  # paid for, not written
     "resume.read",  # the run has been read, but not claimed
     "claim.written",
     "lease.before_renewal",
-    "run.leaving",  # every attempt has ended and is submitted
+    "run.ended",  # every attempt has ended and is submitted
 )
 """Every name, in the order in which a run first reaches the failpoints."""
 

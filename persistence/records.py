@@ -127,6 +127,27 @@ class TaskRecord:
     """As in TasksAdded; None for a task of RunCreated."""
 
 
+class AttemptStatus(StrEnum):
+    """The status of an attempt: the status of its task, or the way in which the attempt ended without a result."""
+
+    RUNNING = "running"
+    """The attempt is under way, or its process died and no resume has followed."""
+    COMPLETED = "completed"
+    """The result of the task is stored."""
+    FAILED = "failed"
+    """The attempt failed, and the task with the attempt."""
+    SKIPPED = "skipped"
+    """The attempt failed, and the failure mode of the task is `skip`."""
+    RETRIED = "retried"
+    """The attempt failed, and another attempt follows."""
+    ASKED = "asked"
+    """The attempt ended with a question to a person."""
+    INTERRUPTED = "interrupted"
+    """The attempt ended with the owner of the run."""
+    CANCELLED = "cancelled"
+    """The attempt ended with the run, or by the policy."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
     """A stored attempt at a task."""
@@ -135,7 +156,7 @@ class AttemptRecord:
     attempt: int
     """Counts from 1 within the task."""
     status: str
-    """running, completed, failed, skipped, retried, asked, interrupted or cancelled."""
+    """An AttemptStatus, as text."""
     backend: str
     session_id: str | None
     started_at: str
@@ -154,7 +175,7 @@ class MessageRecord:
     position: int
     """Counts from 0 within the task."""
     attempt: int
-    """As in TurnAppended."""
+    """As in MessageAppended."""
     role: str
     content: str
     """Empty if `damaged`."""
@@ -168,7 +189,7 @@ class MessageRecord:
 class EventKind(StrEnum):
     """The kinds of events in a run's history: the changes in snake case, and one kind for each new status of the run.
 
-    TurnAppended, LeaseRenewed, RunClaimed and RunReleased add no event.
+    MessageAppended, LeaseRenewed, RunClaimed and RunReleased add no event.
     """
 
     RUN_CREATED = "run_created"

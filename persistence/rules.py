@@ -224,8 +224,10 @@ def split_completion(change: Change) -> tuple[Change, ...]:
     if not isinstance(change, changes.TaskCompleted) or change.prompt is None:
         return (change,)
     place = change.at, change.task_id, change.attempt
-    asked = changes.TurnAppended(*place, "user", change.prompt)
-    said = changes.TurnAppended(*place, "assistant", change.text, change.spent.input_tokens, change.spent.output_tokens)
+    asked = changes.MessageAppended(*place, "user", change.prompt)
+    said = changes.MessageAppended(
+        *place, "assistant", change.text, change.spent.input_tokens, change.spent.output_tokens
+    )
     return asked, said, replace(change, prompt=None)
 
 

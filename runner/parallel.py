@@ -23,7 +23,13 @@ from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.engine.lifecycle import PreparedRun, execute_run
 from plait.runner.engine.run_control import Control
-from plait.runner.operations.answer_task import How, Resolution, answer_question, resolve, unanswered_questions
+from plait.runner.operations.answer_task import (
+    How,
+    PersonDecision,
+    answer_question,
+    apply_decision,
+    unanswered_questions,
+)
 from plait.runner.operations.cancel_run import cancel_run, finish_cancelling
 from plait.runner.operations.continue_task import continue_task
 from plait.runner.operations.create_run import checked_run_id, create_run, with_policy
@@ -227,8 +233,8 @@ class ParallelRunner:
         Raises ValueError for another `how`, RunNotFound, RunOwned if a live process executes the run, TaskNotFound,
         PlaitError if the task is not waiting or the text does not fit, StoreError.
         """
-        settlement = Resolution(how, text)
-        await resolve(self._config, await stored_run(self._config.store, run_id), task_id, settlement)
+        settlement = PersonDecision(how, text)
+        await apply_decision(self._config, await stored_run(self._config.store, run_id), task_id, settlement)
 
     async def cancel_run(self, run_id: str, *, wait: float = 0.0) -> RunStatus:
         """Cancel a stored run permanently, whichever process executes it, and return its status.

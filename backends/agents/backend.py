@@ -83,22 +83,22 @@ class CliBackend(ABC):
             )
 
     @asynccontextmanager
-    async def open(self, opening: ConversationRequest) -> AsyncGenerator[Conversation]:
+    async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
         """Open a conversation. The first turn starts the agent.
 
         Raises BackendUnavailable if the agent is missing, except for an adopted turn, which needs only its files.
         """
-        if not opening.attaches:
+        if not request.attaches:
             self.check()
-        if opening.files is not None:
-            yield self.conversation(opening, opening.files)
+        if request.files is not None:
+            yield self.conversation(request, request.files)
             return
         with scratch() as folder:
-            yield self.conversation(opening, Files(folder / "turn" / "1", folder / "sessions"))
+            yield self.conversation(request, Files(folder / "turn" / "1", folder / "sessions"))
 
-    def conversation(self, opening: ConversationRequest, files: Files) -> CliConversation:
+    def conversation(self, request: ConversationRequest, files: Files) -> CliConversation:
         """Return a conversation that uses `files`."""
-        return CliConversation(self, opening, files)
+        return CliConversation(self, request, files)
 
     def inspect(self, files: Files) -> DetachedTurn | None:
         """Implement `DetachedBackend.inspect`."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import anyio
 
 from plait.backends.agents.error_kinds import SchemaRefused, hide
-from plait.backends.agents.protocol import Answered, Call, Ending, Program, Reader
+from plait.backends.agents.protocol import Call, ProcessEnd, Program, Reader, TurnAnswer
 from plait.backends.agents.session_files import digest
 from plait.backends.agents.session_locks import SessionInUse, Sessions, first_before, since
 from plait.backends.agents.transcript import UnreportedCall, cut_before, feed, mark_told, parsed
@@ -43,20 +43,20 @@ LAST_WORD = 5.0
 class CliConversation:
     """A conversation with an agent, one process per turn. See `CliBackend`."""
 
-    def __init__(self, program: Program, opening: ConversationRequest, files: Files) -> None:
+    def __init__(self, program: Program, request: ConversationRequest, files: Files) -> None:
         self._program = program
-        self._request = opening
+        self._request = request
         self._files = files
         self._sessions = Sessions(files.sessions, program.kind)
-        self._session_id = opening.session_id
-        self._exists = opening.resume
+        self._session_id = request.session_id
+        self._exists = request.resume
         self._seen: str | None = None
         self._said = False
         self._calls = 0
-        self._rewinds = opening.resumes_interrupted
-        limit = opening.timeout
+        self._rewinds = request.resumes_interrupted
+        limit = request.timeout
         self._ends = None if limit is None else anyio.current_time() + limit - min(_EARLY, limit / 10)
-        schema = opening.output_schema
+        schema = request.output_schema
         self._schema = None if schema is None else Schema(schema)
         self._asked = schema if schema is not None and program.takes_schema(schema) else None
         """The schema to be enforced by the program itself; None otherwise."""
@@ -84,7 +84,7 @@ class CliConversation:
             raise
         return Reply(answered.text, data, self._session_id, _cost(turn), tuple(turn), answered.question)
 
-    async def _first(self, turn: list[Message], prompt: str) -> Answered:
+    async def _first(self, turn: list[Message], prompt: str) -> TurnAnswer:
         """Make the call that sends the prompt itself.
 
         If the session is lost, or in use by another process for too long, a fresh session receives the history as text.
@@ -125,7 +125,7 @@ class CliConversation:
         self._request.on_output(Output("notice", note))
         return await self._exchange(turn, prompt, replayed(self._request.history, sent), note)
 
-    async def _fitting(self, turn: list[Message], answered: Answered, schema: Schema) -> tuple[Answered, JsonValue]:
+    async def _fitting(self, turn: list[Message], answered: TurnAnswer, schema: Schema) -> tuple[TurnAnswer, JsonValue]:
         try:
             return answered, _read(answered, schema)
         except Mismatch as mismatch:
@@ -138,7 +138,7 @@ class CliConversation:
         except Mismatch as mismatch:
             raise invalid_output(mismatch) from None
 
-    async def _exchange(self, turn: list[Message], prompt: str, sent: str, note: str | None = None) -> Answered:
+    async def _exchange(self, turn: list[Message], prompt: str, sent: str, note: str | None = None) -> TurnAnswer:
         """Make one call: send `sent`, and record the message as `prompt`, followed by `note`."""
         turn.append(Message("user", prompt))
         if note is not None:
@@ -151,12 +151,12 @@ class CliConversation:
             try:
                 child = await self._let_work(call, reader, sent, cut)
             except BaseException:
-                self._look_once_more(call)
+                self._read_last_session(call)
                 raise
-            answered = reader.end(Ending(child.status, child.tail("stderr")))
+            answered = reader.end(ProcessEnd(child.status, child.tail("stderr")))
         except BackendError as error:
             used = reader.usage if error.usage == NO_USAGE else error.usage
-            error.usage = self._cost_unheard(cut) + self._own(call.folder, self._session_id, used)
+            error.usage = self._unreported_cost(cut) + self._own(call.folder, self._session_id, used)
             error.continues_session = error.continues_session and reader.session_id is not None
             if error.kind is ErrorKind.TIMEOUT and self._ends is not None and anyio.current_time() >= self._ends:
                 error.message = f"no answer within the task's timeout of {self._request.timeout:g} s"
@@ -164,7 +164,7 @@ class CliConversation:
             mark_told(call.folder)
             raise
         self._said, self._exists = True, True
-        usage = self._cost_unheard(cut)
+        usage = self._unreported_cost(cut)
         if answered.is_total:
             usage += self._total(call, answered.usage)
         else:
@@ -174,9 +174,9 @@ class CliConversation:
         return answered
 
     def _call(self, folder: Path) -> Call:
-        opening, asked = self._request, self._asked
-        forks = None if self._exists else opening.fork_of
-        answer = None if self._said else opening.answer
+        request, asked = self._request, self._asked
+        forks = None if self._exists else request.fork_of
+        answer = None if self._said else request.answer
         return Call(folder, self._session_id, resume=self._exists, forks=forks, output_schema=asked, answer=answer)
 
     def _cut_before(self, call: Call) -> list[UnreportedCall]:
@@ -251,23 +251,23 @@ class CliConversation:
     def _on_line(self, reader: Reader, line: bytes) -> bool:
         for output in feed(reader, parsed(line)):
             self._request.on_output(output)
-        self._know(reader.session_id)
+        self._note_session(reader.session_id)
         return reader.is_final
 
-    def _know(self, session_id: str | None) -> None:
+    def _note_session(self, session_id: str | None) -> None:
         if session_id is not None and session_id != self._seen:
             self._seen = session_id
             self._session_id, self._exists = clean_text(session_id), True
             self._request.on_session(self._session_id)
 
-    def _look_once_more(self, call: Call) -> None:
+    def _read_last_session(self, call: Call) -> None:
         """Record the session, if any, from output written between the last read and the end of the agent."""
-        self._know(self._program.session_of(call.folder))
+        self._note_session(self._program.session_of(call.folder))
 
     def _show(self, kind: str, text: str) -> None:
         self._request.on_output(Output("waiting" if kind == "waiting" else "notice", one_line(text)))
 
-    def _cost_unheard(self, cut: list[UnreportedCall]) -> Usage:
+    def _unreported_cost(self, cut: list[UnreportedCall]) -> Usage:
         read = ((one.folder, one.reader) for one in reversed(cut))
         cost = sum((self._own(folder, reader.session_id, reader.usage) for folder, reader in read), NO_USAGE)
         return replace(cost, model=None)  # an interrupted call does not determine the answering model
@@ -290,7 +290,7 @@ class CliConversation:
         return since(total, before)
 
 
-def _read(answered: Answered, schema: Schema) -> JsonValue:
+def _read(answered: TurnAnswer, schema: Schema) -> JsonValue:
     return schema.check(answered.data) if answered.data is not None else schema.read(answered.text)
 
 

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from plait.backends.agents.protocol import Ending
+from plait.backends.agents.protocol import ProcessEnd
 from plait.backends.error_kinds import kind_of
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import text
@@ -46,7 +46,7 @@ class SchemaRefused(BackendError):  # noqa: N818
     """The program or its server rejected the schema; nothing was done."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(ErrorKind.INVALID_REQUEST, said(message))
+        super().__init__(ErrorKind.INVALID_REQUEST, safe_line(message))
 
 
 def classify(message: str, phrases: Phrases, status: int = 0, words: Sequence[str] = ()) -> ErrorKind:
@@ -87,10 +87,10 @@ def failure(
     """Return the error. `wait` counts only for limits; `continues_session` is ignored for a lost session."""
     hint = wait if kind in {ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED} else None
     kept = continues_session and kind is not ErrorKind.SESSION_LOST
-    return BackendError(kind, said(message), retry_after=hint, usage=usage, continues_session=kept)
+    return BackendError(kind, safe_line(message), retry_after=hint, usage=usage, continues_session=kept)
 
 
-def said(message: str) -> str:
+def safe_line(message: str) -> str:
     """Return `message` in one line, with anything that looks like a key masked."""
     return shown(_KEYS.sub("***", message[:4000]), 300)
 
@@ -107,7 +107,9 @@ def hide(error: BackendError, given: Mapping[str, str]) -> None:
     error.args = (error.message,)
 
 
-def no_outcome(program: str, ending: Ending, phrases: Phrases, noise: tuple[str, ...] = ()) -> tuple[ErrorKind, str]:
+def no_outcome(
+    program: str, ending: ProcessEnd, phrases: Phrases, noise: tuple[str, ...] = ()
+) -> tuple[ErrorKind, str]:
     """Return kind and message for a `program` that ended without reporting an outcome.
 
     The message comes from stderr, where lines that start with `noise` are ignored.

@@ -37,7 +37,7 @@ class Call:
 
 
 @value
-class Ending:
+class ProcessEnd:
     """The end of the child process."""
 
     status: int | None
@@ -47,7 +47,7 @@ class Ending:
 
 
 @value
-class Answered:
+class TurnAnswer:
     """The whole answer of a turn."""
 
     text: str
@@ -98,7 +98,7 @@ class Reader(Protocol):
         """Note one line of output that is not a JSON object."""
         ...
 
-    def end(self, ending: Ending) -> Answered:
+    def end(self, ending: ProcessEnd) -> TurnAnswer:
         """Return the outcome of the turn, once the child has ended or `is_final` holds.
 
         Raises BackendError if there is no whole answer.

@@ -23,7 +23,7 @@ class LangGraphBackend:
     `messages` have to fit the schema or, without other fields, the text read as JSON; there is no repair turn. `usage`
     is the sum reported by the assistant messages of the turn; work lost in a crash is not counted.
 
-    The thread is the session, named by the opening's idempotency key (run and task). While a question is open, the
+    The thread is the session, named by the request's idempotency key (run and task). While a question is open, the
     session id ends in `?` and an id of the question. A fork starts with a copy of all checkpoints of the other thread.
     `interrupt()` ends the turn with a question; several simultaneous questions are asked one after the other.
     Continuing a thread missing from the checkpointer is `session_lost`. Interrupted nodes, and nodes that asked a
@@ -56,22 +56,22 @@ class LangGraphBackend:
         require("langgraph", "langgraph")
 
     @asynccontextmanager
-    async def open(self, opening: ConversationRequest) -> AsyncGenerator[Conversation]:
+    async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
         """Open a conversation on the thread `session_id` if resumed, else on the task's own thread.
 
         Raises BackendUnavailable if the extra is missing.
         """
         self.check()
-        yield (Thread if self.can_fork else Unkept)(self._graph, self._input, opening)
+        yield (Thread if self.can_fork else Unkept)(self._graph, self._input, request)
 
-    def _input(self, prompt: str, opening: ConversationRequest) -> Any:
+    def _input(self, prompt: str, request: ConversationRequest) -> Any:
         prompt = clean_text(prompt)
         if self._to_input is not None:
             return self._to_input(prompt)
         if self._field == "prompt":
             return {"prompt": prompt}
         # A thread keeps its messages; without a thread, the history is passed on.
-        earlier = () if self._graph.checkpointer else opening.history
+        earlier = () if self._graph.checkpointer else request.history
         said = [{"role": message.role, "content": message.content} for message in earlier]
         return {"messages": [*said, {"role": "user", "content": prompt}]}
 

@@ -46,11 +46,11 @@ class Unkept:
     """A conversation with a graph without a checkpointer, and the common part of both kinds."""
 
     def __init__(
-        self, graph: Graph, to_input: Callable[[str, ConversationRequest], Any], opening: ConversationRequest
+        self, graph: Graph, to_input: Callable[[str, ConversationRequest], Any], request: ConversationRequest
     ) -> None:
         self._graph = graph
         self._to_input = to_input
-        self._opening = opening
+        self._opening = request
 
     @property
     def session_id(self) -> str | None:
@@ -101,17 +101,17 @@ class Thread(Unkept):
     """A conversation kept by the graph's checkpointer."""
 
     def __init__(
-        self, graph: Graph, to_input: Callable[[str, ConversationRequest], Any], opening: ConversationRequest
+        self, graph: Graph, to_input: Callable[[str, ConversationRequest], Any], request: ConversationRequest
     ) -> None:
-        super().__init__(graph, to_input, opening)
-        resumed = opening.session_id if opening.resume else None
-        self._name = resumed or opening.idempotency_key or uuid4().hex
+        super().__init__(graph, to_input, request)
+        resumed = request.session_id if request.resume else None
+        self._name = resumed or request.idempotency_key or uuid4().hex
         waiting = _WAITING.fullmatch(self._name) if resumed else None
         self._thread = waiting[1] if waiting else self._name
         self._asked = (waiting[2], int(waiting[3])) if waiting else None
-        self._forks = None if resumed or opening.fork_of is None else _WAITING.sub(r"\1", opening.fork_of)
+        self._forks = None if resumed or request.fork_of is None else _WAITING.sub(r"\1", request.fork_of)
         self._has_begun = False
-        """Whether a turn has run: the opening describes the thread before the first turn only."""
+        """Whether a turn has run: the request describes the thread before the first turn only."""
 
     @property
     def session_id(self) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.llm.base import RemoteBackend, Spent, in_words
+from plait.backends.llm.base import RemoteBackend, StreamUsage, in_words
 from plait.backends.llm.openai import length_message
 from plait.backends.llm.sdk import expect_events
 from plait.backends.protocol import ConversationRequest, Message, Output
@@ -50,31 +50,31 @@ class AnthropicBackend(RemoteBackend):
     default_url: ClassVar[str] = "https://api.anthropic.com"
 
     async def _ask(
-        self, client: Any, opening: ConversationRequest, messages: Sequence[Message], spent: Spent
+        self, client: Any, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
     ) -> Message:
-        answer = _Answer(opening, spent)
-        build = partial(self._request, opening, messages)
-        async with await self._begin(client.messages.create, build, opening) as stream:
+        answer = _Answer(request, spent)
+        build = partial(self._request, request, messages)
+        async with await self._begin(client.messages.create, build, request) as stream:
             await expect_events(stream.response, self._server)
             async for event in stream:
                 answer.add(event)
         return answer.finish(self.max_tokens)
 
-    def _request(self, opening: ConversationRequest, messages: Sequence[Message], avoided: Set[str]) -> dict[str, Any]:
+    def _request(self, request: ConversationRequest, messages: Sequence[Message], avoided: Set[str]) -> dict[str, Any]:
         systems = [self.system or "", *(message.content for message in messages if message.role == "system")]
         # Fields unknown to some versions of the SDK are put into the body directly.
         body: dict[str, Any] = dict(self.extra or {})
         if self.temperature is not None:
             body["temperature"] = self.temperature
-        if opening.output_schema is not None:
-            words = in_words(opening.output_schema)
-            wanted = None if words in avoided else _native_schema(opening.output_schema)
+        if request.output_schema is not None:
+            words = in_words(request.output_schema)
+            wanted = None if words in avoided else _native_schema(request.output_schema)
             if wanted is None:
                 systems.append(words)
             else:
                 own: Any = body.get("output_config", {})
                 body["output_config"] = {**own, "format": {"type": "json_schema", "schema": wanted}}
-        request: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "model": self.model or DEFAULT_MODEL,
             "max_tokens": self.max_tokens,
             # The API rejects empty messages.
@@ -83,14 +83,14 @@ class AnthropicBackend(RemoteBackend):
             "extra_body": body,
         }
         system = "\n\n".join(clean_text(text) for text in systems if text)
-        return {**request, "system": system} if system else request
+        return {**arguments, "system": system} if system else arguments
 
 
 class _Answer:
     """An answer assembled event by event."""
 
-    def __init__(self, opening: ConversationRequest, spent: Spent) -> None:
-        self._opening = opening
+    def __init__(self, request: ConversationRequest, spent: StreamUsage) -> None:
+        self._opening = request
         self._spent = spent
         self._texts: list[str] = []
         self._reason: str | None = None

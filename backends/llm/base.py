@@ -38,7 +38,7 @@ _OURS = frozenset(
 _SCHEMA_WORDS = ("schema", "response_format", "output_config", "grammar")
 
 
-class Spent:
+class StreamUsage:
     """Usage and model of a request, as reported in its stream. Servers repeat growing totals, and send zeros for
     missing counts.
     """
@@ -113,11 +113,11 @@ class RemoteBackend(ABC):
         self._find_server()
 
     @asynccontextmanager
-    async def open(self, opening: ConversationRequest) -> AsyncGenerator[Conversation]:
+    async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
         """Open a conversation. Raises BackendUnavailable if the SDK or the key is missing."""
         if self._client is None:
             await run_sync(self._connect, abandon_on_cancel=True)
-        yield ReplayConversation(partial(self._guarded, self._client, opening), opening)
+        yield ReplayConversation(partial(self._guarded, self._client, request), request)
 
     async def aclose(self) -> None:
         """Close the client. All conversations have to be closed before. A later conversation creates a new client."""
@@ -135,7 +135,7 @@ class RemoteBackend(ABC):
 
     @abstractmethod
     async def _ask(
-        self, client: Any, opening: ConversationRequest, messages: Sequence[Message], spent: Spent
+        self, client: Any, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
     ) -> Message:
         """Send one streamed request and return the answer. The usage is recorded in `spent` as it arrives.
 
@@ -146,7 +146,7 @@ class RemoteBackend(ABC):
         self,
         create: Callable[..., Awaitable[Any]],
         build: Callable[[Set[str]], dict[str, Any]],
-        opening: ConversationRequest,
+        request: ConversationRequest,
     ) -> Any:
         """Send the request made by `build`, and return the stream of the answer.
 
@@ -155,24 +155,24 @@ class RemoteBackend(ABC):
         """
         avoided = set(self._avoided)
         while True:
-            request = build(avoided)
+            body = build(avoided)
             try:
-                stream = await create(**request)
+                stream = await create(**body)
             except Exception as exc:
-                avoided |= self._to_avoid(_complaint(exc), opening)
-                if build(avoided) == request:
+                avoided |= self._to_avoid(_complaint(exc), request)
+                if build(avoided) == body:
                     raise
             else:
                 self._avoided |= avoided
                 return stream
-            opening.on_output(Output("notice", "the server refuses a part of the request; asking without it"))
+            request.on_output(Output("notice", "the server refuses a part of the request; asking without it"))
 
-    def _to_avoid(self, complaint: str, opening: ConversationRequest) -> set[str]:
+    def _to_avoid(self, complaint: str, request: ConversationRequest) -> set[str]:
         """Return the rejected parts, according to the server's `complaint` in lower case, for which an alternative
         exists.
         """
-        if opening.output_schema is not None and any(word in complaint for word in _SCHEMA_WORDS):
-            return {in_words(opening.output_schema)}
+        if request.output_schema is not None and any(word in complaint for word in _SCHEMA_WORDS):
+            return {in_words(request.output_schema)}
         return set()
 
     @property
@@ -218,13 +218,13 @@ class RemoteBackend(ABC):
             forget_environment(client, sdk.Omit())
         return client
 
-    async def _guarded(self, client: Any, opening: ConversationRequest, messages: Sequence[Message]) -> Message:
-        spent = Spent()
+    async def _guarded(self, client: Any, request: ConversationRequest, messages: Sequence[Message]) -> Message:
+        spent = StreamUsage()
         try:
             # The SDK's own limit applies to the silence between two reads; slow dripping data would never reach the
             # limit.
             with anyio.fail_after(self.request_timeout):
-                return await self._ask(client, opening, messages, spent)
+                return await self._ask(client, request, messages, spent)
         except BackendError as error:
             error.usage = spent.usage
             raise

@@ -82,10 +82,10 @@ class LocalBackend:
             raise BackendUnavailable(f"there is no model file {os.fspath(self.gguf)}; give the path of a GGUF file")
 
     @asynccontextmanager
-    async def open(self, opening: ConversationRequest) -> AsyncGenerator[Conversation]:
+    async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
         """Open a conversation, after starting the server if necessary. Raises BackendUnavailable for a missing part."""
         child = await self._running()
-        async with child.client.open(opening) as conversation:
+        async with child.client.open(request) as conversation:
             yield _LocalConversation(conversation, child)
 
     async def aclose(self) -> None:

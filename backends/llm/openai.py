@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at
-from plait.backends.llm.base import RemoteBackend, Spent, in_words
+from plait.backends.llm.base import RemoteBackend, StreamUsage, in_words
 from plait.backends.llm.sdk import broken_off, expect_events
 from plait.backends.protocol import ConversationRequest, JsonValue, Message, Output
 from plait.backends.text import clean_text, one_line
@@ -62,11 +62,11 @@ class OpenAIBackend(RemoteBackend):
     default_url: ClassVar[str] = "https://api.openai.com/v1"
 
     async def _ask(
-        self, client: Any, opening: ConversationRequest, messages: Sequence[Message], spent: Spent
+        self, client: Any, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
     ) -> Message:
-        build = partial(self._request, await self._choose_model(client), opening, messages)
-        answer = _Answer(opening, spent)
-        async with await self._begin(client.chat.completions.create, build, opening) as stream:
+        build = partial(self._request, await self._choose_model(client), request, messages)
+        answer = _Answer(request, spent)
+        async with await self._begin(client.chat.completions.create, build, request) as stream:
             await expect_events(stream.response, self._server)
             async for chunk in stream:
                 if getattr(chunk, "object", None) == "error":  # vLLM
@@ -99,9 +99,9 @@ class OpenAIBackend(RemoteBackend):
         return found
 
     def _request(
-        self, model: str, opening: ConversationRequest, messages: Sequence[Message], avoided: Set[str]
+        self, model: str, request: ConversationRequest, messages: Sequence[Message], avoided: Set[str]
     ) -> dict[str, Any]:
-        schema = opening.output_schema
+        schema = request.output_schema
         words = "" if schema is None else in_words(schema)
         system = "\n\n".join(clean_text(text) for text in (self.system, words if words in avoided else "") if text)
         sent = [{"role": message.role, "content": message.content} for message in messages]
@@ -109,7 +109,7 @@ class OpenAIBackend(RemoteBackend):
             sent.insert(0, {"role": "system", "content": system})
         # OpenAI's newer models reject the limit's old name; many other servers support only the old name.
         limit = _OLD_LIMIT if self._is_custom and _OLD_LIMIT not in avoided else "max_completion_tokens"
-        request: dict[str, Any] = {
+        body: dict[str, Any] = {
             "model": model,
             "messages": sent,
             "stream": True,
@@ -117,24 +117,24 @@ class OpenAIBackend(RemoteBackend):
             "extra_body": dict(self.extra or {}),
         }
         if self.temperature is not None:
-            request["temperature"] = self.temperature
+            body["temperature"] = self.temperature
         if self.max_tokens is not None:
-            request[limit] = self.max_tokens
+            body[limit] = self.max_tokens
         if schema is not None and words not in avoided:
             wanted = {"name": "answer", "schema": dict(schema)}
-            request["response_format"] = {"type": "json_schema", "json_schema": wanted}
-        return request
+            body["response_format"] = {"type": "json_schema", "json_schema": wanted}
+        return body
 
-    def _to_avoid(self, complaint: str, opening: ConversationRequest) -> set[str]:
+    def _to_avoid(self, complaint: str, request: ConversationRequest) -> set[str]:
         limit = {_OLD_LIMIT} if "max_completion_tokens" in complaint else set[str]()
-        return limit | super()._to_avoid(complaint, opening)
+        return limit | super()._to_avoid(complaint, request)
 
 
 class _Answer:
     """An answer assembled chunk by chunk. Lenient servers omit fields, so every field is treated as optional."""
 
-    def __init__(self, opening: ConversationRequest, spent: Spent) -> None:
-        self._opening = opening
+    def __init__(self, request: ConversationRequest, spent: StreamUsage) -> None:
+        self._opening = request
         self._spent = spent
         self._texts: list[str] = []
         self._refusals: list[str] = []

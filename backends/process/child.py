@@ -37,7 +37,7 @@ class Child:
     """A running program and its files."""
 
     folder: Path
-    known: ChildManifest
+    manifest: ChildManifest
     ours: subprocess.Popen[bytes] | None
     """None for a child that another process started."""
     status: int | None = None
@@ -141,7 +141,7 @@ class Child:
         child keeps its number, and no other process can be hit. Cancellation by a scope does not shorten the stop;
         native cancellation kills at once. Do nothing about a child of another boot.
         """
-        if not self.known.is_of_this_boot:
+        if not self.manifest.is_of_this_boot:
             return
         try:
             with anyio.CancelScope(shield=True):
@@ -164,12 +164,12 @@ class Child:
     def _terminate(self) -> None:
         with suppress(OSError):
             # SIGCONT, because a stopped process does not react to SIGTERM.
-            self._signalled = signal_tree([self.known.tag], signal.SIGTERM, signal.SIGCONT)
+            self._signalled = signal_tree([self.manifest.tag], signal.SIGTERM, signal.SIGCONT)
 
     def _kill(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
         try:
-            is_gone = kill_tree([self.known.tag], seconds, self._signalled)[1]
+            is_gone = kill_tree([self.manifest.tag], seconds, self._signalled)[1]
         except OSError:  # no descriptor is left to read the table with: kill at least the child's group
             is_gone = False
             if self.ours is not None and self.ours.returncode is None:
@@ -181,7 +181,7 @@ class Child:
 
     def _has_ended(self) -> bool:
         if self.ours is None:
-            return not self.known.is_alive
+            return not self.manifest.is_alive
         if self.ours.returncode is not None:
             return True
         try:
@@ -199,7 +199,7 @@ class Child:
     async def _watch(self) -> None:
         """Set `_ended` when the child has ended. A child of this process stays a zombie."""
         try:
-            descriptor = os.pidfd_open(self.known.pid)
+            descriptor = os.pidfd_open(self.manifest.pid)
         except (OSError, AttributeError):
             descriptor = None
         try:

@@ -40,7 +40,7 @@ class ChildManifest:
     """The start time, from `start_time`."""
     note: Mapping[str, str]
     """Small facts kept by the starting process for later."""
-    words: str = ""
+    arguments_digest: str = ""
     """The digest of the arguments, from `words_of`."""
 
     @property
@@ -75,7 +75,7 @@ def write_manifest(folder: Path, known: ChildManifest) -> None:
             "boot": known.boot,
             "pid": known.pid,
             "started": known.started,
-            "words": known.words,
+            "words": known.arguments_digest,
             "note": dict(known.note),
         }
     )
@@ -160,6 +160,7 @@ def words_of(arguments: Sequence[str | bytes]) -> str:
         joined = b"\0".join(map(os.fsencode, arguments))
     except UnicodeEncodeError:  # no program can be started with these arguments
         return ""
+    joined = joined.replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # as psutil reads the arguments of a process
     return f"{len(arguments)}:{sha256(joined).hexdigest()}"
 
 
@@ -189,5 +190,5 @@ def _is_called(pid: int, known: ChildManifest) -> bool:
         words = psutil.Process(pid).cmdline()
     except (psutil.Error, OSError):
         return False
-    count = known.words.partition(":")[0]
-    return count.isdecimal() and words_of(words[max(0, len(words) - int(count)) :]) == known.words
+    count = known.arguments_digest.partition(":")[0]
+    return count.isdecimal() and words_of(words[max(0, len(words) - int(count)) :]) == known.arguments_digest

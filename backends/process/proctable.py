@@ -191,7 +191,7 @@ def kill_tree(tags: Collection[ProcessTag], seconds: float, signalled: Iterable[
     return len(killed), True
 
 
-def send_signal(process: Process, number: int) -> bool:
+def send_signal(process: Process, signal_number: int) -> bool:
     """Signal one process, if alive, and never a later process of the number. Return False for another user's."""
     try:
         descriptor = os.pidfd_open(process.pid)
@@ -202,9 +202,9 @@ def send_signal(process: Process, number: int) -> bool:
     try:
         if _has(process.pid, process.started):
             if descriptor is None:
-                os.kill(process.pid, number)
+                os.kill(process.pid, signal_number)
             else:
-                signal.pidfd_send_signal(descriptor, number)
+                signal.pidfd_send_signal(descriptor, signal_number)
     except ProcessLookupError:
         return True
     except PermissionError:

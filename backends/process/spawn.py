@@ -111,7 +111,7 @@ async def _stopped(child: Child) -> AsyncGenerator[Child]:
             await child.stop()
         finally:
             if child.is_gone:
-                _close(child.folder, child.known)
+                _close(child.folder, child.manifest)
 
 
 async def sweep(run_folder: Path, keep: Collection[Path]) -> int:

@@ -11,6 +11,7 @@ from docstrings import about, of_fields
 from markers import replace_markers, table
 
 from plait.persistence import EventKind
+from plait.persistence.records import AttemptStatus
 from plait.runner.domain import events
 from plait.runner.domain.status import RUN_TRANSITIONS, TASK_TRANSITIONS, RunStatus, TaskStatus
 
@@ -48,6 +49,12 @@ def _statuses(
         if one in after
     ]
     return table([heading, "may become", "meaning"], rows)
+
+
+def attempt_statuses() -> str:
+    """Return a table with a row for each status of an attempt."""
+    texts = of_fields(AttemptStatus)
+    return table(["attempt status", "meaning"], [(f"`{one}`", texts[one.name]) for one in AttemptStatus])
 
 
 def stored_events() -> str:
@@ -92,6 +99,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     texts = {
         "statuses of tasks": task_statuses,
         "statuses of runs": run_statuses,
+        "statuses of attempts": attempt_statuses,
         "stored events": stored_events,
         "events of a live run": live_events,
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from plait.persistence import Conflict, Fenced, NoteRecord, PolicyDecided, RunClaimed, TurnAppended
+from plait.persistence import Conflict, Fenced, MessageAppended, NoteRecord, PolicyDecided, RunClaimed
 from plait.persistence.contract.growth import ADDED
 from plait.persistence.contract.notes import ANSWER as ANSWER_NOTE
 from plait.persistence.contract.notes import CANCEL
@@ -102,7 +102,7 @@ class DurabilityContract(OpenedStore):
             run = await store.get_run(RUN)
             assert run is not None
             assert (run.epoch, run.owner, run.last_seq) == (2, owner("next"), 4)
-            await writer.write(START_A, TurnAppended(at(6), "a", 1, "user", "First."))
+            await writer.write(START_A, MessageAppended(at(6), "a", 1, "user", "First."))
 
     async def test_notes_are_kept_and_their_numbers_go_on_after_a_reopen(self, tmp_path: Path, reopen: Reopen) -> None:
         async with self.open_store(tmp_path) as store:

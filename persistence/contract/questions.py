@@ -91,8 +91,16 @@ class QuestionsContract(OpenedStore):
         ("end", "status", "attempt_status"),
         [
             (TaskCompleted(at(6), "a", 1, "This one.", duration_s=2.0), "completed", "completed"),
-            (TaskFailed(at(6), "a", 1, "failed", "given_up", "a person gave it up", 2.0), "failed", "failed"),
-            (TaskFailed(at(6), "a", 1, "skipped", "given_up", "a person gave it up", 2.0), "skipped", "skipped"),
+            (
+                TaskFailed(at(6), "a", 1, "failed", "declared_failed", "a person marked the task as failed", 2.0),
+                "failed",
+                "failed",
+            ),
+            (
+                TaskFailed(at(6), "a", 1, "skipped", "declared_failed", "a person marked the task as failed", 2.0),
+                "skipped",
+                "skipped",
+            ),
         ],
         ids=["completed", "failed", "skipped"],
     )

@@ -12,6 +12,7 @@ from plait.persistence import (
     Change,
     Conflict,
     LeaseRenewed,
+    MessageAppended,
     MessageRecord,
     NewTask,
     RunClaimed,
@@ -27,7 +28,6 @@ from plait.persistence import (
     TaskReopened,
     TaskStarted,
     TaskWaiting,
-    TurnAppended,
 )
 from plait.persistence.contract.opened import OpenedStore
 from plait.persistence.contract.samples import (
@@ -97,8 +97,8 @@ class ReadsContract(OpenedStore):
 
     async def test_messages_keep_their_order_over_many_writes(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASK)
-        await writer.write(ANSWER, TurnAppended(at(5), "c", 0, "user", "to another task"))
-        await writer.write(TurnAppended(at(6), "a", 0, "user", "and now?"))
+        await writer.write(ANSWER, MessageAppended(at(5), "c", 0, "user", "to another task"))
+        await writer.write(MessageAppended(at(6), "a", 0, "user", "and now?"))
         messages = await store.list_messages(RUN, "a")
         assert [(m.position, m.attempt, m.role, m.content) for m in messages] == [
             (0, 1, "user", "First."),
@@ -195,7 +195,7 @@ class ReadsContract(OpenedStore):
         expected = LEGAL[state].get(change)
         if expected is None:
             with pytest.raises(Conflict, match="task 'a'"):
-                await writer.write(TurnAppended(at(6), "c", 0, "user", "not to be kept"), NEXT[change])
+                await writer.write(MessageAppended(at(6), "c", 0, "user", "not to be kept"), NEXT[change])
             assert await whole(store) == before
         else:
             await writer.write(NEXT[change])
@@ -252,7 +252,7 @@ class ReadsContract(OpenedStore):
             TaskReopened(at(1), "x", damaged=True),
             TaskWaiting(at(1), "x", 1, "?"),
             TaskAnswered(at(1), "x"),
-            TurnAppended(at(1), "x", 1, "user", "text"),
+            MessageAppended(at(1), "x", 1, "user", "text"),
             SessionOpened(at(1), "x", 1, "s"),
         ],
         ids=lambda change: type(change).__name__,
@@ -278,7 +278,7 @@ class ReadsContract(OpenedStore):
     async def test_a_prompt_and_its_answer_are_messages(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASK, *AT_START["retried"][1:], replace(START_A, attempt=2))
         await writer.write(replace(ASK, attempt=2, content="Wait."), replace(DONE_A, attempt=2, prompt="First?"))
-        await writer.write(TurnAppended(at(6), "a", 0, "user", "and now?"), replace(START_A, task_id="c"))
+        await writer.write(MessageAppended(at(6), "a", 0, "user", "and now?"), replace(START_A, task_id="c"))
         await writer.write(replace(DONE_A, task_id="c", prompt="", data=None))
         assert await store.list_messages(RUN, "a") == (
             MessageRecord("a", 0, 1, "user", "First.", 3, 0, at(3)),
@@ -290,7 +290,9 @@ class ReadsContract(OpenedStore):
         assert [m.content for m in await store.list_messages(RUN, "c")] == ["", "The Moon."]
 
     async def test_an_answer_that_was_damaged_goes_with_its_result(self, store: Store, writer: Writer) -> None:
-        await writer.write(START_A, ASK, replace(DONE_A, prompt="First?"), TurnAppended(at(6), "a", 0, "user", "And?"))
+        await writer.write(
+            START_A, ASK, replace(DONE_A, prompt="First?"), MessageAppended(at(6), "a", 0, "user", "And?")
+        )
         await writer.write(TaskReopened(at(7), "a", damaged=True), replace(START_A, attempt=2))
         messages = await store.list_messages(RUN, "a")
         assert [(m.position, m.content, m.damaged) for m in messages] == [

@@ -10,6 +10,7 @@ import anyio
 from plait.persistence import (
     Batch,
     Change,
+    MessageAppended,
     NewTask,
     Owner,
     RunClaimed,
@@ -26,7 +27,6 @@ from plait.persistence import (
     TaskRetried,
     TaskStarted,
     TaskWaiting,
-    TurnAppended,
 )
 
 RUN = "run-1"
@@ -46,8 +46,8 @@ CREATED = RunCreated(at(0), "moon", '{"concurrency": 8}', TASKS)
 CLAIMED = RunClaimed(at(1), owner(), 1000.5)
 RUNNING = RunStatusChanged(at(2), "running")
 START_A = TaskStarted(at(3), "a", 1, "fast", "session-a")
-ASK = TurnAppended(at(3), "a", 1, "user", "First.", 3, 0)
-ANSWER = TurnAppended(at(4), "a", 1, "assistant", "The Moon.", 0, 2)
+ASK = MessageAppended(at(3), "a", 1, "user", "First.", 3, 0)
+ANSWER = MessageAppended(at(4), "a", 1, "assistant", "The Moon.", 0, 2)
 DONE_A = TaskCompleted(at(4), "a", 1, "The Moon.", '{"moon": true}', Spent(3, 2, 0.25, "sample-1"), 1.5)
 OPENING = (CREATED, CLAIMED, RUNNING)
 

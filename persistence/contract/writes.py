@@ -16,6 +16,7 @@ from plait.persistence import (
     Change,
     Conflict,
     Fenced,
+    MessageAppended,
     NewTask,
     Note,
     RunClaimed,
@@ -24,7 +25,6 @@ from plait.persistence import (
     StoreError,
     TaskCompleted,
     TaskStarted,
-    TurnAppended,
 )
 from plait.persistence.contract.durability import DurabilityContract
 from plait.persistence.contract.growth import GrowthContract
@@ -58,7 +58,7 @@ MANY, MANY_NOTES = 1500, 150
 async def is_kept(store: Store, change: Any) -> None:
     """Assert that the values of the change are read as written."""
     """Assert that what `change` holds is what is read."""
-    if isinstance(change, TurnAppended):
+    if isinstance(change, MessageAppended):
         kept = (await store.list_messages(RUN, "a"))[-1]
         assert (kept.content, kept.input_tokens) == (change.content, change.input_tokens)
     else:

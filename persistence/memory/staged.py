@@ -6,7 +6,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from plait.persistence import changes, event_log, rules
-from plait.persistence.records import NOTHING_SPENT, AttemptRecord, EventRecord, MessageRecord, NoteRecord, TaskRecord
+from plait.persistence.records import (
+    NOTHING_SPENT,
+    AttemptRecord,
+    AttemptStatus,
+    EventRecord,
+    MessageRecord,
+    NoteRecord,
+    TaskRecord,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +81,7 @@ class StagedRun:
                 self._start_task(change)
             case changes.SessionOpened():
                 self._open_session(change)
-            case changes.TurnAppended():
+            case changes.MessageAppended():
                 self._append_message(change)
             case changes.TaskCompleted():
                 self._end_attempt(change)
@@ -163,7 +171,7 @@ class StagedRun:
         self._tasks[task.task_id] = replace(task, session_confirmed=task.session_confirmed or change.attempt > 0)
         self._put_attempt(replace(attempt, session_id=change.session_id))
 
-    def _append_message(self, change: changes.TurnAppended) -> None:
+    def _append_message(self, change: changes.MessageAppended) -> None:
         self._find_task(change, change.task_id)
         appended = self._messages.setdefault(change.task_id, [])
         position = len(self._run.messages.get(change.task_id, ())) + len(appended)
@@ -181,12 +189,12 @@ class StagedRun:
                 self._record_end(change, task, change.status, change.status)
             case changes.TaskRetried():
                 self._record_end(
-                    change, replace(task, session_confirmed=change.continues_session), "pending", "retried"
+                    change, replace(task, session_confirmed=change.continues_session), "pending", AttemptStatus.RETRIED
                 )
             case changes.TaskInterrupted():
-                self._record_end(change, _crashed(task, change), "pending", "interrupted")
+                self._record_end(change, _crashed(task, change), "pending", AttemptStatus.INTERRUPTED)
             case changes.TaskWaiting():
-                ended_as = "interrupted" if change.asked is None else "asked"
+                ended_as = AttemptStatus.INTERRUPTED if change.asked is None else AttemptStatus.ASKED
                 self._record_end(change, _crashed(task, change), "waiting_input", ended_as)
                 waiting = self._tasks[task.task_id]
                 self._tasks[task.task_id] = replace(waiting, question=change.question, asked=change.asked)
@@ -196,7 +204,7 @@ class StagedRun:
     def _append_exchange(self, change: changes.TaskCompleted) -> None:
         """Append the prompt and the text of a completion that comes with its prompt."""
         for part in rules.split_completion(change):
-            if isinstance(part, changes.TurnAppended):
+            if isinstance(part, changes.MessageAppended):
                 self._append_message(part)
         if change.prompt is not None:
             self._answers[change.task_id, change.attempt] = self._messages[change.task_id][-1].position

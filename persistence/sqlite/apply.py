@@ -6,6 +6,7 @@ from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Final
 
 from plait.persistence import changes, event_log, rules
+from plait.persistence.records import AttemptStatus
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.bulk import NO_NUMBER, NO_TEXT, Row
 from plait.persistence.sqlite.checksum import message_checksum, result_checksum
@@ -90,7 +91,7 @@ class ChangeApplier:
         self._rows.set_session(start, change.session_id, confirmed=True if attempt else None)
         self._rows.add(sql.ADD_SESSIONS, (self._run_id, task_id, change.session_id, attempt, change.at))
 
-    def append_message(self, seq: int, change: changes.TurnAppended) -> None:
+    def append_message(self, seq: int, change: changes.MessageAppended) -> None:
         task_id, role, content = change.task_id, change.role, change.content
         task = self._cache.find(change, task_id)[0]
         checksum = bytearray(message_checksum(self._run_id, task_id, role, content))
@@ -149,14 +150,14 @@ class ChangeApplier:
     def retry_task(self, seq: int, change: changes.TaskRetried) -> None:
         task, _, last, start = self._require_task(change, change.attempt)
         self._cache.tasks[change.task_id] = (task, "pending", last, start)
-        ended = self._end_row(seq, change, start, "retried", (change.error_kind, change.error))
+        ended = self._end_row(seq, change, start, AttemptStatus.RETRIED, (change.error_kind, change.error))
         self._rows.add(sql.ADD_ENDS, (*ended, *_NO_QUESTION))
         self._rows.set_session(start, confirmed=change.continues_session)
 
     def interrupt_task(self, seq: int, change: changes.TaskInterrupted) -> None:
         task, _, last, start = self._require_task(change, change.attempt)
         self._cache.tasks[change.task_id] = (task, "pending", last, start)
-        ended = self._end_row(seq, change, start, "interrupted", (None, change.reason))
+        ended = self._end_row(seq, change, start, AttemptStatus.INTERRUPTED, (None, change.reason))
         self._rows.add(sql.ADD_ENDS, (*ended, *_NO_QUESTION))
         if change.crashed:
             self._rows.set_task(task, None, crashed=True)
@@ -164,10 +165,11 @@ class ChangeApplier:
     def wait_for_input(self, seq: int, change: changes.TaskWaiting) -> None:
         task, _, last, start = self._require_task(change, change.attempt)
         self._cache.tasks[change.task_id] = (task, "waiting_input", last, start)
-        ended_as, set_to = ("asked", None) if change.asked is not None else ("interrupted", "waiting_input")
+        asked = change.asked is not None
+        ended_as = AttemptStatus.ASKED if asked else AttemptStatus.INTERRUPTED
         self._rows.add(sql.ADD_ENDS, (*self._end_row(seq, change, start, ended_as), change.question, change.asked))
-        if set_to is not None or change.crashed:
-            self._rows.set_task(task, set_to, crashed=change.crashed)
+        if not asked or change.crashed:
+            self._rows.set_task(task, None if asked else "waiting_input", crashed=change.crashed)
 
     def cancel_task(self, seq: int, change: changes.TaskCancelled) -> None:
         task, status, last, start = self._require_task(change)
@@ -215,7 +217,7 @@ _APPLY: Final[dict[type, Callable[..., None]]] = {
     changes.TaskReopened: ChangeApplier.requeue_task,
     changes.TaskStarted: ChangeApplier.start_task,
     changes.SessionOpened: ChangeApplier.open_session,
-    changes.TurnAppended: ChangeApplier.append_message,
+    changes.MessageAppended: ChangeApplier.append_message,
     changes.TaskCompleted: ChangeApplier.complete_task,
     changes.TaskFailed: ChangeApplier.fail_task,
     changes.TaskRetried: ChangeApplier.retry_task,
@@ -227,5 +229,5 @@ _APPLY: Final[dict[type, Callable[..., None]]] = {
 """The method for each change that concerns tasks. Other changes concern the head of the run, or add an event only."""
 OF_TASKS: Final = _APPLY.keys() - {changes.RunCreated}
 """The changes that concern tasks only, and not the head of the run."""
-_WITHOUT_EVENT: Final = frozenset({changes.TaskStarted, changes.TaskCompleted, changes.TurnAppended})
+_WITHOUT_EVENT: Final = frozenset({changes.TaskStarted, changes.TaskCompleted, changes.MessageAppended})
 """The changes without a stored event: the event is derived from the attempt, or the change has no event."""

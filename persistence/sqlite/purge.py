@@ -46,7 +46,7 @@ def _delete(connection: sqlite3.Connection, run_ids: Sequence[str]) -> tuple[str
     with transaction(connection, "BEGIN IMMEDIATE"):
         found = {run_id: connection.execute(sql.GET_OWNERSHIP, (run_id,)).fetchone() for run_id in run_ids}
         stored = {run_id: row for run_id, row in found.items() if row is not None}
-        refused = [reason for run_id, row in stored.items() if (reason := _refusal(run_id, *row))]
+        refused = [reason for run_id, row in stored.items() if (reason := _reason_to_keep(run_id, *row))]
         if refused:
             raise Conflict(f"nothing was deleted: {'; '.join(refused)}")
         for run_id in stored:
@@ -57,7 +57,9 @@ def _delete(connection: sqlite3.Connection, run_ids: Sequence[str]) -> tuple[str
     return tuple(stored)
 
 
-def _refusal(run_id: str, has_ended: int, status: str, owner_pid: int | None, owner_host: str | None) -> str | None:
+def _reason_to_keep(
+    run_id: str, has_ended: int, status: str, owner_pid: int | None, owner_host: str | None
+) -> str | None:
     if not has_ended:
         return f"run {run_id!r} is {status}: resume or cancel it first"
     if owner_host is not None:

@@ -99,7 +99,7 @@ class Campaign:
         tally, began = Tally(), time.monotonic()
         with self._place() as place:
             for _ in range(TRIES):
-                self._take_in(tally, trial, Stage(place).play(trial, self.case(trial.seed)))
+                self._merge(tally, trial, Stage(place).play(trial, self.case(trial.seed)))
                 if tally.violations:
                     break
         tally.seconds = time.monotonic() - began
@@ -143,11 +143,11 @@ class Campaign:
         for trial in enough:
             if tally.kills >= wanted or len(tally.violations) >= MOST_VIOLATIONS or os.getppid() != parent:
                 break
-            self._take_in(tally, trial, stage.play(trial, self.case(trial.seed)))
+            self._merge(tally, trial, stage.play(trial, self.case(trial.seed)))
         for name in tally.never_hit:
             for trial in islice(_aimed_at(name, seeds), TRIES):
                 if not tally.landed[name]:
-                    self._take_in(tally, trial, stage.play(trial, self.case(trial.seed)))
+                    self._merge(tally, trial, stage.play(trial, self.case(trial.seed)))
         for bug in MUTANTS[number::workers]:
             tally.planted[bug.name] = is_caught(bug, stage.folder)
         return tally
@@ -155,7 +155,7 @@ class Campaign:
     def _trials(self, stage: Stage, seed: int, tally: Tally) -> Iterator[Trial]:
         undisturbed = Trial(Kind.KILLS, seed)
         shown = stage.play(undisturbed, self.case(seed))
-        self._take_in(tally, undisturbed, shown)
+        self._merge(tally, undisturbed, shown)
         rng = random.Random(f"trials {seed}")  # noqa: S311 - no secrets
         first = _first_points(shown.hits, rng)
         for point in first if len(first) <= SMALL else first[:SAMPLE]:
@@ -166,7 +166,7 @@ class Campaign:
         yield Trial(Kind.RIVAL, seed, (Point("batch.before_write", rng.randint(2, max(2, writes // 2))),))
         yield Trial(Kind.ROT, seed)
 
-    def _take_in(self, tally: Tally, trial: Trial, shown: Shown) -> None:
+    def _merge(self, tally: Tally, trial: Trial, shown: Shown) -> None:
         verdict = shown.verdict
         tally.trials += 1
         tally.scheduled += shown.scheduled
@@ -184,7 +184,7 @@ class Campaign:
 def _aimed_at(name: str, seeds: Iterable[int]) -> Iterator[Trial]:
     """Yield trials with a kill at one boundary, in turn in the first process and in the second process."""
     for number, seed in enumerate(seeds):
-        before = (Point("told", 2),) if number % 2 else ()
+        before = (Point("events.published", 2),) if number % 2 else ()
         yield Trial(Kind.KILLS, seed, (*before, Point(name, 1)))
 
 

@@ -39,19 +39,19 @@ class FakeBackend:
         """Return a new session id for a backend that keeps conversations under chosen ids, otherwise None."""
         return secrets.token_hex(8) if self.keeps == "chosen" else None
 
-    def open(self, opening: ConversationRequest) -> _Talk:
+    def open(self, request: ConversationRequest) -> FakeConversation:
         """Return a conversation about the task named by the idempotency key."""
-        return _Talk(self, opening)
+        return FakeConversation(self, request)
 
 
-class _Talk:
-    def __init__(self, stand_in: FakeBackend, opening: ConversationRequest) -> None:
+class FakeConversation:
+    def __init__(self, stand_in: FakeBackend, request: ConversationRequest) -> None:
         self._stand_in = stand_in
-        self._opening = opening
-        self._task_id = opening.idempotency_key.rpartition(":")[2]
-        self.session_id = opening.session_id
+        self._opening = request
+        self._task_id = request.idempotency_key.rpartition(":")[2]
+        self.session_id = request.session_id
 
-    async def __aenter__(self) -> _Talk:
+    async def __aenter__(self) -> FakeConversation:
         return self
 
     async def __aexit__(

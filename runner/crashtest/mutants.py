@@ -73,21 +73,21 @@ class Mutant:
         setattr(self.owner, self.attribute, buggy)
 
 
-async def _tell_first(write_group: Original, self: Any) -> None:
+async def _publish_first(write_group: Original, self: Any) -> None:
     for event in self._groups[0].events if self._groups else ():
         self._feed.publish(event)
-    await _turns_of_the_loop()
+    await _loop_cycles()
     await write_group(self)
 
 
 async def _wake_first(write_group: Original, self: Any) -> None:
     if self._groups:
         self._groups[0].settled.set()
-    await _turns_of_the_loop()
+    await _loop_cycles()
     await write_group(self)
 
 
-async def _turns_of_the_loop() -> None:
+async def _loop_cycles() -> None:
     for _ in range(5):
         await anyio.lowlevel.checkpoint()
 
@@ -180,7 +180,7 @@ _STOP = ("batch.before_write",)
 _LOSE = ("txn.after_commit",)
 
 MUTANTS = (
-    Mutant("told before the commit", Checkpointer, "_write_group", _tell_first, _COMMIT),
+    Mutant("told before the commit", Checkpointer, "_write_group", _publish_first, _COMMIT),
     Mutant("dependents woken before the commit", Checkpointer, "_write_group", _wake_first, _COMMIT),
     Mutant("called before its start is stored", Checkpointer, "submit", _start_unwritten, _TXN, range(2, 4)),
     Mutant("a batch committed in pieces", Checkpointer, "_try_write", _write_in_pieces, _TXN, range(3, 11)),

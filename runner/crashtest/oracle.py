@@ -54,8 +54,8 @@ def expected(case: Case) -> dict[str, Expected]:
 
 def forecast(case: Case) -> Forecast:
     """Return the expected outcome of a run of the case."""
-    telling = _Telling(case)
-    while telling.goes_on():
+    telling = _Prediction(case)
+    while telling.step():
         pass
     names = telling.tasks
     dag = DAG(names.values(), name=case.dag.name, gathered=telling.parts)
@@ -74,7 +74,7 @@ def passes(task: Task, status: TaskStatus) -> bool:
     return soft or status in {TaskStatus.COMPLETED, TaskStatus.SKIPPED}
 
 
-class _Telling:
+class _Prediction:
     """Computes the ends of the tasks one after the other, in any order allowed by the dependencies."""
 
     def __init__(self, case: Case) -> None:
@@ -86,7 +86,7 @@ class _Telling:
         self._lists: dict[str, list[JsonValue]] = {}
         self._values: dict[str, list[JsonValue]] = {}
 
-    def goes_on(self) -> bool:
+    def step(self) -> bool:
         """Compute the next end, or add the LAST task if all ends are computed. Return False if neither is left."""
         for task in self.tasks.values():
             needed = (*self._waits_for(task), *self.parts.get(task.id, ()))

@@ -63,13 +63,14 @@ def parse_trial(word: str) -> Trial:
     found = [_POINT.fullmatch(point) for point in points]
     if kind not in set(Kind) or not seed.isdecimal():
         raise ValueError(
-            f"{word!r} names no case: it starts with {', '.join(Kind)}, then a number, as in kills-17-told:2"
+            f"{word!r} names no case: a case is {', '.join(Kind)}, a number and failpoints, "
+            f"as in kills-17-events.published:2"
         )
-    places: list[Point] = []
+    stops: list[Point] = []
     for match, point in zip(found, points, strict=True):
         if match is None or match[1] not in FAILPOINTS:
-            raise ValueError(f"{point!r} is no place to stop at: a boundary and a number, as in {FAILPOINTS[0]}:1")
-        places.append(Point(match[1], int(match[2])))
-    if kind in {Kind.RIVAL, Kind.UNSURE} and not places:
-        raise ValueError(f"{word!r} names no place to stop at, and a trial of that kind needs one: -{FAILPOINTS[6]}:2")
-    return Trial(Kind(kind), int(seed), tuple(places))
+            raise ValueError(f"{point!r} is no failpoint with a number, as in {FAILPOINTS[0]}:1")
+        stops.append(Point(match[1], int(match[2])))
+    if kind in {Kind.RIVAL, Kind.UNSURE} and not stops:
+        raise ValueError(f"{word!r} names no failpoint, and a trial of that kind needs one, as in -{FAILPOINTS[6]}:2")
+    return Trial(Kind(kind), int(seed), tuple(stops))

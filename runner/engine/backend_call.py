@@ -56,7 +56,7 @@ Answers: TypeAlias = Sequence[tuple[str, JsonValue]]
 async def call_backend(
     backend: Backend, request: ConversationRequest, prompt: str, answers: Answers = ()
 ) -> CallOutcome:
-    """Open the conversation and run one turn, within the `timeout` of `opening`. Return the outcome.
+    """Open the conversation and run one turn, within the `timeout` of `request`. Return the outcome.
 
     Errors are returned, not raised. Cancellation ends the turn, closes the conversation and is then re-raised.
     """

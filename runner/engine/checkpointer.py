@@ -215,7 +215,7 @@ class Checkpointer:
         if self.fatal is None:
             for event in group.events:
                 self._feed.publish(event)
-            reached("told")
+            reached("events.published")
         group.settled.set()
 
     async def _write_unstored(self) -> None:

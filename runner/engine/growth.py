@@ -1,17 +1,14 @@
-"""The growth of a run: adding the tasks of a reply or a policy, and expanding and gathering tasks with `for_each`."""
+"""The growth of a run: adding the tasks of a reply, a policy or a `for_each`, within the limits of the run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from plait.backends.protocol import JsonValue, Reply
+from plait.backends.protocol import Reply
 from plait.backends.text import parse_json
 from plait.runner.domain import events
 from plait.runner.domain.dag import nearest
-from plait.runner.domain.prompt_values import named
-from plait.runner.domain.result import TaskResult
 from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import GrowthLimits, Task
 from plait.runner.domain.validation import go_on_with_many, lists_gone_over, taken_from_parts
@@ -26,15 +23,15 @@ if TYPE_CHECKING:
 class Growth:
     """Adds tasks to one run.
 
-    `names` lists each task's backend by position, and is extended in place. `default` is the backend of added tasks
-    that name none.
+    `task_backends` lists each task's backend by position, and is extended in place. `default` is the backend of added
+    tasks that name none.
     """
 
     def __init__(  # noqa: PLR0913 - the components of a run
         self,
         state: RunState,
-        schedule: Scheduler,
-        names: list[str],
+        scheduler: Scheduler,
+        task_backends: list[str],
         *,
         backends: Collection[str],
         default: str,
@@ -42,8 +39,8 @@ class Growth:
         stamp: Callable[[], str],
     ) -> None:
         self._state = state
-        self._schedule = schedule
-        self._names = names
+        self._scheduler = scheduler
+        self._task_backends = task_backends
         self._backends = backends
         self._default = default
         self._limits = limits
@@ -93,64 +90,22 @@ class Growth:
         if added is None or problems:
             self._state.withdraw_tasks(start)
             raise DAGError(problems)
-        self._names += names
+        self._task_backends += names
         if gathered_by is not None:
             self._state.expand(gathered_by)
-        self._schedule.extend(self._names[start:], self._state.statuses)
+        self._scheduler.extend(self._task_backends[start:], self._state.statuses)
         return added
-
-    def expand(self, position: int) -> list[events.Event]:
-        """Add the parts of the task with `for_each` at `position`, and return the events. Raises DAGError."""
-        dag = self._state.dag
-        task = dag.tasks[position]
-        elements = _elements(task, self._state.results.get(dag.position(task.for_each or "")))
-        partners = self._partners(task, elements)
-        parts = [_part(task, partners, number, item) for number, item in enumerate(elements, 1)]
-        new_events: list[events.Event] = []
-        if parts:
-            new_events.append(self.add(parts, task.id, gathered_by=position))
-        else:
-            self._state.expand(position)
-        self._schedule.join(position, len(parts))
-        return new_events
-
-    def _partners(self, task: Task, elements: Sequence[JsonValue]) -> dict[str, bool]:
-        """Return the tasks with the same `for_each` that `task` depends on or names, each with True if the task has
-        parts to pair up with. Raises DAGError if such a task was expanded over another list.
-        """
-        dag = self._state.dag
-        names = sorted(named(task).union(task.upstream))
-        mine = [name for name in names if name in dag and dag[name].for_each == task.for_each]
-        return {name: self._has_parts_for(name, task, elements) for name in mine}
-
-    def _has_parts_for(self, name: str, task: Task, elements: Sequence[JsonValue]) -> bool:
-        position = self._state.dag.position(name)
-        parts = self._state.parts.get(position)
-        if parts is None and self._state.statuses[position] is not TaskStatus.COMPLETED:
-            return False  # failed or skipped as a whole
-        if [self._state.dag.tasks[part].item for part in parts or ()] != list(elements):
-            message = (
-                f"continues the parts of {name!r}, which were made from another list: the result of {task.for_each!r} "
-                f"has changed. Run these tasks in a new run"
-            )
-            raise DAGError([Problem(message, task.id, "for_each")])
-        return True
-
-    def gathered(self, position: int) -> JsonValue:
-        """Return the results of the parts of the task at `position`, in order; "" for a part without a result."""
-        results = [self._state.results[part] for part in self._state.parts[position]]
-        return [result.value if result.status is TaskStatus.COMPLETED else "" for result in results]
 
     def _limit_problems(self, tasks: Sequence[Task], added_by: str | None) -> list[Problem]:
         problems: list[Problem] = []
         total = len(self._state.dag) + len(tasks)
         if total > self._limits.max_tasks:
-            message = f"{len(tasks)} more tasks would make {total}, and the run may grow to {self._limits.max_tasks}"
-            problems.append(Problem(f"{message} (max_tasks)", None, "tasks"))
+            message = f"{len(tasks)} more tasks would make {total}, and max_tasks is {self._limits.max_tasks}"
+            problems.append(Problem(f"{message}; raise max_tasks, or add fewer tasks", None, "tasks"))
         depth = 0 if added_by is None else self._state.depths.get(self._state.dag.position(added_by), 0) + 1
         if depth > self._limits.max_depth:
-            message = f"added tasks may add tasks in turn, {self._limits.max_depth} deep (max_depth); this lies deeper"
-            problems.append(Problem(message, None, "tasks"))
+            message = f"these tasks would be at depth {depth}, and max_depth is {self._limits.max_depth}"
+            problems.append(Problem(f"{message}; raise max_depth, or add no tasks here", None, "tasks"))
         return problems
 
     def _cancelled_problems(self, tasks: Sequence[Task]) -> Iterator[Problem]:
@@ -192,7 +147,7 @@ class Growth:
     def _backends_of(self, tasks: Sequence[Task]) -> list[str]:
         problems: list[Problem] = []
         names: list[str] = []
-        dag, start = self._state.dag, len(self._names)
+        dag, start = self._state.dag, len(self._task_backends)
         for place, task in enumerate(tasks):
             name = dag.backend_of(task) or self._default
             names.append(name)
@@ -201,7 +156,9 @@ class Growth:
             if task.continues is None:
                 continue
             before = dag.position(task.continues)
-            theirs = self._names[before] if before < start else dag.backend_of(dag.tasks[before]) or self._default
+            theirs = (
+                self._task_backends[before] if before < start else dag.backend_of(dag.tasks[before]) or self._default
+            )
             if name != theirs:
                 message = f"continues {task.continues!r}, which runs on backend {theirs!r}; leave its backend out"
                 problems.append(Problem(message, task.id, "backend", None, place))
@@ -231,44 +188,3 @@ def _read_added(specs: Sequence[object]) -> Added:
     from plait.runner.plan.added_tasks import read_added  # noqa: PLC0415 - imports pydantic, needed by growing runs only
 
     return read_added(specs)
-
-
-def _elements(folded: Task, result: TaskResult | None) -> Sequence[JsonValue]:
-    """Return the list over which the task is expanded. Raises DAGError if the result holds no such list."""
-    if result is None or result.status is not TaskStatus.COMPLETED:
-        return []  # skipped, or failed softly: no elements
-    found = result.data
-    if isinstance(found, dict):
-        lists = [value for value in found.values() if isinstance(value, list)]
-        found = lists[0] if len(lists) == 1 else None
-    if not isinstance(found, list):
-        message = (
-            f"for_each needs a list, or a mapping with one list in it, as the result of task {folded.for_each!r}; "
-            f"give {folded.for_each!r} an output_schema for a list"
-        )
-        raise DAGError([Problem(message, folded.id, "for_each")])
-    for number, element in enumerate(found, 1):
-        if element is None:
-            raise DAGError([Problem(f"element {number} of {folded.for_each!r} is null", folded.id, "for_each")])
-    return found
-
-
-def _part(task: Task, partners: Mapping[str, bool], number: int, item: JsonValue) -> Task:
-    """Return the part for one element. A reference to a partner with parts becomes a reference to the partner's part
-    for the same element. A partner without parts has no conversation to continue.
-    """
-    own = {name: f"{name}.{number}" for name, has_parts in partners.items() if has_parts}
-    aliases = {
-        alias: own.get(names, names) if isinstance(names, str) else [own.get(name, name) for name in names]
-        for alias, names in task.aliases.items()
-    }
-    continues = None if partners.get(task.continues or "") is False else task.continues
-    return replace(
-        task,
-        id=f"{task.id}.{number}",
-        depends_on=tuple(own.get(name, name) for name in task.upstream if name != task.continues),
-        continues=None if continues is None else own.get(continues, continues),
-        item=item,
-        aliases={**own, **aliases},
-        for_each=None,
-    )

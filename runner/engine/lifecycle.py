@@ -223,7 +223,7 @@ async def _execute(
         finally:
             last_events = executor.finish()
             context.sink.submit(last_events)
-            reached("run.leaving")
+            reached("run.ended")
     last = last_events[-1]
     assert isinstance(last, events.RunEnded)
     summary = run.state.resume_summary() if run.resumed else None

@@ -20,6 +20,7 @@ from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.task import FailureMode, at_most_once_question, failed_status
 from plait.runner.engine.attempt import Attempt, RunContext
 from plait.runner.engine.backend_call import CallOutcome
+from plait.runner.engine.for_each import ForEachExpander
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.policy_driver import PolicyState
 from plait.runner.engine.retry import deserves_retry, retry_delay
@@ -48,6 +49,7 @@ class OutcomeHandler:
         self._state = state
         self._scheduler = scheduler
         self._growth = growth
+        self._for_each = ForEachExpander(state, scheduler, growth)
         self._context = context
         self._stamp = stamp
         self._log = logger(run=context.run_id)
@@ -181,9 +183,9 @@ class OutcomeHandler:
         """
         state = self._state
         if position in state.parts:
-            return self._end_for_each(position, self._growth.gathered(position))
+            return self._end_for_each(position, self._for_each.collect(position))
         try:
-            return self._growth.expand(position)
+            return self._for_each.expand(position)
         except DAGError as error:
             is_hard = state.dag.tasks[position].failure_mode is FailureMode.HARD
             if not is_hard and self._scheduler.put_back(position, state.statuses):

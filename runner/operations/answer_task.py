@@ -25,13 +25,13 @@ from plait.runner.recovery.adoption import with_detached_turns
 from plait.runner.recovery.answers import first_notes, given_answers, open_questions, question_of, too_late
 from plait.runner.recovery.lease import wait_for_expiry, with_lease
 from plait.runner.recovery.resume_plan import Evidence, ResumeAction, plan_resume
-from plait.runner.state.codec import to_json, turns
+from plait.runner.state.codec import message_changes, to_json
 from plait.runner.state.orphans import under_way
 from plait.runner.state.owner import Liveness, liveness
 from plait.runner.state.stored_run import StoredRun, require_unfailed, stored_run
 
 _LOOK_AGAIN_S = 0.2
-GIVEN_UP = "given_up"
+DECLARED_FAILED = "declared_failed"
 """The error kind of a task that a person declared failed."""
 
 
@@ -39,7 +39,7 @@ How: TypeAlias = Literal["done", "again", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
-class Resolution:
+class PersonDecision:
     """A person's decision about a task: see `ParallelRunner.answer`. Raises ValueError for an unknown `how`."""
 
     how: How
@@ -50,7 +50,7 @@ class Resolution:
             raise ValueError(f"how must be 'done', 'again' or 'fail', not {self.how!r}")
 
 
-async def resolve(config: Config, run: StoredRun, task_id: str, settlement: Resolution) -> None:
+async def apply_decision(config: Config, run: StoredRun, task_id: str, decision: PersonDecision) -> None:
     """Apply a decision: claim the run, store the outcome, release the run. See `ParallelRunner.answer`."""
     dag, run_id = run.state.dag, run.record.run_id
     run.require_task(task_id)
@@ -58,7 +58,7 @@ async def resolve(config: Config, run: StoredRun, task_id: str, settlement: Reso
     position, run = dag.position(task_id), await with_detached_turns(config, run)
     record, step = run.tasks[position], plan_resume(dag, run.tasks, evidence=Evidence(detached=run.detached))[position]
     if position in run.state.asking:
-        await _refuse_settling(config, run, task_id, settlement)
+        await _require_decidable(config, run, task_id, decision)
     if step.action is ResumeAction.ADOPT:
         raise PlaitError(f"task {task_id!r} of run {run_id} needs no answer: {step.reason}; resume the run")
     if step.action is not ResumeAction.ASK:
@@ -67,11 +67,11 @@ async def resolve(config: Config, run: StoredRun, task_id: str, settlement: Reso
     then: list[Change] = []
     if TaskStatus(record.status) is not TaskStatus.WAITING_INPUT:  # the process died and the run was not resumed
         then.append(TaskWaiting(at, task_id, record.attempt, step.reason, crashed=True))
-    then += _outcome(run, dag[task_id], record, settlement, at)
+    then += _outcome(run, dag[task_id], record, decision, at)
     await with_lease(config, run, then, under_way(run.tasks, but=task_id))
 
 
-async def _refuse_settling(config: Config, run: StoredRun, task_id: str, settlement: Resolution) -> None:
+async def _require_decidable(config: Config, run: StoredRun, task_id: str, decision: PersonDecision) -> None:
     """Raise PlaitError or AnswerConflict unless the open question may be settled. The first answer or default
     counts.
     """
@@ -80,7 +80,7 @@ async def _refuse_settling(config: Config, run: StoredRun, task_id: str, settlem
     if task_id in given.answers or task_id in given.late:
         noted = task_id in given.answers and given.answers[task_id].by == "person"
         raise AnswerConflict(too_late(run_id, task_id, asking, noted=noted))
-    if settlement.how == "again":
+    if decision.how == "again":
         raise PlaitError(
             f"task {task_id!r} of run {run_id} asks {asking.question.text[:200]!r}, and would ask again after "
             f"--again; answer the question (plait answer {run_id} {task_id} VALUE), or use --done TEXT or --fail REASON"
@@ -102,7 +102,7 @@ async def answer_question(
     mine: AnswerNote | None = None
     while True:
         run = await stored_run(config.store, run_id)
-        if mine is not None and _taken(run, mine):
+        if mine is not None and _is_taken(run, mine):
             return True
         asking, record = question_of(run, task_id)
         if mine is None:
@@ -116,7 +116,7 @@ async def answer_question(
         owner = run.record.owner
         if owner is None or liveness(owner) is Liveness.DEAD:
             try:
-                return await _answer_from_here(config, run, task_id, asking.checked(value))
+                return await _store_answer(config, run, task_id, asking.checked(value))
             except RunOwned:
                 continue  # another process claimed the run first
         if mine is None:
@@ -126,7 +126,7 @@ async def answer_question(
             await run.store.send(run_id, answer_note(mine))
         elif config.clock.monotonic() >= ends:
             return False
-        await _news_of(config, run, task_id, ends)
+        await _wait_for_news(config, run, task_id, ends)
 
 
 def _require_same(run: StoredRun, record: TaskRecord, asking: Asking, attempt: int | None) -> None:
@@ -140,7 +140,7 @@ def _require_same(run: StoredRun, record: TaskRecord, asking: Asking, attempt: i
         )
 
 
-async def _news_of(config: Config, run: StoredRun, task_id: str, ends: float) -> None:
+async def _wait_for_news(config: Config, run: StoredRun, task_id: str, ends: float) -> None:
     """Wait for an event of the task, a change or the death of the owner, or the time `ends`.
 
     Reads only the run's record and new events: reading a run with thousands of tasks would block the event loop.
@@ -157,7 +157,7 @@ async def _news_of(config: Config, run: StoredRun, task_id: str, ends: float) ->
             after = told[-1].seq
 
 
-def _taken(run: StoredRun, mine: AnswerNote) -> bool:
+def _is_taken(run: StoredRun, mine: AnswerNote) -> bool:
     """Return whether the question has this answer. Raises AnswerConflict if the question has another answer."""
     position = run.state.dag.position(mine.task_id)
     for answered in run.state.answers.get(position, ()):
@@ -169,7 +169,7 @@ def _taken(run: StoredRun, mine: AnswerNote) -> bool:
     return False
 
 
-async def _answer_from_here(config: Config, run: StoredRun, task_id: str, value: JsonValue) -> bool:
+async def _store_answer(config: Config, run: StoredRun, task_id: str, value: JsonValue) -> bool:
     """Store the answer for a run without an owner: claim, write, release."""
     position = run.state.dag.position(task_id)
     at = iso(config.clock.wall())
@@ -179,15 +179,15 @@ async def _answer_from_here(config: Config, run: StoredRun, task_id: str, value:
     return True
 
 
-def _outcome(run: StoredRun, task: Task, record: TaskRecord, settlement: Resolution, at: str) -> Sequence[Change]:
-    text = clean_text(settlement.text)
-    if settlement.how == "again":
+def _outcome(run: StoredRun, task: Task, record: TaskRecord, decision: PersonDecision, at: str) -> Sequence[Change]:
+    text = clean_text(decision.text)
+    if decision.how == "again":
         return [TaskAnswered(at, task.id)]
-    if settlement.how == "fail":
+    if decision.how == "fail":
         status = failed_status(task.failure_mode)
         return [
             TaskFailed(
-                at, task.id, record.attempt, status.value, GIVEN_UP, text or "a person marked the task as failed"
+                at, task.id, record.attempt, status.value, DECLARED_FAILED, text or "a person marked the task as failed"
             )
         ]
     data = None if task.output_schema is None else _data(task, text)
@@ -198,7 +198,7 @@ def _outcome(run: StoredRun, task: Task, record: TaskRecord, settlement: Resolut
     damaged = any(run.tasks[n].damaged for n in run.state.dag.dependencies[position])
     if not begun and not damaged:  # the prompt can be rendered again
         said.insert(0, Message("user", clean_text(run.state.prompt(task))))
-    return [*turns(at, task.id, record.attempt, said), TaskCompleted(at, task.id, record.attempt, text, data)]
+    return [*message_changes(at, task.id, record.attempt, said), TaskCompleted(at, task.id, record.attempt, text, data)]
 
 
 def _data(task: Task, text: str) -> str:

@@ -7,7 +7,7 @@ import anyio
 from plait.backends.errors import BackendError
 from plait.backends.protocol import Backend, ConversationRequest, DetachedBackend, Reply
 from plait.backends.text import clean_text
-from plait.persistence.changes import Change, RunReleased, SessionOpened, TurnAppended
+from plait.persistence.changes import Change, MessageAppended, RunReleased, SessionOpened
 from plait.persistence.protocol import files_root
 from plait.persistence.records import EventKind, TaskRecord
 from plait.runner.clock import iso
@@ -26,7 +26,7 @@ from plait.runner.state.owner import forget
 from plait.runner.state.stored_run import StoredRun
 
 _PERSON = 0
-"""The attempt number of turns outside any attempt: see TurnAppended."""
+"""The attempt number of turns outside any attempt: see MessageAppended."""
 _UNANSWERED = "the task has no reply yet: "
 _WHY = {
     TaskStatus.PENDING: f"{_UNANSWERED}resume the run first",
@@ -54,7 +54,7 @@ async def continue_task(config: Config, run: StoredRun, task_id: str, message: s
         raise PlaitError(
             f"task {task_id!r} of run {run_id} waits for an answer to its question; answer the question first"
         )
-    request = await _opening(run, task, config.backends[name])
+    request = await _conversation_request(run, task, config.backends[name])
     owner, position = await acquire(config, run.store, run.record, ())
     checkpointer = Checkpointer(run.store, run_id, Feed(), config.clock, config.strict)
     checkpointer.begin_at(position)
@@ -76,7 +76,7 @@ async def continue_task(config: Config, run: StoredRun, task_id: str, message: s
                     )
                 beside.cancel_scope.cancel()
             if reply is not None:
-                turns = _turns(iso(config.clock.wall()), task, request, message, reply)
+                turns = _message_changes(iso(config.clock.wall()), task, request, message, reply)
         finally:
             forget(owner)
             checkpointer.submit((), *turns, RunReleased(iso(config.clock.wall())))
@@ -96,7 +96,7 @@ def _refuse_loss(checkpointer: Checkpointer, reply: Reply) -> None:
         raise TurnNotStored(f"the reply arrived, but could not be stored: {reason}", reply.text)
 
 
-async def _opening(run: StoredRun, task: Task, backend: Backend) -> ConversationRequest:
+async def _conversation_request(run: StoredRun, task: Task, backend: Backend) -> ConversationRequest:
     run_id, position = run.record.run_id, run.state.dag.position(task.id)
     root = files_root(run.store) if isinstance(backend, DetachedBackend) else None
     past = await load_history(run.store, run_id, run.state, task.id, persons=True)
@@ -141,9 +141,9 @@ async def _holds_an_answer(run: StoredRun, task: TaskRecord) -> bool:
     return False
 
 
-def _turns(at: str, task: Task, request: ConversationRequest, message: str, reply: Reply) -> list[Change]:
+def _message_changes(at: str, task: Task, request: ConversationRequest, message: str, reply: Reply) -> list[Change]:
     turns: list[Change] = [
-        TurnAppended(at, task.id, _PERSON, m.role, m.content, m.usage.input_tokens, m.usage.output_tokens)
+        MessageAppended(at, task.id, _PERSON, m.role, m.content, m.usage.input_tokens, m.usage.output_tokens)
         for m in reply.turn(message)
     ]
     if reply.session_id is not None and reply.session_id != request.session_id:

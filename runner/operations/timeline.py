@@ -62,7 +62,7 @@ class Timeline:
         self._root = files_root(store)
         self._has_files = False
         self._after = 0
-        self._turns: list[_Turn] = []
+        self._running: list[_RunningAttempt] = []
         self._placed = 0
         self._asked: dict[str, int] = {}
         self._persons: list[tuple[str, int, TimelineEntry]] = []
@@ -74,7 +74,7 @@ class Timeline:
     @property
     def is_at_work(self) -> bool:
         """Whether an agent is working on an attempt without a reported end."""
-        return any(turn.watch is not None and turn.watch.is_alive for turn in self._turns)
+        return any(turn.watch is not None and turn.watch.is_alive for turn in self._running)
 
     async def more(self) -> AsyncIterator[TimelineEntry]:
         """Yield the entries since the previous call, as far as available. Raises StoreError."""
@@ -89,17 +89,17 @@ class Timeline:
                 if self._task_id in {None, record.task_id}:
                     async for entry in self._event(record, tasks, first):
                         yield entry
-        for entry in chain(self._meanwhile(None), self._of_persons(None)):
+        for entry in chain(self._agent_activity(None), self._person_messages(None)):
             yield entry
 
     def rest(self) -> Iterator[TimelineEntry]:
         """Yield the text held back by `more`: lines without an end. Must be the last call before `close`."""
-        for turn in self._turns:
+        for turn in self._running:
             yield from turn.rest()
 
     def close(self) -> None:
         """Close all files."""
-        for turn in self._turns:
+        for turn in self._running:
             turn.close()
 
     async def _of_interest(self, records: Sequence[EventRecord]) -> Mapping[str, TaskRecord]:
@@ -114,45 +114,45 @@ class Timeline:
     async def _event(
         self, record: EventRecord, tasks: Mapping[str, TaskRecord], first: int
     ) -> AsyncIterator[TimelineEntry]:
-        for entry in chain(self._meanwhile(record.at), self._of_persons(record.at)):
+        for entry in chain(self._agent_activity(record.at), self._person_messages(record.at)):
             yield entry
-        for turn in [turn for turn in self._turns if turn.ends_with(record)]:
-            self._turns.remove(turn)
+        for turn in [turn for turn in self._running if turn.ends_with(record)]:
+            self._running.remove(turn)
             for entry in turn.rest():
                 yield entry
-            for entry in await self._said(turn):
+            for entry in await self._stored_messages(turn):
                 yield entry
             turn.close()
         if record.kind == EventKind.TASK_STARTED:
-            self._turns.append(self._turn(record.task_id or "", record.attempt or 0))
+            self._running.append(self._running_attempt(record.task_id or "", record.attempt or 0))
         of_attempt = await self._of_attempt(record)
         detail = {**json.loads(record.detail), **of_attempt, **self._of_tasks(record, tasks, first)}
         yield TimelineEntry(record.at, record.kind, record.task_id, record.attempt, detail, record.seq)
 
-    def _meanwhile(self, until: str | None) -> Iterator[TimelineEntry]:
+    def _agent_activity(self, until: str | None) -> Iterator[TimelineEntry]:
         """Yield the activity of agents up to the time `until`, by time; with None, all activity up to now."""
         if not self._has_files:
             return
-        ready = [(at, n) for n, turn in enumerate(self._turns) if (at := turn.next_at(until)) is not None]
+        ready = [(at, n) for n, turn in enumerate(self._running) if (at := turn.next_at(until)) is not None]
         heapify(ready)
         while ready:
-            turn = self._turns[n := heappop(ready)[1]]
+            turn = self._running[n := heappop(ready)[1]]
             yield from turn.step()
             if (at := turn.next_at(until)) is not None:
                 heappush(ready, (at, n))
 
-    def _turn(self, task_id: str, attempt: int) -> _Turn:
+    def _running_attempt(self, task_id: str, attempt: int) -> _RunningAttempt:
         files = None if self._root is None else attempt_files(self._root, self._run_id, task_id, attempt)
-        return _Turn(task_id, attempt, None if files is None else TurnWatch(files.turn))
+        return _RunningAttempt(task_id, attempt, None if files is None else TurnWatch(files.turn))
 
-    async def _said(self, turn: _Turn) -> Sequence[TimelineEntry]:
+    async def _stored_messages(self, turn: _RunningAttempt) -> Sequence[TimelineEntry]:
         """Return the stored messages of an attempt; for an attempt with reported output, only system notes."""
         messages = await self._store.list_messages(self._run_id, turn.task_id)
         self._find_persons(turn.task_id, [one for one in messages if one.attempt == 0])
         return [
             TimelineEntry(None, "message", turn.task_id, turn.attempt, {"role": one.role, "content": one.content})
             for one in messages
-            if one.attempt == turn.attempt and not one.damaged and (one.role == "system" or not turn.has_told)
+            if one.attempt == turn.attempt and not one.damaged and (one.role == "system" or not turn.has_entries)
         ]
 
     def _find_persons(self, task_id: str, messages: Sequence[MessageRecord]) -> None:
@@ -163,7 +163,7 @@ class Timeline:
                 heappush(self._persons, (one.at, self._found, entry))
         self._known[task_id] = len(messages)
 
-    def _of_persons(self, until: str | None) -> Iterator[TimelineEntry]:
+    def _person_messages(self, until: str | None) -> Iterator[TimelineEntry]:
         """Yield the turns of persons up to the time `until`; with None, all pending turns."""
         while self._persons and (until is None or self._persons[0][0] <= until):
             yield heappop(self._persons)[2]
@@ -204,14 +204,14 @@ class Timeline:
         return {} if question is None else {"question": question}
 
 
-class _Turn:
+class _RunningAttempt:
     """A running attempt with its unreported output."""
 
     def __init__(self, task_id: str, attempt: int, watch: TurnWatch | None) -> None:
         self.task_id = task_id
         self.attempt = attempt
         self.watch = watch
-        self.has_told = False
+        self.has_entries = False
         self._text = ""
         self._last: tuple[str | None, Output] | None = None
 
@@ -268,7 +268,7 @@ class _Turn:
             yield self._entry(*self._last, told)
 
     def _entry(self, at: str | None, output: Output, text: str) -> TimelineEntry:
-        self.has_told = True
+        self.has_entries = True
         usage = output.usage
         detail: dict[str, JsonValue] = {"output": output.kind, "text": text}
         used = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cost_usd": usage.cost_usd}

@@ -24,7 +24,7 @@ TEXT_SUFFIXES = frozenset({".md", ".txt", ".rst"})
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class SuppliedValues:
     """Values supplied in addition to the plan file."""
 
     folder: Path
@@ -35,7 +35,7 @@ class Given:
     """The input values of an existing run."""
 
 
-def input_values(declared: Mapping[str, Any], given: Given, source: Source) -> dict[str, JsonValue]:
+def input_values(declared: Mapping[str, Any], given: SuppliedValues, source: Source) -> dict[str, JsonValue]:
     """Return the value of each declared input. Problems are added to `source.problems`, and the value is then None."""
     values: dict[str, JsonValue] = {}
     for name, default in declared.items():
@@ -58,17 +58,17 @@ def no_input(name: str, declared: Mapping[str, Any]) -> str:
     return f"there is no input {name!r}{nearest(name, declared) or there_are}"
 
 
-def _problem(name: str, message: str, given: Given, source: Source) -> PlanProblem:
+def _problem(name: str, message: str, given: SuppliedValues, source: Source) -> PlanProblem:
     if name in given.overrides:
         return PlanProblem(message, _where(name, given), file=source.file)
     return source.problem(("inputs", name), message)
 
 
-def _where(name: str, given: Given) -> str:
+def _where(name: str, given: SuppliedValues) -> str:
     return f"--set {name}" if name in given.overrides else spell(("inputs", name))
 
 
-def _value(name: str, default: Any, given: Given) -> JsonValue:
+def _value(name: str, default: Any, given: SuppliedValues) -> JsonValue:
     override = given.overrides.get(name)
     if isinstance(default, FilesInput):
         # Paths in the file are relative to the file; typed paths are relative to the current folder.

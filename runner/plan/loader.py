@@ -22,7 +22,7 @@ from plait.runner.errors import DAGError
 from plait.runner.plan.errors import Path as Where
 from plait.runner.plan.errors import PlanError, PlanProblem, spell
 from plait.runner.plan.functions import missing_functions
-from plait.runner.plan.inputs import Given, input_values
+from plait.runner.plan.inputs import SuppliedValues, input_values
 from plait.runner.plan.messages import describe, explain, model_at, real_path
 from plait.runner.plan.schema import PlanPart
 from plait.runner.plan.source import MAX_BYTES, Source, read_source
@@ -71,22 +71,22 @@ def load_plan(path: str | Path, *, overrides: Mapping[str, str] | None = None) -
     calls no backend. Raises PlanError with all mistakes found.
     """
     path = Path(path)
-    return _load(path, Given(path.parent, overrides or {}))
+    return _load(path, SuppliedValues(path.parent, overrides or {}))
 
 
 def load_plan_with_functions(path: Path, overrides: Mapping[str, str]) -> Plan:
     """Load a plan as `load_plan` does, and check that the functions of its backends exist without executing their
     code.
     """
-    return _load(path, Given(path.parent, overrides), with_functions=True)
+    return _load(path, SuppliedValues(path.parent, overrides), with_functions=True)
 
 
 def load_plan_of_run(path: Path, inputs: Mapping[str, JsonValue]) -> Plan:
     """Return the plan in the current file, with the input values of an existing run. Raises PlanError."""
-    return _load(path, Given(path.parent, {}, inputs))
+    return _load(path, SuppliedValues(path.parent, {}, inputs))
 
 
-def _load(path: Path, given: Given, *, with_functions: bool = False) -> Plan:
+def _load(path: Path, given: SuppliedValues, *, with_functions: bool = False) -> Plan:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -110,10 +110,10 @@ def parse_plan(
     `folder` is the base of relative paths. `most` is the maximum size in bytes; None for no limit. Raises PlanError.
     """
     folder = folder or Path()
-    return _build(read_source(text, format=format, most=most), Given(folder, overrides or {}), folder)
+    return _build(read_source(text, format=format, most=most), SuppliedValues(folder, overrides or {}), folder)
 
 
-def _build(source: Source, given: Given, path: Path, *, with_functions: bool = False) -> Plan:
+def _build(source: Source, given: SuppliedValues, path: Path, *, with_functions: bool = False) -> Plan:
     part, lost = _shape(source)
     if part is None:
         raise PlanError(source.problems)

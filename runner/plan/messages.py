@@ -69,7 +69,7 @@ def findings(error: ValidationError, whole: object) -> Iterator[tuple[Path, str,
         path, kind = real_path(finding["loc"]), finding["type"]
         if kind == "union_tag_invalid":
             path = (*path, "kind")
-        yield path, _words(kind, path, finding, whole), kind == "extra_forbidden"
+        yield path, _message(kind, path, finding, whole), kind == "extra_forbidden"
 
 
 def describe(value: object) -> str:
@@ -95,7 +95,7 @@ def real_path(loc: Path) -> Path:
     return (*loc[:2], *loc[3:]) if len(loc) > 2 and loc[0] in {"inputs", "backends"} else loc
 
 
-def _words(kind: str, path: Path, finding: Any, whole: object) -> str:
+def _message(kind: str, path: Path, finding: Any, whole: object) -> str:
     value = finding["input"]
     context: dict[str, Any] = finding.get("ctx", {})
     if kind in _KINDS_OF_VALUES:

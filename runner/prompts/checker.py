@@ -25,16 +25,17 @@ def check_template(
     A name that the template calls, and that is in `functions`, is none of them.
     """
     mistakes = list(islice(_unavailable(tree), MAX_MISTAKES))
+    set_here = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
+    mistakes += () if "self" in set_here else _selves(tree)
     free: set[str] = set()
     try:
-        free = meta.find_undeclared_variables(tree) - _called(tree).intersection(functions)
+        free = meta.find_undeclared_variables(tree) - _only_called(tree).intersection(functions)
     except TemplateAssertionError as error:
         mistakes.append(PromptError(str(error.message), error.lineno))
     dashed = _dashed_ids(tree, prompt, free)
     mistakes += dashed.values()
     free -= {part for name in dashed for part in name.split("-")}
     told = {(str(mistake), mistake.line): mistake for mistake in sorted(mistakes, key=lambda one: one.line or 0)}
-    set_here = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
     results, inputs = (
         _keys(tree, name) if name not in set_here else frozenset[str]() for name in ("results", "inputs")
     )
@@ -63,9 +64,18 @@ def _unavailable(tree: nodes.Template) -> Iterator[PromptError]:
             )
 
 
-def _called(tree: nodes.Template) -> set[str]:
-    called = (call.node for call in tree.find_all(nodes.Call))
-    return {node.name for node in called if isinstance(node, nodes.Name)}
+def _only_called(tree: nodes.Template) -> set[str]:
+    """Return the names that the template calls and never uses as values."""
+    callees = [call.node for call in tree.find_all(nodes.Call)]
+    identities = set(map(id, callees))
+    values = {name.name for name in tree.find_all(nodes.Name) if id(name) not in identities}
+    return {node.name for node in callees if isinstance(node, nodes.Name)} - values
+
+
+def _selves(tree: nodes.Template) -> list[PromptError]:
+    """Return a mistake for each use of `self`, which the template language never reports as an unknown name."""
+    uses = [name for name in tree.find_all(nodes.Name) if name.name == "self"]
+    return [PromptError(f"'self' means something else in templates; {by_key('self')}", use.lineno) for use in uses]
 
 
 def _dashed_ids(tree: nodes.Template, prompt: str, free: Collection[str]) -> dict[str, PromptError]:

@@ -27,6 +27,7 @@ _TOKEN = re.compile(r"""\.?\[?(?:"([^"]*)"|'([^']*)'|(-?\d+)|([A-Za-z_]\w*))\]?"
 _SHOWN = re.compile(r"\{[{%].{0,60}?[}%]\}|.{0,40}")
 _DASHED = re.compile(r"\{\{\s*([\w-]+)[\s.\[}]", re.ASCII)
 _MOST_SHOWN = 3
+_MOST_READ = 20
 
 
 def plain_paths(prompt: str) -> list[str] | None:
@@ -75,8 +76,15 @@ def check_plain(prompt: str) -> PromptError | None:
     """Return the error for a model whose prompt is not plain; None for a plain prompt."""
     if plain_paths(prompt) is not None:
         return None
-    wrong = [found for found in _CONSTRUCT.finditer(prompt) if not found[1]]
-    excerpts = dict.fromkeys(_excerpt(prompt, found.start()) for found in wrong)
+    first: int | None = None
+    excerpts: dict[str, None] = {}
+    for construct in _CONSTRUCT.finditer(prompt):
+        if construct[1]:
+            continue
+        first = construct.start() if first is None else first
+        excerpts[_excerpt(prompt, construct.start())] = None
+        if len(excerpts) >= _MOST_READ:
+            break
     shown = ", ".join([*excerpts][:_MOST_SHOWN]) + (", ..." if len(excerpts) > _MOST_SHOWN else "")
     ids = [found[1] for text in excerpts if (found := _DASHED.match(text)) and found[1] not in CONSTANTS]
     hint = next((f"; {by_key(name)}" for name in ids if name in _NOT_NAMES or not name.isidentifier()), "")
@@ -84,7 +92,7 @@ def check_plain(prompt: str) -> PromptError | None:
         f"the prompt of an added task may hold names and fields, as in {{{{ name }}}} and {{{{ name.field }}}}, and no "
         f"other template syntax, such as {shown}{hint}; two braces as they are: {{{{ '{{{{' }}}}"
     )
-    return PromptError(message, _line(prompt, wrong[0].start()))
+    return PromptError(message, _line(prompt, first or 0))
 
 
 def _text_at(path: str, values: Mapping[str, JsonInput]) -> str:

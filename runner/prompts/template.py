@@ -195,8 +195,10 @@ def _of_text(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @lru_cache(maxsize=1)
 def _functions() -> dict[str, Any]:
-    """Return the functions of the template language, such as `range`."""
-    return ImmutableSandboxedEnvironment().globals
+    """Return the functions of the template language, such as `range`, without the random text of `lipsum`: a prompt is
+    rendered again at a retry and by a resume, and has to stay the same.
+    """
+    return {name: call for name, call in ImmutableSandboxedEnvironment().globals.items() if name != "lipsum"}
 
 
 @lru_cache(maxsize=1)
@@ -217,4 +219,5 @@ def _environment() -> _Environment:
     environment.filters.update({name: _of_text(environment.filters[name]) for name in _OF_TEXT.split()})
     ours: dict[str, Any] = {"join": _join, "tojson": _to_json}
     environment.filters.update(ours)
+    del environment.filters["random"]  # see _functions
     return environment

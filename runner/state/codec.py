@@ -99,13 +99,17 @@ def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
         event.duration_s,
         said if isinstance(said, str) else None,
     )
-    return (completed,) if isinstance(said, str) else (*turns(event.at, event.task_id, event.attempt, said), completed)
+    return (
+        (completed,)
+        if isinstance(said, str)
+        else (*message_changes(event.at, event.task_id, event.attempt, said), completed)
+    )
 
 
-def turns(at: str, task_id: str, attempt: int, messages: Sequence[Message]) -> list[stored.Change]:
+def message_changes(at: str, task_id: str, attempt: int, messages: Sequence[Message]) -> list[stored.Change]:
     """Return the changes that store the messages of a turn."""
     return [
-        stored.TurnAppended(
+        stored.MessageAppended(
             at, task_id, attempt, message.role, message.content, message.usage.input_tokens, message.usage.output_tokens
         )
         for message in messages
@@ -124,7 +128,7 @@ def _task_retrying(event: events.TaskRetried) -> tuple[stored.Change, ...]:
         encode_usage(event.usage),
         event.continues_session,
     )
-    return (*turns(event.at, event.task_id, event.attempt, event.messages), retried)
+    return (*message_changes(event.at, event.task_id, event.attempt, event.messages), retried)
 
 
 def _task_failed(event: events.TaskFailed) -> tuple[stored.Change, ...]:
@@ -138,7 +142,7 @@ def _task_failed(event: events.TaskFailed) -> tuple[stored.Change, ...]:
         event.duration_s,
         encode_usage(event.usage),
     )
-    return (*turns(event.at, event.task_id, event.attempt, event.messages), failed)
+    return (*message_changes(event.at, event.task_id, event.attempt, event.messages), failed)
 
 
 def _task_interrupted(event: events.TaskInterrupted) -> tuple[stored.Change, ...]:
@@ -156,7 +160,7 @@ def _task_waiting(event: events.TaskWaiting) -> tuple[stored.Change, ...]:
         event.duration_s,
         encode_usage(event.usage),
     )
-    return (*turns(event.at, event.task_id, event.attempt, event.messages), waiting)
+    return (*message_changes(event.at, event.task_id, event.attempt, event.messages), waiting)
 
 
 def _task_answered(event: events.TaskAnswered) -> tuple[stored.Change, ...]:

@@ -8,9 +8,8 @@ from typing import cast
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Message, Role, Usage
 from plait.persistence.protocol import Store
-from plait.persistence.records import EventKind, MessageRecord, TaskRecord
+from plait.persistence.records import AttemptStatus, EventKind, MessageRecord, TaskRecord
 from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History, correction_prompt
-from plait.runner.domain.status import TaskStatus
 from plait.runner.errors import PlaitError
 from plait.runner.state.run_state import RunState
 
@@ -124,11 +123,11 @@ async def _refused(store: Store, run_id: str, task: TaskRecord, asked: int) -> t
     the prompt that lists the mistakes; () and None if no such attempt exists.
     """
     for attempt in reversed(await store.list_attempts(run_id, task.task_id)):
-        reopened = attempt.status in {TaskStatus.FAILED.value, TaskStatus.COMPLETED.value}
+        reopened = attempt.status in {AttemptStatus.FAILED, AttemptStatus.COMPLETED}
         if attempt.session_id != task.session_id or attempt.attempt <= asked or reopened:
             break
         error = attempt.error or ""
-        if attempt.status == "retried" and error.startswith(INVALID_TASKS):
+        if attempt.status == AttemptStatus.RETRIED and error.startswith(INVALID_TASKS):
             messages = [
                 one for one in await store.list_messages(run_id, task.task_id) if one.attempt == attempt.attempt
             ]

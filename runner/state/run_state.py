@@ -27,7 +27,7 @@ from dataclasses import replace
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import NO_USAGE, JsonValue, Message, Reply, Usage
-from plait.persistence.records import AttemptRecord
+from plait.persistence.records import AttemptRecord, AttemptStatus
 from plait.runner.domain import events
 from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History
 from plait.runner.domain.question import Answered, Asking, Way
@@ -299,11 +299,11 @@ class RunState(ReadableState):
         planner no second correction.
         """
         for attempt in attempts:
-            if attempt.status == "retried" and attempt.error_kind != ErrorKind.SESSION_LOST.value:
+            if attempt.status == AttemptStatus.RETRIED and attempt.error_kind != ErrorKind.SESSION_LOST.value:
                 self._failures.note(position, attempt.error_kind)
                 if (attempt.error or "").startswith(INVALID_TASKS):
                     self._corrected.add(position)
-            elif attempt.status in {TaskStatus.FAILED.value, TaskStatus.COMPLETED.value}:  # reopened since, by a person
+            elif attempt.status in {AttemptStatus.FAILED, AttemptStatus.COMPLETED}:  # reopened since, by a person
                 self._failures.forget(position)
                 self._corrected.discard(position)
 

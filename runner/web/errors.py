@@ -24,7 +24,7 @@ from plait.runner.errors import (
     TaskNotFound,
 )
 from plait.runner.plan import PlanError
-from plait.runner.web.schemas import Problem
+from plait.runner.web.schemas import ErrorBody
 from plait.runner.web.security import problem
 
 _RESPONSES: dict[type[Exception], tuple[int, str]] = {
@@ -43,7 +43,7 @@ _HTTP_KINDS = {404: "not_found", 405: "method_not_allowed"}
 _INVALID = 422, "invalid_request"
 
 DOCUMENTED: dict[int | str, dict[str, Any]] = {
-    code: {"model": Problem, "description": what}
+    code: {"model": ErrorBody, "description": what}
     for code, what in {
         401: "The token is missing or wrong.",
         403: "Another host or origin than this server's.",

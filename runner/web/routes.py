@@ -104,9 +104,9 @@ class Api:
         told = await anyio.to_thread.run_sync(_detail, await self._runs.get_run(run_id))
         return Response(told, media_type="application/json")
 
-    async def resume(self, run_id: str, how: schemas.Resumption | None = None) -> schemas.RunStatusShape:
+    async def resume(self, run_id: str, how: schemas.ResumeBody | None = None) -> schemas.RunStatusShape:
         """Continue a run that was interrupted, waits or failed. A run in progress on this server is not changed."""
-        how = how or schemas.Resumption()
+        how = how or schemas.ResumeBody()
         await self._runs.resume_run(run_id, how.answers, retry_failed=how.retry_failed)
         return schemas.RunStatusShape(run_id=run_id, status=await self._status(run_id))
 

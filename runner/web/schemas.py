@@ -58,7 +58,7 @@ class NewRun(_Received):
     """Key of the request: the same request with the same key creates no second run."""
 
 
-class Resumption(_Received):
+class ResumeBody(_Received):
     """How a run continues."""
 
     answers: dict[str, Json] = Field(default_factory=dict[str, Any])
@@ -224,7 +224,7 @@ class ErrorShape(_Sent):
     """The cause and the remedy, for people."""
 
 
-class Problem(_Sent):
+class ErrorBody(_Sent):
     """The shape of every error."""
 
     error: ErrorShape

@@ -113,16 +113,16 @@ class Keeper:
         return f"session-{self.given}"
 
     @asynccontextmanager
-    async def open(self, opening: ConversationRequest) -> AsyncGenerator[Conversation]:
-        async with self.answer.open(opening) as conversation:
-            yield _Kept(self, opening, conversation)
+    async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
+        async with self.answer.open(request) as conversation:
+            yield _Kept(self, request, conversation)
 
 
 class _Kept:
-    def __init__(self, keeper: Keeper, opening: ConversationRequest, inner: Conversation) -> None:
-        assert opening.session_id is not None
-        self.session_id = opening.session_id
-        self._keeper, self._opening, self._inner = keeper, opening, inner
+    def __init__(self, keeper: Keeper, request: ConversationRequest, inner: Conversation) -> None:
+        assert request.session_id is not None
+        self.session_id = request.session_id
+        self._keeper, self._opening, self._inner = keeper, request, inner
 
     async def send(self, prompt: str) -> Reply:
         if self._opening.resume and self.session_id not in self._keeper.known:

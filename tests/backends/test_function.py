@@ -27,8 +27,8 @@ from plait.backends import (
 from plait.backends.text import clean_text, one_line, parse_json
 
 
-async def say(function: Any, prompt: str = "p", opening: ConversationRequest | None = None) -> Reply:
-    async with FunctionBackend(function).open(opening or ConversationRequest()) as conversation:
+async def say(function: Any, prompt: str = "p", request: ConversationRequest | None = None) -> Reply:
+    async with FunctionBackend(function).open(request or ConversationRequest()) as conversation:
         return await conversation.send(prompt)
 
 
@@ -214,7 +214,7 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 
 @pytest.mark.parametrize("value", [{"n": 1}, '{"n": 1}', 'Here:\n```json\n{"n": 1}\n```\n', '```\n{"n": 1}```'])
 async def test_values_that_fit_the_schema(value: Any) -> None:
-    assert (await say(returning(value), opening=ConversationRequest(output_schema=SCHEMA))).data == {"n": 1}
+    assert (await say(returning(value), request=ConversationRequest(output_schema=SCHEMA))).data == {"n": 1}
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ async def test_values_that_do_not(value: Any, words: str) -> None:
         return value
 
     with pytest.raises(BackendError, match=words) as caught:
-        await say(function, opening=ConversationRequest(output_schema=SCHEMA))
+        await say(function, request=ConversationRequest(output_schema=SCHEMA))
     assert caught.value.kind is ErrorKind.INVALID_OUTPUT
     assert len(calls) == 1, "a function gets no second try"
     assert len(caught.value.message) < 1500
@@ -247,7 +247,7 @@ async def test_values_that_do_not(value: Any, words: str) -> None:
 async def test_a_schema_may_not_reach_out() -> None:
     schema = {"$ref": "http://127.0.0.1:9/schema.json"}
     with pytest.raises(BackendError, match="output_schema") as caught:
-        await say(returning({"n": 1}), opening=ConversationRequest(output_schema=schema))
+        await say(returning({"n": 1}), request=ConversationRequest(output_schema=schema))
     assert caught.value.kind is ErrorKind.INVALID_REQUEST
 
 
@@ -265,12 +265,12 @@ def test_as_backend() -> None:
 
 async def test_costs_next_to_nothing() -> None:
     """6 microseconds a task on top of the call is the promise; 1.4 were measured. The best of several counts."""
-    backend, opening = FunctionBackend(returning("x")), ConversationRequest()
+    backend, request = FunctionBackend(returning("x")), ConversationRequest()
 
     async def batch() -> float:
         started = time.perf_counter()
         for _ in range(2000):
-            async with backend.open(opening) as conversation:
+            async with backend.open(request) as conversation:
                 await conversation.send("p")
         return (time.perf_counter() - started) / 2000
 

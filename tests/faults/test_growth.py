@@ -60,7 +60,7 @@ async def test_a_crash_costs_a_planner_neither_its_correction_nor_its_talk(store
     result = await runner.resume("r")
     assert (result.status, list(result.tasks)) == (RunStatus.COMPLETED, ["plan", "a"])
     assert [prompt.partition(" ")[0] for prompt in backend.prompts] == ["These", "a"]
-    first = backend.openings[0]
+    first = backend.requests[0]
     assert (first.resume, [message.content for message in first.history]) == (True, ["plan", "no plan"])
     said: list[Any] = [one for one in await store.list_messages("r", "plan") if one.attempt == result["plan"].attempts]
     assert [one.content for one in said] == ["plan", "no plan", backend.prompts[0], result.text["plan"]]
@@ -78,7 +78,7 @@ async def test_nor_does_one_after_a_failure_that_passed(store: Store, begun: boo
     backend = talker({"These": "[]"})
     result = await resuming(store, backend).resume("r")
     assert (result.status, [prompt.partition(" ")[0] for prompt in backend.prompts]) == (RunStatus.COMPLETED, ["These"])
-    assert [message.content for message in backend.openings[0].history] == ["plan", "no plan"]
+    assert [message.content for message in backend.requests[0].history] == ["plan", "no plan"]
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -97,7 +97,7 @@ async def test_an_answer_that_a_told_planner_asked_for_is_said_and_not_the_corre
     backend = talker({"red": "[]"})
     result = await resuming(store, backend).resume("r")
     assert (result.status, backend.prompts) == (RunStatus.COMPLETED, ["red"])
-    history = [message.content.partition(" ")[0] for message in backend.openings[0].history]
+    history = [message.content.partition(" ")[0] for message in backend.requests[0].history]
     assert history == ["plan", "no", "These", "which?"]
 
 

@@ -108,7 +108,7 @@ async def test_a_child_whose_parent_was_killed_in_the_midst_of_the_start_is_swep
 async def test_a_child_that_is_taken_over_is_ended_with_its_turn(tmp_path: Path, holds: Kin) -> None:
     Parent(tmp_path, "at work", ["escapes"], holds, guarded=False).kill()
     async with adopted(tmp_path / "0") as child:
-        assert child is not None and child.known.is_alive
+        assert child is not None and child.manifest.is_alive
     assert holds.is_gone(0) and child.is_gone
     assert (tmp_path / "0" / "over.json").exists()
 
@@ -198,7 +198,7 @@ async def test_what_a_child_has_left_is_not_taken_for_it(lives: bool, tmp_path: 
     )
     start = Start([sys.executable, "-S", "-c", code], child_environment(), tmp_path, b"")
     async with running(start, tmp_path / "0") as child:
-        while not any(one.pid != child.known.pid for one in members([child.known.tag])):  # noqa: ASYNC110
+        while not any(one.pid != child.manifest.pid for one in members([child.manifest.tag])):  # noqa: ASYNC110
             await anyio.sleep(0.005)
         if not lives:
             await child.wait(30)
@@ -206,4 +206,4 @@ async def test_what_a_child_has_left_is_not_taken_for_it(lives: bool, tmp_path: 
         written.write_text(json.dumps({**json.loads(written.read_text()), "pid": 0, "started": ""}))
         known = read_manifest(tmp_path / "0")
         assert known is not None
-        assert (known.pid, known.is_alive) == ((child.known.pid, True) if lives else (0, False))
+        assert (known.pid, known.is_alive) == ((child.manifest.pid, True) if lives else (0, False))

@@ -26,12 +26,12 @@ GIVEN: dict[str, JsonValue] = {"Where to?": "Rome", "How many?": 3, "One?": "1",
 TEXTS = {"talk": "re: 3", "later": "re: so 1 and 2", "code": "1 and 2", "late": "by default"}
 
 
-def talk(prompt: str, opening: ConversationRequest) -> str | Reply:
+def talk(prompt: str, request: ConversationRequest) -> str | Reply:
     if prompt == "a":
-        return Reply("Where to?", session_id=opening.session_id, question=Question("Where to?"))
+        return Reply("Where to?", session_id=request.session_id, question=Question("Where to?"))
     if prompt == "Rome":
         question = Question("How many?", schema={"type": "integer"})
-        return Reply("How many?", session_id=opening.session_id, question=question)
+        return Reply("How many?", session_id=request.session_id, question=question)
     return f"re: {prompt}"
 
 

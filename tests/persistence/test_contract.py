@@ -17,6 +17,7 @@ from plait.persistence import (
     Batch,
     Change,
     MemoryStore,
+    MessageAppended,
     RunClaimed,
     RunStatusChanged,
     SessionOpened,
@@ -25,7 +26,6 @@ from plait.persistence import (
     TaskInterrupted,
     TaskStarted,
     TaskWaiting,
-    TurnAppended,
 )
 from plait.persistence.contract import StoreContract
 from plait.persistence.contract.samples import CREATED, NEXT, OPENING, RUN, at, owner, whole
@@ -112,7 +112,7 @@ CHANGES: list[Change] = [
     SessionOpened(at(6), "c", 0, "v"),
     SessionOpened(at(6), "a", 1, "t"),
     SessionOpened(at(6), "a", 0, "w"),
-    TurnAppended(at(6), "a", 1, "user", "hello"),
+    MessageAppended(at(6), "a", 1, "user", "hello"),
     TaskStarted(at(6), "a", 2, "fast", "s", confirmed=True),
     TaskWaiting(at(6), "a", 2, "Crashed?", crashed=True),
     TaskInterrupted(at(6), "a", 1, "crash", crashed=True),

@@ -23,6 +23,7 @@ from plait.persistence import (
     Conflict,
     LeaseRenewed,
     MemoryStore,
+    MessageAppended,
     NewTask,
     PolicyDecided,
     RunClaimed,
@@ -32,7 +33,6 @@ from plait.persistence import (
     SQLiteStore,
     StoreError,
     TasksAdded,
-    TurnAppended,
     failpoints,
 )
 from plait.persistence.contract.samples import LEGAL, OPENING, TASKS, at, owner, status_changes, whole
@@ -51,7 +51,7 @@ def task_changes(task_id: str, attempt: int, text: str, flag: bool) -> dict[str,
     """Every change of a task, with `attempt` as the last one."""
     return {
         "session": SessionOpened(at(3), task_id, attempt if flag else 0, text[:20]),
-        "turn": TurnAppended(at(3), task_id, attempt, "assistant", text, 1, 2),
+        "turn": MessageAppended(at(3), task_id, attempt, "assistant", text, 1, 2),
         **status_changes(task_id, attempt, text, flag=flag),
     }
 

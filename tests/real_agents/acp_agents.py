@@ -97,9 +97,9 @@ def backend_of(name: str, world: World, **options: Any) -> AcpBackend:
     return AcpBackend(command=command, cwd=world.folder, **options)
 
 
-async def send(backend: AcpBackend, prompt: str, **opening: Any) -> Reply:
+async def send(backend: AcpBackend, prompt: str, **request: Any) -> Reply:
     """One turn."""
-    async with backend.open(ConversationRequest(**opening)) as conversation:
+    async with backend.open(ConversationRequest(**request)) as conversation:
         return await conversation.send(prompt)
 
 

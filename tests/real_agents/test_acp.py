@@ -110,13 +110,13 @@ async def test_both_die_and_the_prompt_is_sent_once(world: World, name: str):
     until(lambda: (left := backend.inspect(files_of(world.folder, 1))) and left.state == "dead", "its death")
     left = backend.inspect(files_of(world.folder, 1))
     assert left is not None and left.session_id is not None
-    opening = {
+    request = {
         "session_id": left.session_id,
         "resume": True,
         "resumes_interrupted": True,
         "files": files_of(world.folder, 2),
     }
-    reply = await send(backend, "You were interrupted; go on. [[say went on]]", **opening)
+    reply = await send(backend, "You were interrupted; go on. [[say went on]]", **request)
     assert reply.text == "went on"
     requests = main_requests(world, "You were interrupted")
     assert "\n".join(requests[-1].prompts).count("D3") == 1, requests[-1].prompts

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plait.backends import Answer, Output
-from plait.backends.agents.acp.permissions import Policy
+from plait.backends.agents.acp.permissions import PermissionPolicy
 from plait.backends.errors import BackendError, ErrorKind
 from tests.real_agents.acp_agents import AGENTS, agents, backend_of, counted, main_requests, send, tokens
 from tests.real_agents.one_turn import files_of
@@ -32,7 +32,7 @@ async def test_who_is_allowed_does_it(world: World, name: str):
     assert not any(one.kind == "notice" for one in outputs)
 
 
-async def turn(world: World, name: str, permissions: Policy) -> tuple[Path, list[Output]]:
+async def turn(world: World, name: str, permissions: PermissionPolicy) -> tuple[Path, list[Output]]:
     """The file that is to be made in a turn, and what was seen of the turn."""
     made, outputs = world.folder / "made", list[Output]()
     prompt = f"P1 [[tool touch {made}]] [[say done]]"

@@ -37,8 +37,8 @@ def backend_of(kind: str, world: World) -> CliBackend:
     return make_backend(kind, world.stub.url, world.folder)
 
 
-async def send(backend: CliBackend, prompt: str, **opening: object) -> Reply:
-    async with backend.open(ConversationRequest(**opening)) as conversation:  # type: ignore[arg-type]
+async def send(backend: CliBackend, prompt: str, **request: object) -> Reply:
+    async with backend.open(ConversationRequest(**request)) as conversation:  # type: ignore[arg-type]
         return await conversation.send(prompt)
 
 
@@ -57,8 +57,8 @@ def tokens(usage: Usage) -> Usage:
 async def test_a_conversation(world: World, kind: str):
     backend = backend_of(kind, world)
     first = await send(backend, "B1 [[say one]]", session_id=backend.new_session_id(), files=files_of(world.folder, 1))
-    opening = {"session_id": first.session_id, "resume": True, "files": files_of(world.folder, 2)}
-    second = await send(backend, "B2 [[tool echo hi]] [[say two]]", **opening)
+    request = {"session_id": first.session_id, "resume": True, "files": files_of(world.folder, 2)}
+    second = await send(backend, "B2 [[tool echo hi]] [[say two]]", **request)
     assert (first.text, second.text, second.session_id) == ("one", "two", first.session_id)
     requests = world.stub.requests()
     assert requests[-1].prompts == ["B1 [[say one]]", "B2 [[tool echo hi]] [[say two]]"]
@@ -75,8 +75,8 @@ async def test_forks(world: World, kind: str):
     backend = backend_of(kind, world)
     parent = await send(backend, "F1", session_id=backend.new_session_id(), files=files_of(world.folder, 1))
     for number, prompt in ((2, "F2"), (3, "F3")):
-        opening = {"session_id": backend.new_session_id(), "fork_of": parent.session_id}
-        fork = await send(backend, prompt, **opening, files=files_of(world.folder, number))
+        request = {"session_id": backend.new_session_id(), "fork_of": parent.session_id}
+        fork = await send(backend, prompt, **request, files=files_of(world.folder, number))
         assert fork.session_id not in {None, parent.session_id}
         assert tokens(fork.usage) == counted(kind, world.asked(prompt))
         assert world.asked(prompt)[-1].prompts == ["F1", prompt]
@@ -141,8 +141,8 @@ async def test_the_runner_dies_and_the_turn_goes_on(world: World, kind: str):
     left = backend.inspect(files_of(world.folder, 1))
     assert left is not None and left.state == "alive"
     go.touch()
-    opening = {"session_id": session or left.session_id, "attaches": True, "files": files_of(world.folder, 1)}
-    reply = await send(backend, "D1", **opening)
+    request = {"session_id": session or left.session_id, "attaches": True, "files": files_of(world.folder, 1)}
+    reply = await send(backend, "D1", **request)
     assert reply.text == "still here"
     assert tokens(reply.usage) == counted(kind, world.stub.requests())
     assert len(world.stub.requests()) == 1
@@ -155,8 +155,8 @@ async def test_the_runner_dies_and_the_turn_ends_meanwhile(world: World, kind: s
     die(kind, world, f"D2 [[until {go}]] [[say done]]", session)
     go.touch()
     until(lambda: (left := backend.inspect(files_of(world.folder, 1))) and left.state == "ended", "the turn's end")
-    opening = {"session_id": session, "attaches": True, "files": files_of(world.folder, 1)}
-    assert (await send(backend, "D2", **opening)).text == "done"
+    request = {"session_id": session, "attaches": True, "files": files_of(world.folder, 1)}
+    assert (await send(backend, "D2", **request)).text == "done"
     assert len(world.stub.requests()) == 1
 
 
@@ -171,13 +171,13 @@ async def test_both_die_and_the_prompt_is_sent_once(world: World, kind: str):
     until(lambda: (left := backend.inspect(files_of(world.folder, 1))) and left.state == "dead", "its death")
     left = backend.inspect(files_of(world.folder, 1))
     assert left is not None and left.session_id is not None
-    opening = {
+    request = {
         "session_id": left.session_id,
         "resume": True,
         "resumes_interrupted": True,
         "files": files_of(world.folder, 2),
     }
-    reply = await send(backend, "You were interrupted; go on.", **opening)
+    reply = await send(backend, "You were interrupted; go on.", **request)
     assert reply.text.startswith("STUB")
     last = world.stub.requests()[-1]
     assert last.prompts == [prompt, "You were interrupted; go on."]
@@ -214,8 +214,8 @@ async def test_a_branch_off_from_a_session_whose_file_is_gone(world: World, kind
     assert parent.session_id is not None
     for file in backend.session_files(parent.session_id):
         file.unlink()
-    opening = {"session_id": backend.new_session_id(), "fork_of": parent.session_id, "files": files_of(world.folder, 2)}
+    request = {"session_id": backend.new_session_id(), "fork_of": parent.session_id, "files": files_of(world.folder, 2)}
     history = (Message("user", "My name is Ada."), Message("assistant", "Hello Ada."))
-    reply = await send(backend, "Who?", history=history, **opening)
+    reply = await send(backend, "Who?", history=history, **request)
     assert [message.role for message in reply.messages] == ["user", "system", "assistant"]
     assert "My name is Ada." in world.asked("Who?")[-1].prompts[-1]

@@ -29,8 +29,8 @@ def environment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-async def send(backend: CliBackend, prompt: str, **opening: object) -> Reply:
-    async with backend.open(ConversationRequest(**opening)) as conversation:  # type: ignore[arg-type]
+async def send(backend: CliBackend, prompt: str, **request: object) -> Reply:
+    async with backend.open(ConversationRequest(**request)) as conversation:  # type: ignore[arg-type]
         return await conversation.send(prompt)
 
 
@@ -64,8 +64,8 @@ async def test_what_claude_does_in_the_background_is_waited_for(world: World):
     replies: list[Reply] = []
 
     async def turn() -> None:
-        opening = {"session_id": backend.new_session_id(), "files": files}
-        replies.append(await send(backend, f"B [[tool-named Bash {given}]]", **opening))
+        request = {"session_id": backend.new_session_id(), "files": files}
+        replies.append(await send(backend, f"B [[tool-named Bash {given}]]", **request))
 
     output = files.turn / "1" / "stdout"
     async with anyio.create_task_group() as group:
@@ -116,9 +116,9 @@ async def test_a_turn_of_claudes_that_is_cut_right_after_a_tool_goes_on(world: W
     assert session
     die_after_a_tool(world, prompt, session, late)
     until(lambda: (left := backend.inspect(files_of(world.folder, 1))) and left.state == "dead", "its death")
-    opening = {"session_id": session, "resume": True, "resumes_interrupted": True}
-    opening |= {"files": files_of(world.folder, 2)}
-    reply = await send(backend, "Go on.", **opening)
+    request = {"session_id": session, "resume": True, "resumes_interrupted": True}
+    request |= {"files": files_of(world.folder, 2)}
+    reply = await send(backend, "Go on.", **request)
     assert reply.session_id == session
     last = world.stub.requests()[-1]
     assert (last.prompts[0], last.prompts[-1]) == (prompt, "Go on.")

@@ -403,8 +403,8 @@ async def test_a_mistake_of_one_caller_is_not_that_of_those_who_came_meanwhile()
 
 
 async def test_a_history_ends_also_where_somebody_went_on_with_a_conversation_after_the_run() -> None:
-    def another_session(prompt: str, opening: ConversationRequest) -> Reply:
-        opening.on_session(f"session of {prompt}")
+    def another_session(prompt: str, request: ConversationRequest) -> Reply:
+        request.on_session(f"session of {prompt}")
         return Reply(prompt, session_id=f"session of {prompt}")
 
     runner = ParallelRunner(Talker(another_session, own_ids=True), store=MemoryStore())

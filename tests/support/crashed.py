@@ -33,26 +33,26 @@ class Dying:
         return self._answers.new_session_id()
 
     @asynccontextmanager
-    async def open(self, opening: ConversationRequest) -> AsyncGenerator[Conversation]:
-        async with self._answers.open(opening) as conversation:
-            yield _Turn(self, opening, conversation)
+    async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
+        async with self._answers.open(request) as conversation:
+            yield _Turn(self, request, conversation)
 
-    async def turn(self, opening: ConversationRequest, conversation: Conversation, prompt: str) -> Reply:
+    async def turn(self, request: ConversationRequest, conversation: Conversation, prompt: str) -> Reply:
         if not self._hangs(prompt):
             return await conversation.send(prompt)
         if self._confirms(prompt):
-            assert opening.session_id is not None
-            opening.on_session(opening.session_id)
+            assert request.session_id is not None
+            request.on_session(request.session_id)
         self.hanging.append(prompt)
-        if opening.resumes_interrupted:
-            self.took_up.add(opening.idempotency_key.partition(":")[2])
+        if request.resumes_interrupted:
+            self.took_up.add(request.idempotency_key.partition(":")[2])
         await anyio.sleep_forever()
         raise AssertionError
 
 
 class _Turn:
-    def __init__(self, backend: Dying, opening: ConversationRequest, conversation: Conversation) -> None:
-        self._backend, self._opening, self._conversation = backend, opening, conversation
+    def __init__(self, backend: Dying, request: ConversationRequest, conversation: Conversation) -> None:
+        self._backend, self._opening, self._conversation = backend, request, conversation
 
     @property
     def session_id(self) -> str | None:

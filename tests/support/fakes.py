@@ -27,7 +27,7 @@ class Talker:
         self.answer = answer
         self.own_ids = own_ids
         self.made = 0
-        self.openings: list[ConversationRequest] = []
+        self.requests: list[ConversationRequest] = []
         self.prompts: list[str] = []
         self.closed = 0
 
@@ -37,16 +37,16 @@ class Talker:
         self.made += 1
         return f"session-{self.made}"
 
-    def open(self, opening: ConversationRequest) -> _Talk:
-        self.openings.append(opening)
-        return _Talk(self, opening)
+    def open(self, request: ConversationRequest) -> _Talk:
+        self.requests.append(request)
+        return _Talk(self, request)
 
 
 class _Talk:
-    def __init__(self, backend: Talker, opening: ConversationRequest) -> None:
+    def __init__(self, backend: Talker, request: ConversationRequest) -> None:
         self._backend = backend
-        self._opening = opening
-        self.session_id = opening.session_id
+        self._opening = request
+        self.session_id = request.session_id
 
     async def __aenter__(self) -> _Talk:
         return self
@@ -100,8 +100,8 @@ def failing(kind_error: BackendError, times: int, then: Answer = echo) -> Answer
     """An answer that fails `times` times for each prompt."""
     left: dict[str, int] = {}
 
-    def answer(prompt: str, opening: ConversationRequest) -> str | Reply | Exception:
+    def answer(prompt: str, request: ConversationRequest) -> str | Reply | Exception:
         left[prompt] = left.get(prompt, times) - 1
-        return kind_error if left[prompt] >= 0 else then(prompt, opening)
+        return kind_error if left[prompt] >= 0 else then(prompt, request)
 
     return answer

@@ -70,8 +70,8 @@ def steps(folder: Path) -> Any:
 async def run_steps(folder: Path) -> None:
     """Run `steps` as the task `run:task`, with its session id in the file `session` as soon as it is known."""
     async with kept(steps(folder), folder / "db") as graph:
-        opening = ConversationRequest(idempotency_key="run:task", on_session=(folder / "session").write_text)
-        async with LangGraphBackend(graph).open(opening) as conversation:
+        request = ConversationRequest(idempotency_key="run:task", on_session=(folder / "session").write_text)
+        async with LangGraphBackend(graph).open(request) as conversation:
             await conversation.send("p")
 
 

@@ -85,9 +85,9 @@ class World:
     def wrong(self, what: str) -> None:
         self.violations.append(what)
 
-    async def ask(self, name: str, opening: ConversationRequest, prompt: str) -> Reply:
+    async def ask(self, name: str, request: ConversationRequest, prompt: str) -> Reply:
         """One turn of a backend."""
-        task_id = opening.idempotency_key.partition(":")[2]
+        task_id = request.idempotency_key.partition(":")[2]
         self.executions[task_id] += 1
         self.round.executed[task_id] += 1
         self._check_call(task_id)
@@ -95,35 +95,35 @@ class World:
         self._check_caps(name)
         try:
             await self._take_time()
-            return await self._behave(name, opening, task_id, prompt)
+            return await self._behave(name, request, task_id, prompt)
         finally:
             self.active[name] -= 1
 
-    async def _behave(self, name: str, opening: ConversationRequest, task_id: str, prompt: str) -> Reply:
+    async def _behave(self, name: str, request: ConversationRequest, task_id: str, prompt: str) -> Reply:
         goes_on = prompt.split(maxsplit=1)[0] != task_id
         if goes_on and self.rng.random() < 0.2 and not self.story.dag[task_id].at_most_once:
             raise BackendError(ErrorKind.SESSION_LOST, "never heard of it")
-        session_id = self._session(name, opening)
+        session_id = self._session(name, request)
         if session_id is not None:
             if not goes_on:
                 self.sessions[session_id, task_id] = prompt
             elif (session_id, task_id) not in self.sessions:
                 self.wrong(f"{task_id} goes on in session {session_id}, which does not hold its prompt")
             prompt = self.sessions.get((session_id, task_id), prompt)
-            opening.on_session(session_id)
+            request.on_session(session_id)
         elif goes_on:
             self.wrong(f"{task_id} goes on without a session")
         await self._take_time()
         await self._fail(task_id)
         self.round.answered[task_id] += 1
-        said = [message.content for message in opening.history if message.role == "assistant"]
+        said = [message.content for message in request.history if message.role == "assistant"]
         return Reply(answer(task_id, prompt, said), session_id=session_id, usage=Usage(3, 4))
 
-    def _session(self, name: str, opening: ConversationRequest) -> str | None:
-        if name == "naming" and opening.session_id is None:
+    def _session(self, name: str, request: ConversationRequest) -> str | None:
+        if name == "naming" and request.session_id is None:
             self.made += 1
             return f"named-{self.made}"
-        return opening.session_id
+        return request.session_id
 
     async def _take_time(self) -> None:
         usual = 0.0 if self.story.hasty else self.story.pace
@@ -245,15 +245,15 @@ class _Talker:
         self._world.made += 1
         return f"chosen-{self._world.made}"
 
-    def open(self, opening: ConversationRequest) -> _Talk:
-        return _Talk(self._world, self._name, opening)
+    def open(self, request: ConversationRequest) -> _Talk:
+        return _Talk(self._world, self._name, request)
 
 
 class _Talk:
-    def __init__(self, world: World, name: str, opening: ConversationRequest) -> None:
+    def __init__(self, world: World, name: str, request: ConversationRequest) -> None:
         self._world = world
         self._name = name
-        self._opening = opening
+        self._opening = request
 
     @property
     def session_id(self) -> str | None:

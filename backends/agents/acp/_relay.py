@@ -34,7 +34,7 @@ def main() -> NoReturn:
         os.dup2(handed, 1)
         for descriptor in (heard, handed):
             os.close(descriptor)
-        _hand_on(folder, seconds, library)
+        _relay_messages(folder, seconds, library)
         os._exit(0)
     os.dup2(heard, 0)
     for descriptor in (heard, handed):
@@ -48,7 +48,7 @@ def main() -> NoReturn:
         os._exit(127)
 
 
-def _hand_on(folder: Path, seconds: int, library: str) -> None:
+def _relay_messages(folder: Path, seconds: int, library: str) -> None:
     signal.signal(signal.SIGALRM, _time_up)
     try:
         _copy(folder, seconds)

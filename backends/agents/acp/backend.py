@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from plait.backends.agents.acp.conversation import AcpConversation
 from plait.backends.agents.acp.machine import AcpMachine, TurnGoals
-from plait.backends.agents.acp.outbox import said_in
-from plait.backends.agents.acp.permissions import Policy, told
-from plait.backends.agents.acp.quirks import Agent, of_command
+from plait.backends.agents.acp.outbox import sent_messages
+from plait.backends.agents.acp.permissions import PermissionPolicy, answer_prompt
+from plait.backends.agents.acp.quirks import AcpQuirks, of_command
 from plait.backends.agents.backend import CliBackend
 from plait.backends.agents.catalog import ACP
 from plait.backends.agents.error_kinds import NETWORK
@@ -45,7 +45,7 @@ class AcpBackend(CliBackend):
     """Id or name of a mode offered by the session. None leaves the choice to the agent."""
     auth_method: str | None = None
     """Id of a login method, for agents that are not logged in yet."""
-    permissions: Policy = "deny"
+    permissions: PermissionPolicy = "deny"
     """Decision on permission requests. "deny": refuse, and the agent continues without. "allow": allow. "ask": end the
     turn with a question, and the task waits.
 
@@ -94,19 +94,19 @@ class AcpBackend(CliBackend):
 
     def says(self, call: Call, prompt: str) -> str:
         """Return the prompt, or a person's decision in words."""
-        return prompt if call.answer is None else told(prompt)
+        return prompt if call.answer is None else answer_prompt(prompt)
 
     def reader(self, call: Call) -> AcpMachine:
         """Return a reader that includes the messages already sent, as recorded in the call's files."""
-        aims = TurnGoals(str(self.folder), self.model, self.mode, self.auth_method, self.permissions)
-        talk = AcpMachine(call, aims, self.now)
-        talk.has_said(said_in(call.folder))
-        return talk
+        goals = TurnGoals(str(self.folder), self.model, self.mode, self.auth_method, self.permissions)
+        machine = AcpMachine(call, goals, self.now)
+        machine.restore_sent(sent_messages(call.folder))
+        return machine
 
-    def conversation(self, opening: ConversationRequest, files: Files) -> AcpConversation:
+    def conversation(self, request: ConversationRequest, files: Files) -> AcpConversation:
         """Return a conversation that uses `files`."""
-        return AcpConversation(self, self.name, opening, files)
+        return AcpConversation(self, self.name, request, files)
 
     @property
-    def _agent(self) -> Agent:
+    def _agent(self) -> AcpQuirks:
         return of_command(self.command)

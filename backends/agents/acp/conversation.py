@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 
 from plait.backends.agents.acp.machine import AcpMachine
-from plait.backends.agents.acp.outbox import Outbox, said_in, spoken_command
+from plait.backends.agents.acp.outbox import Outbox, relayed_command, sent_messages
 from plait.backends.agents.acp.permissions import Grant, marked, unmarked
 from plait.backends.agents.acp.wire import Step, decoded, prompt_of
 from plait.backends.agents.conversation import LAST_WORD, CliConversation
@@ -38,57 +38,57 @@ _GRANTED = "granted"
 class AcpConversation(CliConversation):
     """A conversation with the agent called `name`, one process per turn. See `AcpBackend`."""
 
-    def __init__(self, program: Program, name: str, opening: ConversationRequest, files: Files) -> None:
-        session_id, deed = unmarked(opening.session_id)
-        super().__init__(program, replace(opening, session_id=session_id), files)
+    def __init__(self, program: Program, name: str, request: ConversationRequest, files: Files) -> None:
+        session_id, deed = unmarked(request.session_id)
+        super().__init__(program, replace(request, session_id=session_id), files)
         self._sessions = Sessions(files.sessions, f"acp-{name}")
         self._grant = self._granted(deed)
-        self._talk: AcpMachine | None = None
+        self._machine: AcpMachine | None = None
 
     async def send(self, prompt: str) -> Reply:
         """Implement `Conversation.send`. With an open question, the session id ends in `?` and an id of the request."""
         reply = await super().send(prompt)
-        wish = None if self._talk is None else self._talk.wish
-        if reply.question is None or reply.session_id is None or wish is None:
+        wanted = None if self._machine is None else self._machine.permission_request
+        if reply.question is None or reply.session_id is None or wanted is None:
             return reply
-        return replace(reply, session_id=marked(reply.session_id, wish))
+        return replace(reply, session_id=marked(reply.session_id, wanted))
 
     async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[UnreportedCall]) -> Child:
         assert isinstance(reader, AcpMachine)
-        talk = self._talk = reader
+        machine = self._machine = reader
         until = self._until()
-        talk.aims = replace(
-            talk.aims,
+        machine.goals = replace(
+            machine.goals,
             prompt=self._program.says(call, sent),
             grant=self._grant,
             holds=list(self._asked_before()) if self._request.resumes_interrupted and not self._said else (),
-            told=self._told_before() if call.resume and not self._said else (),
+            earlier_prompts=self._earlier_prompts() if call.resume and not self._said else (),
         )
         async with AsyncExitStack() as held:
             child = await self._found(held, call) or await self._start(held, call, "", cut)
-            speech = Outbox(call.folder)
-            talk.has_said(said_in(call.folder))
-            await self._speak(child, talk, speech, until)
-            speech.end()
+            outbox = Outbox(call.folder)
+            machine.restore_sent(sent_messages(call.folder))
+            await self._speak(child, machine, outbox, until)
+            outbox.end()
             await child.wait(LAST_WORD)
         self._note_skipped(child)
         return child
 
-    async def _speak(self, child: Child, talk: AcpMachine, speech: Outbox, until: float) -> None:
+    async def _speak(self, child: Child, machine: AcpMachine, outbox: Outbox, until: float) -> None:
         """Exchange messages with the agent until its last message, or until the patience for the agent ends."""
         patience = anyio.CancelScope()
 
         def on_line(line: bytes) -> bool:
-            for output in feed(talk, parsed(line)):
+            for output in feed(machine, parsed(line)):
                 self._request.on_output(output)
-            speech.say(talk.take())
-            self._know(talk.session_id)
-            if talk.wish is not None:
+            outbox.send(machine.take())
+            self._note_session(machine.session_id)
+            if machine.permission_request is not None:
                 patience.deadline = min(patience.deadline, anyio.current_time() + _STOP)
-            return talk.is_final
+            return machine.is_final
 
-        speech.say(talk.take())
-        speech.ring()  # announces the presence of this process, which may have adopted the turn
+        outbox.send(machine.take())
+        outbox.ring()  # announces the presence of this process, which may have adopted the turn
         failure: BackendError | None = None
         try:
             with patience:
@@ -96,18 +96,18 @@ class AcpConversation(CliConversation):
         except BackendError as error:
             failure = error
         finally:
-            if not talk.is_final and talk.wish is None:
+            if not machine.is_final and machine.permission_request is None:
                 with anyio.CancelScope(shield=True):
-                    await _cancel(child, talk, speech)
+                    await _cancel(child, machine, outbox)
         if failure is not None:
             raise failure
 
     def _words(self, call: Call) -> Sequence[str]:
         Outbox(call.folder)
-        return spoken_command(call.folder, self._program.turn_timeout + _SLACK, super()._words(call))
+        return relayed_command(call.folder, self._program.turn_timeout + _SLACK, super()._words(call))
 
     def _notes(self) -> Mapping[str, str]:
-        return {} if self._grant is None else {_GRANTED: json.dumps([self._grant.deed, self._grant.choice])}
+        return {} if self._grant is None else {_GRANTED: json.dumps([self._grant.action_id, self._grant.choice])}
 
     def _own(self, folder: Path, session_id: str | None, usage: Usage) -> Usage:
         """Return the cost of the call. ACP counts tokens by turn, cost by session."""
@@ -119,7 +119,7 @@ class AcpConversation(CliConversation):
         cost = usage.cost_usd if usage.cost_usd < (before.cost_usd or 0.0) else since(usage, before).cost_usd
         return replace(usage, cost_usd=cost)
 
-    def _told_before(self) -> Sequence[str]:
+    def _earlier_prompts(self) -> Sequence[str]:
         """Return the longest prompts of the conversation so far; a short prompt may occur in any conversation."""
         return sorted((one.content for one in self._request.history if one.role == "user"), key=len)[-_TELLING:]
 
@@ -127,7 +127,7 @@ class AcpConversation(CliConversation):
         """Yield the prompts of earlier attempts."""
         for attempt in earlier(self._files.turn):
             for call in exchanges(attempt):
-                yield from filter(None, map(prompt_of, said_in(call)))
+                yield from filter(None, map(prompt_of, sent_messages(call)))
 
     def _granted(self, deed: str | None) -> Grant | None:
         """Return the decision for this turn, made now or in the attempt that started the turn."""
@@ -149,16 +149,16 @@ def _noted(attempt: Path) -> Grant | None:
     return None
 
 
-async def _cancel(child: Child, talk: AcpMachine, speech: Outbox) -> None:
+async def _cancel(child: Child, machine: AcpMachine, outbox: Outbox) -> None:
     """Cancel the agent's turn, and wait briefly for the end of the turn."""
 
     def is_over(line: bytes) -> bool:
         message = decoded(line)
         return message is not None and "method" not in message and at(message, "id") == Step.PROMPT.value
 
-    talk.cancel()
-    lines = talk.take()
+    machine.cancel()
+    lines = machine.take()
     if lines:
-        speech.say(lines)
+        outbox.send(lines)
         with suppress(BackendError):
             await child.follow(is_over, idle=_CANCEL, until=anyio.current_time() + _CANCEL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from plait.backends.agents.acp.quirks import Agent
+from plait.backends.agents.acp.quirks import AcpQuirks
 from plait.backends.agents.acp.updates import Updates
 from plait.backends.agents.acp.wire import AUTH_REQUIRED, NOT_FOUND
 from plait.backends.agents.error_kinds import COMMON, Phrases, classify, judged
@@ -57,13 +57,13 @@ _STOPS: Mapping[str, tuple[ErrorKind, str]] = {
 }
 
 
-def fault(error: JsonValue, *, opening: bool = False) -> tuple[ErrorKind, str]:
-    """Return kind and message of a JSON-RPC `error`; `opening` if the error may mean that the session cannot be
+def error_of(error: JsonValue, *, opens_session: bool = False) -> tuple[ErrorKind, str]:
+    """Return kind and message of a JSON-RPC `error`; `opens_session` if the error may mean that the session cannot be
     continued.
     """
     code = _code(error)
     message = _message(error)
-    if opening and code != AUTH_REQUIRED:
+    if opens_session and code != AUTH_REQUIRED:
         kind = classify(message, (*PHRASES, *_LOST))
         if code == NOT_FOUND or kind is ErrorKind.SESSION_LOST:
             return ErrorKind.SESSION_LOST, message
@@ -88,7 +88,7 @@ def stopped(result: JsonValue, denied: Sequence[str], *, is_silent: bool) -> tup
     return _STOPS.get(reason, (ErrorKind.CRASHED, f"the turn ended without an answer ({shown(reason, 40)})"))
 
 
-def told_as_text(agent: Agent, result: JsonValue, updates: Updates, prompt: str) -> tuple[ErrorKind, str] | None:
+def error_in_text(agent: AcpQuirks, result: JsonValue, updates: Updates, prompt: str) -> tuple[ErrorKind, str] | None:
     """Return kind and message of an error hidden in a successful end of turn; None for a proper answer.
 
     Some agents report errors as answer text.
@@ -109,7 +109,7 @@ def told_as_text(agent: Agent, result: JsonValue, updates: Updates, prompt: str)
     return None
 
 
-def offered(methods: JsonValue) -> str:
+def list_login_methods(methods: JsonValue) -> str:
     """Return the login methods offered in the agent's answer to `initialize`."""
     ways = [f"{text(way, 'id')} ({text(way, 'name')})" for way in tables({"all": methods}, "all")]
     return shown(", ".join(ways) or "none", 200)

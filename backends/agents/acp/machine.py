@@ -12,15 +12,29 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from plait.backends.agents.acp.error_kinds import PHRASES, fault, offered, stopped, told_as_text
-from plait.backends.agents.acp.outbox import Said
-from plait.backends.agents.acp.permissions import Grant, Policy, Wish, choose, has_to_be_asked, wish_of
-from plait.backends.agents.acp.session import Able, able, choices, current, opening, settings
+from plait.backends.agents.acp.error_kinds import PHRASES, error_in_text, error_of, list_login_methods, stopped
+from plait.backends.agents.acp.outbox import SentMessages
+from plait.backends.agents.acp.permissions import (
+    Grant,
+    PermissionPolicy,
+    PermissionRequest,
+    choose,
+    needs_person,
+    permission_request,
+)
+from plait.backends.agents.acp.session import (
+    AgentCapabilities,
+    capabilities_of,
+    choices,
+    current,
+    open_message,
+    settings,
+)
 from plait.backends.agents.acp.updates import Updates, answering
 from plait.backends.agents.acp.wire import AUTH_REQUIRED, Message, Step, answer, notification, refusal, request
 from plait.backends.agents.error_kinds import failure, no_outcome
 from plait.backends.agents.limit_resets import seconds_left
-from plait.backends.agents.protocol import Answered, Call, Ending
+from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at, text
 from plait.backends.protocol import JsonValue, Output, Usage
@@ -47,7 +61,7 @@ class TurnGoals:
     """Id or name of the mode; None for the agent's choice."""
     auth_method: str | None = None
     """Id of the login method; None for no login."""
-    permissions: Policy = "deny"
+    permissions: PermissionPolicy = "deny"
     """Policy for permission requests."""
     grant: Grant | None = None
     """A person's decision on one request."""
@@ -55,38 +69,38 @@ class TurnGoals:
     """Text of the prompt."""
     holds: Sequence[str] = ()
     """Earlier prompts; if not empty, the session has to contain one of these prompts."""
-    told: Sequence[str] = ()
+    earlier_prompts: Sequence[str] = ()
     """Like `holds`, for agents that may reuse a session id for another session."""
 
 
 class AcpMachine:
     """The state machine of one turn; a `Reader`.
 
-    `aims` may be replaced before the first message is read. `now` returns the Unix time.
+    `goals` may be replaced before the first message is read. `now` returns the Unix time.
     """
 
-    def __init__(self, call: Call, aims: TurnGoals, now: Callable[[], float]) -> None:
-        self.aims = aims
-        self.wish: Wish | None = None
+    def __init__(self, call: Call, goals: TurnGoals, now: Callable[[], float]) -> None:
+        self.goals = goals
+        self.permission_request: PermissionRequest | None = None
         """Request to be decided by a person; the turn then ends."""
         self._call = call
         self._now = now
-        self._who = Able()
+        self._agent = AgentCapabilities()
         self._session = call.session_id if call.resume else None
         self._opens = ""
         self._offers: JsonValue = None
-        self._to_set: list[Message] = []
+        self._settings: list[Message] = []
         self._steps: Mapping[Step, Callable[[Mapping[str, JsonValue]], None]] = {
             Step.INITIALIZE: self._initialized,
-            Step.OPEN: self._is_open,
+            Step.OPEN: self._session_answered,
             Step.AUTHENTICATE: self._authenticated,
-            Step.OPEN_AGAIN: self._is_open,
-            Step.MODEL: self._was_set,
-            Step.MODE: self._was_set,
-            Step.PROMPT: self._ended,
+            Step.OPEN_AGAIN: self._session_answered,
+            Step.MODEL: self._setting_answered,
+            Step.MODE: self._setting_answered,
+            Step.PROMPT: self._prompt_answered,
         }
-        self._said = Said()
-        self._heard: set[Step] = set()
+        self._sent = SentMessages()
+        self._answered_steps: set[Step] = set()
         self._begun = False
         self._shown: list[Output] = []
         self._updates = Updates()
@@ -94,12 +108,12 @@ class AcpMachine:
         self._noise = ""
         self._result: JsonValue = None
         self._failure: BackendError | None = None
-        self._said.say(request(Step.INITIALIZE, "initialize", _INTRODUCTION))
+        self._sent.send(request(Step.INITIALIZE, "initialize", _INTRODUCTION))
 
-    def has_said(self, messages: Iterable[Message]) -> None:
+    def restore_sent(self, messages: Iterable[Message]) -> None:
         """Record the messages already sent by an earlier process of the turn."""
         messages = list(messages)
-        self._said.before(messages)
+        self._sent.restore(messages)
         for message in messages:
             if at(message, "id") in {Step.OPEN.value, Step.OPEN_AGAIN.value} and "method" in message:
                 self._opens = text(message, "method")
@@ -108,17 +122,17 @@ class AcpMachine:
 
     def take(self) -> list[Message]:
         """Return the messages to send now, and record the messages as sent."""
-        return self._said.take()
+        return self._sent.take()
 
     def cancel(self) -> None:
         """Request the end of the turn."""
         if self.session_id is not None:
-            self._said.say(self._cancellation())
+            self._sent.send(self._cancellation())
 
     @property
     def session_id(self) -> str | None:
         """The session's id, once the prompt was sent."""
-        return self._session if self._said.asked(Step.PROMPT) else None
+        return self._session if self._sent.sent_step(Step.PROMPT) else None
 
     @property
     def announced(self) -> str | None:
@@ -135,7 +149,7 @@ class AcpMachine:
         """Usage counted so far."""
         model = answering(self._result)
         if not model and (self._result is not None or not self._updates.is_silent):  # the model has answered
-            model = self.aims.model or current(self._offers, "model")
+            model = self.goals.model or current(self._offers, "model")
         return replace(self._updates.total(self._result), model=shown(model) or None)
 
     @property
@@ -151,51 +165,53 @@ class AcpMachine:
         """Read one message of the agent, and return the outputs in the message."""
         self._shown = []
         try:
-            self._hear(event)
+            self._handle(event)
         except BackendError as error:
             self._failure = self._failure or error
         return self._shown
 
-    def end(self, ending: Ending) -> Answered:
+    def end(self, ending: ProcessEnd) -> TurnAnswer:
         """Return the answer, or the question for a person. Raises BackendError if the turn failed."""
         if self._failure is not None:
             raise self._failure
-        if self.wish is not None:
-            question = self.wish.question
+        if self.permission_request is not None:
+            question = self.permission_request.question
             said = "\n\n".join(filter(None, (self._updates.text, f"({question.text})")))
-            return self._answer(replace(Answered(said), question=question))
+            return self._answer(replace(TurnAnswer(said), question=question))
         if self._result is None:
             told = replace(ending, stderr=f"{self._noise}\n{ending.stderr}")
-            raise self._fails(*no_outcome(self._who.title, told, PHRASES))
+            raise self._failure_of(*no_outcome(self._agent.title, told, PHRASES))
         silent = self._updates.is_silent
         wrong = stopped(self._result, self._denied, is_silent=silent)
-        wrong = wrong or told_as_text(self._who.agent, self._result, self._updates, self.aims.prompt)
+        wrong = wrong or error_in_text(self._agent.agent, self._result, self._updates, self.goals.prompt)
         if wrong is not None:
-            raise self._fails(wrong[0], f"{self._who.title}: {wrong[1]}")
-        return self._answer(Answered(self._updates.text))
+            raise self._failure_of(wrong[0], f"{self._agent.title}: {wrong[1]}")
+        return self._answer(TurnAnswer(self._updates.text))
 
-    def _answer(self, answered: Answered) -> Answered:
+    def _answer(self, answered: TurnAnswer) -> TurnAnswer:
         return replace(answered, usage=self.usage, denied=tuple(self._denied))
 
-    def _fails(self, kind: ErrorKind, message: str) -> BackendError:
+    def _failure_of(self, kind: ErrorKind, message: str) -> BackendError:
         wait, goes_on = seconds_left(message, self._now()), self.session_id is not None
         return failure(kind, message, wait=wait, usage=self.usage, continues_session=goes_on)
 
-    def _fault(self, event: Mapping[str, JsonValue], more: str = "", *, opening: bool = False) -> BackendError:
-        kind, message = fault(at(event, "error"), opening=opening)
-        return self._fails(kind, f"{self._who.title}: {message}{more}")
+    def _error_failure(
+        self, event: Mapping[str, JsonValue], more: str = "", *, opens_session: bool = False
+    ) -> BackendError:
+        kind, message = error_of(at(event, "error"), opens_session=opens_session)
+        return self._failure_of(kind, f"{self._agent.title}: {message}{more}")
 
     def _show(self, kind: Literal["waiting", "notice"], words: str) -> None:
         self._shown.append(Output(kind, words, self.usage))
 
-    def _hear(self, event: Mapping[str, JsonValue]) -> None:
+    def _handle(self, event: Mapping[str, JsonValue]) -> None:
         method = text(event, "method")
         if method == "session/update":
             self._update(at(event, "params"))
         elif method == "session/request_permission":
-            self._asked(at(event, "id"), at(event, "params"))
+            self._permission_requested(at(event, "id"), at(event, "params"))
         elif method and "id" in event:
-            self._said.say(refusal(at(event, "id"), method))
+            self._sent.send(refusal(at(event, "id"), method))
         elif not method:
             self._step(event)
 
@@ -203,79 +219,82 @@ class AcpMachine:
         """Handle the answer to a request of this client. Unknown and repeated answers are ignored."""
         identity = at(event, "id")
         step = next((step for step in Step if type(identity) is int and step.value == identity), None)
-        if step is not None and self._said.asks(step) and step not in self._heard:
-            self._heard.add(step)
+        if step is not None and self._sent.has_step(step) and step not in self._answered_steps:
+            self._answered_steps.add(step)
             self._steps[step](event)
 
     def _initialized(self, event: Mapping[str, JsonValue]) -> None:
         if "error" in event:
-            raise self._fault(event)
-        self._who = able(at(event, "result"))
+            raise self._error_failure(event)
+        self._agent = capabilities_of(at(event, "result"))
         self._open(Step.OPEN)
 
     def _open(self, step: Step) -> None:
-        if not self._said.asks(step):
-            message = opening(step, self._call, self.aims.cwd, self._who, checks=bool(self._has_to_hold))
+        if not self._sent.has_step(step):
+            message = open_message(step, self._call, self.goals.cwd, self._agent, checks=bool(self._prompts_to_find))
             self._opens = text(message, "method")
-            self._said.say(message)
+            self._sent.send(message)
 
     @property
-    def _has_to_hold(self) -> Sequence[str]:
-        return self.aims.holds or (self.aims.told if self._who.agent.counts_sessions else ())
+    def _prompts_to_find(self) -> Sequence[str]:
+        return self.goals.holds or (self.goals.earlier_prompts if self._agent.agent.counts_sessions else ())
 
-    def _is_open(self, event: Mapping[str, JsonValue]) -> None:
+    def _session_answered(self, event: Mapping[str, JsonValue]) -> None:
         if "error" in event:
-            self._is_not_open(event)
+            self._session_refused(event)
             return
         self._offers = at(event, "result")
         self._session = text(self._offers, "sessionId") or self._session
         if self._session is None:
-            raise self._fails(ErrorKind.INVALID_REQUEST, f"{self._who.title} opened a session without an id")
-        self._to_set = list(settings(self._offers, self._session, self.aims.model, self.aims.mode))
-        self._go_on()
+            raise self._failure_of(ErrorKind.INVALID_REQUEST, f"{self._agent.title} opened a session without an id")
+        self._settings = list(settings(self._offers, self._session, self.goals.model, self.goals.mode))
+        self._send_next()
 
-    def _is_not_open(self, event: Mapping[str, JsonValue]) -> None:
-        wants_login = at(event, "error", "code") == AUTH_REQUIRED and Step.AUTHENTICATE not in self._heard
-        if wants_login and self.aims.auth_method is not None:
-            self._said.say(request(Step.AUTHENTICATE, "authenticate", {"methodId": self.aims.auth_method}))
+    def _session_refused(self, event: Mapping[str, JsonValue]) -> None:
+        wants_login = at(event, "error", "code") == AUTH_REQUIRED and Step.AUTHENTICATE not in self._answered_steps
+        if wants_login and self.goals.auth_method is not None:
+            self._sent.send(request(Step.AUTHENTICATE, "authenticate", {"methodId": self.goals.auth_method}))
             return
-        raise self._fault(event, self._ways(event), opening=self._opens != "session/new")
+        raise self._error_failure(event, self._login_hint(event), opens_session=self._opens != "session/new")
 
-    def _ways(self, event: Mapping[str, JsonValue]) -> str:
+    def _login_hint(self, event: Mapping[str, JsonValue]) -> str:
         if at(event, "error", "code") != AUTH_REQUIRED:
             return ""
-        return f"; log in with the agent's own command, or set auth_method to one of: {offered(self._who.ways)}"
+        methods = list_login_methods(self._agent.login_methods)
+        return f"; log in with the agent's own command, or set auth_method to one of: {methods}"
 
     def _authenticated(self, event: Mapping[str, JsonValue]) -> None:
         if "error" in event:
-            kind, message = fault(at(event, "error"))
+            kind, message = error_of(at(event, "error"))
             kind = kind if kind is ErrorKind.RATE_LIMITED else ErrorKind.AUTH
-            raise self._fails(kind, f"{self._who.title}: {message}; login methods: {offered(self._who.ways)}")
+            raise self._failure_of(
+                kind, f"{self._agent.title}: {message}; login methods: {list_login_methods(self._agent.login_methods)}"
+            )
         self._open(Step.OPEN_AGAIN)
 
-    def _go_on(self) -> None:
+    def _send_next(self) -> None:
         """Send the next setting, or the prompt."""
-        if self._opens == "session/load" and not self._updates.holds(self._has_to_hold):
-            raise self._fails(ErrorKind.SESSION_LOST, "the session does not hold the earlier prompt")
-        while self._to_set:
-            message = self._to_set.pop(0)
-            if self._said.has(message) or not self._said.asked(Step.PROMPT):
-                self._said.say(message)
+        if self._opens == "session/load" and not self._updates.holds(self._prompts_to_find):
+            raise self._failure_of(ErrorKind.SESSION_LOST, "the session does not hold the earlier prompt")
+        while self._settings:
+            message = self._settings.pop(0)
+            if self._sent.was_sent(message) or not self._sent.sent_step(Step.PROMPT):
+                self._sent.send(message)
                 return
         self._begun = True
-        words: JsonValue = [{"type": "text", "text": self.aims.prompt}]
-        self._said.say(request(Step.PROMPT, "session/prompt", {"sessionId": self._session, "prompt": words}))
+        words: JsonValue = [{"type": "text", "text": self.goals.prompt}]
+        self._sent.send(request(Step.PROMPT, "session/prompt", {"sessionId": self._session, "prompt": words}))
 
-    def _was_set(self, event: Mapping[str, JsonValue]) -> None:
+    def _setting_answered(self, event: Mapping[str, JsonValue]) -> None:
         if "error" in event:
             what = "model" if at(event, "id") == Step.MODEL.value else "mode"
             names = ", ".join(identity for identity, _ in choices(self._offers, what)) or f"no {what} to choose"
-            raise self._fails(ErrorKind.INVALID_REQUEST, f"{fault(at(event, 'error'))[1]}; it offers {names}")
-        self._go_on()
+            raise self._failure_of(ErrorKind.INVALID_REQUEST, f"{error_of(at(event, 'error'))[1]}; it offers {names}")
+        self._send_next()
 
-    def _ended(self, event: Mapping[str, JsonValue]) -> None:
-        if "error" in event and self.wish is None:
-            raise self._fault(event, self._ways(event))
+    def _prompt_answered(self, event: Mapping[str, JsonValue]) -> None:
+        if "error" in event and self.permission_request is None:
+            raise self._error_failure(event, self._login_hint(event))
         self._result = at(event, "result") or {}
 
     def _update(self, params: JsonValue) -> None:
@@ -284,26 +303,30 @@ class AcpMachine:
             self._updates.past(update)
         elif text(params, "sessionId") == self._session:
             seen = self._updates.read(update)
-            self._shown += seen if self.wish is None else []
+            self._shown += seen if self.permission_request is None else []
 
-    def _asked(self, identity: JsonValue, params: JsonValue) -> None:
+    def _permission_requested(self, identity: JsonValue, params: JsonValue) -> None:
         """Handle a permission request."""
-        wish, aims = wish_of(params), self.aims
-        was_answered = self._said.has(answer(identity, None)) and not self._said.has(self._cancellation())
-        if self.wish is None and not was_answered and has_to_be_asked(wish, aims.permissions, aims.grant):
-            self.wish = wish
-            self._show("waiting", wish.question.text)
-            self._said.say(self._cancellation())
-        option = None if self.wish is not None else choose(wish, aims.permissions, aims.grant)
+        wanted, goals = permission_request(params), self.goals
+        was_answered = self._sent.was_sent(answer(identity, None)) and not self._sent.was_sent(self._cancellation())
+        if (
+            self.permission_request is None
+            and not was_answered
+            and needs_person(wanted, goals.permissions, goals.grant)
+        ):
+            self.permission_request = wanted
+            self._show("waiting", wanted.question.text)
+            self._sent.send(self._cancellation())
+        option = None if self.permission_request is not None else choose(wanted, goals.permissions, goals.grant)
         chosen: JsonValue = {"outcome": {"outcome": "selected", "optionId": option.identity}} if option else _CANCELLED
-        self._said.say(answer(identity, chosen))
-        if self.wish is not None:
+        self._sent.send(answer(identity, chosen))
+        if self.permission_request is not None:
             return
         self._shown += self._updates.tool(at(params, "toolCall"))
         if option is None or option.kind.startswith("reject"):
             self._updates.is_silent = True
-            self._denied.append(wish.about)
-            self._show("notice", f"not allowed: {wish.about}")
+            self._denied.append(wanted.about)
+            self._show("notice", f"not allowed: {wanted.about}")
 
     def _cancellation(self) -> Message:
         return notification("session/cancel", {"sessionId": self._session})

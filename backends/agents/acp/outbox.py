@@ -22,7 +22,7 @@ _PROGRAM = Path(__file__).with_name("_relay.py")
 _SAID, _BELL = "said", "bell"
 
 
-def spoken_command(folder: Path, seconds: float, command: Sequence[str]) -> list[str]:
+def relayed_command(folder: Path, seconds: float, command: Sequence[str]) -> list[str]:
     """Return `command` wrapped in the relay, so that messages can be sent through `folder`.
 
     After `seconds` without a message or a bell the agent's input ends; a few seconds later the agent is ended.
@@ -30,12 +30,12 @@ def spoken_command(folder: Path, seconds: float, command: Sequence[str]) -> list
     return [sys.executable, "-I", "-S", str(_PROGRAM), str(folder), str(int(seconds) + 1), library(), *command]
 
 
-def said_in(folder: Path) -> list[Message]:
+def sent_messages(folder: Path) -> list[Message]:
     """Return the messages sent so far, up to the last whole line."""
-    return said_from(folder, 0)[0]
+    return sent_messages_from(folder, 0)[0]
 
 
-def said_from(folder: Path, start: int) -> tuple[list[Message], int]:
+def sent_messages_from(folder: Path, start: int) -> tuple[list[Message], int]:
     """Return the messages sent from byte `start` on, up to the last whole line, and the position after that line."""
     try:
         with (folder / _SAID).open("rb", buffering=0) as file:
@@ -60,7 +60,7 @@ class Outbox:
             self._rest = file.read().rpartition(b"\n")[2]
         """Unfinished line, left by a process that was killed while writing."""
 
-    def say(self, messages: Sequence[Message]) -> None:
+    def send(self, messages: Sequence[Message]) -> None:
         """Send the messages."""
         for message in messages:
             self._write(encoded(message))
@@ -93,42 +93,42 @@ class Outbox:
             os.close(descriptor)
 
 
-class Said:
+class SentMessages:
     """The messages sent, and the messages to send."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
-        self._next: dict[str, Message] = {}
+        self._sent: set[str] = set()
+        self._queued: dict[str, Message] = {}
 
-    def before(self, messages: Iterable[Message]) -> None:
+    def restore(self, messages: Iterable[Message]) -> None:
         """Record messages sent by an earlier process."""
-        self._said.update(map(name_of, messages))
-        self._next = {name: message for name, message in self._next.items() if name not in self._said}
+        self._sent.update(map(name_of, messages))
+        self._queued = {name: message for name, message in self._queued.items() if name not in self._sent}
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Queue a message, unless already sent."""
         name = name_of(message)
-        if name not in self._said:
-            self._next.setdefault(name, message)
+        if name not in self._sent:
+            self._queued.setdefault(name, message)
 
     def take(self) -> list[Message]:
         """Return the messages to send now, and record the messages as sent."""
-        messages = list(self._next.values())
-        self._said.update(self._next)
-        self._next = {}
+        messages = list(self._queued.values())
+        self._sent.update(self._queued)
+        self._queued = {}
         return messages
 
-    def has(self, message: Message) -> bool:
+    def was_sent(self, message: Message) -> bool:
         """Return whether the message was sent."""
-        return name_of(message) in self._said
+        return name_of(message) in self._sent
 
-    def asked(self, step: Step) -> bool:
+    def sent_step(self, step: Step) -> bool:
         """Return whether the request of `step` was sent."""
-        return _name(step) in self._said
+        return _name(step) in self._sent
 
-    def asks(self, step: Step) -> bool:
+    def has_step(self, step: Step) -> bool:
         """Return whether the request of `step` was sent or is queued."""
-        return self.asked(step) or _name(step) in self._next
+        return self.sent_step(step) or _name(step) in self._queued
 
 
 def _name(step: Step) -> str:

@@ -8,12 +8,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from plait.backends.json_fields import at, deed, tables, text
+from plait.backends.json_fields import at, describe_tool_call, tables, text
 from plait.backends.protocol import JsonValue, Question
 from plait.backends.text import shown
 from plait.backends.values import value
 
-Policy: TypeAlias = Literal["deny", "allow", "ask"]
+PermissionPolicy: TypeAlias = Literal["deny", "allow", "ask"]
 _FIRST: Mapping[str, Sequence[str]] = {
     "allow": ("allow_once", "allow_always"),
     "deny": ("reject_once", "reject_always"),
@@ -25,7 +25,7 @@ _MARKED = re.compile(r"(.*)\?asks-([0-9a-f]{16})", re.DOTALL)
 class Grant:
     """A person's decision on an action."""
 
-    deed: str
+    action_id: str
     """Id of the action, as in `Wish`."""
     choice: str
     """Name of the chosen option."""
@@ -42,10 +42,10 @@ class Option:
 
 
 @value
-class Wish:
+class PermissionRequest:
     """A permission request of an agent."""
 
-    deed: str
+    action_id: str
     """Id of the action: equal for an equal action in any turn."""
     about: str
     """Short description of the action."""
@@ -58,36 +58,36 @@ class Wish:
         return Question(f"the agent asks for permission: {self.about} ({', '.join(names)})", {"enum": list(names)})
 
 
-def wish_of(params: JsonValue) -> Wish:
+def permission_request(params: JsonValue) -> PermissionRequest:
     """Return the request in the parameters of `session/request_permission`."""
     tool = at(params, "toolCall")
-    return Wish(_deed(tool), about(tool), _options(params))
+    return PermissionRequest(_action_id(tool), describe(tool), _options(params))
 
 
-def about(tool: JsonValue) -> str:
+def describe(tool: JsonValue) -> str:
     """Return a short description of a tool call."""
-    title, told = text(tool, "title"), deed("", at(tool, "rawInput")).removeprefix(": ")
+    title, told = text(tool, "title"), describe_tool_call("", at(tool, "rawInput")).removeprefix(": ")
     if told and told not in title:
         title = f"{title}: {told}" if title else told
     return shown(title or text(tool, "kind") or "a tool", 200)
 
 
-def choose(wish: Wish, policy: Policy, grant: Grant | None) -> Option | None:
+def choose(wanted: PermissionRequest, policy: PermissionPolicy, grant: Grant | None) -> Option | None:
     """Return the option to choose; None for none. A person's decision on the same action comes first."""
-    if grant is not None and grant.deed == wish.deed:
-        return next((option for option in wish.options if option.name == grant.choice), None)
+    if grant is not None and grant.action_id == wanted.action_id:
+        return next((option for option in wanted.options if option.name == grant.choice), None)
     kinds = _FIRST["allow" if policy == "allow" else "deny"]
-    return next((option for kind in kinds for option in wish.options if option.kind == kind), None)
+    return next((option for kind in kinds for option in wanted.options if option.kind == kind), None)
 
 
-def has_to_be_asked(wish: Wish, policy: Policy, grant: Grant | None) -> bool:
+def needs_person(wanted: PermissionRequest, policy: PermissionPolicy, grant: Grant | None) -> bool:
     """Return whether a person has to decide and has not decided yet."""
-    return policy == "ask" and bool(wish.options) and (grant is None or grant.deed != wish.deed)
+    return policy == "ask" and bool(wanted.options) and (grant is None or grant.action_id != wanted.action_id)
 
 
-def marked(session_id: str, wish: Wish) -> str:
+def marked(session_id: str, wanted: PermissionRequest) -> str:
     """Return the session id, extended by the id of the request, so that the answer can be matched to the request."""
-    return f"{session_id}?asks-{wish.deed}"
+    return f"{session_id}?asks-{wanted.action_id}"
 
 
 def unmarked(session_id: str | None) -> tuple[str | None, str | None]:
@@ -96,7 +96,7 @@ def unmarked(session_id: str | None) -> tuple[str | None, str | None]:
     return (found[1], found[2]) if found else (session_id, None)
 
 
-def told(answer: str) -> str:
+def answer_prompt(answer: str) -> str:
     """Return the prompt that passes a person's answer to an agent stopped at a permission request."""
     return (
         "You asked for permission to use a tool, and were stopped until there was an answer. If the answer allows it, "
@@ -105,7 +105,7 @@ def told(answer: str) -> str:
     )
 
 
-def _deed(tool: JsonValue) -> str:
+def _action_id(tool: JsonValue) -> str:
     given = at(tool, "rawInput")
     if isinstance(given, dict) and given:
         # The description is worded differently each time.

@@ -9,7 +9,7 @@ from plait.backends.values import value
 
 
 @value
-class Agent:
+class AcpQuirks:
     """The peculiarities of one agent."""
 
     command: str
@@ -45,9 +45,9 @@ _GOOGLE = ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GEMINI_MODEL", "GOOGLE_GEMINI_BA
            "GOOGLE_CLOUD_LOCATION", "GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_APPLICATION_CREDENTIALS",
            "GEMINI_CLI_TRUST_WORKSPACE", "GEMINI_SYSTEM_MD")  # fmt: skip
 
-UNKNOWN = Agent("", "")
+UNKNOWN = AcpQuirks("", "")
 KNOWN = (
-    Agent(
+    AcpQuirks(
         "claude-agent-acp",
         "claude-agent-acp",
         (*_ANTHROPIC, *_CLAUDE),
@@ -59,38 +59,38 @@ KNOWN = (
         },
         forks=True,
     ),
-    Agent("codex-acp", "codex-acp", ("CODEX_HOME", "CODEX_API_KEY", *_OPENAI), forks=True, counts_answers=True),
-    Agent(
+    AcpQuirks("codex-acp", "codex-acp", ("CODEX_HOME", "CODEX_API_KEY", *_OPENAI), forks=True, counts_answers=True),
+    AcpQuirks(
         "gemini",
         "gemini-cli",
         ("GEMINI_CLI_HOME", "GOOGLE_GENAI_USE_GCA", *_GOOGLE),
         {"GEMINI_CLI_NO_RELAUNCH": "true"},
         spoils_loaded=True,
     ),
-    Agent(
+    AcpQuirks(
         "goose",
         "goose",
         ("GOOSE_PROVIDER", "GOOSE_MODEL", "GOOSE_MODE", "GOOSE_DISABLE_KEYRING", *_OPENAI, *_ANTHROPIC, *_GOOGLE),
         counts_sessions=True,
         error_begins="Ran into this error:",
     ),
-    Agent(
+    AcpQuirks(
         "opencode",
         "opencode",
         ("OPENCODE_CONFIG", "OPENCODE_CONFIG_CONTENT", *_OPENAI, *_ANTHROPIC, *_GOOGLE),
         forks=True,
     ),
-    Agent("qwen", "qwen-code", ("DASHSCOPE_API_KEY", "QWEN_HOME", *_OPENAI)),
+    AcpQuirks("qwen", "qwen-code", ("DASHSCOPE_API_KEY", "QWEN_HOME", *_OPENAI)),
 )
 
 
-def of_command(words: Sequence[str]) -> Agent:
+def of_command(words: Sequence[str]) -> AcpQuirks:
     """Return the agent started by a command, found by file name, because a runner such as npx may come first."""
     names = [word.rpartition("/")[2].partition("@")[0] for word in words]
     return next((agent for name in names for agent in KNOWN if name == agent.command), UNKNOWN)
 
 
-def of_name(name: str) -> Agent:
+def of_name(name: str) -> AcpQuirks:
     """Return the agent called `name` in its answer to `initialize`."""
     lowered = name.lower()
     return next((agent for agent in KNOWN if agent.name in lowered), UNKNOWN)

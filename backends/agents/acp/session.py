@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from plait.backends.agents.acp.quirks import UNKNOWN, Agent, of_name
+from plait.backends.agents.acp.quirks import UNKNOWN, AcpQuirks, of_name
 from plait.backends.agents.acp.wire import VERSION, Message, Step, request
 from plait.backends.agents.error_kinds import failure
 from plait.backends.agents.protocol import Call
@@ -16,10 +16,10 @@ from plait.backends.values import value
 
 
 @value
-class Able:
+class AgentCapabilities:
     """The capabilities of an agent, as announced."""
 
-    agent: Agent = UNKNOWN
+    agent: AcpQuirks = UNKNOWN
     title: str = "the agent"
     """Name for people."""
     loads: bool = False
@@ -28,11 +28,11 @@ class Able:
     """The agent supports `session/resume`."""
     forks: bool = False
     """The agent supports `session/fork`."""
-    ways: JsonValue = None
+    login_methods: JsonValue = None
     """Login methods, as listed by the agent."""
 
 
-def able(initialized: JsonValue) -> Able:
+def capabilities_of(initialized: JsonValue) -> AgentCapabilities:
     """Return the capabilities in the answer to `initialize`.
 
     Raises BackendError (invalid_request) if the agent speaks another version of the protocol.
@@ -51,10 +51,12 @@ def able(initialized: JsonValue) -> Able:
         else set[str]()
     )
     loads = at(initialized, "agentCapabilities", "loadSession") is True
-    return Able(of_name(name), title, loads, "resume" in can, "fork" in can, at(initialized, "authMethods"))
+    return AgentCapabilities(
+        of_name(name), title, loads, "resume" in can, "fork" in can, at(initialized, "authMethods")
+    )
 
 
-def opening(step: Step, call: Call, cwd: str, who: Able, *, checks: bool) -> Message:
+def open_message(step: Step, call: Call, cwd: str, capabilities: AgentCapabilities, *, checks: bool) -> Message:
     """Return the request that opens the session of `call`.
 
     With `checks`, the request makes the agent send the session's earlier messages, if possible. Raises BackendError
@@ -64,15 +66,15 @@ def opening(step: Step, call: Call, cwd: str, who: Able, *, checks: bool) -> Mes
     if call.resume:
         if call.session_id is None:
             raise failure(ErrorKind.SESSION_LOST, "the session id is unknown")
-        if who.agent.spoils_loaded:
-            raise failure(ErrorKind.SESSION_LOST, f"{who.title} loses sessions by loading them")
-        if not (who.loads or who.resumes):
-            raise failure(ErrorKind.SESSION_LOST, f"{who.title} cannot continue a session")
-        method = "session/load" if who.loads and (checks or not who.resumes) else "session/resume"
+        if capabilities.agent.spoils_loaded:
+            raise failure(ErrorKind.SESSION_LOST, f"{capabilities.title} loses sessions by loading them")
+        if not (capabilities.loads or capabilities.resumes):
+            raise failure(ErrorKind.SESSION_LOST, f"{capabilities.title} cannot continue a session")
+        method = "session/load" if capabilities.loads and (checks or not capabilities.resumes) else "session/resume"
         return request(step, method, {"sessionId": call.session_id, **params})
     if call.forks is not None:
-        if not who.forks:
-            raise failure(ErrorKind.SESSION_LOST, f"{who.title} cannot fork a session")
+        if not capabilities.forks:
+            raise failure(ErrorKind.SESSION_LOST, f"{capabilities.title} cannot fork a session")
         return request(step, "session/fork", {"sessionId": call.forks, **params})
     return request(step, "session/new", params)
 

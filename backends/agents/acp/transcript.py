@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from plait.backends.agents.acp.machine import AcpMachine, TurnGoals
-from plait.backends.agents.acp.outbox import said_from
-from plait.backends.agents.acp.permissions import Wish, wish_of
+from plait.backends.agents.acp.outbox import sent_messages_from
+from plait.backends.agents.acp.permissions import PermissionRequest, permission_request
 from plait.backends.agents.acp.wire import Message, answer, name_of
 from plait.backends.agents.protocol import Call
 from plait.backends.json_fields import at, text
@@ -27,38 +27,38 @@ class AcpTranscriptReader(AcpMachine):
         super().__init__(Call(folder), TurnGoals(""), lambda: 0.0)
         self._place = 0
         self._answers: dict[str, Message] = {}
-        self._wishes: dict[str, Wish] = {}
+        self._requests: dict[str, PermissionRequest] = {}
         """Requests without a known answer."""
 
     def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         """Read one message of the agent, and return its outputs, preceded by decisions made in the meantime."""
-        if "method" in event and not self._wishes:
+        if "method" in event and not self._requests:
             return super().read(event)
         self._listen()
         return [*self._answered(), *super().read(event)]
 
-    def _asked(self, identity: JsonValue, params: JsonValue) -> None:
-        wish = wish_of(params)
+    def _permission_requested(self, identity: JsonValue, params: JsonValue) -> None:
+        wanted = permission_request(params)
         self._shown += self._updates.tool(at(params, "toolCall"))
-        self._show("waiting", wish.question.text)
-        self._wishes[name_of(answer(identity, None))] = wish
+        self._show("waiting", wanted.question.text)
+        self._requests[name_of(answer(identity, None))] = wanted
         self._listen()
         self._shown += self._answered()
 
     def _listen(self) -> None:
         """Read the messages sent to the agent in the meantime."""
-        messages, self._place = said_from(self._call.folder, self._place)
-        self.has_said(messages)
+        messages, self._place = sent_messages_from(self._call.folder, self._place)
+        self.restore_sent(messages)
         self._answers.update({name_of(message): message for message in messages if "method" not in message})
 
     def _answered(self) -> Iterator[Output]:
-        for name in [name for name in self._wishes if name in self._answers]:
-            yield Output("notice", _told(self._wishes.pop(name), self._answers.pop(name)), self.usage)
+        for name in [name for name in self._requests if name in self._answers]:
+            yield Output("notice", _told(self._requests.pop(name), self._answers.pop(name)), self.usage)
 
 
-def _told(wish: Wish, message: Message) -> str:
+def _told(wanted: PermissionRequest, message: Message) -> str:
     chosen = text(message, "result", "outcome", "optionId")
-    option = next((option for option in wish.options if option.identity == chosen), None)
+    option = next((option for option in wanted.options if option.identity == chosen), None)
     if option is None:
-        return f"not allowed as yet: {wish.about}"
-    return f"{'not allowed' if option.kind.startswith('reject') else 'allowed'}: {wish.about} ({option.name})"
+        return f"not allowed as yet: {wanted.about}"
+    return f"{'not allowed' if option.kind.startswith('reject') else 'allowed'}: {wanted.about} ({option.name})"

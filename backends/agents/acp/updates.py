@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from plait.backends.agents.acp.permissions import about
+from plait.backends.agents.acp.permissions import describe
 from plait.backends.json_fields import at, count, number, tables, text
 from plait.backends.protocol import NO_USAGE, JsonValue, Output, Usage
 
@@ -96,7 +96,7 @@ class Updates:
         self._notes += 1
         if not (text(update, "title") or at(update, "rawInput")):
             return []
-        identity, words = text(update, "toolCallId"), about(update)
+        identity, words = text(update, "toolCallId"), describe(update)
         if self._shown.get(identity) == words:
             return []
         self._shown[identity] = words

@@ -10,9 +10,9 @@ from plait.backends.agents.claude.error_kinds import PHRASES, REFUSES_SCHEMA, ki
 from plait.backends.agents.claude.questions import question_of
 from plait.backends.agents.error_kinds import SchemaRefused, failure, no_outcome
 from plait.backends.agents.limit_resets import seconds_left
-from plait.backends.agents.protocol import Answered, Call, Ending
+from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.json_fields import Tally, at, count, deed, number, tables, text
+from plait.backends.json_fields import Tally, at, count, describe_tool_call, number, tables, text
 from plait.backends.protocol import NO_USAGE, JsonValue, Output, Usage
 from plait.backends.text import shown
 
@@ -104,7 +104,7 @@ class ClaudeReader:
         handler = self._handlers.get(kind) or self._handlers.get(f"{kind}/{subtype}")
         return handler(event) if handler else []
 
-    def end(self, ending: Ending) -> Answered:
+    def end(self, ending: ProcessEnd) -> TurnAnswer:
         """Return the answer. Raises BackendError if the result is not an answer."""
         result = self._result
         # The agent ended during background work. Claude Code may also stop waiting by itself, with status 0.
@@ -118,11 +118,11 @@ class ClaudeReader:
         denied = tuple(self._denied.values())
         deferred = at(result, "deferred_tool_use")
         if deferred is not None:  # "success", with an empty answer
-            return Answered("", None, self.usage, denied=denied, question=question_of(deferred))
+            return TurnAnswer("", None, self.usage, denied=denied, question=question_of(deferred))
         used = self.usage
         if not (count(result, "num_turns") or used.input_tokens or used.output_tokens):
             raise self._no_question(text(result, "result"))
-        return Answered(text(result, "result"), at(result, "structured_output"), used, denied=denied)
+        return TurnAnswer(text(result, "result"), at(result, "structured_output"), used, denied=denied)
 
     def _stream(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         agent = text(event, "parent_tool_use_id")
@@ -154,7 +154,7 @@ class ClaudeReader:
             if text(block, "type") == "tool_use":
                 if is_main:
                     self._open_uses.add(text(block, "id"))
-                seen.append(self._output("tool", deed(text(block, "name"), at(block, "input"))))
+                seen.append(self._output("tool", describe_tool_call(text(block, "name"), at(block, "input"))))
             elif is_main and request not in self._streamed and text(block, "text"):
                 seen.append(self._output("text", text(block, "text")))
         if is_main:
@@ -201,7 +201,7 @@ class ClaudeReader:
         """Record a denial, reported when it happens (not in older versions), and again in the result with its input."""
         use = text(event, "tool_use_id")
         is_new = use not in self._denied
-        self._denied[use] = deed(text(event, "tool_name"), at(event, "tool_input"))
+        self._denied[use] = describe_tool_call(text(event, "tool_name"), at(event, "tool_input"))
         return [self._output("notice", f"not allowed: {self._denied[use]}")] if is_new else []
 
     def _finish(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:

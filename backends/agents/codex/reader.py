@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from plait.backends.agents.error_kinds import COMMON, Phrases, failure, judged, no_outcome
 from plait.backends.agents.limit_resets import seconds_left
-from plait.backends.agents.protocol import Answered, Call, Ending
+from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.json_fields import at, count, deed, tables, text
+from plait.backends.json_fields import at, count, describe_tool_call, tables, text
 from plait.backends.protocol import NO_USAGE, JsonValue, Output, Usage
 from plait.backends.text import shown
 
@@ -107,7 +107,7 @@ class CodexReader:
                 pass
         return []
 
-    def end(self, ending: Ending) -> Answered:
+    def end(self, ending: ProcessEnd) -> TurnAnswer:
         """Return the answer. Raises BackendError unless the turn completed in the requested session."""
         if self._is_another:
             raise failure(ErrorKind.SESSION_LOST, f"Codex has no session {self._resumed}, and started another session")
@@ -118,7 +118,7 @@ class CodexReader:
             raise failure(kind, message, continues_session=self._has_said)
         used = at(self._completed, "usage")
         total = Usage(count(used, "input_tokens"), count(used, "output_tokens"), model=self._model)
-        return Answered(self._text or "", usage=total, is_total=True)
+        return TurnAnswer(self._text or "", usage=total, is_total=True)
 
     def _item(self, item: JsonValue, *, is_whole: bool) -> Sequence[Output]:
         kind, words = text(item, "type"), text(item, "text")
@@ -146,21 +146,21 @@ def _command(item: JsonValue) -> str:
     except ValueError:
         words = []
     is_wrapped = len(words) == 3 and words[1] in {"-c", "-lc"}
-    return deed("Bash", {"command": words[2] if is_wrapped else line})
+    return describe_tool_call("Bash", {"command": words[2] if is_wrapped else line})
 
 
 def _change(item: JsonValue) -> str:
-    return deed("Edit", {"path": ", ".join(text(change, "path") for change in tables(item, "changes"))})
+    return describe_tool_call("Edit", {"path": ", ".join(text(change, "path") for change in tables(item, "changes"))})
 
 
 def _mcp(item: JsonValue) -> str:
-    return deed(f"{text(item, 'server')}.{text(item, 'tool')}", at(item, "arguments"))
+    return describe_tool_call(f"{text(item, 'server')}.{text(item, 'tool')}", at(item, "arguments"))
 
 
 _TOOLS: Mapping[str, Callable[[JsonValue], str]] = {
     "command_execution": _command,
     "file_change": _change,
     "mcp_tool_call": _mcp,
-    "web_search": lambda item: deed("WebSearch", item),
-    "collab_tool_call": lambda item: deed(text(item, "tool") or "Agent", item),
+    "web_search": lambda item: describe_tool_call("WebSearch", item),
+    "collab_tool_call": lambda item: describe_tool_call(text(item, "tool") or "Agent", item),
 }

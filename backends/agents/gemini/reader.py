@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from plait.backends.agents.error_kinds import COMMON, Phrases, classify, failure, no_outcome
 from plait.backends.agents.limit_resets import seconds_left
-from plait.backends.agents.protocol import Answered, Call, Ending
+from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.json_fields import at, count, deed, tables, text
+from plait.backends.json_fields import at, count, describe_tool_call, tables, text
 from plait.backends.protocol import NO_USAGE, JsonValue, Output, Usage
 from plait.backends.text import parse_json, shown
 
@@ -94,7 +94,7 @@ class GeminiReader:
                 return self._message(event)
             case "tool_use":
                 self._has_said, self._error = True, ""
-                return [Output("tool", deed(text(event, "tool_name"), at(event, "parameters")))]
+                return [Output("tool", describe_tool_call(text(event, "tool_name"), at(event, "parameters")))]
             case "tool_result":
                 # The answer is the text after the last tool result.
                 self._pieces.clear()
@@ -108,7 +108,7 @@ class GeminiReader:
                 pass
         return []
 
-    def end(self, ending: Ending) -> Answered:
+    def end(self, ending: ProcessEnd) -> TurnAnswer:
         """Return the answer. Raises BackendError if the result is not an answer."""
         if self._result is None:
             kind, message = no_outcome("Gemini", ending, _PHRASES, _NOISE)
@@ -119,7 +119,7 @@ class GeminiReader:
             raise failure(classify(self._error, _PHRASES), f"Gemini: {self._error}", usage=self.usage)
         if not self._pieces:
             raise failure(ErrorKind.CONTEXT_OVERFLOW, f"Gemini: {_SILENT}", usage=self.usage)
-        return Answered("".join(self._pieces), usage=self.usage)
+        return TurnAnswer("".join(self._pieces), usage=self.usage)
 
     def _message(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         piece = text(event, "content")

@@ -149,7 +149,8 @@ def _task_row(run: RunRecord, task: TaskInfo) -> tuple[str, ...]:
 
 def _attempt_json(attempt: AttemptRecord) -> dict[str, Any]:
     value = asdict(attempt)
-    return {**value, **value.pop("spent")}
+    spent = value.pop("spent")
+    return {**value, **spent}
 
 
 async def show_task(path: Path, word: str, task_id: str, as_json: bool) -> int:

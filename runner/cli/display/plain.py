@@ -110,7 +110,7 @@ def _task_words(event: events.TaskEvent) -> str:
             waits = "waits: " if event.output == "waiting" else ""
             line = "" if event.output == "text" else f"{waits}{_shorten(event.text)}"
         case events.TaskCompleted():
-            line = f"completed {cost(event)}"
+            line = f"completed {duration_and_tokens(event)}"
         case events.TaskRetried():
             how = "continues" if event.continues_session else "tries again"
             line = f"{how} in {seconds(event.delay_s)}: {event.error_kind}: {_shorten(event.error)}"
@@ -136,7 +136,7 @@ def _task_words(event: events.TaskEvent) -> str:
     return line
 
 
-def cost(event: events.TaskCompleted) -> str:
+def duration_and_tokens(event: events.TaskCompleted) -> str:
     """Return duration and tokens: `1.2s 310+42 tokens`."""
     used = tokens(event.usage.input_tokens, event.usage.output_tokens)
     return seconds(event.duration_s) + (f" {used} tokens" if used else "")

@@ -15,7 +15,7 @@ from plait.runner.domain.result import TaskResult
 from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.domain.task import FailureMode, Task
 from plait.runner.policies.orchestrator.prompts import ANSWER_ID
-from plait.runner.policies.orchestrator.replies import PREFIX, Known
+from plait.runner.policies.orchestrator.replies import PREFIX, KnownTasks
 from plait.runner.prompts.base import text_of
 
 _OWN = re.compile(r"(plan|reflect)\.[0-9]+")
@@ -105,7 +105,7 @@ class Evidence:
                 return True
         return False
 
-    def known(self) -> Known:
+    def known(self) -> KnownTasks:
         """Return the tasks of the run that a further plan may refer to."""
         dead: dict[str, str] = {}
         for task in self.work:
@@ -114,7 +114,7 @@ class Evidence:
                 dead[task.id] = _WORDS[result.status]
             elif any(name in dead for name in task.upstream):
                 dead[task.id] = "waiting for one that failed or was dropped"
-        return Known(frozenset(task.id for task in self._run.tasks), dead)
+        return KnownTasks(frozenset(task.id for task in self._run.tasks), dead)
 
     def unseen(self) -> list[str]:
         """Return the last completed reflection, followed by the completed tasks not yet covered by a reflection."""
@@ -147,7 +147,7 @@ class Evidence:
         """Return a digest of the findings. Repeated work without new findings leaves the digest unchanged."""
         results = ((task, self._run.result(task.id)) for task in self.work)
         return digest(
-            f"{said(task)}\0{result.status.value}\0{text_of(result.value)}\0{result.error or ''}"
+            f"{assignment(task)}\0{result.status.value}\0{text_of(result.value)}\0{result.error or ''}"
             for task, result in results
             if result.status in EXECUTED
         )
@@ -162,7 +162,7 @@ def digest(texts: Iterable[str]) -> str:
     return hashlib.sha256(both.encode()).hexdigest()[:16]
 
 
-def said(task: Task) -> str:
+def assignment(task: Task) -> str:
     """Return the assignment of the task, in the planner's words."""
     return " ".join((task.item if isinstance(task.item, str) else task.prompt).split())
 
@@ -205,7 +205,7 @@ def _section(
 
 
 def _line(task: Task, _result: TaskResult) -> str:
-    return f"- {task.id}: {cut(said(task), _LONGEST_PROMPT)}"
+    return f"- {task.id}: {cut(assignment(task), _LONGEST_PROMPT)}"
 
 
 def _done(task: Task, result: TaskResult, most: int) -> str:

@@ -19,7 +19,7 @@ from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Decision, RunView
 from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.domain.task import Task
-from plait.runner.policies.orchestrator.evidence import EXECUTED, Evidence, digest, is_work, said
+from plait.runner.policies.orchestrator.evidence import EXECUTED, Evidence, assignment, digest, is_work
 from plait.runner.policies.orchestrator.prompts import (
     ANSWER_ID,
     EXECUTOR,
@@ -30,7 +30,7 @@ from plait.runner.policies.orchestrator.prompts import (
     plan_task,
     reflect_task,
 )
-from plait.runner.policies.orchestrator.replies import Asked, Known, Read, read_plan, read_reflection
+from plait.runner.policies.orchestrator.replies import KnownTasks, ModelRequest, ParsedReply, read_plan, read_reflection
 
 _MOST_REASONS = 10
 _LONGEST_NAME = 40
@@ -196,7 +196,7 @@ class OrchestratorPolicy:
             return self._planned(loop, task_id, answer)
         if loop.stopped is not None:  # stopped meanwhile: the reflector's wishes no longer matter
             return self._unless_open(replace(loop, phase=Phase.EXECUTING, asked=None), evidence)
-        read = read_reflection(answer, Asked(task_id, self.limits.plain), evidence.known(), evidence.not_begun())
+        read = read_reflection(answer, ModelRequest(task_id, self.limits.plain), evidence.known(), evidence.not_begun())
         if not read.problems:
             return self._reflected(replace(loop, phase=Phase.EXECUTING, asked=None, refused=False), evidence, read)
         if loop.refused:
@@ -204,8 +204,8 @@ class OrchestratorPolicy:
         return self._reflect(replace(loop, refused=True), evidence, _reasons(read))
 
     def _planned(self, loop: Loop, task_id: str, answer: JsonValue) -> Decision:
-        known = Known(frozenset({"plan.1", task_id}))
-        read = read_plan(answer, Asked(task_id, self.limits.plain), known, self.limits.max_tasks)
+        known = KnownTasks(frozenset({"plan.1", task_id}))
+        read = read_plan(answer, ModelRequest(task_id, self.limits.plain), known, self.limits.max_tasks)
         if not read.problems:
             return _only(replace(loop, phase=Phase.EXECUTING, asked=None, refused=False), add=read.tasks)
         if loop.refused:
@@ -226,7 +226,7 @@ class OrchestratorPolicy:
             return self._reflect(loop, evidence)
         return _only(loop, cancel=cancel)
 
-    def _reflected(self, loop: Loop, evidence: Evidence, read: Read) -> Decision:
+    def _reflected(self, loop: Loop, evidence: Evidence, read: ParsedReply) -> Decision:
         if read.done:
             return self._answer(loop, evidence)
         if read.tasks:
@@ -243,7 +243,7 @@ class OrchestratorPolicy:
             return self._unless_open(replace(loop, stopped=Stop.MAX_ITERATIONS), evidence, evidence.not_begun())
         if len(evidence.work) + len(tasks) > self.limits.max_tasks:
             return self._unless_open(replace(loop, stopped=Stop.MAX_TASKS), evidence, drop)
-        found, plan = evidence.digest(), digest(map(said, tasks))
+        found, plan = evidence.digest(), digest(map(assignment, tasks))
         tried = loop.plans if found == loop.evidence else ()
         if plan in tried and not evidence.can_go_on(drop):
             return self._answer(replace(loop, stopped=Stop.NO_PROGRESS), evidence)
@@ -280,11 +280,11 @@ def _only(loop: Loop, *, add: tuple[Task, ...] = (), cancel: tuple[str, ...] = (
     return Decision(add, cancel, loop.to_json())
 
 
-def _failed(loop: Loop, what: str, read: Read) -> Decision:
+def _failed(loop: Loop, what: str, read: ParsedReply) -> Decision:
     return Decision(state=loop.to_json(), end=RunStatus.FAILED, error=f"{what}: {'; '.join(read.problems[:3])}")
 
 
-def _reasons(read: Read) -> str:
+def _reasons(read: ParsedReply) -> str:
     more = len(read.problems) - _MOST_REASONS
     return "\n".join(
         [*(f"- {one}" for one in read.problems[:_MOST_REASONS]), *([f"- and {more} more"] if more > 0 else [])]

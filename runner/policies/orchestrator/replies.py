@@ -20,7 +20,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownTasks:
     """The tasks of the run that a plan may refer to."""
 
     ids: frozenset[str] = frozenset()
@@ -34,7 +34,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ParsedReply:
     """A parsed answer. With `problems`, there are no tasks."""
 
     tasks: tuple[Task, ...] = ()
@@ -45,7 +45,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ModelRequest:
     """A request to a model."""
 
     by: str
@@ -66,31 +66,33 @@ class _Entry:
     id: str = ""
 
 
-def read_plan(answer: JsonValue, asked: Asked, known: Known, most: int) -> Read:
+def read_plan(answer: JsonValue, asked: ModelRequest, known: KnownTasks, most: int) -> ParsedReply:
     """Parse the planner's answer."""
     entries = _entries(answer.get("tasks")) if isinstance(answer, dict) else None
     if entries is None:
-        return Read(problems=('it is not of the form {"tasks": [{"id": ..., "prompt": ...}]}',))
+        return ParsedReply(problems=('it is not of the form {"tasks": [{"id": ..., "prompt": ...}]}',))
     if not entries:
-        return Read(problems=("it has no tasks",))
+        return ParsedReply(problems=("it has no tasks",))
     if len(entries) > most:
-        return Read(problems=(f"it has {len(entries)} tasks, and at most {most} are allowed",))
+        return ParsedReply(problems=(f"it has {len(entries)} tasks, and at most {most} are allowed",))
     return _read_tasks(entries, asked, known)
 
 
-def read_reflection(answer: JsonValue, asked: Asked, known: Known, droppable: Collection[str]) -> Read:
+def read_reflection(
+    answer: JsonValue, asked: ModelRequest, known: KnownTasks, droppable: Collection[str]
+) -> ParsedReply:
     """Parse the reflector's answer. Requests to drop tasks outside `droppable` are ignored."""
     entries = _entries(answer.get("add", [])) if isinstance(answer, dict) else None
     drop = _texts(answer.get("drop", [])) if isinstance(answer, dict) else None
     if entries is None or drop is None or not isinstance(answer, dict) or not isinstance(answer.get("done"), bool):
-        return Read(problems=('it is not of the form {"done": ..., "add": [...], "drop": [...]}',))
+        return ParsedReply(problems=('it is not of the form {"done": ..., "add": [...], "drop": [...]}',))
     if answer["done"]:
-        return Read(done=True)
+        return ParsedReply(done=True)
     named = {known.named(name) for name in drop}
     dropped = tuple(name for name in droppable if name in named)
     dead = {**known.dead, **dict.fromkeys(dropped, "dropped by the same answer")}
-    read = _read_tasks(entries, asked, Known(known.ids, dead))
-    return Read(read.tasks, read.problems, drop=dropped)
+    read = _read_tasks(entries, asked, KnownTasks(known.ids, dead))
+    return ParsedReply(read.tasks, read.problems, drop=dropped)
 
 
 def _entries(value: JsonValue) -> list[_Entry] | None:
@@ -112,7 +114,7 @@ def _texts(value: JsonValue) -> list[str] | None:
     return cast("list[str]", value) if fits else None
 
 
-def _read_tasks(entries: Sequence[_Entry], asked: Asked, known: Known) -> Read:
+def _read_tasks(entries: Sequence[_Entry], asked: ModelRequest, known: KnownTasks) -> ParsedReply:
     ours = {entry.name: entry for entry in entries}
     problems = [*_duplicates(entries), *(f"task {entry.name!r} has no prompt" for entry in entries if _is_empty(entry))]
     taken = set(known.ids)
@@ -123,9 +125,11 @@ def _read_tasks(entries: Sequence[_Entry], asked: Asked, known: Known) -> Read:
     order, circle = _ordered(entries, ours)
     problems += circle
     if problems:
-        return Read(problems=tuple(problems))
+        return ParsedReply(problems=tuple(problems))
     found = {name: [one for one in each if one is not None] for name, each in needs.items()}
-    return Read(tuple(work_task(ours[name].id, ours[name].text, found[name], asked.by, asked.plain) for name in order))
+    return ParsedReply(
+        tuple(work_task(ours[name].id, ours[name].text, found[name], asked.by, asked.plain) for name in order)
+    )
 
 
 def _duplicates(entries: Sequence[_Entry]) -> list[str]:
@@ -137,7 +141,9 @@ def _is_empty(entry: _Entry) -> bool:
     return not entry.text.strip()
 
 
-def _resolve(name: str, entry: _Entry, ours: Mapping[str, _Entry], known: Known, problems: list[str]) -> str | None:
+def _resolve(
+    name: str, entry: _Entry, ours: Mapping[str, _Entry], known: KnownTasks, problems: list[str]
+) -> str | None:
     """Return the id of the dependency `name` of `entry`; None, with an added problem, if the dependency is
     impossible.
     """

@@ -254,8 +254,8 @@ async def test_turns_outlive_their_runner_and_are_adopted(home: Home) -> None:
     replies: dict[str, Reply] = {}
 
     async def adopt(task: str, session: str) -> None:
-        opening = ConversationRequest(session_id=session, files=home.files(1, task), attaches=True)
-        replies[task] = await send_opened(backend, opening, f"{task} [[until {home.path}/go]]")
+        request = ConversationRequest(session_id=session, files=home.files(1, task), attaches=True)
+        replies[task] = await send_opened(backend, request, f"{task} [[until {home.path}/go]]")
 
     async with anyio.create_task_group() as group:
         for task, session in turns.items():
@@ -272,8 +272,8 @@ async def test_a_turn_that_ended_meanwhile_is_collected(home: Home) -> None:
     await _die_with_turns_at_work(home, "adopt", {"task": session})
     (home.path / "go").touch()
     await until(lambda: _state(home) == "ended")
-    opening = ConversationRequest(session_id=session, files=home.files(1), attaches=True)
-    reply = await send_opened(backend, opening, "the same prompt")
+    request = ConversationRequest(session_id=session, files=home.files(1), attaches=True)
+    reply = await send_opened(backend, request, "the same prompt")
     assert reply.text.startswith("answer 1 to: task")
     assert len(home.calls) == 1
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.backends import BackendError, ClaudeCodeBackend, CodexBackend, GeminiBackend
-from plait.backends.agents.error_kinds import COMMON, no_outcome, said
+from plait.backends.agents.error_kinds import COMMON, no_outcome, safe_line
 from plait.backends.agents.limit_resets import seconds_left
-from plait.backends.agents.protocol import Answered, Call, Ending, Reader
+from plait.backends.agents.protocol import Call, ProcessEnd, Reader, TurnAnswer
 from plait.backends.json_fields import number
 from plait.backends.text import shown
 from tests.support.agents.recorded import NOW, ROOT, names, read, recorded
@@ -63,7 +63,7 @@ JSON = st.recursive(
     max_leaves=8,
 )
 OBJECTS = st.dictionaries(st.sampled_from(WORDS), JSON, max_size=8)
-ENDINGS = st.builds(Ending, st.one_of(st.none(), st.integers(-70, 255)), st.text(max_size=50))
+ENDINGS = st.builds(ProcessEnd, st.one_of(st.none(), st.integers(-70, 255)), st.text(max_size=50))
 
 
 @st.composite
@@ -84,7 +84,7 @@ def bent_events(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     return cli, bent
 
 
-def _check(make: Callable[[Call], Reader], call: Call, events: list[dict[str, Any]], ending: Ending) -> None:
+def _check(make: Callable[[Call], Reader], call: Call, events: list[dict[str, Any]], ending: ProcessEnd) -> None:
     reader = make(call)
     for event in events:
         for output in reader.read(event):
@@ -102,7 +102,7 @@ def _check(make: Callable[[Call], Reader], call: Call, events: list[dict[str, An
     except BackendError as error:
         failure = error
     else:
-        assert isinstance(answered, Answered) and reader.is_final
+        assert isinstance(answered, TurnAnswer) and reader.is_final
         answered.text.encode()
         return
     assert failure.message.isprintable() and 0 < len(failure.message) <= 300
@@ -111,14 +111,14 @@ def _check(make: Callable[[Call], Reader], call: Call, events: list[dict[str, An
 
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from(sorted(PROGRAMS)), st.sampled_from(CALLS), st.lists(OBJECTS, max_size=4), ENDINGS)
-def test_any_objects_are_read(cli: str, call: Call, events: list[dict[str, Any]], ending: Ending) -> None:
+def test_any_objects_are_read(cli: str, call: Call, events: list[dict[str, Any]], ending: ProcessEnd) -> None:
     _check(PROGRAMS[cli].reader, call, events, ending)
 
 
 @settings(deadline=None, max_examples=200)
 @given(bent_events(), st.sampled_from(CALLS), ENDINGS)
 def test_events_with_a_wrong_value_somewhere_are_read(
-    bent: tuple[str, dict[str, Any]], call: Call, ending: Ending
+    bent: tuple[str, dict[str, Any]], call: Call, ending: ProcessEnd
 ) -> None:
     cli, event = bent
     _check(PROGRAMS[cli].reader, call, [event, event], ending)
@@ -132,7 +132,7 @@ def test_output_cut_anywhere_is_no_answer(cli: str) -> None:
         for count in range(len(lines)):
             for rest in ("", lines[count][: len(lines[count]) // 2]):
                 reader = PROGRAMS[cli].reader(CALLS[0])
-                seen = read(reader, "\n".join([*lines[:count], rest]), Ending(-15, ""))
+                seen = read(reader, "\n".join([*lines[:count], rest]), ProcessEnd(-15, ""))
                 if not reader.is_final:
                     assert seen.error is not None, (name, count)
 
@@ -206,7 +206,7 @@ def test_numbers_that_are_none_and_words_that_are_too_long() -> None:
 
 @pytest.mark.parametrize("key", ["sk-ant-api03-abcdefghijk", "AIzaSyA-1234567890", "ghp_abcdefghij", "Bearer abc.def"])
 def test_what_looks_like_a_key_is_not_repeated(key: str) -> None:
-    assert said(f"Incorrect API key provided: {key} (of sk-1)") == "Incorrect API key provided: *** (of sk-1)"
+    assert safe_line(f"Incorrect API key provided: {key} (of sk-1)") == "Incorrect API key provided: *** (of sk-1)"
 
 
 NODE = """file:///x/gemini.js:3
@@ -237,5 +237,5 @@ note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace
     ],
 )
 def test_a_crash_is_told_by_the_line_that_says_why(stderr: str, told: str) -> None:
-    _, message = no_outcome("It", Ending(1, stderr), COMMON)
-    assert said(message) == f"It ended with status 1 before its turn was over{told}"
+    _, message = no_outcome("It", ProcessEnd(1, stderr), COMMON)
+    assert safe_line(message) == f"It ended with status 1 before its turn was over{told}"

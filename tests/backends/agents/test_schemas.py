@@ -10,7 +10,7 @@ import pytest
 
 from plait.backends import ClaudeCodeBackend, Output
 from plait.backends.agents.error_kinds import SchemaRefused
-from plait.backends.agents.protocol import Call, Ending
+from plait.backends.agents.protocol import Call, ProcessEnd
 from tests.support.agents.homes import Home, send
 
 PAIR = {"type": "object", "properties": {"pair": {"type": "array", "prefixItems": [{"type": "integer"}]}}}
@@ -64,4 +64,4 @@ def test_a_schema_that_the_server_refuses_is_told_in_words_too() -> None:
     result = {"type": "result", "subtype": "success", "is_error": True, "api_error_status": 400, "result": said}
     reader.read(json.loads(json.dumps(result)))
     with pytest.raises(SchemaRefused, match="input_schema"):
-        reader.end(Ending(1))
+        reader.end(ProcessEnd(1))

@@ -36,8 +36,8 @@ class Mooded(MessagesState, total=False):
     steps: int
 
 
-async def say(backend: LangGraphBackend, prompt: str = "p", opening: ConversationRequest | None = None) -> Reply:
-    async with backend.open(opening or ConversationRequest()) as conversation:
+async def say(backend: LangGraphBackend, prompt: str = "p", request: ConversationRequest | None = None) -> Reply:
+    async with backend.open(request or ConversationRequest()) as conversation:
         return await conversation.send(prompt)
 
 
@@ -85,7 +85,7 @@ class TestWithSaver(BackendContract):
 
     async def test_goes_on_from_a_history(self, subject: Subject) -> None:
         with pytest.raises(BackendError, match="has no thread r:gone") as caught:
-            await say(subject.working, opening=ConversationRequest(session_id="r:gone", resume=True))
+            await say(subject.working, request=ConversationRequest(session_id="r:gone", resume=True))
         assert caught.value.kind is ErrorKind.SESSION_LOST
 
 
@@ -189,7 +189,7 @@ async def test_only_the_declared_output_is_shown(tmp_path: Path) -> None:
 
 async def test_nodes_are_noticed_as_they_start() -> None:
     seen: list[Output] = []
-    await say(LangGraphBackend(CHAT.compile()), opening=ConversationRequest(on_output=seen.append))
+    await say(LangGraphBackend(CHAT.compile()), request=ConversationRequest(on_output=seen.append))
     assert seen == [Output("notice", "node answer")]
 
 

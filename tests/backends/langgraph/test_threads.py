@@ -64,9 +64,9 @@ class Desk:
             graph.add_edge(START, name).add_edge(name, END)
         return graph
 
-    async def turn(self, graph: Any, prompt: str = "p", **opening: Any) -> Reply:
+    async def turn(self, graph: Any, prompt: str = "p", **request: Any) -> Reply:
         """One turn, each in a process's life of its own: nothing but the file is kept."""
-        made = ConversationRequest(idempotency_key=KEY, on_session=self.sessions.append, **opening)
+        made = ConversationRequest(idempotency_key=KEY, on_session=self.sessions.append, **request)
         async with kept(graph, self.path) as compiled, LangGraphBackend(compiled).open(made) as conversation:
             reply = await conversation.send(prompt)
             assert conversation.session_id == reply.session_id
@@ -200,8 +200,8 @@ async def test_a_later_message_is_new_input_on_the_thread(desk: Desk) -> None:
     again = await desk.turn(graph, "a", session_id=KEY, resume=True)
     assert (again.text, again.session_id) == ("a a a", KEY)
     assert (await desk.turn(graph, "b")).text == "b"
-    opening = ConversationRequest(session_id=KEY, resume=True, resumes_interrupted=True)
-    async with kept(graph, desk.path) as compiled, LangGraphBackend(compiled).open(opening) as conversation:
+    request = ConversationRequest(session_id=KEY, resume=True, resumes_interrupted=True)
+    async with kept(graph, desk.path) as compiled, LangGraphBackend(compiled).open(request) as conversation:
         assert [(await conversation.send(prompt)).text for prompt in ("cut", "c")] == ["b", "b b c"]
 
 
@@ -223,8 +223,8 @@ async def test_two_runs_at_once_share_no_checkpoint(tmp_path: Path) -> None:
         backend = LangGraphBackend(graph)
 
         async def run(name: str, **more: Any) -> None:
-            opening = ConversationRequest(idempotency_key=f"{name}:task", **more)
-            async with backend.open(opening) as conversation:
+            request = ConversationRequest(idempotency_key=f"{name}:task", **more)
+            async with backend.open(request) as conversation:
                 replies[name] = await conversation.send(name)
 
         for more in ({}, {"resume": True, "answer": Answer("ok")}):
@@ -245,11 +245,11 @@ async def test_the_session_is_known_while_the_first_node_runs(in_memory: bool, d
     async def wait(state: Work) -> Any:
         await known.wait()
 
-    opening = ConversationRequest(idempotency_key=KEY, on_session=lambda _: known.set())
+    request = ConversationRequest(idempotency_key=KEY, on_session=lambda _: known.set())
     async with kept(chain(wait), desk.path) as graph:
         compiled = chain(wait).compile(checkpointer=InMemorySaver()) if in_memory else graph
         with anyio.fail_after(10):
-            async with LangGraphBackend(compiled).open(opening) as conversation:
+            async with LangGraphBackend(compiled).open(request) as conversation:
                 await conversation.send("p")
 
 

@@ -34,8 +34,8 @@ def make(server: Script, **options: object) -> AnthropicBackend:
     return AnthropicBackend("m", base_url=server.url, **options)  # type: ignore[arg-type]
 
 
-async def say(backend: AnthropicBackend, prompt: str = "Hello.", opening: ConversationRequest | None = None):
-    async with backend.open(opening or ConversationRequest()) as conversation:
+async def say(backend: AnthropicBackend, prompt: str = "Hello.", request: ConversationRequest | None = None):
+    async with backend.open(request or ConversationRequest()) as conversation:
         return await conversation.send(prompt)
 
 
@@ -45,7 +45,7 @@ async def test_a_turn_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Output] = []
     async with serve(events(WIRE.parts("Good ", "day."))) as server:
         backend = make(server, api_key_env="SOME_KEY", system="Be brief.", temperature=0.5, max_tokens=9)
-        reply = await say(backend, opening=ConversationRequest(on_output=seen.append))
+        reply = await say(backend, request=ConversationRequest(on_output=seen.append))
     request = server.requests[0]
     assert (request.method, request.path) == ("POST", "/v1/messages")
     # Which header holds the key is the SDK's matter.
@@ -80,7 +80,7 @@ async def test_history_without_what_the_api_refuses() -> None:
 
 async def test_schema_as_far_as_the_api_can_express_it() -> None:
     async with serve(events(WIRE.parts('{"n": 3}'))) as server:
-        reply = await say(make(server), opening=ConversationRequest(output_schema=SCHEMA))
+        reply = await say(make(server), request=ConversationRequest(output_schema=SCHEMA))
     wanted = server.bodies[0]["output_config"]["format"]
     assert wanted["type"] == "json_schema"
     assert wanted["schema"]["properties"]["n"]["type"] == "integer"
@@ -92,7 +92,7 @@ async def test_effort_and_cache_go_beside_the_schema() -> None:
     extra = {"output_config": {"effort": "low"}, "cache_control": {"type": "ephemeral"}}
     async with serve(events(WIRE.parts('{"n": 3}')), events(WIRE.parts("x"))) as server:
         backend = make(server, extra=extra)
-        assert (await say(backend, opening=ConversationRequest(output_schema=SCHEMA))).data == {"n": 3}
+        assert (await say(backend, request=ConversationRequest(output_schema=SCHEMA))).data == {"n": 3}
         await say(backend)
     first, second = server.bodies
     assert (first["output_config"]["effort"], first["output_config"]["format"]["type"]) == ("low", "json_schema")
@@ -102,7 +102,7 @@ async def test_effort_and_cache_go_beside_the_schema() -> None:
 
 async def test_what_the_api_cannot_express_is_checked_here() -> None:
     async with serve(events(WIRE.parts('{"n": 0}')), events(WIRE.parts('{"n": 1}'))) as server:
-        reply = await say(make(server), opening=ConversationRequest(output_schema=SCHEMA))
+        reply = await say(make(server), request=ConversationRequest(output_schema=SCHEMA))
     assert reply.data == {"n": 1}
     assert reply.usage == Usage(22, 14, model="m")
     assert "0 is less than the minimum of 1" in reply.messages[2].content
@@ -122,10 +122,10 @@ async def test_schemas_beyond_the_api_are_asked_for_in_words(schema: dict[str, A
         with_schema = ConversationRequest(output_schema=schema)
         if schema.get("type") == "array":
             with pytest.raises(BackendError) as caught:
-                await say(make(server), opening=with_schema)
+                await say(make(server), request=with_schema)
             assert caught.value.kind is ErrorKind.INVALID_OUTPUT
         else:
-            assert (await say(make(server), opening=with_schema)).data == {"key": "value"}
+            assert (await say(make(server), request=with_schema)).data == {"key": "value"}
     assert "output_config" not in server.bodies[0]
     assert "JSON Schema" in server.bodies[0]["system"]
 
@@ -158,7 +158,7 @@ REFERS = {"type": "object", "properties": {"a": {"$ref": "#/$defs/N"}}}
 async def test_schemas_that_the_api_would_break_or_narrow_are_asked_for_in_words(schema: dict[str, Any]) -> None:
     async with serve(events(WIRE.parts('{"a": "x"}'))) as server:
         with suppress(BackendError):  # some of them refer to nothing
-            await say(make(server), opening=ConversationRequest(output_schema=schema))
+            await say(make(server), request=ConversationRequest(output_schema=schema))
     assert "output_config" not in server.bodies[0]
     assert "JSON Schema" in server.bodies[0]["system"]
 
@@ -174,7 +174,7 @@ async def test_schemas_that_the_api_would_break_or_narrow_are_asked_for_in_words
 )
 async def test_schemas_that_the_api_keeps_are_given_to_it(schema: dict[str, Any]) -> None:
     async with serve(events(WIRE.parts('{"a": "x"}'))) as server:
-        reply = await say(make(server), opening=ConversationRequest(output_schema=schema))
+        reply = await say(make(server), request=ConversationRequest(output_schema=schema))
     assert reply.data == {"a": "x"}
     assert Draft202012Validator(server.bodies[0]["output_config"]["format"]["schema"]).is_valid(reply.data)
     assert "system" not in server.bodies[0]

@@ -84,8 +84,8 @@ class TestContract(BackendContract):
         return subject_of_module
 
 
-async def say(backend: Backend, prompt: str, opening: ConversationRequest | None = None) -> Reply:
-    async with backend.open(opening or ConversationRequest()) as conversation:
+async def say(backend: Backend, prompt: str, request: ConversationRequest | None = None) -> Reply:
+    async with backend.open(request or ConversationRequest()) as conversation:
         return await conversation.send(prompt)
 
 
@@ -96,8 +96,8 @@ async def test_classifies_in_parallel_under_a_schema(subject_of_module: Subject)
     pieces: list[Output] = []
 
     async def classify(review: str) -> None:
-        opening = ConversationRequest(output_schema=SCHEMA, on_output=pieces.append)
-        replies.append(await say(backend, f"Which mood has this review? {review}", opening))
+        request = ConversationRequest(output_schema=SCHEMA, on_output=pieces.append)
+        replies.append(await say(backend, f"Which mood has this review? {review}", request))
 
     async with anyio.create_task_group() as group:
         for review in ("The food was cold.", "Lovely evening!", "Never again.", "Best soup in town."):

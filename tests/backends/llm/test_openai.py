@@ -31,8 +31,8 @@ def make(server: Script, model: str | None = "m", **options: object) -> OpenAIBa
     return OpenAIBackend(model, base_url=f"{server.url}/v1", **options)  # type: ignore[arg-type]
 
 
-async def say(backend: OpenAIBackend, prompt: str = "Hello.", opening: ConversationRequest | None = None):
-    async with backend.open(opening or ConversationRequest()) as conversation:
+async def say(backend: OpenAIBackend, prompt: str = "Hello.", request: ConversationRequest | None = None):
+    async with backend.open(request or ConversationRequest()) as conversation:
         return await conversation.send(prompt)
 
 
@@ -59,10 +59,10 @@ async def test_a_turn_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_turns_of_one_conversation_build_on_each_other() -> None:
     history = (Message("system", "Be kind."), Message("user", "a"), Message("assistant", "b"))
-    opening = ConversationRequest(session_id="s", resume=True, history=history)
+    request = ConversationRequest(session_id="s", resume=True, history=history)
     async with (
         serve(events(WIRE.parts("d")), events(WIRE.parts("f"))) as server,
-        make(server).open(opening) as conversation,
+        make(server).open(request) as conversation,
     ):
         await conversation.send("c")
         reply = await conversation.send("e")
@@ -176,7 +176,7 @@ async def test_missing_sdk_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_schema_goes_along_and_data_comes_back() -> None:
     async with serve(events(WIRE.parts('{"n":', " 3}"))) as server:
-        reply = await say(make(server), opening=ConversationRequest(output_schema=SCHEMA))
+        reply = await say(make(server), request=ConversationRequest(output_schema=SCHEMA))
     wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
     assert server.bodies[0]["response_format"] == wanted
     assert reply.data == {"n": 3}
@@ -202,7 +202,7 @@ async def test_one_repair_turn() -> None:
 async def test_no_second_repair_turn() -> None:
     async with serve(events(WIRE.parts('{"n": "three"}'))) as server:
         with pytest.raises(BackendError, match="n: 'three' is not of type 'integer'") as caught:
-            await say(make(server), opening=ConversationRequest(output_schema=SCHEMA))
+            await say(make(server), request=ConversationRequest(output_schema=SCHEMA))
     assert caught.value.kind is ErrorKind.INVALID_OUTPUT
     assert len(server.requests) == 2
 

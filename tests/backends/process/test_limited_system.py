@@ -107,8 +107,8 @@ async def test_without_procfs_a_child_is_known_to_other_processes(
         async with running(nasty("deaf", holds, tmp_path), tmp_path / "t") as child:
             await child.follow(lambda line: line == b"ready", idle=60, until=anyio.current_time() + 60)
             async with adopted(tmp_path / "t") as same:
-                assert same is not None and same.known == child.known and same.known.is_alive
-                assert not replace(same.known, pid=os.getpid()).is_alive
+                assert same is not None and same.manifest == child.manifest and same.manifest.is_alive
+                assert not replace(same.manifest, pid=os.getpid()).is_alive
             assert holds.is_gone(0)
     assert child.status == -signal.SIGKILL and child.is_gone
 
@@ -151,7 +151,7 @@ async def test_all_threads_at_work_keep_no_child_alive(tmp_path: Path, holds: Ki
 async def test_a_child_that_somebody_else_has_waited_for_is_over(tmp_path: Path, holds: Kin) -> None:
     async with running(nasty("dies", holds, tmp_path), tmp_path / "t") as child:
         await child.follow(lambda _: False, idle=60, until=anyio.current_time() + 60)
-        os.waitpid(child.known.pid, 0)  # noqa: ASYNC222 - it is over
+        os.waitpid(child.manifest.pid, 0)  # noqa: ASYNC222 - it is over
     assert child.is_gone
 
 
@@ -170,7 +170,7 @@ async def main():
             holds.is_gone(0)  # our end is closed
             hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-            assert child.known.is_alive
+            assert child.manifest.is_alive
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         print(child.status, child.is_gone, holds.is_gone(5))
 anyio.run(main)

@@ -68,8 +68,8 @@ class Turn:
     async def _body(self, child: Child) -> None:
         self._child = child
         self._ends_at = now = anyio.current_time()
-        assert SECRET not in told_of(child.known.pid)
-        self._seen.resemble(child.known.marker)
+        assert SECRET not in told_of(child.manifest.pid)
+        self._seen.resemble(child.manifest.marker)
         idle, until = (0.2 if self._end == "idle" else 60), (0.4 if self._end in {"late", "idle"} else 60)
         self._ends_at += until if until < 1 else 0
         await child.follow(self._on_line, idle=idle, until=now + until)

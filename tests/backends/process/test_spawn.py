@@ -181,7 +181,7 @@ async def test_a_folder_has_one_child(tmp_path: Path, holds: Kin) -> None:
     async with running(nasty("deaf", holds, tmp_path), tmp_path / "t") as child:
         with pytest.raises(FileExistsError, match="has the files of another child"):
             await followed(nasty("deaf", holds, tmp_path), tmp_path / "t")
-        assert read_manifest(tmp_path / "t") == child.known
+        assert read_manifest(tmp_path / "t") == child.manifest
     with pytest.raises(FileExistsError):
         await followed(nasty("deaf", holds, tmp_path), tmp_path / "t")
 

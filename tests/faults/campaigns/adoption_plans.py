@@ -20,13 +20,13 @@ _OPENING_S, _KILL_S = 0.13, 0.4  # between two of them, on average
 class Round:
     """From the start of a runner to its end by SIGKILL, and what is done before the next one starts.
 
-    Times are in seconds from the start. At the `openings` something that turns wait for is there; at the `kills` an
+    Times are in seconds from the start. At the `requests` something that turns wait for is there; at the `kills` an
     agent dies, each with a number below 1 that says which. `contested`: somebody else resumes the run as well.
     """
 
     lasts: float
     concurrency: int
-    openings: tuple[float, ...]
+    requests: tuple[float, ...]
     kills: tuple[tuple[float, float], ...]
     dies: float | None
     """Once no runner lives an agent dies as well; a number below 1 says which."""
@@ -101,7 +101,7 @@ def _round(rng: random.Random, *, kills_agents: bool) -> Round:
     return Round(
         lasts=lasts,
         concurrency=rng.randint(1, 5),
-        openings=_moments(rng, _OPENING_S, lasts),
+        requests=_moments(rng, _OPENING_S, lasts),
         kills=tuple((moment, rng.random()) for moment in kills),
         dies=rng.random() if kills_agents and rng.random() < 0.4 else None,
         contested=rng.random() < 0.25,

@@ -142,10 +142,10 @@ class Case:
 
     def _disturb(self, this: Round, runner: Step) -> None:
         """Open and kill what the round says, for as long as it says."""
-        openings, kills, began = list(this.openings), list(this.kills), time.monotonic()
+        requests, kills, began = list(this.requests), list(this.kills), time.monotonic()
         while (now := time.monotonic() - began) < this.lasts and not runner.has_ended:
-            while openings and openings[0] <= now:
-                openings.pop(0)
+            while requests and requests[0] <= now:
+                requests.pop(0)
                 self._open(min(1, len(self._names) - 1))
             while kills and kills[0][0] <= now:
                 self._kill_agent(kills.pop(0)[1])

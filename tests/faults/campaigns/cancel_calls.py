@@ -57,17 +57,17 @@ class Server:
     def new_session_id(self) -> str:
         return f"session-{len(self.sessions) + 1}"
 
-    def open(self, opening: ConversationRequest) -> _Talk:
-        return _Talk(self, opening)
+    def open(self, request: ConversationRequest) -> _Talk:
+        return _Talk(self, request)
 
-    async def answer(self, opening: ConversationRequest, prompt: str) -> Reply:
-        task_id = opening.idempotency_key.split(":")[1]
-        key = opening.session_id, task_id
+    async def answer(self, request: ConversationRequest, prompt: str) -> Reply:
+        task_id = request.idempotency_key.split(":")[1]
+        key = request.session_id, task_id
         self.executed[task_id] += 1
         await anyio.lowlevel.checkpoint()
         if prompt.startswith(f"{task_id} ") or prompt in {task_id, "more"}:
             self.sessions[key] = prompt
-        opening.on_session(opening.session_id or "")
+        request.on_session(request.session_id or "")
         if task_id in self.held:
             if self.held <= self.executed.keys():
                 self.holding.set()
@@ -75,13 +75,13 @@ class Server:
         if task_id == "c" and self.executed["c"] == 1:
             raise BackendError(ErrorKind.TRANSIENT, "only this once")
         await anyio.lowlevel.checkpoint()
-        return Reply(f"<{self.sessions[key]}>", session_id=opening.session_id, usage=Usage(3, 4))
+        return Reply(f"<{self.sessions[key]}>", session_id=request.session_id, usage=Usage(3, 4))
 
 
 class _Talk:
-    def __init__(self, server: Server, opening: ConversationRequest) -> None:
+    def __init__(self, server: Server, request: ConversationRequest) -> None:
         self._server = server
-        self._opening = opening
+        self._opening = request
 
     @property
     def session_id(self) -> str | None:

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import anyio
 
 from plait.persistence import Batch, MemoryStore, SQLiteStore, StoreUnusable
-from plait.persistence.sqlite import connection as opening
+from plait.persistence.sqlite import connection as request
 from plait.persistence.sqlite import reader as reading
 from plait.runner import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task
 from tests.faults.campaigns.report import Report, Scale
@@ -181,7 +181,7 @@ async def _read_memory(store: MemoryStore) -> Snapshot:
 
 def _read_file(path: Path) -> Snapshot:
     """The same of a file that the store opens; anything that it would not open is an error."""
-    with closing(opening.open_database(path, "existing")) as connection:
+    with closing(request.open_database(path, "existing")) as connection:
         (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)

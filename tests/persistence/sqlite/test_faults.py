@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from plait.persistence import (
+    MessageAppended,
     NewTask,
     SQLiteStore,
     StoreBusy,
@@ -19,7 +20,6 @@ from plait.persistence import (
     StoreUnusable,
     TaskFailed,
     TaskStarted,
-    TurnAppended,
 )
 from plait.persistence.contract.samples import CLAIMED, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, whole
 from plait.persistence.sqlite import connection as opening
@@ -43,7 +43,7 @@ async def test_a_full_disk_undoes_the_batch_and_the_same_batch_goes_in_later(pat
         await on_database(store, f"PRAGMA max_page_count = {await on_database(store, 'PRAGMA page_count') + 5}")
         before = await whole(store)
         starts = [TaskStarted(at(3), task.task_id, 1, "fast") for task in tasks]
-        turns = [TurnAppended(at(3), task.task_id, 1, "user", "x" * 500) for task in tasks]
+        turns = [MessageAppended(at(3), task.task_id, 1, "user", "x" * 500) for task in tasks]
         with pytest.raises(StoreError, match="full; free some space"):
             await writer.write(*starts, *turns)
         # The limit was the connection's, and what comes next has another connection.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.persistence import Change, RunStatusChanged, SQLiteStore, StoreError, TurnAppended
+from plait.persistence import Change, MessageAppended, RunStatusChanged, SQLiteStore, StoreError
 from plait.persistence.contract.samples import ANSWER, ASK, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at
 from tests.support.stores.database import edit, end_of
 
@@ -33,7 +33,7 @@ async def conversation(path: Path, sizes: tuple[int, ...]) -> int:
         for _ in range(1000):
             texts = ["x" * rng.choice(sizes) for _ in range(2)]
             roles = ("user", "assistant")
-            turn = [TurnAppended(at(3), "a", 1, r, t, 100, 1000) for r, t in zip(roles, texts, strict=True)]
+            turn = [MessageAppended(at(3), "a", 1, r, t, 100, 1000) for r, t in zip(roles, texts, strict=True)]
             await writer.write(*turn)
             raw += sum(map(len, texts))
         assert len(await store.list_messages(writer.run_id, "a")) == 2000

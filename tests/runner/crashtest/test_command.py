@@ -94,14 +94,14 @@ def test_what_was_left_out_is_no_success() -> None:
     assert tally.ok
     assert tally.bound == pytest.approx(3 / len(FAILPOINTS))
     for failed in (
-        replace(tally, landed=tally.landed - Counter(["told"])),
+        replace(tally, landed=tally.landed - Counter(["events.published"])),
         replace(tally, planted={"a bug": False}),
         replace(tally, violations=["I1: lost"]),
     ):
         assert not failed.ok
         assert as_value(failed)["ok"] is False
-    lines = as_lines(replace(tally, landed=tally.landed - Counter(["told"]), planted={"a bug": False}))
-    assert any(line.endswith("14 of 15 covered; never hit: told") for line in lines)
+    lines = as_lines(replace(tally, landed=tally.landed - Counter(["events.published"]), planted={"a bug": False}))
+    assert any(line.endswith("14 of 15 covered; never hit: events.published") for line in lines)
     assert any(line.endswith("0 of 1 caught; missed: a bug") for line in lines)
 
 
@@ -170,8 +170,8 @@ def test_a_case_that_cannot_be_made_is_no_broken_invariant(tmp_path: Path) -> No
     ("words", "code", "message"),
     [
         (["nowhere.yaml"], 2, "nowhere.yaml: cannot read the plan: No such file or directory; check the path"),
-        (["--case", "kills-1-lunch:3"], 2, "'lunch:3' is no place to stop at: a boundary and a number, as in"),
-        (["--case", "kisses-1"], 2, "'kisses-1' names no case: it starts with kills, crasher, unsure, rival, rot"),
+        (["--case", "kills-1-lunch:3"], 2, "'lunch:3' is no failpoint with a number, as in"),
+        (["--case", "kisses-1"], 2, "'kisses-1' names no case: a case is kills, crasher, unsure, rival, rot"),
         (["--set", "a=b"], 2, "--set is for plans; random cases have no inputs"),
         (["--kills", "0"], 2, "'--kills'"),
         (["--store", "/proc/none/x.db"], 3, "No such file or directory; name another place with --store"),

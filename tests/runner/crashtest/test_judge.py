@@ -185,23 +185,29 @@ def test_who_has_to_leave_has_to_leave() -> None:
     ("word", "trial"),
     [
         ("rot-0", Trial(Kind.ROT, 0)),
-        ("kills-17-told:2", Trial(Kind.KILLS, 17, (Point("told", 2),))),
-        ("kills-3-txn.begun:1-told:20", Trial(Kind.KILLS, 3, (Point("txn.begun", 1), Point("told", 20)))),
+        ("kills-17-events.published:2", Trial(Kind.KILLS, 17, (Point("events.published", 2),))),
+        (
+            "kills-3-txn.begun:1-events.published:20",
+            Trial(Kind.KILLS, 3, (Point("txn.begun", 1), Point("events.published", 20))),
+        ),
     ],
 )
 def test_a_trial_and_its_word(word: str, trial: Trial) -> None:
     assert (str(trial), parse_trial(word)) == (word, trial)
 
 
-@pytest.mark.parametrize("word", ["", "kills", "kills-", "kills-x", "kills-1-", "kills-1-told", "kills-1-told:0", "-1"])
+@pytest.mark.parametrize(
+    "word",
+    ["", "kills", "kills-", "kills-x", "kills-1-", "kills-1-events.published", "kills-1-events.published:0", "-1"],
+)
 def test_a_word_that_names_no_trial(word: str) -> None:
-    with pytest.raises(ValueError, match=r"names no case|is no place to stop at"):
+    with pytest.raises(ValueError, match=r"names no case|is no failpoint"):
         parse_trial(word)
 
 
 @pytest.mark.parametrize("word", ["rival-1", "unsure-1"])
 def test_a_trial_that_needs_a_place_says_so(word: str) -> None:
-    with pytest.raises(ValueError, match=f"'{word}' names no place to stop at, and a trial of that kind needs one"):
+    with pytest.raises(ValueError, match=f"'{word}' names no failpoint, and a trial of that kind needs one"):
         parse_trial(word)
 
 

@@ -26,15 +26,15 @@ class Agent:
     def new_session_id(self) -> None:
         return None
 
-    def open(self, opening: ConversationRequest) -> AgentTurn:
-        return AgentTurn(self, opening)
+    def open(self, request: ConversationRequest) -> AgentTurn:
+        return AgentTurn(self, request)
 
 
 class AgentTurn:
     session_id = None
 
-    def __init__(self, agent: Agent, opening: ConversationRequest) -> None:
-        self._agent, self._opening = agent, opening
+    def __init__(self, agent: Agent, request: ConversationRequest) -> None:
+        self._agent, self._opening = agent, request
 
     async def __aenter__(self) -> Self:
         return self
@@ -93,8 +93,8 @@ async def test_an_earlier_attempts_word_is_not_the_last_ones(store: Store) -> No
             return await anyio.sleep_forever()
 
     class Once(Agent):
-        def open(self, opening: ConversationRequest) -> AgentTurn:
-            return Failing(self, opening)
+        def open(self, request: ConversationRequest) -> AgentTurn:
+            return Failing(self, request)
 
     failed: list[str] = []
     assert await ended(store, Once(), "cancel") == Usage()

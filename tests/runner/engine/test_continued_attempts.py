@@ -29,10 +29,10 @@ def failing(*errors: BackendError, then: Answer | None = None) -> Talker:
     """Fails so, one error a turn; then answers."""
     left = list(errors)
 
-    def answer(prompt: str, opening: ConversationRequest) -> str | Reply | Exception:
+    def answer(prompt: str, request: ConversationRequest) -> str | Reply | Exception:
         if left:
             return left.pop(0)
-        return f"re: {prompt}" if then is None else then(prompt, opening)
+        return f"re: {prompt}" if then is None else then(prompt, request)
 
     return Talker(answer)
 
@@ -41,7 +41,7 @@ def seen(backend: Talker) -> list[tuple[str, str | None, bool, bool]]:
     """The prompt of each turn, its session, and whether that was resumed and the turn taken up."""
     return [
         (prompt, one.session_id, one.resume, one.resumes_interrupted)
-        for prompt, one in zip(backend.prompts, backend.openings, strict=True)
+        for prompt, one in zip(backend.prompts, backend.requests, strict=True)
     ]
 
 
@@ -71,15 +71,15 @@ async def test_where_no_session_is_known_there_is_none_to_take_up(store: Store) 
     class Early(Talker):
         """Fails before it has a session."""
 
-        def open(self, opening: ConversationRequest):
-            talk = super().open(opening)
-            if len(self.openings) == 1:
+        def open(self, request: ConversationRequest):
+            talk = super().open(request)
+            if len(self.requests) == 1:
                 raise LIMIT
             return talk
 
     early = Early(own_ids=True)
     await ParallelRunner(early, store=store, clock=QuickClock()).run(WORK)
-    assert [(one.session_id, one.resume) for one in early.openings] == [(None, False), (None, False)]
+    assert [(one.session_id, one.resume) for one in early.requests] == [(None, False), (None, False)]
 
 
 async def test_a_session_that_is_gone_by_then_is_no_failure_of_the_task(store: Store) -> None:
@@ -93,17 +93,17 @@ async def test_a_session_that_is_gone_by_then_is_no_failure_of_the_task(store: S
 async def test_an_answer_is_taken_up_with_all_that_was_said_before(store: Store) -> None:
     asks = Reply("Where?", session_id="session-1", question=Question("Where?"))
 
-    def answer(prompt: str, opening: ConversationRequest) -> str | Reply | Exception:
+    def answer(prompt: str, request: ConversationRequest) -> str | Reply | Exception:
         if prompt == "work":
             return asks
-        return LIMIT if opening.answer is not None else f"re: {prompt}"
+        return LIMIT if request.answer is not None else f"re: {prompt}"
 
     backend, clock = Talker(answer), QuickClock()
     runner = ParallelRunner(backend, store=store, clock=clock)
     await runner.run(WORK, "r")
     await runner.resume("r", answers={"a": "Rome"})
     assert [prompt for prompt, *_ in seen(backend)] == ["work", "Rome", INTERRUPTED]
-    last = backend.openings[-1]
+    last = backend.requests[-1]
     assert [message.content for message in last.history] == ["work", "Where?"]
     assert (last.session_id, last.answer, last.resumes_interrupted) == ("session-1", None, True)
     said = [m.content for m in await store.list_messages("r", "a")]
@@ -183,7 +183,10 @@ async def test_the_time_of_the_next_attempt_may_have_come_by_then(store: Store) 
 
 
 async def test_the_time_of_the_next_attempt_may_come_while_the_resume_takes_the_run(store: Store) -> None:
-    """`plait crashtest --case kills-1-txn.before_commit:6-told:3-told:1-txn.before_commit:3-txn.after_commit:3`"""
+    """A case of `plait crashtest`:
+
+    kills-1-txn.before_commit:6-events.published:3-events.published:1-txn.before_commit:3-txn.after_commit:3
+    """
     clock = QuickClock()
     await died_while_it_waited(store, LIMIT, clock)
 

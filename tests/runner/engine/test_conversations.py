@@ -23,7 +23,7 @@ async def test_conversations_continue_by_session_and_history() -> None:
         ]
     )
     result = await ParallelRunner(backend, store=store).run(dag)
-    by_prompt = dict(zip(backend.prompts, backend.openings, strict=True))
+    by_prompt = dict(zip(backend.prompts, backend.requests, strict=True))
     assert by_prompt["one"].history == () and not by_prompt["one"].resume
     assert [m.content for m in by_prompt["two"].history] == ["one", "re: one"]
     assert [m.content for m in by_prompt["three"].history] == ["one", "re: one", "two", "re: two"]
@@ -46,9 +46,9 @@ async def test_the_session_is_stored_before_the_call_or_as_soon_as_it_is_known()
             super().__init__(own_ids=own_ids)
             self.before: list[tuple[str, str | None]] = []
 
-        def open(self, opening: ConversationRequest):
-            run_id = opening.idempotency_key.split(":")[0]
-            talk, send = (made := super().open(opening)), made.send
+        def open(self, request: ConversationRequest):
+            run_id = request.idempotency_key.split(":")[0]
+            talk, send = (made := super().open(request)), made.send
 
             async def watched(prompt: str) -> Reply:
                 task = (await store.list_tasks(run_id))[0]
@@ -73,7 +73,7 @@ async def test_a_session_id_that_only_the_reply_names_is_stored_and_continued() 
     backend = Talker(lambda prompt, _: Reply(f"<{prompt}>", session_id="from-reply"))
     dag = DAG([Task("a", prompt="one"), Task("b", prompt="two", continues="a")])
     result = await ParallelRunner(backend, store=store).run(dag)
-    assert (backend.openings[1].session_id, backend.openings[1].resume) == ("from-reply", True)
+    assert (backend.requests[1].session_id, backend.requests[1].resume) == ("from-reply", True)
     assert [task.session_id for task in await store.list_tasks(result.run_id)] == ["from-reply"] * 2
 
 
@@ -82,7 +82,7 @@ async def test_an_id_that_the_reply_does_not_repeat_is_kept() -> None:
     dag = DAG([Task("a", prompt="one"), Task("b", prompt="two", continues="a")])
     result = await ParallelRunner(backend, store=MemoryStore()).run(dag)
     assert result["a"].session_id == "own-1"
-    assert (backend.openings[1].session_id, backend.openings[1].resume) == ("own-1", True)
+    assert (backend.requests[1].session_id, backend.requests[1].resume) == ("own-1", True)
 
 
 async def test_a_continuing_task_may_name_the_default_backend_outright() -> None:
@@ -111,7 +111,7 @@ async def test_what_was_said_in_a_failed_turn_is_kept_and_not_taken_for_a_turn(s
     await ParallelRunner(backend, store=store).run(dag, "r")
     stored = [(m.attempt, m.content) for m in await store.list_messages("r", "a")]
     assert stored == [*((1, message.content) for message in poor), (3, "count"), (3, "re: count")]
-    assert [m.content for m in backend.openings[-1].history] == ["count", "re: count"]
+    assert [m.content for m in backend.requests[-1].history] == ["count", "re: count"]
 
 
 async def test_a_task_that_failed_for_good_keeps_its_prompt(store: Store) -> None:

@@ -25,7 +25,7 @@ def seen(backend: Talker) -> dict[str, tuple[str | None, str | None, bool, int]]
     """Of each prompt the session, what it forks, whether that is resumed, and how long its history is."""
     return {
         prompt: (one.session_id, one.fork_of, one.resume, len(one.history))
-        for prompt, one in zip(backend.prompts, backend.openings, strict=True)
+        for prompt, one in zip(backend.prompts, backend.requests, strict=True)
     }
 
 
@@ -84,7 +84,7 @@ async def test_a_fork_that_fails_is_made_anew_from_the_parent(store: Store) -> N
     backend = Forker(lambda prompt, _: reset.pop() if reset and prompt == "two" else f"re: {prompt}")
     dag = DAG([Task("a", prompt="one"), Task("b", prompt="two", continues="a", retry=Retry(attempts=2))])
     await ParallelRunner(backend, store=store, clock=QuickClock()).run(dag)
-    forks = [(one.session_id, one.fork_of, one.resume) for one in backend.openings[1:]]
+    forks = [(one.session_id, one.fork_of, one.resume) for one in backend.requests[1:]]
     assert forks == [("session-2", "session-1", False), ("session-3", "session-1", False)]
 
 
@@ -100,7 +100,7 @@ async def test_a_fork_that_was_cut_goes_on_in_itself_once_it_is_known(confirmed:
     backend.made = 100
     await ParallelRunner(backend, store=store).resume("r")
     expected = (INTERRUPTED, ("session-2", None, True)) if confirmed else ("two", ("session-101", "session-1", False))
-    first = backend.openings[0]
+    first = backend.requests[0]
     assert (backend.prompts[0], (first.session_id, first.fork_of, first.resume)) == expected
     assert [message.content for message in first.history] == ["one", "re: one"]
 
@@ -119,7 +119,7 @@ async def test_a_forked_conversation_is_whole_though_the_clock_runs_backwards(st
     assert (tasks["a"].ended_at or "") > (tasks["b"].started_at or ""), "or this shows nothing"
     backend = Talker()
     await ParallelRunner(backend, store=store, clock=QuickClock()).resume(result.run_id, retry_failed=True)
-    assert [message.content for message in backend.openings[0].history] == ["one", "re: one", "b", "re: b"]
+    assert [message.content for message in backend.requests[0].history] == ["one", "re: one", "b", "re: b"]
 
 
 async def test_a_conversation_that_began_without_the_other_task_stays_without_it(store: Store) -> None:
@@ -136,4 +136,4 @@ async def test_a_conversation_that_began_without_the_other_task_stays_without_it
     await ParallelRunner(refusing, store=store, clock=clock).resume("r", retry_failed=True)
     backend = Forker()
     await ParallelRunner(backend, store=store, clock=clock).resume("r", retry_failed=True)
-    assert [message.content for message in backend.openings[0].history] == ["b", "re: b"]
+    assert [message.content for message in backend.requests[0].history] == ["b", "re: b"]

@@ -78,7 +78,7 @@ async def test_added_tasks_have_all_that_a_plan_file_gives_a_task() -> None:
     result = await runner.run(DAG([Task("a", prompt="a", adds_tasks=True)]))
     assert result["b"].status is TaskStatus.SKIPPED
     assert (result.text["c"], len(other.prompts)) == ("<[]>", 1)
-    assert main.openings[-1].metadata == {"role": "x"}
+    assert main.requests[-1].metadata == {"role": "x"}
 
 
 async def test_an_added_task_goes_on_with_the_conversation_of_one_that_is_done(kept: Store | None) -> None:
@@ -86,7 +86,7 @@ async def test_an_added_task_goes_on_with_the_conversation_of_one_that_is_done(k
     backend = talker({"plan": plan(spec("next", continues="old"), spec("again", continues="plan"))})
     dag = DAG([Task("old", prompt="old"), Task("plan", prompt="plan", depends_on=["old"], adds_tasks=True)])
     await ParallelRunner(backend, store=kept).run(dag)
-    by_task = {opening.idempotency_key.partition(":")[2]: opening for opening in backend.openings}
+    by_task = {request.idempotency_key.partition(":")[2]: request for request in backend.requests}
     assert by_task["next"].resume
     assert by_task["next"].session_id == "session-1"
     assert [message.content for message in by_task["next"].history] == ["old", "<old>"]
@@ -101,7 +101,7 @@ async def test_the_same_after_a_resume(store: Store) -> None:
     backend = talker()
     result = await ParallelRunner(backend, store=store).resume(first.run_id, retry_failed=True)
     assert (result.status, backend.prompts) == (RunStatus.COMPLETED, ["next"])
-    assert [message.content for message in backend.openings[0].history] == ["old", "<old>"]
+    assert [message.content for message in backend.requests[0].history] == ["old", "<old>"]
 
 
 async def test_the_dag_that_somebody_holds_never_changes() -> None:

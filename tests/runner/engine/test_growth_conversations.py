@@ -29,8 +29,8 @@ async def test_one_that_the_store_was_too_far_away_to_take_is_kept(reads: bool) 
     dag = DAG([Task("a", "a"), Task("b", "b", ["a"])])
     result = await runner.run(dag, policy=Scripted(by_end({"b": MORE})))
     assert (result.status, backend.prompts) == (RunStatus.COMPLETED, ["a", "b", "more"])
-    assert [message.content for message in backend.openings[-1].history] == ["a", "<a>"]
-    assert backend.openings[-1].session_id == "session-1"
+    assert [message.content for message in backend.requests[-1].history] == ["a", "<a>"]
+    assert backend.requests[-1].session_id == "session-1"
     assert result.degraded[0].lost
 
 
@@ -47,7 +47,7 @@ async def test_only_what_is_not_in_memory_is_read_back_and_nothing_else() -> Non
     backend = talker()
     store = FaultyStore(MemoryStore(), faults)
     await ParallelRunner(backend, store=store, clock=QuickClock()).run(CHAIN, policy=Scripted(by_end(AFTER_C)))
-    assert [message.content for message in backend.openings[-1].history] == ["a", "<a>", "b", "<b>"]
+    assert [message.content for message in backend.requests[-1].history] == ["a", "<a>", "b", "<b>"]
     assert [method for method in read if method != "write"] == ["list_messages"]
 
 
@@ -63,7 +63,7 @@ async def test_a_store_that_is_behind_is_asked_again() -> None:
     runner = ParallelRunner(backend, store=Behind(MemoryStore()), clock=QuickClock())
     result = await runner.run(CHAIN, policy=Scripted(by_end(AFTER_C)))
     assert (result.status, result["more"].attempts) == (RunStatus.COMPLETED, 2)
-    assert [message.content for message in backend.openings[-1].history] == ["a", "<a>", "b", "<b>"]
+    assert [message.content for message in backend.requests[-1].history] == ["a", "<a>", "b", "<b>"]
 
 
 @pytest.mark.parametrize(
@@ -86,5 +86,5 @@ async def test_after_a_resume_it_is_the_conversation_that_there_really_was(
         first.run_id, retry_failed=True, policy=Scripted(by_end(AFTER_C))
     )
     assert (result.status, sorted(backend.prompts)) == (RunStatus.COMPLETED, sorted(ran))
-    by_task = {opening.idempotency_key.partition(":")[2]: opening for opening in backend.openings}
+    by_task = {request.idempotency_key.partition(":")[2]: request for request in backend.requests}
     assert [message.content for message in by_task["more"].history] == history

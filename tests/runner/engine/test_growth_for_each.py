@@ -147,9 +147,9 @@ async def test_parts_go_on_with_one_conversation_each_for_itself(kept: Store | N
     backend = talker({"source": listed([1, 2])})
     mapped = Task("m", "m {{ item }}", continues="talk", for_each="source")
     await ParallelRunner(backend, store=kept).run(DAG([Task("talk", "talk"), SOURCE, mapped]))
-    parts = [opening for opening in backend.openings if opening.fork_of is not None]
-    assert [[message.content for message in opening.history] for opening in parts] == [["talk", "<talk>"]] * 2
-    assert len({opening.session_id for opening in parts}) == 2
+    parts = [request for request in backend.requests if request.fork_of is not None]
+    assert [[message.content for message in request.history] for request in parts] == [["talk", "<talk>"]] * 2
+    assert len({request.session_id for request in parts}) == 2
 
 
 async def test_a_planner_may_add_one_and_a_part_may_add_tasks(kept: Store | None) -> None:
@@ -184,10 +184,10 @@ def test_a_task_with_for_each_has_no_element_and_plans_nothing() -> None:
 async def test_a_part_may_wait_for_a_person(store: Store) -> None:
     from plait.backends.protocol import Question
 
-    def answer(prompt: str, opening: ConversationRequest) -> str | Reply:
+    def answer(prompt: str, request: ConversationRequest) -> str | Reply:
         if prompt == "source":
             return listed([1, 2])
-        if prompt == "part 2" and opening.answer is None:
+        if prompt == "part 2" and request.answer is None:
             return Reply("?", question=Question("which?"))
         return f"<{prompt}>"
 

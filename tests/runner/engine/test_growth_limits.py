@@ -33,7 +33,7 @@ async def test_the_narrower_one_holds(of_dag: GrowthLimits | None, of_runner: Gr
         assert (result.status, len(result.tasks)) == (RunStatus.COMPLETED, 4)
         return
     assert result["plan"].error is not None
-    assert f"3 more tasks would make 4, and the run may grow to {most} (max_tasks)" in result["plan"].error
+    assert f"3 more tasks would make 4, and max_tasks is {most}; raise max_tasks" in result["plan"].error
 
 
 async def test_that_of_a_dag_holds_for_whoever_goes_on_with_its_run(store: Store) -> None:
@@ -77,7 +77,7 @@ def test_that_of_a_plan_is_stored_with_its_run(tmp_path: Path) -> None:
     again = plait_here(tmp_path, "resume", "last", "--retry-failed")
     assert (again.code, "has changed since this run was stored (growth); a resume" in again.err) == (1, True)
     shown = plait_here(tmp_path, "show", "last", "plan", "--json").value
-    assert "the run may grow to 3 (max_tasks)" in shown["error"]
+    assert "and max_tasks is 3; raise max_tasks" in shown["error"]
     assert plait_here(tmp_path, "run", "plan.yaml").code == 0
 
 

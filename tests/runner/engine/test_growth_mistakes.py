@@ -82,7 +82,7 @@ async def test_it_is_told_once_and_a_corrected_plan_is_taken(store: Store, why: 
     assert (result["plan"].attempts, list(result.tasks)[4:]) == (2, ["a"])
     (told,) = [prompt for prompt in backend.prompts if prompt.startswith("These tasks cannot be added")]
     assert says in told
-    (again,) = [opening for opening in backend.openings if opening.history]
+    (again,) = [request for request in backend.requests if request.history]
     assert again.resume
     assert [message.role for message in again.history] == ["user", "assistant"]
     said = [message.content for message in await store.list_messages(result.run_id, "plan") if message.attempt == 2]
@@ -179,7 +179,7 @@ async def test_a_failure_that_passed_takes_the_word_away_from_nobody(stored: boo
     planner = replace(PLANNER, retry=Retry(attempts=4))
     result = await runner_of(backend, MemoryStore() if stored else None).run(DAG([planner]))
     assert [prompt.partition(" ")[0] for prompt in backend.prompts] == ["plan", "plan", "These", "These"]
-    assert [message.content for message in backend.openings[-1].history] == ["plan", "no"]
+    assert [message.content for message in backend.requests[-1].history] == ["plan", "no"]
     assert (result["plan"].status, result.text["plan"]) == (TaskStatus.COMPLETED, "[]")
 
 
@@ -195,9 +195,9 @@ async def test_of_a_planner_that_asked_and_was_told_of_mistakes_nothing_is_kept_
     told = next(prompt for prompt in backend.prompts if prompt.startswith("These"))
     await runner.resume("r", retry_failed=True)
     await runner.continue_task("r", "plan", "And?")
-    for opening, prompt in zip(backend.openings, backend.prompts, strict=True):
+    for request, prompt in zip(backend.requests, backend.prompts, strict=True):
         if prompt in {"next", "And?"}:
-            assert [message.content for message in opening.history] == ["plan", "Which?", "tea", "no", told, "[]"]
+            assert [message.content for message in request.history] == ["plan", "Which?", "tea", "no", told, "[]"]
     assert backend.prompts[-3:] == ["next", "next", "And?"]
 
 
@@ -228,7 +228,7 @@ async def test_too_deep() -> None:
     )
     assert list(result.tasks) == ["a", "b", "c"]
     assert (result["b"].status, result["c"].status) == (TaskStatus.COMPLETED, TaskStatus.FAILED)
-    assert "2 deep (max_depth)" in (result["c"].error or "")
+    assert "at depth 3, and max_depth is 2; raise max_depth" in (result["c"].error or "")
 
 
 async def test_depth_is_counted_through_a_resume(store: Store) -> None:
@@ -316,5 +316,5 @@ async def test_a_planner_that_was_told_of_mistakes_and_then_asks_says_nothing_tw
     first = await runner.run(DAG([Task("p", "p", adds_tasks=True)]), "x")
     assert first.waiting == ("p",)
     await runner.resume("x", answers={"p": "red"})
-    history = [message.content[:5] for message in backend.openings[2].history]
+    history = [message.content[:5] for message in backend.requests[2].history]
     assert history == ["p", '[{"id', "These", "which"]

@@ -35,9 +35,9 @@ async def test_a_raising_backend_fails_its_task_alone(answer: Exception, error: 
 
 
 async def test_the_usage_of_an_output_is_told_only_if_it_is_one() -> None:
-    def chatty(_prompt: str, opening: ConversationRequest) -> str:
+    def chatty(_prompt: str, request: ConversationRequest) -> str:
         for odd in (Usage(3, 1, 0.5), Usage(-1, 1), Usage("1", 1), None):  # type: ignore[arg-type]
-            opening.on_output(Output("tool", "x", odd))  # type: ignore[arg-type]
+            request.on_output(Output("tool", "x", odd))  # type: ignore[arg-type]
         return "done"
 
     async with ParallelRunner(Talker(chatty)).start(DAG([Task("a", prompt="p")])) as run:
@@ -57,8 +57,8 @@ async def test_odd_replies_are_failures_or_stored_whole(tmp_path) -> None:
     }
 
     class Odd(Talker):
-        def open(self, opening: ConversationRequest):
-            talk = super().open(opening)
+        def open(self, request: ConversationRequest):
+            talk = super().open(request)
 
             async def send(prompt: str) -> Reply:
                 return answers[prompt]  # type: ignore[return-value]
@@ -184,15 +184,15 @@ async def test_half_characters_in_results_reach_dependents_as_whole_ones(tmp_pat
 
 async def test_a_reply_is_kept_when_closing_its_conversation_fails() -> None:
     class Slamming(Talker):
-        def open(self, opening: ConversationRequest):
-            talk = super().open(opening)
+        def open(self, request: ConversationRequest):
+            talk = super().open(request)
 
             class Slam:
                 async def __aenter__(self):
                     return talk
 
                 async def __aexit__(self, *error):
-                    if opening.metadata:
+                    if request.metadata:
                         await anyio.sleep_forever()
                     raise RuntimeError("the door is stuck")
 
@@ -250,10 +250,10 @@ class _Hides(Talker):
     """Its conversation ends its turn by itself, and says nothing of it."""
 
     @asynccontextmanager
-    async def open(self, opening: ConversationRequest) -> AsyncGenerator[object]:  # type: ignore[override]
+    async def open(self, request: ConversationRequest) -> AsyncGenerator[object]:  # type: ignore[override]
         with anyio.CancelScope() as scope:
             scope.cancel()
-            yield super().open(opening)
+            yield super().open(request)
 
 
 @pytest.mark.parametrize("timeout", [None, 60.0])

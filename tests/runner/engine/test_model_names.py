@@ -11,7 +11,7 @@ import anyio.to_thread
 import pytest
 
 from plait.backends import BackendError, CodexBackend, ConversationRequest, ErrorKind, Reply, Usage
-from plait.backends.agents.protocol import Call, Ending
+from plait.backends.agents.protocol import Call, ProcessEnd
 from plait.persistence import MemoryStore, SQLiteStore
 from plait.runner import DAG, ParallelRunner, Retry, Task
 from tests.support.agents.homes import Home, send
@@ -70,7 +70,7 @@ def test_a_sum_has_the_last_one() -> None:
 def test_codex_is_taken_at_its_word_for_the_model_it_was_given(tmp_path: Path) -> None:
     reader = CodexBackend(model="gpt-x").reader(Call(tmp_path))
     reader.read({"type": "turn.completed", "usage": {"input_tokens": 5, "output_tokens": 3}})
-    assert reader.end(Ending(0)).usage == Usage(5, 3, model="gpt-x")
+    assert reader.end(ProcessEnd(0)).usage == Usage(5, 3, model="gpt-x")
 
 
 async def test_every_attempt_keeps_its_own_also_for_a_resume() -> None:

@@ -57,7 +57,7 @@ async def test_each_part_goes_on_with_its_partners_conversation(kept: Store | No
     polish = Task("polish", prompt="better", continues="draft", for_each="source")
     result = await ParallelRunner(backend, store=kept).run(DAG([SOURCE, DRAFT, polish]))
     assert result.status is RunStatus.COMPLETED
-    later = [one.history for one, prompt in zip(backend.openings, backend.prompts, strict=True) if prompt == "better"]
+    later = [one.history for one, prompt in zip(backend.requests, backend.prompts, strict=True) if prompt == "better"]
     said = [[message.content for message in history] for history in later]
     assert sorted(said) == [["write a", "<write a>"], ["write b", "<write b>"]]
 
@@ -150,5 +150,5 @@ async def test_in_a_plan_file_as_over_an_input(tmp_path: Path) -> None:
     backend = talker({"source": listed(["a", "b"])})
     result = await ParallelRunner(backend, store=MemoryStore()).run(loaded.dag)
     assert result["review"].data == ["<judge <write a>>", "<judge <write b>>"]
-    later = [one.history for one, prompt in zip(backend.openings, backend.prompts, strict=True) if prompt == "better"]
+    later = [one.history for one, prompt in zip(backend.requests, backend.prompts, strict=True) if prompt == "better"]
     assert sorted(history[0].content for history in later) == ["write a", "write b"]

@@ -169,7 +169,7 @@ async def test_a_conversation_is_kept_for_one_that_is_not_unfolded_yet() -> None
     dag = DAG([SOURCE, DRAFT, Task("other", prompt="other", depends_on=["draft"]), polish])
     result = await ParallelRunner(backend, store=store).run(dag)
     assert (result["polish"].data, result.status) == (["<better>", "<better>"], RunStatus.COMPLETED)
-    assert len([one for one in backend.openings if len(one.history) == 2]) == 2
+    assert len([one for one in backend.requests if len(one.history) == 2]) == 2
 
 
 async def test_a_partner_that_failed_as_a_whole_has_no_parts(store: Store) -> None:
@@ -188,7 +188,7 @@ async def test_a_partner_that_failed_as_a_whole_has_no_parts(store: Store) -> No
         runs = [run]
     result = await ParallelRunner(backend, store=store).resume("r")
     assert (result["draft"].status, result["polish"].data) == (TaskStatus.FAILED, ["<.>"] * 3)
-    assert [one.history for one in backend.openings[-3:]] == [(), (), ()]
+    assert [one.history for one in backend.requests[-3:]] == [(), (), ()]
 
 
 async def test_a_failed_part_and_its_partner_run_again(store: Store) -> None:
@@ -216,7 +216,7 @@ async def test_of_two_that_continue_a_part_each_branches_off(store: Store) -> No
     assert result.status is RunStatus.COMPLETED
     mine = result["draft.1"].session_id
     assert {result[name].session_id != mine for name in ("first.1", "second.1")} == {True}
-    opened = dict(zip(backend.prompts, backend.openings, strict=True))
+    opened = dict(zip(backend.prompts, backend.requests, strict=True))
     assert [opened[name].fork_of for name in ("first", "second")] == [mine, mine]
 
 

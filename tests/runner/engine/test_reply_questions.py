@@ -33,13 +33,13 @@ TALK = DAG(
 )
 
 
-def asks(prompt: str, opening: ConversationRequest) -> str | Reply:
+def asks(prompt: str, request: ConversationRequest) -> str | Reply:
     """Asks twice in the conversation of task `a`."""
     if prompt.startswith("a: "):
-        return Reply("Where to?", session_id=opening.session_id, question=Question("Where to?"))
+        return Reply("Where to?", session_id=request.session_id, question=Question("Where to?"))
     if prompt == "Rome":
         question = Question("How many?", schema={"type": "integer"})
-        return Reply("Well. How many?", session_id=opening.session_id, question=question, usage=Usage(5, 7, 0.25))
+        return Reply("Well. How many?", session_id=request.session_id, question=question, usage=Usage(5, 7, 0.25))
     return f"re: {prompt}"
 
 
@@ -77,13 +77,13 @@ async def test_the_answer_goes_on_with_the_same_conversation(store: Store, own_i
     assert (second.status, second["a"].question) == (RunStatus.WAITING_INPUT, "How many?")
     last = await ParallelRunner(talker, store=store).resume(first.run_id, answers={"a": 3})
     assert (last.status, last.text["a"], last.text["later"]) == (RunStatus.COMPLETED, "re: 3", "re: later")
-    by_prompt = dict(zip(talker.prompts, talker.openings, strict=True))
+    by_prompt = dict(zip(talker.prompts, talker.requests, strict=True))
     assert talker.prompts == ["hello", "beside", "a: re: hello", "Rome", "3", "later"]
     session = first["before"].session_id
     for prompt, said, answer in (("Rome", 4, Answer("Rome")), ("3", 6, Answer(3)), ("later", 8, None)):
-        opening = by_prompt[prompt]
-        assert (opening.session_id, opening.resume, opening.answer) == (session, True, answer)
-        assert words(opening.history) == CONVERSATION[:said]
+        request = by_prompt[prompt]
+        assert (request.session_id, request.resume, request.answer) == (session, True, answer)
+        assert words(request.history) == CONVERSATION[:said]
     assert await told(store, first.run_id) == CONVERSATION[2:]
     attempts = await store.list_attempts(first.run_id, "a")
     assert [(one.status, one.spent.output_tokens) for one in attempts] == [("asked", 0), ("asked", 7), ("completed", 5)]
@@ -102,10 +102,10 @@ async def test_a_conversation_is_whole_in_memory_and_for_a_person_who_goes_on_wi
             await runner.resume(result.run_id, answers={"a": "Rome"})
             result = await runner.resume(result.run_id, answers={"a": 3})
         assert result.status is RunStatus.COMPLETED
-        assert words(talker.openings[-1].history) == CONVERSATION
+        assert words(talker.requests[-1].history) == CONVERSATION
         values = iter(["Rome", 3])
     await ParallelRunner(talker, store=store).continue_task(result.run_id, "a", "And now?")
-    assert words(talker.openings[-1].history) == CONVERSATION
+    assert words(talker.requests[-1].history) == CONVERSATION
 
 
 async def test_nobody_speaks_in_a_conversation_that_waits_for_an_answer(store: Store) -> None:
@@ -126,8 +126,8 @@ async def test_a_failed_attempt_says_the_answer_again(store: Store) -> None:
     assert result.text["a"] == "re: 3"
     assert talker.prompts == ["a: x", "a: x", "Rome", "Rome", "3", "3"]
     assert (
-        words(talker.openings[3].history)
-        == words(talker.openings[2].history)
+        words(talker.requests[3].history)
+        == words(talker.requests[2].history)
         == [
             ("user", "a: x"),
             ("assistant", "Where to?"),
@@ -139,14 +139,14 @@ class Both(Talker):
     """Also calls `ask`, in the turn with the prompt `Rome`."""
 
     @asynccontextmanager
-    async def open(self, opening: ConversationRequest) -> AsyncGenerator[Conversation]:  # type: ignore[override]
-        async with super().open(opening) as talk:
-            yield _Both(self, opening, talk)
+    async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:  # type: ignore[override]
+        async with super().open(request) as talk:
+            yield _Both(self, request, talk)
 
 
 class _Both:
-    def __init__(self, backend: Talker, opening: ConversationRequest, talk: Conversation) -> None:
-        self.session_id = opening.session_id
+    def __init__(self, backend: Talker, request: ConversationRequest, talk: Conversation) -> None:
+        self.session_id = request.session_id
         self._backend, self._talk = backend, talk
 
     async def send(self, prompt: str) -> Reply:
@@ -213,7 +213,7 @@ async def test_a_person_may_give_the_result_instead_of_an_answer(store: Store) -
     await runner.answer(run_id, "a", "done", "I went there myself.")
     result = await runner.resume(run_id)
     assert (result.status, result.text["a"]) == (RunStatus.COMPLETED, "I went there myself.")
-    assert words(talker.openings[-1].history) == [*CONVERSATION[:4], ("assistant", "I went there myself.")]
+    assert words(talker.requests[-1].history) == [*CONVERSATION[:4], ("assistant", "I went there myself.")]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ async def test_a_person_may_give_the_task_up(store: Store, mode: str, status: st
     run_id = (await runner.run(dag)).run_id
     await runner.answer(run_id, "a", "fail", "no journey")
     result = await runner.resume(run_id)
-    assert (result.status.value, result["a"].error_kind) == (status, "given_up")
+    assert (result.status.value, result["a"].error_kind) == (status, "declared_failed")
     assert (result["b"].status is TaskStatus.COMPLETED) is ran
 
 

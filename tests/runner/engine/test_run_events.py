@@ -79,11 +79,11 @@ async def test_two_who_share_a_reader_share_its_events_and_its_end() -> None:
 
 
 async def test_a_slow_reader_loses_only_outputs_and_is_told_how_many() -> None:
-    def chatty(prompt, opening):
+    def chatty(prompt, request):
         from plait.backends import Output
 
         for _ in range(20_000):
-            opening.on_output(Output("text", "x"))
+            request.on_output(Output("text", "x"))
         return "done"
 
     async with ParallelRunner(Talker(chatty)).start(TWO) as run:

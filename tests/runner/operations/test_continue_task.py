@@ -31,9 +31,9 @@ class Confirming(Talker):
     def __init__(self, error: BackendError) -> None:
         super().__init__(lambda *_: error)
 
-    def open(self, opening):
-        opening.on_session(opening.session_id)
-        return super().open(opening)
+    def open(self, request):
+        request.on_session(request.session_id)
+        return super().open(request)
 
 
 async def test_a_conversation_is_continued_after_a_restart(store: Store) -> None:
@@ -42,10 +42,10 @@ async def test_a_conversation_is_continued_after_a_restart(store: Store) -> None
     hanging = anyio.Event()
 
     class Hanging(Talker):
-        def open(self, opening):
-            if len(self.openings) == 1:
+        def open(self, request):
+            if len(self.requests) == 1:
                 hanging.set()
-            return super().open(opening)
+            return super().open(request)
 
     def answer(prompt, _opening):
         return f"re: {prompt}"
@@ -59,9 +59,9 @@ async def test_a_conversation_is_continued_after_a_restart(store: Store) -> None
     backend.made = 100
     result = await ParallelRunner(backend, store=store).resume("r")
     assert result.status is RunStatus.COMPLETED
-    history = [m.content for m in backend.openings[-1].history]
+    history = [m.content for m in backend.requests[-1].history]
     assert history == ["one", "re: one", "two", "re: two"]
-    assert backend.openings[-1].session_id == "session-1" and backend.openings[-1].resume
+    assert backend.requests[-1].session_id == "session-1" and backend.requests[-1].resume
 
 
 async def test_a_person_goes_on_with_any_conversation(store: Store) -> None:
@@ -71,9 +71,9 @@ async def test_a_person_goes_on_with_any_conversation(store: Store) -> None:
     runner = ParallelRunner(backend, store=store)
     assert (await runner.continue_task(run_id, "y", "and now?")).text == "re: and now?"
     assert (await runner.continue_task(run_id, "y", "again")).text == "re: again"
-    assert [m.content for m in backend.openings[0].history] == ["one", "re: one", "two", "re: two"]
-    assert [m.content for m in backend.openings[1].history][-2:] == ["and now?", "re: and now?"]
-    assert backend.openings[0].resume and backend.openings[0].session_id == "session-1"
+    assert [m.content for m in backend.requests[0].history] == ["one", "re: one", "two", "re: two"]
+    assert [m.content for m in backend.requests[1].history][-2:] == ["and now?", "re: and now?"]
+    assert backend.requests[0].resume and backend.requests[0].session_id == "session-1"
     stored = await store.list_messages(run_id, "y")
     assert [(m.attempt, m.role, m.content) for m in stored[2:]] == [
         (0, "user", "and now?"),
@@ -97,7 +97,7 @@ async def test_what_a_person_added_stays_out_of_conversations_of_the_run(store: 
     await ParallelRunner(Talker(), store=store).continue_task("r", "x", "by the way")
     backend = Talker()
     await ParallelRunner(backend, store=store).resume("r")
-    assert [m.content for m in backend.openings[0].history] == ["one", "re: one"]
+    assert [m.content for m in backend.requests[0].history] == ["one", "re: one"]
 
 
 async def test_answers_to_what_cannot_be_continued(store: Store) -> None:
@@ -154,7 +154,7 @@ async def test_a_session_that_its_backend_keeps_is_gone_on_with_however_it_ended
     session = (await store.list_tasks("r"))[0].session_id
     talker = Talker()
     assert (await ParallelRunner(talker, store=store).continue_task("r", "a", "go on")).text == "re: go on"
-    assert (talker.openings[0].session_id, talker.openings[0].resume) == (session, True)
+    assert (talker.requests[0].session_id, talker.requests[0].resume) == (session, True)
 
 
 async def test_a_conversation_with_an_answer_outlasts_a_failure(store: Store) -> None:
@@ -164,7 +164,7 @@ async def test_a_conversation_with_an_answer_outlasts_a_failure(store: Store) ->
     await ParallelRunner(Talker(lambda *_: wrong), store=store).run(dag, "r")
     talker = Talker()
     await ParallelRunner(talker, store=store).continue_task("r", "a", "why not?")
-    assert [m.content for m in talker.openings[0].history] == ["one", "many", "no, a number", "several"]
+    assert [m.content for m in talker.requests[0].history] == ["one", "many", "no, a number", "several"]
 
 
 async def test_a_long_chain_of_conversations_is_read_back(store: Store) -> None:
@@ -172,7 +172,7 @@ async def test_a_long_chain_of_conversations_is_read_back(store: Store) -> None:
     run_id = (await ParallelRunner(Talker(lambda p, _: p), store=store).run(dag)).run_id
     backend = Talker()
     await ParallelRunner(backend, store=store).continue_task(run_id, "t1099", "hello")
-    assert len(backend.openings[0].history) == 2200
+    assert len(backend.requests[0].history) == 2200
 
 
 async def test_a_turn_that_cannot_be_stored_is_said_and_not_lost() -> None:

@@ -227,8 +227,8 @@ async def test_planners_and_a_policy_do_not_get_in_each_others_way(kept: Store |
     assert policy.asked == ["p", "x", "y", None]
 
 
-def asks(prompt: str, opening: ConversationRequest) -> str | Reply:
-    waits = prompt == "w" and opening.answer is None
+def asks(prompt: str, request: ConversationRequest) -> str | Reply:
+    waits = prompt == "w" and request.answer is None
     return Reply("?", question=Question("how?")) if waits else f"<{prompt}>"
 
 

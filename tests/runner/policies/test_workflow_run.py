@@ -52,8 +52,8 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerato
 
 
 def failing(*task_ids: str) -> Talker:
-    def answer(prompt: str, opening: ConversationRequest) -> str | Exception:
-        task_id = opening.idempotency_key.rpartition(":")[2]
+    def answer(prompt: str, request: ConversationRequest) -> str | Exception:
+        task_id = request.idempotency_key.rpartition(":")[2]
         return BackendError(ErrorKind.REFUSED, "no luck") if task_id in task_ids else f"<{task_id}>"
 
     return Talker(answer)
@@ -70,7 +70,7 @@ async def test_a_workflow_is_run_step_by_step(store: Store) -> None:
         ("say.1", TaskStatus.COMPLETED),
     ]
     assert backend.prompts == ["Look at it.", "Look at it.", "Think of <look.2>", "Say <look.2>, <think.1>"]
-    assert [message.content for message in backend.openings[2].history] == ["Look at it.", "<look.2>"]
+    assert [message.content for message in backend.requests[2].history] == ["Look at it.", "<look.2>"]
     session = await load_session(store, "r")
     assert session.status is RunStatus.COMPLETED
     assert FLOW.is_complete(session)

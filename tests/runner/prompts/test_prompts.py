@@ -195,15 +195,26 @@ def test_the_template_language_looks_up_the_same_fields(path, value):
         ("{% include '/etc/passwd' %}", 1, "a prompt cannot use another template"),
         ("{% import 'x' as x %}{{ x }}", 1, "a prompt cannot use another template"),
         ("{% extends 'x' %}", 1, "a prompt cannot use another template"),
-        ("{{ self }}", 1, "a TemplateReference is not JSON"),
         ("{% for x in parts %}{{ loop }}{% endfor %}", 1, "a LoopContext is not JSON"),
         ("{{ range }}", 1, "unknown name 'range'"),
+        ("a\n{{ self }}", 2, "'self' means something else in templates; write {{ results[\"self\"] }}"),
+        ("{{ self.facts }}", 1, "'self' means something else in templates"),
+        ("{{ lipsum(1) }}", 1, "unknown name 'lipsum'"),
+        ("{{ facts | random }}", 1, "the filter 'random' is not available in prompts"),
     ],
 )
 def test_mistakes_say_where_and_what(prompt, line, words):
     caught = error(prompt)
     assert words in str(caught)
     assert caught.line == line
+
+
+@pytest.mark.parametrize(
+    ("prompt", "names"),
+    [("{{ range(2) }}", set()), ("{{ range }}", {"range"}), ("{{ range(2) }}{{ range }}", {"range"})],
+)
+def test_a_function_used_as_a_value_is_a_name(prompt: str, names: set[str]):
+    assert parse_names(prompt)[0].names == names
 
 
 def test_every_mistake_of_a_prompt_is_found_at_once():

@@ -38,8 +38,8 @@ async def test_a_turn_that_outlived_its_runner_is_not_said_again(world: World, e
     assert result.text == {"a": "re: work", "b": "re: use re: work"}
     assert result.resume_summary == ResumeSummary(reused=0, ran=1, repeated=0, adopted=1)
     assert world.said == ["work [[until go]]", "use re: work"]
-    assert [opening.attaches for opening in world.backend.openings] == [True, False]
-    first = world.backend.openings[0]
+    assert [request.attaches for request in world.backend.requests] == [True, False]
+    first = world.backend.requests[0]
     assert (first.session_id, first.resume, first.resumes_interrupted) == (world.turns[0]["session"], False, False)
     assert is_adopted(told[1])
     assert (told[1].task_id, told[1].attempt) == ("a", 1)
@@ -162,7 +162,7 @@ async def test_a_run_that_is_stopped_before_it_takes_hold_leaves_nothing(world: 
             pass
         assert (await run.result()).status is RunStatus.INTERRUPTED
         assert [task.status for task in await store.list_tasks(RUN)] == ["pending", "pending"]
-    assert world.backend.openings == []
+    assert world.backend.requests == []
     assert world.alive() == []
 
 
@@ -174,8 +174,8 @@ async def test_a_turn_that_itself_took_up_another_is_known_as_such(world: World)
     assert [turn["goes_on"] for turn in world.turns] == [False, True]
     result, _ = await resumed(world, allow_once_adopted(world, "go"))
     assert (result.text["a"], result["a"].attempts) == ("went on with work", 2)
-    (opening,) = world.backend.openings
-    assert (opening.attaches, opening.resume, opening.resumes_interrupted) == (True, True, True)
+    (request,) = world.backend.requests
+    assert (request.attaches, request.resume, request.resumes_interrupted) == (True, True, True)
     assert await said_in(world, "a") == [
         (2, "user", "work [[until never]] [[later go]]"),
         (2, "user", INTERRUPTED),
@@ -190,11 +190,11 @@ async def test_a_turn_that_said_an_answer_is_known_as_such(world: World) -> None
         assert waiting.status is RunStatus.WAITING_INPUT
         await ParallelRunner(store=store).answer_question(RUN, "a", "Rome [[until go]]")
     await world.killed(2)
-    world.backend.openings.clear()
+    world.backend.requests.clear()
     result, _ = await resumed(world, allow_once_adopted(world, "go"))
     assert result.text["a"] == "re: Rome"
-    (opening,) = world.backend.openings
-    assert (opening.attaches, opening.resume, opening.answer is not None) == (True, True, True)
+    (request,) = world.backend.requests
+    assert (request.attaches, request.resume, request.answer is not None) == (True, True, True)
     assert [content for _, _, content in await said_in(world, "a")] == [
         "work [[ask Where?]]",
         "Where?",

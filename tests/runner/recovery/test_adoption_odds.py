@@ -71,10 +71,10 @@ async def test_a_turn_needs_no_command_any_more_to_be_taken_over(home: Home, end
 class Missing(Outliver):
     """Cannot be had when a turn is to be taken over."""
 
-    def open(self, opening: ConversationRequest) -> Any:
-        if opening.attaches:
+    def open(self, request: ConversationRequest) -> Any:
+        if request.attaches:
             raise BackendUnavailable("it is not installed")
-        return super().open(opening)
+        return super().open(request)
 
 
 async def test_a_turn_that_no_backend_takes_hold_of_is_ended(world: World) -> None:
@@ -158,7 +158,7 @@ async def test_a_resume_that_is_cancelled_natively_again_and_again_is_written_do
     await world.killed(1)
     async with world.store() as store:
         resuming = asyncio.create_task(ParallelRunner(world.backend, store=store).resume(RUN))
-        await world.until(lambda: world.backend.openings)
+        await world.until(lambda: world.backend.requests)
         while not resuming.done():
             resuming.cancel()  # also while what is left of the turn is being ended
             await asyncio.sleep(0)

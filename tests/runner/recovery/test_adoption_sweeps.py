@@ -33,9 +33,9 @@ class Watching(Outliver):
         self._world = world
         self.alive: list[list[int]] = []
 
-    def open(self, opening: ConversationRequest) -> Any:
+    def open(self, request: ConversationRequest) -> Any:
         self.alive.append(self._world.alive())
-        return super().open(opening)
+        return super().open(request)
 
 
 async def test_strays_of_a_cut_turn_are_gone_before_anything_starts(world: World) -> None:
@@ -75,7 +75,7 @@ async def test_a_run_that_was_to_be_cancelled_is_left_by_all(world: World) -> No
         runner = ParallelRunner(world.backend, store=store)
         assert (await runner.preview_resume(RUN)).tasks["a"].action is ResumeAction.CANCEL
         assert (await runner.resume(RUN)).status is RunStatus.CANCELLED
-    assert (world.alive(), world.backend.openings) == ([], [])
+    assert (world.alive(), world.backend.requests) == ([], [])
 
 
 async def test_who_settles_one_task_leaves_the_others_at_work(world: World) -> None:

@@ -279,10 +279,10 @@ async def test_the_same_holds_for_a_conversation(store: Store) -> None:
     """Default and late answers of replies that ask, told by the preview and acted on."""
     clock = Still()
 
-    def answer(prompt: str, opening: Any) -> str | Reply:
+    def answer(prompt: str, request: Any) -> str | Reply:
         if prompt != "late":
             return f"re: {prompt}"
-        return Reply("Go?", session_id=opening.session_id, question=Question("Go?", default="later", deadline=60))
+        return Reply("Go?", session_id=request.session_id, question=Question("Go?", default="later", deadline=60))
 
     talker = Talker(answer)
     runner = ParallelRunner(talker, store=store, clock=clock)

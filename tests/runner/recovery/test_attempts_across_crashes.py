@@ -33,7 +33,7 @@ class Failing:
 
 @pytest.mark.parametrize("failed", [1, 2])
 async def test_tries_before_a_crash_count_after_it(store: Store, failed: int) -> None:
-    """`plait crashtest --case kills-1000-told:6-txn.after_commit:3`: each resume gave a failing task all its tries."""
+    """Each resume gave a failing task all its tries: kills-1000-events.published:6-txn.after_commit:3."""
 
     def stop() -> None:
         run.stop()

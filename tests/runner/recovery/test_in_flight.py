@@ -31,7 +31,7 @@ async def test_a_confirmed_conversation_goes_on(store: Store) -> None:
     backend = Talker()
     result = await ParallelRunner(backend, store=store).resume("r")
     assert backend.prompts == [INTERRUPTED]
-    assert [(o.session_id, o.resume, o.idempotency_key) for o in backend.openings] == [(session_id, True, "r:b")]
+    assert [(o.session_id, o.resume, o.idempotency_key) for o in backend.requests] == [(session_id, True, "r:b")]
     assert result.resume_summary is not None
     assert (result.resume_summary.reused, result.resume_summary.ran, result.resume_summary.repeated) == (1, 1, 1)
     said = [(m.role, m.content) for m in await store.list_messages("r", "b")]
@@ -42,7 +42,7 @@ async def test_a_session_that_was_only_chosen_is_not_gone_on_with(store: Store) 
     await die(store, Dying(hangs_on("then")), WORK)
     backend = Talker()
     result = await ParallelRunner(backend, store=store).resume("r")
-    assert (backend.prompts, [o.resume for o in backend.openings]) == (["then re: first"], [False])
+    assert (backend.prompts, [o.resume for o in backend.requests]) == (["then re: first"], [False])
     assert result["b"].attempts == 2
 
 
@@ -71,7 +71,7 @@ async def test_a_stop_is_no_crash_and_the_conversation_still_goes_on(store: Stor
 async def test_a_session_that_is_gone_starts_over(store: Store) -> None:
     await die(store, Dying(hangs_on("then"), hangs_on("then")), WORK)
     lost = BackendError(ErrorKind.SESSION_LOST, "no such session")
-    backend = Talker(lambda prompt, opening: lost if opening.resume else f"re: {prompt}")
+    backend = Talker(lambda prompt, request: lost if request.resume else f"re: {prompt}")
     result = await ParallelRunner(backend, store=store).resume("r")
     assert result.status is RunStatus.COMPLETED
     assert backend.prompts == [INTERRUPTED, "then re: first"]
@@ -125,7 +125,7 @@ async def test_answers(store: Store, how, text, prompts, status, resumed: bool) 
     result = await runner.resume("r")
     assert (result.status, backend.prompts) == (status, prompts)
     if how == "fail":
-        assert (result["pay"].error_kind, result["pay"].error) == ("given_up", text)
+        assert (result["pay"].error_kind, result["pay"].error) == ("declared_failed", text)
     if how == "done":
         said = [(m.role, m.content) for m in await store.list_messages("r", "pay")]
         assert said == [("user", "pay"), ("assistant", text)]
@@ -205,13 +205,13 @@ async def test_on_its_last_chance_a_task_runs_with_nothing_beside_it(
     together: list[tuple[str, ...]] = []
 
     class Watching(Talker):
-        def open(self, opening: ConversationRequest):
-            running.append(opening.idempotency_key[-1])
+        def open(self, request: ConversationRequest):
+            running.append(request.idempotency_key[-1])
             together.append(tuple(running))
-            return super().open(opening)
+            return super().open(request)
 
-    def answer(prompt: str, opening: ConversationRequest) -> Reply:
-        running.remove(opening.idempotency_key[-1])
+    def answer(prompt: str, request: ConversationRequest) -> Reply:
+        running.remove(request.idempotency_key[-1])
         return Reply(prompt)
 
     runner = ParallelRunner(Watching(answer), store=store)

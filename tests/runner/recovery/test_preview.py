@@ -78,15 +78,15 @@ class Noting(Talker):
     def inspect(self, files: Files) -> DetachedTurn | None:
         return self.remains[files.turn]
 
-    def open(self, opening: ConversationRequest):
-        task_id = opening.idempotency_key.partition(":")[2]
-        if opening.attaches:
-            assert opening.files is not None
+    def open(self, request: ConversationRequest):
+        task_id = request.idempotency_key.partition(":")[2]
+        if request.attaches:
+            assert request.files is not None
             self.adopted[task_id] += 1
-            assert self.remains[opening.files.turn] is not None
+            assert self.remains[request.files.turn] is not None
         else:
-            self.seen.setdefault(task_id, Seen(opening.resume and opening.session_id is not None, ""))
-        return super().open(opening)
+            self.seen.setdefault(task_id, Seen(request.resume and request.session_id is not None, ""))
+        return super().open(request)
 
 
 def remains_of(

@@ -57,7 +57,7 @@ async def test_a_death_after_any_write(writes: int) -> None:
     result = await ParallelRunner(again, store=store, clock=QuickClock()).resume("r", policy=policy)
     assert result.status is RunStatus.COMPLETED
     assert set(result.tasks) == ALL
-    assert not done & {opening.idempotency_key.partition(":")[2] for opening in again.openings}
+    assert not done & {request.idempotency_key.partition(":")[2] for request in again.requests}
     events = await store.list_events("r")
     added = Counter(event.task_id for event in events if event.kind == "tasks_added")
     assert added == {"plan": 1, "sub": 1, "each": 1, None: 1}
@@ -134,9 +134,9 @@ async def test_tasks_that_the_store_refuses_take_their_completion_with_them() ->
 async def test_a_planner_that_asks_a_person_first(store: Store) -> None:
     from plait.backends.protocol import Question
 
-    def answer(prompt: str, opening: ConversationRequest) -> str | Reply:
+    def answer(prompt: str, request: ConversationRequest) -> str | Reply:
         if prompt != "plan":
-            return plan(spec("a")) if opening.answer is not None else f"<{prompt}>"
+            return plan(spec("a")) if request.answer is not None else f"<{prompt}>"
         return Reply("?", question=Question("how many?"))
 
     first = await ParallelRunner(Talker(answer), store=store).run(DAG([Task("plan", "plan", adds_tasks=True)]))

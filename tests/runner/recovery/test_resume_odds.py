@@ -111,7 +111,7 @@ async def test_a_conversation_stays_what_it_was_when_it_was_had(store: Store) ->
     await ParallelRunner(refusing("C"), store=store, clock=clock).resume("r", retry_failed=True)
     backend = Talker()
     await ParallelRunner(backend, store=store, clock=clock).resume("r", retry_failed=True)
-    assert [message.content for message in backend.openings[0].history] == ["B", "re: B"]
+    assert [message.content for message in backend.requests[0].history] == ["B", "re: B"]
 
 
 async def test_a_damaged_result_is_not_called_reused(tmp_path: Path) -> None:

@@ -111,4 +111,4 @@ async def test_a_resume_after_such_an_end_asks_nobody(end: Any) -> None:
     preview = await runner.preview_resume("r")
     result = await runner.resume("r", policy=Scripted())
     assert preview.tasks["slow"].action is (ResumeAction.CANCEL if end is RunStatus.COMPLETED else ResumeAction.BLOCKED)
-    assert (result.status, backend.openings) == (end, [])
+    assert (result.status, backend.requests) == (end, [])

@@ -118,10 +118,10 @@ async def test_a_resumed_run_leaves_the_backend_alone_as_well_and_counts_no_thro
     clock = QuickClock()
     throttles = failing(too_many(60.0), 4)
 
-    def answer(prompt: str, opening: ConversationRequest) -> str | Reply | Exception:
+    def answer(prompt: str, request: ConversationRequest) -> str | Reply | Exception:
         if len(server.prompts) == 4:
             run.stop()
-        return throttles(prompt, opening)
+        return throttles(prompt, request)
 
     server = Talker(answer)
     dag = DAG([Task("a", prompt="a"), Task("b", prompt="b", depends_on=["first"]), Task("first", backend="other")])

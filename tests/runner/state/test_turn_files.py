@@ -48,12 +48,12 @@ async def test_each_attempt_is_given_a_place_of_its_own_and_nothing_is_made_ther
     later = await sqlite_store.get_run("r")
     assert later is not None
     expected = [("a", 1), ("a", 2), ("b", 1), ("b", f"0-{record.last_seq}")]
-    files = [opening.files for opening in backend.openings]
+    files = [request.files for request in backend.requests]
     assert files[:4] == [attempt_files(root, "r", *ids) for ids in expected]
     assert len(set(files)) == 5
     plain = Talker()
     await ParallelRunner(plain, store=sqlite_store).run(dag)
-    assert [opening.files for opening in plain.openings] == [None, None]
+    assert [request.files for request in plain.requests] == [None, None]
     assert not root.exists()
 
 
@@ -65,7 +65,7 @@ async def test_a_store_without_a_place_has_none(store: Store, wrapped: bool) -> 
     await ParallelRunner(backend, store=FaultyStore(store) if wrapped else store).run(DAG([Task("a", prompt="one")]))
     await ParallelRunner(backend).run(DAG([Task("a", prompt="one")]))
     assert not isinstance(MemoryStore(), FilesStore)
-    assert [opening.files for opening in backend.openings] == [None, None]
+    assert [request.files for request in backend.requests] == [None, None]
 
 
 async def test_a_store_has_one_place_by_whatever_link_it_is_opened(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.backends.agents.acp.machine import AcpMachine, TurnGoals
-from plait.backends.agents.protocol import Answered, Call, Ending
+from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.errors import BackendError
 from plait.backends.protocol import Output
 from tests.support.agents.recorded import NOW, ROOT
@@ -17,7 +17,7 @@ from tests.support.agents.recorded import NOW, ROOT
 RECORDED = sorted(path.stem for path in (ROOT / "acp").glob("*.jsonl"))
 AIMS = TurnGoals("/home/user/project", permissions="allow", prompt="the prompt")
 NOWHERE = Path("/nowhere")
-ENDED = Ending(0)
+ENDED = ProcessEnd(0)
 OURS = {"initialize": 1, "session/new": 2, "session/load": 2, "session/prompt": 7}
 
 
@@ -71,7 +71,7 @@ class Held:
     talk: AcpMachine
     said: list[dict[str, Any]]
     outputs: list[Output]
-    answered: Answered | None = None
+    answered: TurnAnswer | None = None
     error: BackendError | None = None
 
     @property
@@ -87,7 +87,7 @@ class Held:
         return [(output.kind, output.text) for output in self.outputs if output.kind != "text"]
 
 
-def hold(talk: AcpMachine, messages: list[Any], ending: Ending = ENDED) -> Held:
+def hold(talk: AcpMachine, messages: list[Any], ending: ProcessEnd = ENDED) -> Held:
     held = Held(talk, list(talk.take()), [])
     for message in messages:
         held.outputs += talk.read(message)
@@ -99,12 +99,12 @@ def hold(talk: AcpMachine, messages: list[Any], ending: Ending = ENDED) -> Held:
     return held
 
 
-def talk_of(turn: Recorded, aims: TurnGoals = AIMS) -> AcpMachine:
+def talk_of(turn: Recorded, goals: TurnGoals = AIMS) -> AcpMachine:
     resume = turn.opened_with == "session/load"
     call = Call(NOWHERE, turn.session if resume else None, resume=resume)
     # So that what is recorded of loading is an answer to what we ask.
     holds = ("first TURN-A",) if resume else ()
-    return AcpMachine(call, replace(aims, prompt=turn.prompt, holds=holds), lambda: NOW)
+    return AcpMachine(call, replace(goals, prompt=turn.prompt, holds=holds), lambda: NOW)
 
 
 def start(**capabilities: Any) -> dict[str, Any]:
@@ -132,5 +132,5 @@ def failed(error: Any, identity: int = 7) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": identity, "error": error}
 
 
-def new_talk(**aims: Any) -> AcpMachine:
-    return AcpMachine(Call(NOWHERE), replace(AIMS, **aims), lambda: NOW)
+def new_talk(**goals: Any) -> AcpMachine:
+    return AcpMachine(Call(NOWHERE), replace(AIMS, **goals), lambda: NOW)

@@ -84,21 +84,21 @@ def make_home(path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return Home(path)
 
 
-async def send_opened(backend: Backend, opening: ConversationRequest, prompt: str) -> Reply:
+async def send_opened(backend: Backend, request: ConversationRequest, prompt: str) -> Reply:
     """One turn in a conversation that is opened so."""
-    async with backend.open(opening) as conversation:
+    async with backend.open(request) as conversation:
         return await conversation.send(prompt)
 
 
-async def send(backend: Backend, prompt: str, **opening: Any) -> Reply:
+async def send(backend: Backend, prompt: str, **request: Any) -> Reply:
     """The same, by the words of the opening."""
-    return await send_opened(backend, ConversationRequest(**opening), prompt)
+    return await send_opened(backend, ConversationRequest(**request), prompt)
 
 
-async def fails(backend: Backend, prompt: str, **opening: Any) -> BackendError:
+async def fails(backend: Backend, prompt: str, **request: Any) -> BackendError:
     """With what the turn fails."""
     with pytest.raises(BackendError) as caught:
-        await send(backend, prompt, **opening)
+        await send(backend, prompt, **request)
     return caught.value
 
 

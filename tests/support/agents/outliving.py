@@ -36,15 +36,15 @@ class Outliver:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.openings: list[ConversationRequest] = []
+        self.requests: list[ConversationRequest] = []
 
     def new_session_id(self) -> str | None:
         return secrets.token_hex(4)
 
     @asynccontextmanager
-    async def open(self, opening: ConversationRequest) -> AsyncGenerator[Conversation]:
-        self.openings.append(opening)
-        yield _Talk(self, opening)
+    async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
+        self.requests.append(request)
+        yield _Talk(self, request)
 
     def inspect(self, files: Files) -> DetachedTurn | None:
         known = read_manifest(files.turn)
@@ -57,27 +57,27 @@ class Outliver:
 
 
 class _Talk:
-    def __init__(self, backend: Outliver, opening: ConversationRequest) -> None:
+    def __init__(self, backend: Outliver, request: ConversationRequest) -> None:
         self._backend = backend
-        self._opening = opening
-        self.session_id = opening.session_id
+        self._opening = request
+        self.session_id = request.session_id
 
     async def send(self, prompt: str) -> Reply:
-        opening, folder = self._opening, self._backend.folder
-        assert opening.files is not None
-        turn, told = opening.files.turn, dict[str, str]()
+        request, folder = self._opening, self._backend.folder
+        assert request.files is not None
+        turn, told = request.files.turn, dict[str, str]()
 
         def on_line(line: bytes) -> bool:
             told.update(json.loads(line))
-            if opening.session_id is not None and "session" in told:
-                opening.on_session(told["session"])
+            if request.session_id is not None and "session" in told:
+                request.on_session(told["session"])
             return _is_over(told)
 
         async with AsyncExitStack() as held:
-            child = await held.enter_async_context(adopted(turn)) if opening.attaches else None
+            child = await held.enter_async_context(adopted(turn)) if request.attaches else None
             if child is None:
-                goes_on = "yes" if opening.resumes_interrupted else "no"
-                argv = (sys.executable, "-S", str(AGENT), str(folder), str(opening.session_id), goes_on)
+                goes_on = "yes" if request.resumes_interrupted else "no"
+                argv = (sys.executable, "-S", str(AGENT), str(folder), str(request.session_id), goes_on)
                 start = Start(argv, child_environment(), folder, prompt.encode(), note={"goes_on": goes_on})
                 child = await held.enter_async_context(running(start, turn))
             await child.follow(on_line, idle=_SECONDS, until=anyio.current_time() + _SECONDS)

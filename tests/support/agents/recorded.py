@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from plait.backends.agents.protocol import Answered, Call, Ending, Reader
+from plait.backends.agents.protocol import Call, ProcessEnd, Reader, TurnAnswer
 from plait.backends.errors import BackendError
 from plait.backends.protocol import Output
 
@@ -23,7 +23,7 @@ class Seen:
 
     reader: Reader
     outputs: list[Output]
-    answered: Answered | None = None
+    answered: TurnAnswer | None = None
     error: BackendError | None = None
 
     @property
@@ -52,10 +52,10 @@ def replay(make: MakeReader, cli: str, name: str) -> Seen:
     # Codex takes it last but for the prompt, the others right after the word.
     session = (words[-2] if cli == "codex" else words[words.index("resume") + 1]) if resumes else None
     call = Call(folder=Path("/nowhere"), session_id=session, resume=resumes, forks="x" if forks else None)
-    return read(make(call), turn["stdout"], Ending(turn["exit_code"], turn["stderr"]))
+    return read(make(call), turn["stdout"], ProcessEnd(turn["exit_code"], turn["stderr"]))
 
 
-def read(reader: Reader, stdout: str, ending: Ending) -> Seen:
+def read(reader: Reader, stdout: str, ending: ProcessEnd) -> Seen:
     seen = Seen(reader, [])
     for line in stdout.splitlines():
         try:

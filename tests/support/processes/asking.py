@@ -48,36 +48,36 @@ class Keeper:
         return f"{os.getpid()}-{self._made}"
 
     @asynccontextmanager
-    async def open(self, opening: ConversationRequest) -> AsyncGenerator[Conversation]:
-        yield _Turn(self, opening)
+    async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
+        yield _Turn(self, request)
 
-    async def turn(self, prompt: str, opening: ConversationRequest) -> Reply:
-        history = [message.content for message in opening.history]
-        answer = None if opening.answer is None else opening.answer.value
-        line = {"prompt": prompt, "session": opening.session_id, "history": history, "answer": answer}
+    async def turn(self, prompt: str, request: ConversationRequest) -> Reply:
+        history = [message.content for message in request.history]
+        answer = None if request.answer is None else request.answer.value
+        line = {"prompt": prompt, "session": request.session_id, "history": history, "answer": answer}
         with self._ledger.open("a") as ledger:
-            ledger.write(json.dumps({**line, "goes_on": opening.resumes_interrupted}) + "\n")
+            ledger.write(json.dumps({**line, "goes_on": request.resumes_interrupted}) + "\n")
         if prompt == "hold" and self._deadly != "none":
             await self.answered.wait()
         if prompt == "order":
-            return Reply("Where to?", session_id=opening.session_id, question=Question("Where to?"))
-        if opening.answer is not None or opening.resumes_interrupted:
+            return Reply("Where to?", session_id=request.session_id, question=Question("Where to?"))
+        if request.answer is not None or request.resumes_interrupted:
             self.answered.set()
-            await self._on_answer(opening)
-        return Reply(f"re: {prompt}", session_id=opening.session_id)
+            await self._on_answer(request)
+        return Reply(f"re: {prompt}", session_id=request.session_id)
 
-    async def _on_answer(self, opening: ConversationRequest) -> None:
+    async def _on_answer(self, request: ConversationRequest) -> None:
         if self._deadly == "begun":
             die()
         if self._deadly == "confirmed":
-            assert opening.session_id is not None
-            opening.on_session(opening.session_id)
+            assert request.session_id is not None
+            request.on_session(request.session_id)
             await anyio.sleep_forever()
 
 
 class _Turn:
-    def __init__(self, keeper: Keeper, opening: ConversationRequest) -> None:
-        self._keeper, self._opening = keeper, opening
+    def __init__(self, keeper: Keeper, request: ConversationRequest) -> None:
+        self._keeper, self._opening = keeper, request
 
     @property
     def session_id(self) -> str | None:

@@ -24,13 +24,13 @@ FAILS = "execute_review.1"
 def reviewer(ledger: Path) -> Talker:
     """A model that fails at the first try of the review, and notes in `ledger` the task of each thing it is asked."""
 
-    def answer(prompt: str, opening: ConversationRequest) -> Reply | Exception:
-        task_id = opening.idempotency_key.rpartition(":")[2]
+    def answer(prompt: str, request: ConversationRequest) -> Reply | Exception:
+        task_id = request.idempotency_key.rpartition(":")[2]
         with ledger.open("a") as file:
             file.write(f"{task_id}\n")
         if task_id == FAILS:
             return BackendError(ErrorKind.REFUSED, "no review today")
-        if opening.output_schema is not None:
+        if request.output_schema is not None:
             return Reply('{"findings": ["no brakes"]}', {"findings": ["no brakes"]})
         return Reply(f"In short: {prompt.splitlines()[-1]}")
 

@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from plait.backends import Answer, BackendError, ConversationRequest, DetachedBackend, DetachedTurn, ErrorKind, Reply
-from plait.backends.agents.acp.outbox import Outbox, said_in, spoken_command
+from plait.backends.agents.acp.outbox import Outbox, relayed_command, sent_messages
 from plait.backends.process.manifest import read_manifest
 from plait.backends.process.spawn import Start, child_environment, running
 from plait.runner.state.orphans import end_attempt
@@ -53,8 +53,8 @@ def die(parent: subprocess.Popen[bytes]) -> None:
 
 
 async def adopt(home: Home, prompt: str, task: str = "a", **options: Any) -> Reply:
-    opening = ConversationRequest(files=home.files(1, task), attaches=True)
-    async with home.acp(**options).open(opening) as conversation:
+    request = ConversationRequest(files=home.files(1, task), attaches=True)
+    async with home.acp(**options).open(request) as conversation:
         return await conversation.send(prompt)
 
 
@@ -68,7 +68,7 @@ def state(home: Home, task: str = "a") -> str:
 
 
 def said(home: Home, task: str = "a") -> list[str]:
-    return [str(message.get("method")) for message in said_in(home.files(1, task).turn / "1")]
+    return [str(message.get("method")) for message in sent_messages(home.files(1, task).turn / "1")]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
@@ -141,10 +141,10 @@ async def test_an_agent_that_died_with_its_runner_is_gone_on_with(home: Home) ->
     await until(lambda: state(home) == "dead")
     turn = left(home)
     assert turn is not None
-    opening = ConversationRequest(
+    request = ConversationRequest(
         session_id=turn.session_id, resume=True, resumes_interrupted=True, files=home.files(2, "a")
     )
-    async with home.acp().open(opening) as conversation:
+    async with home.acp().open(request) as conversation:
         await conversation.send("Go on.")
     users = [text for role, text in home.calls[-1]["said"] if role == "user"]
     assert users == ["Work. [[tool]] [[until /nowhere]]", "Go on."]
@@ -162,22 +162,22 @@ async def _finish(home: Home, task: str, prompt: str, replies: dict[str, Reply])
     turn = left(home, task)
     known = [turn.session_id] if turn is not None and turn.session_id is not None else []
     goes_on = turn is not None and turn.state == "dead" and bool(known)
-    opening = ConversationRequest(files=home.files(1, task), attaches=turn is not None and turn.state != "dead")
-    if not opening.attaches:
+    request = ConversationRequest(files=home.files(1, task), attaches=turn is not None and turn.state != "dead")
+    if not request.attaches:
         await end_attempt(home.files(1, task).turn)  # killed before its number was written, it may just begin
     for attempt in range(2, 6):
         if goes_on:
-            opening = replace(opening, session_id=known[-1], resume=True, resumes_interrupted=True)
-        if not opening.attaches:
-            opening = replace(opening, files=home.files(attempt, task))
+            request = replace(request, session_id=known[-1], resume=True, resumes_interrupted=True)
+        if not request.attaches:
+            request = replace(request, files=home.files(attempt, task))
         try:
-            async with home.acp().open(replace(opening, on_session=known.append)) as conversation:
+            async with home.acp().open(replace(request, on_session=known.append)) as conversation:
                 replies[task] = await conversation.send(f"Go on. [[say {task}]]" if goes_on else prompt)
                 return
         except BackendError as error:
             if error.kind not in {ErrorKind.CRASHED, ErrorKind.SESSION_LOST}:
                 raise
-            goes_on, opening = error.continues_session, ConversationRequest()
+            goes_on, request = error.continues_session, ConversationRequest()
     raise AssertionError(f"{task} fails again and again")
 
 
@@ -205,7 +205,7 @@ async def test_killed_at_any_moment_all_turns_are_had_once(home: Home, seed: int
 def _start(home: Home, folder: Path, seconds: float, *words: str) -> Start:
     folder.mkdir(parents=True)
     Outbox(folder)
-    command = spoken_command(folder, seconds, [str(home.path / "acp"), *words])
+    command = relayed_command(folder, seconds, [str(home.path / "acp"), *words])
     return Start(command, child_environment(), home.path, b"")
 
 
@@ -225,11 +225,11 @@ async def test_half_a_message_is_completed(home: Home) -> None:
     async with running(_start(home, folder, 60), folder):
         with (folder / "said").open("ab") as file:
             file.write(json.dumps(message, separators=(",", ":")).encode()[:50])
-        assert said_in(folder) == []
+        assert sent_messages(folder) == []
         speech = Outbox(folder)
-        speech.say([message])
+        speech.send([message])
         await until(lambda: home.noted("heard"))
-        assert home.noted("heard") == said_in(folder) == [message]
+        assert home.noted("heard") == sent_messages(folder) == [message]
         speech.end()
         await until(lambda: not home.processes, 5)
 

@@ -9,7 +9,7 @@ import pytest
 
 from plait.backends.agents.acp.machine import AcpMachine
 from plait.backends.agents.acp.permissions import Grant
-from plait.backends.agents.protocol import Call, Ending
+from plait.backends.agents.protocol import Call, ProcessEnd
 from plait.backends.errors import ErrorKind
 from tests.support.agents.acp_talks import (
     AIMS,
@@ -60,8 +60,8 @@ def test_a_session_is_opened_as_the_agent_is_able_to(call: Call, capabilities: A
 
 def test_a_prompt_that_never_got_into_the_session_is_found_out() -> None:
     def load(*heard: str) -> Held:
-        aims = replace(AIMS, prompt="go on", holds=("Please  work\nhard", "go on"))
-        talk = AcpMachine(Call(NOWHERE, "x", resume=True), aims, lambda: NOW)
+        goals = replace(AIMS, prompt="go on", holds=("Please  work\nhard", "go on"))
+        talk = AcpMachine(Call(NOWHERE, "x", resume=True), goals, lambda: NOW)
         able = start(loadSession=True, sessionCapabilities={"resume": {}})
         history = [update("user_message_chunk", "x", content={"type": "text", "text": text}) for text in heard]
         return hold(talk, [able, *history, {"id": 2, "result": {}}, chunk("ok", "x"), done()])
@@ -84,7 +84,7 @@ CONFIG = {
 
 
 @pytest.mark.parametrize(
-    ("offers", "aims", "said"),
+    ("offers", "goals", "said"),
     [
         (MODELS, {"model": "m/1"}, [("session/set_model", {"modelId": "m/1"})]),
         (MODELS, {"model": "One"}, [("session/set_model", {"modelId": "m/1"})]),
@@ -102,10 +102,10 @@ CONFIG = {
         ({}, {"mode": "b"}, [("session/set_mode", {"modeId": "b"})]),
     ],
 )
-def test_model_and_mode_are_set_as_the_agent_offers_them(offers: Any, aims: Any, said: Any) -> None:
+def test_model_and_mode_are_set_as_the_agent_offers_them(offers: Any, goals: Any, said: Any) -> None:
     opened = {"id": 2, "result": {"sessionId": "s-1", **offers}}
     held = hold(
-        new_talk(**aims), [start(), opened, {"id": 5, "result": {}}, {"id": 6, "result": {}}, chunk("x"), done()]
+        new_talk(**goals), [start(), opened, {"id": 5, "result": {}}, {"id": 6, "result": {}}, chunk("x"), done()]
     )
     set_up = [(one["method"], one["params"]) for one in held.said[2:-1]]
     assert set_up == [(method, {"sessionId": "s-1", **params}) for method, params in said]
@@ -163,12 +163,12 @@ def test_what_an_agent_shows_of_a_deed_cannot_move_a_terminals_cursor() -> None:
 
 def test_a_person_decides_about_one_deed_alone() -> None:
     first = hold(new_talk(permissions="ask"), [start(), OPEN, ask("x", command="a", description="why")])
-    assert first.talk.wish is not None
-    grant = Grant(first.talk.wish.deed, "Yes (o2)")
+    assert first.talk.permission_request is not None
+    grant = Grant(first.talk.permission_request.action_id, "Yes (o2)")
 
     def outcome(**raw: str) -> tuple[Any, Any]:
         held = hold(new_talk(permissions="ask", grant=grant), [start(), OPEN, ask("x", **raw)])
-        return held.said[-1]["result"]["outcome"].get("optionId"), held.talk.wish
+        return held.said[-1]["result"]["outcome"].get("optionId"), held.talk.permission_request
 
     assert outcome(command="a", description="worded anew") == ("o2", None)
     other, wish = outcome(command="b", description="why")
@@ -204,11 +204,11 @@ def test_requests_for_what_we_do_not_offer_are_refused() -> None:
 
 
 def test_an_agent_that_ends_without_a_word_has_crashed() -> None:
-    held = hold(new_talk(), [start(), OPEN, chunk("half")], Ending(-9, "it said why"))
+    held = hold(new_talk(), [start(), OPEN, chunk("half")], ProcessEnd(-9, "it said why"))
     assert held.error is not None
     assert (held.error.kind, held.error.continues_session) == (ErrorKind.CRASHED, True)
     assert "SIGKILL" in held.error.message
-    held = hold(new_talk(), [], Ending(127, "cannot start goose: No such file or directory"))
+    held = hold(new_talk(), [], ProcessEnd(127, "cannot start goose: No such file or directory"))
     assert held.error is not None
     assert "cannot start goose" in held.error.message
     assert not held.error.continues_session

@@ -21,8 +21,8 @@ async def test_permission_is_what_the_user_wrote_down(home: Home, permissions: A
     assert ("not allowed: rm x" in [output.text for output in outputs]) == (permissions == "deny")
 
 
-async def _asked(backend: AcpBackend, title: str, **opening: Any) -> Reply:
-    reply = await send(backend, f"Do. [[ask {title}]] [[say done]]", **opening)
+async def _asked(backend: AcpBackend, title: str, **request: Any) -> Reply:
+    reply = await send(backend, f"Do. [[ask {title}]] [[say done]]", **request)
     assert reply.question is not None
     assert reply.question.schema == {"enum": ["Always allow", "Allow", "Reject"]}
     assert title in reply.question.text
@@ -39,10 +39,10 @@ async def test_a_person_is_asked_and_the_answer_reaches_that_very_deed(
         return
     asked = await _asked(home.acp(*deaf, permissions="ask"), "rm x", files=home.files(1))
     assert home.noted("outcomes") == [{"outcome": "cancelled"}]
-    opening = {"session_id": asked.session_id, "resume": True, "answer": Answer(choice)}
+    request = {"session_id": asked.session_id, "resume": True, "answer": Answer(choice)}
     # Another object stands for another process, days later.
     reply = await send(
-        home.acp(permissions="ask"), f"{choice} [[ask rm x]] [[say done]]", files=home.files(2), **opening
+        home.acp(permissions="ask"), f"{choice} [[ask rm x]] [[say done]]", files=home.files(2), **request
     )
     assert reply.question is None
     assert reply.text == "done"

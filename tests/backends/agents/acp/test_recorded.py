@@ -80,8 +80,8 @@ def test_gemini_is_not_made_to_load_a_session_which_it_would_lose() -> None:
 def test_permission_is_given_as_it_was_written_down(agent: str) -> None:
     turn = list(recorded_turns(agent))[1]
 
-    def outcome(aims: TurnGoals) -> Any:
-        held = hold(talk_of(turn, aims), turn.said)
+    def outcome(goals: TurnGoals) -> Any:
+        held = hold(talk_of(turn, goals), turn.said)
         identity = next(one["id"] for one in turn.said if one.get("method") == "session/request_permission")
         return next(one["result"]["outcome"] for one in held.said if "result" in one and one["id"] == identity)
 
@@ -96,11 +96,11 @@ def test_permission_is_given_as_it_was_written_down(agent: str) -> None:
 @pytest.mark.parametrize("policy", ["allow", "ask"])
 def test_who_takes_a_turn_over_says_what_has_not_been_said(agent: str, policy: Any) -> None:
     for turn in recorded_turns(agent):
-        aims = replace(AIMS, permissions=policy)
-        whole = hold(talk_of(turn, aims), turn.said)
+        goals = replace(AIMS, permissions=policy)
+        whole = hold(talk_of(turn, goals), turn.said)
         for count in range(len(whole.said) + 1):
-            talk = talk_of(turn, aims)
-            talk.has_said(whole.said[:count])
+            talk = talk_of(turn, goals)
+            talk.restore_sent(whole.said[:count])
             again = hold(talk, turn.said)
             assert again.said == whole.said[count:]
             assert again.answered == whole.answered

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plait.backends.agents.claude.backend import ClaudeCodeBackend
-from plait.backends.agents.protocol import Call, Ending
+from plait.backends.agents.protocol import Call, ProcessEnd
 from plait.backends.errors import ErrorKind
 from plait.backends.protocol import Usage
 from tests.support.agents.recorded import NOW, Seen, names, read, recorded, replay
@@ -143,7 +143,7 @@ def test_a_total_is_the_calls_own_in_old_versions_and_nobodys_turn_in_new_ones()
     for version, cost in (("2.1.197", 0.0001395), ("2.1.330", None), ("", None), ("x.y", None)):
         resumed = PROGRAM.reader(Call(folder=Path("/nowhere"), resume=True))
         resumed.read({"type": "system", "subtype": "init", "claude_code_version": version})
-        seen = read(resumed, recorded("claude197", "resume_json")["stdout"], Ending(0))
+        seen = read(resumed, recorded("claude197", "resume_json")["stdout"], ProcessEnd(0))
         assert seen.answered is not None and seen.answered.usage == Usage(16, 7, cost), version
 
 
@@ -162,7 +162,7 @@ def test_the_first_result_is_not_the_last_word_while_something_works_in_the_back
     assert len(finals) == 2
     for status, is_answer in ((0, True), (-9, False), (143, False), (None, False)):
         reader = PROGRAM.reader(Call(folder=Path("/nowhere")))
-        seen = read(reader, "\n".join(lines[: finals[0][0] + 1]), Ending(status))
+        seen = read(reader, "\n".join(lines[: finals[0][0] + 1]), ProcessEnd(status))
         assert (seen.answered is not None) == is_answer
         assert is_answer or (seen.error is not None and seen.error.continues_session)
 
@@ -170,7 +170,7 @@ def test_the_first_result_is_not_the_last_word_while_something_works_in_the_back
 def test_results_of_work_in_the_background_add_up() -> None:
     result = json.loads(recorded("claude", "tool_stream")["stdout"].splitlines()[-1])
     stdout = "\n".join(json.dumps({**result, "result": text}) for text in ("first", "last"))
-    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), stdout, Ending(0))
+    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), stdout, ProcessEnd(0))
     assert seen.answered is not None
     assert (seen.answered.text, seen.answered.usage) == ("last", TWO + TWO)
 
@@ -178,7 +178,7 @@ def test_results_of_work_in_the_background_add_up() -> None:
 @pytest.mark.parametrize("lines", [1, 2, 3, 6, 9])
 def test_a_cut_turn_says_what_is_known_of_it(lines: int) -> None:
     stdout = "\n".join(recorded("claude", "resume_stream")["stdout"].splitlines()[:lines])
-    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"), resume=True)), stdout, Ending(-9))
+    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"), resume=True)), stdout, ProcessEnd(-9))
     assert seen.error is not None and seen.error.kind is ErrorKind.CRASHED
     # Neither the announcement nor that a request is made shows that the session holds the prompt.
     assert seen.error.continues_session == (seen.reader.session_id is not None) == (lines > 2)
@@ -216,7 +216,7 @@ API_ERROR: dict[str, Any] = {
     ],
 )
 def test_kinds_that_no_recording_has(fields: dict[str, Any], kind: ErrorKind, wait: float | None) -> None:
-    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), json.dumps(API_ERROR | fields), Ending(1))
+    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), json.dumps(API_ERROR | fields), ProcessEnd(1))
     assert seen.error is not None
     assert (seen.error.kind, seen.error.retry_after) == (kind, wait)
 
@@ -224,7 +224,7 @@ def test_kinds_that_no_recording_has(fields: dict[str, Any], kind: ErrorKind, wa
 @pytest.mark.parametrize(("said", "shown"), [("", "no words"), ("/exit isn't available", "/exit isn't available")])
 def test_what_it_says_without_asking_its_model_is_no_answer(said: str, shown: str) -> None:
     result = API_ERROR | {"is_error": False, "num_turns": 0, "result": said, "usage": {}, "modelUsage": {}}
-    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), json.dumps(result), Ending(0))
+    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), json.dumps(result), ProcessEnd(0))
     assert seen.error is not None
     assert (seen.error.kind, seen.error.continues_session) == (ErrorKind.INVALID_REQUEST, False)
     assert f"took the prompt for a command of its own and asked no model ({shown})" in seen.error.message
@@ -246,7 +246,7 @@ def test_the_end_of_a_usage_limit_is_taken_from_where_it_stands_as_a_number() ->
     harmless = {"type": "rate_limit_event", "rate_limit_info": {"status": "allowed_warning", "resetsAt": 5}}
     result = API_ERROR | {"api_error": "usage_limit_reached", "api_error_status": 429, "result": "resets 3pm"}
     stdout = "\n".join(json.dumps(event) for event in (harmless, limit, result))
-    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), stdout, Ending(1))
+    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), stdout, ProcessEnd(1))
     assert seen.error is not None
     assert (seen.error.kind, seen.error.retry_after) == (ErrorKind.RATE_LIMITED, 90.0)
     assert seen.others == [("waiting", "usage limit reached")]
@@ -261,12 +261,12 @@ def test_what_a_subagent_says_is_no_answer_but_its_tools_are_seen() -> None:
     message = {"type": "assistant", "parent_tool_use_id": "t", "uuid": "u", "message": {"id": "m", "content": blocks}}
     message["message"] |= {"usage": usage}  # type: ignore[operator]
     reader = PROGRAM.reader(Call(folder=Path("/nowhere")))
-    seen = read(reader, json.dumps(message), Ending(-9))
+    seen = read(reader, json.dumps(message), ProcessEnd(-9))
     assert [(output.kind, output.text) for output in seen.outputs] == [("tool", "Read: a \\x1bb")]
     assert (reader.usage, reader.last_whole) == (Usage(3, 2), None)
 
 
 def test_a_key_in_a_message_is_not_repeated() -> None:
     result = API_ERROR | {"api_error_status": 401, "result": "API Error: 401 bad key sk-ant-api03-abcdefgh"}
-    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), json.dumps(result), Ending(1))
+    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), json.dumps(result), ProcessEnd(1))
     assert seen.error is not None and seen.error.message == "Claude Code: API Error: 401 bad key ***"

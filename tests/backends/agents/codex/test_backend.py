@@ -13,7 +13,7 @@ import pytest
 
 from plait.backends import BackendError, ErrorKind
 from plait.backends.agents.codex.backend import CodexBackend
-from plait.backends.agents.protocol import Call, Ending
+from plait.backends.agents.protocol import Call, ProcessEnd
 from plait.backends.protocol import Usage
 from tests.support.agents.recorded import NOW, Seen, names, read, recorded, replay
 
@@ -58,7 +58,7 @@ def _replayed(name: str) -> Seen:
 
 def _read(*events: dict[str, Any], status: int = 1, stderr: str = "", session: str | None = None) -> Seen:
     call = Call(folder=Path("/nowhere"), session_id=session, resume=session is not None)
-    return read(PROGRAM.reader(call), "\n".join(map(json.dumps, events)), Ending(status, stderr))
+    return read(PROGRAM.reader(call), "\n".join(map(json.dumps, events)), ProcessEnd(status, stderr))
 
 
 def test_every_recorded_turn_is_in_a_table() -> None:
@@ -101,7 +101,7 @@ def test_a_usage_limit_ends_when_it_says() -> None:
         events = recorded("codex", name)["stdout"].splitlines()
         recorded_at = int(json.loads(events[0])["thread_id"].replace("-", "")[:12], 16) / 1000  # a UUID of version 7
         reader = CodexBackend(now=lambda at=recorded_at: at).reader(Call(folder=Path("/nowhere")))
-        seen = read(reader, "\n".join(events), Ending(1))
+        seen = read(reader, "\n".join(events), ProcessEnd(1))
         assert seen.error is not None and seen.error.retry_after == pytest.approx(seconds, abs=90)
 
 
@@ -274,7 +274,7 @@ def test_a_schema_goes_into_a_file(tmp_path: Path) -> None:
 def test_a_cut_turn_with_a_tool_at_work_goes_on() -> None:
     events = recorded("codex", "tool")["stdout"].splitlines()
     reader = PROGRAM.reader(Call(folder=Path("/nowhere")))
-    seen = read(reader, "\n".join(events[:4]), Ending(-15))
+    seen = read(reader, "\n".join(events[:4]), ProcessEnd(-15))
     assert isinstance(seen.error, BackendError)
     assert (seen.error.kind, seen.error.continues_session) == (ErrorKind.CRASHED, True)
     assert not reader.is_final

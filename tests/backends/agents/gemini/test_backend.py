@@ -11,7 +11,7 @@ import pytest
 
 from plait.backends import ErrorKind
 from plait.backends.agents.gemini.backend import GeminiBackend
-from plait.backends.agents.protocol import Call, Ending
+from plait.backends.agents.protocol import Call, ProcessEnd
 from plait.backends.protocol import Usage
 from tests.support.agents.recorded import NOW, Seen, names, read, recorded, replay
 
@@ -47,7 +47,7 @@ def _replayed(name: str) -> Seen:
 def _read(*events: dict[str, Any], status: int = 0) -> Seen:
     reader = PROGRAM.reader(Call(folder=Path("/nowhere")))
     init = {"type": "init", "session_id": "s"}
-    return read(reader, "\n".join(json.dumps(event) for event in (init, *events)), Ending(status))
+    return read(reader, "\n".join(json.dumps(event) for event in (init, *events)), ProcessEnd(status))
 
 
 def test_every_recorded_turn_is_in_a_table() -> None:
@@ -195,7 +195,7 @@ def test_a_success_whose_last_word_is_an_error_is_none(message: str, kind: Error
 
 def test_a_login_that_has_run_out_is_no_crash() -> None:
     told = "Manual authorization is required but the current session is non-interactive. Please run the Gemini CLI"
-    seen = read(PROGRAM.reader(Call(Path("/nowhere"))), "", Ending(41, f"Error\n\x1b[31m{told}\x1b[0m\n"))
+    seen = read(PROGRAM.reader(Call(Path("/nowhere"))), "", ProcessEnd(41, f"Error\n\x1b[31m{told}\x1b[0m\n"))
     assert seen.error is not None
     assert (seen.error.kind, seen.error.message) == (ErrorKind.AUTH, f"Gemini: {told}")
 

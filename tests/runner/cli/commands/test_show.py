@@ -159,6 +159,8 @@ def test_a_task_is_shown_with_its_conversation(folder: Path) -> None:
     assert "-- attempts --\n1  completed  data" in out
     value = plait_here(folder, "show", "last", "x", "--json").value
     assert [attempt["error"] for attempt in value["history"]] == ["the door is shut"]
+    spent = {"input_tokens", "output_tokens", "cost_usd", "model"}
+    assert spent < value["history"][0].keys() and "spent" not in value["history"][0]
 
 
 def test_the_history_is_shown(folder: Path) -> None:

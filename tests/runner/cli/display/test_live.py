@@ -26,14 +26,14 @@ from plait.backends import Output, Reply, Usage
 
 
 class Working:
-    def __init__(self, opening):
-        self.opening, self.session_id = opening, None
+    def __init__(self, request):
+        self.request, self.session_id = request, None
 
     async def send(self, prompt):
         for line in prompt.splitlines():
             kind, _, text = line.partition(" ")
-            self.opening.on_output(Output(kind, text, Usage(1200, 34, 0.5)))
-        Path(self.opening.idempotency_key.replace(":", "-")).touch()
+            self.request.on_output(Output(kind, text, Usage(1200, 34, 0.5)))
+        Path(self.request.idempotency_key.replace(":", "-")).touch()
         with anyio.fail_after(60):
             while not Path("go").exists():
                 await anyio.sleep(0.01)
@@ -45,8 +45,8 @@ class Agent:
         return None
 
     @asynccontextmanager
-    async def open(self, opening):
-        yield Working(opening)
+    async def open(self, request):
+        yield Working(request)
 
 
 agent = Agent()

@@ -54,15 +54,15 @@ EVIL = {CORPUS + MARKUP!r}
 
 
 class Streaming:
-    def __init__(self, opening):
-        self.opening, self.session_id = opening, EVIL
+    def __init__(self, request):
+        self.request, self.session_id = request, EVIL
 
     async def send(self, prompt):
         for kind in ("tool", "waiting", "notice"):
-            self.opening.on_output(Output(kind, EVIL))
+            self.request.on_output(Output(kind, EVIL))
         for piece in EVIL:
-            self.opening.on_output(Output("text", piece))
-        self.opening.on_session(EVIL)
+            self.request.on_output(Output("text", piece))
+        self.request.on_session(EVIL)
         with anyio.fail_after(20):
             while not Path("go").exists():
                 await anyio.sleep(0.01)
@@ -74,8 +74,8 @@ class Evil:
         return None
 
     @asynccontextmanager
-    async def open(self, opening):
-        yield Streaming(opening)
+    async def open(self, request):
+        yield Streaming(request)
 
 
 evil = Evil()
