@@ -72,7 +72,7 @@ def go_on_with_many(tasks: Iterable[Task], lists: Mapping[str, str]) -> Iterator
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class DagParts:
     """The parts of a DAG used by its validation. Validation fills in the entries of new tasks."""
 
     tasks: Sequence[Task]
@@ -88,7 +88,7 @@ class Graph:
 class Checks:
     """Validation of the tasks of `graph` from position `start` on. Positions in problems count from `start`."""
 
-    def __init__(self, graph: Graph, start: int) -> None:
+    def __init__(self, graph: DagParts, start: int) -> None:
         self._graph = graph
         self._tasks = graph.tasks[start:] if start else graph.tasks
         self._start = start

@@ -15,7 +15,7 @@ import pytest
 
 from plait.backends import AcpBackend
 from plait.backends.agents.backend import CliBackend
-from plait.backends.agents.catalog import AGENTS, Agent, agent
+from plait.backends.agents.catalog import AGENTS, CatalogEntry, agent
 from plait.backends.agents.discovery import look_for_agents
 from plait.backends.process.available_memory import available_memory
 from plait.backends.process.proctable import start_time
@@ -266,7 +266,7 @@ def test_an_agent_has_the_variables_by_which_it_counts_as_logged_in(monkeypatch:
         assert judged_by <= child_environment(backend.passes).keys(), one.name
 
 
-def _backend_of(one: Agent) -> CliBackend:
+def _backend_of(one: CatalogEntry) -> CliBackend:
     if not one.backend:
         return AcpBackend(command=[one.program, *one.arguments])
     module, _, name = one.backend.partition(":")
