@@ -11,7 +11,7 @@ from plait.backends.values import value
 from plait.runner.domain.question import AnsweredQuestion
 from plait.runner.errors import DAGError
 
-INVALID_TASKS = "the tasks of its answer cannot be added"
+INVALID_TASKS = "the tasks in the answer cannot be added"
 """First words of the error of an attempt whose reply contained invalid tasks."""
 
 

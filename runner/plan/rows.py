@@ -40,7 +40,7 @@ class RowsError(ValueError):
     """Raised if lines of `file` are unusable."""
 
     def __init__(self, file: Path, mistakes: list[RowProblem]) -> None:
-        super().__init__(f"{file} has lines that cannot be used")
+        super().__init__(f"{file} has {len(mistakes)} unusable lines; line {mistakes[0].line}: {mistakes[0].message}")
         self.file = file
         self.mistakes = mistakes
 

@@ -115,7 +115,7 @@ class TaskPart(_Part):
     """A task."""
 
     id: Id
-    """Unique name: 1 to 64 of letters, digits, '.', '_', '-', not starting with '.'."""
+    """Unique name of 1 to 64 letters, digits, '.', '_' or '-', not beginning with '.'."""
     prompt: str
     """The prompt for the backend: a template, in which {{ other }} is the result of the upstream task `other`."""
     depends_on: Ids = Field(default_factory=list[str])
@@ -140,7 +140,7 @@ class TaskPart(_Part):
     at_most_once: bool = False
     """Never run twice: no retry, and after a crash a person decides (plait answer)."""
     role: str | None = Field(default=None, pattern=_ROLE)
-    """The role for `workflows`, such as coder: 1 to 32 of letters, digits, '.', '_', '-', not starting with '.'."""
+    """The role for `workflows`, such as coder: 1 to 32 letters, digits, '.', '_' or '-', not beginning with '.'."""
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
     """JSON values for display."""
 
@@ -149,7 +149,7 @@ class FollowUpPart(_Part):
     """A task added after each task of a role."""
 
     role: str = Field(pattern=_ROLE)
-    """The role of the follow-up: 1 to 32 of letters, digits, '.', '_', '-', not starting with '.'."""
+    """The role of the follow-up: 1 to 32 letters, digits, '.', '_' or '-', not beginning with '.'."""
     prompt: str | None = None
     """A template, in which {{ work }} is the result of the followed task. Default for the roles reviewer and tester."""
     backend: str | None = None

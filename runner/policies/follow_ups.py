@@ -57,8 +57,8 @@ class FollowUp:
     def __post_init__(self) -> None:
         if not _ROLE.fullmatch(self.role) or self.role == WORK or self.role in RESERVED_NAMES:
             raise ValueError(
-                f"role {self.role[:80]!r} must be 1 to 32 of letters, digits, '.', '_', '-', not starting with '.', "
-                f"and none of {', '.join(sorted({WORK, *RESERVED_NAMES}))}"
+                f"role {self.role[:80]!r} must have 1 to 32 letters, digits, '.', '_' or '-', and not begin with '.', "
+                f"and must be none of {', '.join(sorted({WORK, *RESERVED_NAMES}))}"
             )
         if not self.prompt and self.role not in PROMPTS:
             raise ValueError(

@@ -244,7 +244,7 @@ def test_agents_whose_plait_was_killed_are_told_with_what_to_do(
     pids = {call["said"][0][1][:3].lower(): call["pid"] for call in home.calls}
     [run] = plait_here(tmp_path, "runs", "--json").value
     shown = ", ".join(f"{task} (claude-code, process {pids[task]})" for task in ("one", "two"))
-    found = f"2 agents of run {run['run_id']} at work without plait: {shown}"
+    found = f"2 agents of run {run['run_id']} still running after the end of the plait process: {shown}"
     assert children() == [("warning", found, f"plait resume {run['run_id']} takes over their work")]
     for path in (tmp_path / ".plait").glob("plait.db*"):
         if path.is_file():
